@@ -1,14 +1,13 @@
-"""A private PostgreSQL for development, demos and tests, with nothing to set up.
+"""A private PostgreSQL for development, demos and tests. It needs no setup.
 
     with EmbeddedPostgres("demo") as url:
         ...
 
-Importing this package starts nothing. The server listens on a Unix socket in a directory that only
-its owner can enter, so it needs neither a port nor a password. It runs while somebody holds it: any
-number of processes may, and a process that dies in any way has let go. `riverpy db` is the same
-from a shell.
+The import starts no server. The server listens on a Unix socket in a directory that only its owner
+can enter, so it needs no port and no password. It runs while a process holds it. Several processes
+can hold it, and a process that ends releases it. `riverpy db` does the same from a shell.
 
-Linux and macOS only. Elsewhere, give riverpy the URL of a PostgreSQL.
+It needs Linux or macOS. On other systems, give riverpy the URL of a PostgreSQL.
 """
 
 from __future__ import annotations

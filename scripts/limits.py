@@ -19,7 +19,6 @@ NESTING_MAX = 5
 
 KNOWN = {
     "riverpy._maintenance.leader_functions is in an import cycle",
-    "riverpy._tools.top.view:view has too many lines",
     "riverpy._work.leader_setup:LeaderSetup.__init__ has too many parameters",
     "riverpy.singletons is in an import cycle",
 }

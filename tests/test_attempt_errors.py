@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from riverpy import AttemptError, Client, Config, Job
 from riverpy._attempt_errors import json_time, read_error
 from riverpy.cli import main
-from tests.tools.doctor.conftest import examine
+from tests.tools.doctor.conftest import run_doctor
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ async def test_row_of_odd_entries(rig: Rig, schema: Schema) -> None:
     for command in (["job", "show", "1"], ["job", "list"], ["top", "--once"]):
         result = await asyncio.to_thread(CliRunner().invoke, main, [*command, *where])
         assert result.exit_code == 0, result.output
-    report = await examine(*where)
+    report = await run_doctor(*where)
     assert not [one for one in report.findings if "could not be looked at" in one["text"]]
     before = await schema.fetchval("SELECT errors::text[] FROM river_job")
     async with rig.working(fetch_poll_interval=timedelta(milliseconds=100)):

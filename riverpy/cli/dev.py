@@ -111,7 +111,7 @@ def dev(
             [*arguments, *worker_options],
             {**os.environ, _settings.DATABASE_URL.variable: url},
             directory=Path.cwd() if reload else None,
-            limit=stop.total_seconds() + STOP_REST,
+            stop_timeout=stop.total_seconds() + STOP_REST,
             print_note=print_note,
         )
         code = run(supervisor.run)

@@ -15,8 +15,8 @@ import msgspec
 from riverpy._dsn import mask_url, validate_url
 from riverpy._duration import format_duration
 from riverpy._tools.doctor.check_runner import CheckRunner, Request
-from riverpy._tools.doctor.finding import WORDS, Finding, Level, worst
-from riverpy._tools.doctor.program import Code
+from riverpy._tools.doctor.finding import LEVEL_NAMES, Finding, Level, worst_level
+from riverpy._tools.doctor.program import Program
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import has_color, print_json, print_text
 from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, one_line, run, show_traceback
@@ -102,7 +102,7 @@ def doctor(
         listen_url,
         stuck_after,
         max_lag,
-        None if target is None else run(_code, target, load(target)),
+        None if target is None else run(_program, target, load(target)),
     )
     findings: list[Finding] = []
 
@@ -112,7 +112,7 @@ def doctor(
             _show(finding)
 
     run(CheckRunner(request, report, show_traceback).run)
-    level = worst(findings)
+    level = worst_level(findings)
     if as_json:
         told = [one for one in findings if not (problems and one.level is Level.OK)]
         print_json(DoctorOutput(level, told))
@@ -121,13 +121,13 @@ def doctor(
     raise click.exceptions.Exit(_EXIT_CODES[level])
 
 
-async def _code(spec: str, target: object) -> Code:
+async def _program(spec: str, target: object) -> Program:
     async with entered(spec, target) as client:
-        return Code(spec, frozenset(client.workers or ()), frozenset(client.queues))
+        return Program(spec, frozenset(client.workers or ()), frozenset(client.queues))
 
 
 def _show(finding: Finding) -> None:
-    level = WORDS[finding.level].ljust(_INDENT)
+    level = LEVEL_NAMES[finding.level].ljust(_INDENT)
     if has_color(sys.stdout):
         level = click.style(level, fg=_COLORS[finding.level])
     print_text(level + _wrapped(f"{finding.name:<{_NAME_WIDTH}}", one_line(finding.text)))
@@ -149,5 +149,5 @@ def _sum(findings: list[Finding]) -> str:
     """How many there are of each level, the worst first."""
     numbers = Counter(finding.level for finding in findings)
     return ", ".join(
-        f"{numbers[level]} {WORDS[level]}" for level in reversed(Level) if numbers[level]
+        f"{numbers[level]} {LEVEL_NAMES[level]}" for level in reversed(Level) if numbers[level]
     )

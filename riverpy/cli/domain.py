@@ -14,9 +14,10 @@ from riverpy._names import (
     validate_queue,
 )
 from riverpy._postgres.domains import domain_assign_queue, domain_lock, domain_queue
-from riverpy._tools.doctor.domains import NOTHING_KNOWN, problems
-from riverpy._tools.doctor.finding import WORDS, Finding, count, span
+from riverpy._tools.doctor.domains import NO_PENDING_WORK, domain_problems
+from riverpy._tools.doctor.finding import LEVEL_NAMES, Finding
 from riverpy._tools.domain_map import DomainMap, read_domains
+from riverpy._tools.text import count, span
 from riverpy.cli._connected import bounded, connected
 from riverpy.cli._domain import domain_name, expect_domains
 from riverpy.cli._options import database_options, json_option
@@ -117,7 +118,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     found = ListOutput(
         domains=[_domain(seen, name) for name in (DEFAULT_DOMAIN, *seen.others)],
         schema=_holder(seen.lead(SCHEMA_LEASE)),
-        problems=problems(seen, NOTHING_KNOWN),
+        problems=domain_problems(seen, NO_PENDING_WORK),
     )
     if as_json:
         print_json(found)
@@ -144,7 +145,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
         )
     for finding in found.problems:
         print_text("")
-        print_text(printable(f"{WORDS[finding.level]}  {finding.text}"))
+        print_text(printable(f"{LEVEL_NAMES[finding.level]}  {finding.text}"))
         print_text(printable(f"      fix: {finding.fix}"))
 
 
@@ -282,7 +283,7 @@ async def _try_to_give(
 
 
 def _domain(seen: DomainMap, name: str) -> DomainOutput:
-    living = seen.living(name)
+    living = seen.live_clients(name)
     queues = [
         QueueOutput(one.queue, one.claimed_by, one.claimed_at, one.last_seen_at, one.is_orphaned)
         for one in seen.owned(name)
@@ -329,6 +330,6 @@ def _row(one: DomainOutput) -> tuple[object, ...]:
 
 def _schema_row(seen: DomainMap) -> tuple[object, ...]:
     holder = _holder(seen.lead(SCHEMA_LEASE))
-    if holder is None and seen.keeps_orphans():
+    if holder is None and seen.maintains_orphans():
         return SCHEMA_LEASE, "as default", None, None, None, None, None, None
     return SCHEMA_LEASE, *_lead_cells(holder), None, None, None

@@ -217,7 +217,7 @@ async def _expect_domain(found: Connected, database: DatabaseSettings, domain: s
         return
     expect_domains(found, database)
     seen = await bounded("reading the domains", read_domains(found.connection, found.schema))
-    known = {*seen.others, *(one.domain for one in seen.leads)} - {SCHEMA_LEASE}
+    known = {*seen.others, *(one.domain for one in seen.leaders)} - {SCHEMA_LEASE}
     if domain not in known:
         alike = get_close_matches(domain, known)
         hint = f"; there is {', '.join(map(repr, alike))}" if alike else ""

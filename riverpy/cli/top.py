@@ -15,8 +15,8 @@ import click
 import msgspec
 
 from riverpy._postgres.driver import DATABASE_ERRORS, is_statement_timeout
-from riverpy._tools.top.status import STATEMENT_LIMIT, FleetStatus, StatusReader
-from riverpy._tools.top.view import frame, make_room, no_answer, view
+from riverpy._tools.top.status import STATEMENT_TIMEOUT, FleetStatus, StatusReader
+from riverpy._tools.top.view import frame, no_answer, scroll, view
 from riverpy.cli._options import database_options
 from riverpy.cli._output import drop_output, has_color
 from riverpy.cli._run import describe, run
@@ -123,7 +123,7 @@ class _Screen:
         if self._look is None:
             return
         width, height = shutil.get_terminal_size()
-        before = make_room(height) if self._is_empty else ""
+        before = scroll(height) if self._is_empty else ""
         age = time.monotonic() - self._seen_at
         lines = view(self._look, self._error, age, width=width)
         color = has_color(sys.stdout)
@@ -131,7 +131,7 @@ class _Screen:
 
     def _print(self, lines: Sequence[Line]) -> None:
         color = has_color(sys.stdout)
-        drawn = "".join(f"{line.drawn(None, color=color)}\n" for line in lines)
+        drawn = "".join(f"{line.rendered(None, color=color)}\n" for line in lines)
         self._write(drawn if self._is_empty else f"\n{drawn}")
 
     def _write(self, text: str) -> None:
@@ -167,7 +167,7 @@ async def _read_again(reader: StatusReader, screen: _Screen) -> float:
         look = await reader.read()
     except (RiverError, *DATABASE_ERRORS) as error:
         screen.show_error(describe(error))
-        return STATEMENT_LIMIT.total_seconds() if is_statement_timeout(error) else 0.0
+        return STATEMENT_TIMEOUT.total_seconds() if is_statement_timeout(error) else 0.0
     screen.show(look)
     return look.took
 

@@ -305,7 +305,7 @@ class _WorkerProcess:
         return 0 if report.is_clean else EXIT_ABANDONED
 
     def _stop(self) -> None:
-        self._systemd.tell(STOPPING=1, STATUS="waiting for running jobs")
+        self._systemd.notify(STOPPING=1, STATUS="waiting for running jobs")
         if self._client is not None:
             self._client.stop()
 
@@ -408,7 +408,7 @@ class _Started:
             leader_domain=config.domain,
         )
         queues = ", ".join(client.queues)
-        self._systemd.tell(READY=1, STATUS=f"working {queues}")
+        self._systemd.notify(READY=1, STATUS=f"working {queues}")
         settle_collector()
 
 

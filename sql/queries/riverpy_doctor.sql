@@ -149,10 +149,10 @@ group by found.client_id, found.kind, found.queue, stuck.id is not null
 order by longest desc, id;
 
 
--- name: doctor_places
+-- name: doctor_backlogs
 -- For each queue and state of jobs that wait: how many, up to a limit, whether counting ended there, and for how many
 -- seconds the first is due. Pairs are found one by one along the index, and the first of each by priority. A walk of a
--- recursive query ends at its limit. Of many pairs fewer jobs each are counted: @most in all.
+-- recursive query ends at its limit. Of many pairs fewer jobs each are counted: @total_limit in all.
 with recursive place (state, queue) as (
   (select state, queue from /* schema */ river_job order by state, queue limit 1)
   union all
@@ -170,7 +170,7 @@ with recursive place (state, queue) as (
 ), waits as materialized (
   select state, queue from known where state in ('available', 'retryable', 'scheduled')
 ), share as materialized (
-  select least(@limit::bigint, @most::bigint / greatest(count(*), 1) + 1) as jobs from waits
+  select least(@limit::bigint, @total_limit::bigint / greatest(count(*), 1) + 1) as jobs from waits
 )
 select
   waits.state::text, waits.queue, waiting.jobs,

@@ -123,7 +123,7 @@ async def test_jobs_there(schema: Schema) -> None:
     args = ("--database-url", schema.url, "--schema", schema.name, "-n", "100")
     refused = await asyncio.to_thread(bench, *args)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "river_job has 1 jobs: give --force" in refused.stderr
+    assert "river_job has 1 jobs: use --force" in refused.stderr
     assert [job["kind"] for job in await schema.jobs()] == ["mine"]
     forced = await asyncio.to_thread(bench, *args, "--force")
     assert forced.returncode == 0, forced.stderr
@@ -167,7 +167,7 @@ async def test_one_job(schema: Schema) -> None:
 
 async def test_paused(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that are not worked end the measurement with an error."""
-    monkeypatch.setattr(_bench_run, "STALL_LIMIT", 0.3)
+    monkeypatch.setattr(_bench_run, "STALL_TIMEOUT", 0.3)
     await schema.execute(
         "INSERT INTO river_queue (name, updated_at, paused_at) VALUES ($1, now(), now())", QUEUE
     )

@@ -352,7 +352,7 @@ async def test_checks(
 
 async def test_stall(files: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that nobody works end the run with an error."""
-    monkeypatch.setattr(_demo_run, "STALL_LIMIT", 0.3)
+    monkeypatch.setattr(_demo_run, "STALL_TIMEOUT", 0.3)
     await schema.execute(
         "INSERT INTO river_queue (name, updated_at, paused_at) VALUES ('default', now(), now())"
     )

@@ -147,7 +147,7 @@ async def test_reload(fresh_database_url: str, tmp_path: Path) -> None:
         await until_gone(first)
         change(tmp_path, f"{JOBS}\ndef broken(:\n")
         await dev.until_text("importing jobs failed")
-        await dev.until_text("ended with code 1; it starts again when a file changes")
+        await dev.until_text("ended with code 1. It starts again when a file changes")
         started = len(dev.workers())
         change(tmp_path, JOBS)
         await dev.until_workers(started + 1)
@@ -161,7 +161,7 @@ async def test_stop_in_broken_code(fresh_database_url: str, tmp_path: Path) -> N
     """While it waits for code to be mended, one signal ends it."""
     (tmp_path / "jobs.py").write_text("import nowhere_to_be_found\n")
     async with developing(tmp_path, "--reload", DATABASE_URL=fresh_database_url) as dev:
-        await dev.until_text("it starts again when a file changes")
+        await dev.until_text("It starts again when a file changes")
         dev.send(signal.SIGTERM)
         assert await dev.exit_code() == 1
 
@@ -197,7 +197,7 @@ async def test_second_signal(fresh_database_url: str, tmp_path: Path) -> None:
         await do(fresh_database_url, "ignore")
         await dev.until_printed("job ignore")
         dev.send(signal.SIGINT)
-        await dev.until_text("stopping; once more")
+        await dev.until_text("stopping. A second signal")
         dev.send(signal.SIGINT)
         assert await dev.exit_code() in {4, 128 + signal.SIGKILL}
         await until_gone(worker)

@@ -166,9 +166,9 @@ async def test_list(schema: Schema) -> None:
     assert found["schema"]["holder"] == "m1"
     problems = [(one["level"], one["text"]) for one in found["problems"]]
     assert [text.partition(":")[0] for _, text in problems] == [
-        'no client of domain "archive" has given a sign of life for 3h',
-        'nobody leads domain "report", though 1 client could',
-        "go_1 leads default, is no client of riverpy's and knows of no domain",
+        'no client of domain "archive" wrote a heartbeat for 3h',
+        'domain "report" has no leader, although 1 client could become leader',
+        "go_1 is the leader of default. It is not a riverpy client and does not support domains",
     ]
     result = await command(schema, "list")
     assert result.exit_code == 0

@@ -30,7 +30,7 @@ from riverpy._postgres.jobs import ClaimKey, job_release
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
 from tests._database import Schema, connected, run_apart
-from tests.tools.doctor.conftest import examine
+from tests.tools.doctor.conftest import run_doctor
 from tests.work.rig import PATIENCE, Rig, Task
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ async def test_everything_but_the_notifications_is_stored(
             ] * 2  # by inserts, and by the listener
             assert not [line for line in log if line["event"] == CONNECTION_LOST]
 
-            report = await examine("--database-url", rig.url)
+            report = await run_doctor("--database-url", rig.url)
             found = report.one("notifications", "warn")
             assert found["data"]["pids"] == [pid]
             assert '"lazy"' in found["text"]
@@ -167,7 +167,7 @@ async def test_everything_but_the_notifications_is_stored(
         assert [line["event"] for line in log if line["event"] == NOTIFICATION_QUEUE_DRAINED] == [
             NOTIFICATION_QUEUE_DRAINED
         ] * 2
-    assert (await examine("--database-url", rig.url)).one("notifications", "ok")
+    assert (await run_doctor("--database-url", rig.url)).one("notifications", "ok")
 
 
 FLOOD = f"""

@@ -413,7 +413,7 @@ async def test_client_reap(large: asyncpg.Connection[Any]) -> None:
                 "skipped": "'{7}'",
             },
         ),
-        ("doctor_places", {"limit": "1000", "most": "100000"}),
+        ("doctor_backlogs", {"limit": "1000", "total_limit": "100000"}),
         (
             "doctor_kinds",
             {

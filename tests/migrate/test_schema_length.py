@@ -16,7 +16,7 @@ from riverpy.cli import main
 from riverpy.config import DURATION_MAX
 from riverpy.migrate import Migrator, migrate_all
 from tests._database import connected
-from tests.tools.doctor.conftest import examine
+from tests.tools.doctor.conftest import run_doctor
 from tests.work.rig import Task
 
 LONG = "s" * 63
@@ -87,7 +87,8 @@ async def test_first_use(long_url: str) -> None:
         assert result.exit_code != 0
         assert SCHEMA_TOO_LONG in result.stderr
     assert (
-        SCHEMA_TOO_LONG in (await examine("--database-url", long_url)).one("schema", "fail")["text"]
+        SCHEMA_TOO_LONG
+        in (await run_doctor("--database-url", long_url)).one("schema", "fail")["text"]
     )
     await Migrator(long_url, line="riverpy").down(target=0)
     assert (await Migrator(long_url).down(target=0)).steps

@@ -24,9 +24,9 @@ from riverpy._names import (
     validate_schema,
     validate_tag,
 )
-from riverpy._tools.doctor.finding import masked_query
 from riverpy._tools.health.address import Address
 from riverpy._tools.health.http import HttpError, parse
+from riverpy._tools.text import masked_query
 from riverpy._work.snoozes import SNOOZES_KEY, next_snoozes
 from riverpy.errors import RiverError
 from riverpy.insert_opts import UniqueOpts

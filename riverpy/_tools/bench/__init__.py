@@ -1,1 +1,1 @@
-"""What `riverpy bench` measures."""
+"""The measurements of `riverpy bench`."""

@@ -1,4 +1,4 @@
-"""What processes cost: this one's memory and collector, a server's processor time."""
+"""The memory of this process and the processor time of a server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 _PROC = Path("/proc")
 _MIB = 2**20
 _PARENT, _USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM = 1, 11, 12, 13, 14
-"""Where they are in /proc/PID/stat, counted from after the name."""
+"""The positions of these fields in /proc/PID/stat, counted after the name."""
 
 
 def settle_collector() -> None:
-    """Take what lives on out of the garbage collector's sight, and let it run less often.
+    """Let the garbage collector ignore all present objects and run less often.
 
-    For a process of ours that has started up: most of what it makes from now on is soon free.
+    Call it when the process has started: most objects that it creates later are soon free.
     """
     gc.collect()
     gc.freeze()
@@ -25,10 +25,8 @@ def settle_collector() -> None:
 
 
 def memory_mib() -> float | None:
-    """Memory that this process holds; its peak where the system does not tell the present one.
-
-    None where it tells neither.
-    """
+    """Return the memory of this process, or its peak if the system reports only that. None: the
+    system reports neither."""
     with suppress(OSError):
         pages = int((_PROC / "self/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
@@ -48,7 +46,8 @@ class ServerProcesses:
 
     @classmethod
     def of_backend(cls, pid: int) -> ServerProcesses | None:
-        """Those of the server that this backend is of; None if no such process can be seen here."""
+        """Return the processes of the server of this backend. None: they are not on this
+        machine."""
         try:
             name = (_PROC / str(pid) / "comm").read_text().strip()
             postmaster = int(_stat(pid)[_PARENT])
@@ -58,7 +57,7 @@ class ServerProcesses:
         return cls(postmaster) if name == parent_name == "postgres" else None
 
     def cpu_seconds(self) -> float:
-        """Processor time of all of them, also of those that have ended.
+        """Return the processor time of all of them, ended ones included.
 
         Raises:
             OSError: the server has ended.
@@ -75,5 +74,5 @@ class ServerProcesses:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields after the name, which may hold anything."""
+    """Return the fields after the name. The name may contain any character."""
     return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""One measurement of `riverpy bench`: insert, work, pick up, on a table that holds nothing else."""
+"""One measurement of `riverpy bench`: insert rate, work rate and pickup time on an empty table."""
 
 from __future__ import annotations
 
@@ -34,38 +34,39 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
 
 QUEUE = "riverpy_bench"
-"""A queue of its own, so that no worker of somebody else's takes part."""
+"""A queue of its own, so that no other worker takes part."""
 BATCH = 10_000
 """Jobs in one COPY."""
 PICKUPS = 200
+"""Single inserts into the idle worker."""
 PICKUP_INTERVAL = 0.02
-"""Seconds from one insert into the idle worker to the next."""
-STALL_LIMIT = 30.0
-"""Seconds without a finished job until the measurement is given up."""
+"""Seconds between two of these inserts."""
+STALL_TIMEOUT = 30.0
+"""Seconds without a finished job after which the measurement fails."""
 STATEMENT_TIMEOUT = 60.0
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """What one run of `riverpy bench` found. The unit of each value is in its name."""
+    """The results of one run. The unit of each value is in its name."""
 
     jobs: int
     slots: int
     insert_per_s: float
     work_per_s: float
-    """From the first claim until the last completion was stored."""
+    """From the first claim to the last stored completion."""
     client_cpu_us_per_job: float
-    """Of this process while it worked."""
+    """Processor time of this process during the work."""
     server_cpu_us_per_job: float | None
-    """Of all processes of the server meanwhile; None if they are not on this machine."""
+    """Processor time of the server during the work. None: it is not on this machine."""
     occupancy: float | None
-    """The share of the slots' time that was spent in jobs, from when as many jobs as there are
-    slots had ended until only that many were left to begin; None where jobs do not sleep, or are
-    too few for that."""
+    """The share of slots in use while there is work for all slots. The time starts when as many
+    jobs as slots have ended, and it ends when only that many have not started. None: jobs do not
+    sleep, or there are too few."""
     pickup_p50_ms: float
-    """From before the call that inserts to the first line of the job, in an idle worker."""
+    """From the start of the insert to the start of the job, in an idle worker."""
     pickup_p99_ms: float
     rss_mib: float | None
-    """Memory of this process after it worked."""
+    """Memory of this process after the work."""
     riverpy_version: str
     postgres_version: str
 
@@ -85,7 +86,8 @@ class _Sleep(msgspec.Struct, frozen=True):
 
 
 class _Stopwatch:
-    """Starts when the client starts to claim."""
+    """Measures the time and processor time of the work. It starts when the client starts to
+    claim."""
 
     def __init__(self, server: ServerProcesses | None) -> None:
         self._server = server
@@ -93,13 +95,13 @@ class _Stopwatch:
         self.seconds = self.cpu_seconds = self.server_cpu_seconds = 0.0
 
     def started(self, value: None = None) -> None:
-        """The client claims."""
+        """Start: the client claims now. This is the interface of anyio's TaskStatus."""
         if self._server is not None:
             self._began_server = self._server.cpu_seconds()
         self._began, self._began_cpu = time.perf_counter(), time.process_time()
 
     def stop(self) -> None:
-        """Keep the times, before the client's connections end."""
+        """Stop, before the client closes its connections."""
         self.seconds = time.perf_counter() - self._began
         self.cpu_seconds = time.process_time() - self._began_cpu
         if self._server is not None:
@@ -107,7 +109,7 @@ class _Stopwatch:
 
 
 class _Occupancy:
-    """How many of the slots are in jobs, summed over the time in which there is work for all."""
+    """Computes the share of slots in use while there is work for all slots."""
 
     def __init__(self, jobs: int, slots: int) -> None:
         self._slots = slots
@@ -119,14 +121,14 @@ class _Occupancy:
         self._changed_at = 0.0
 
     def begin(self) -> None:
-        """A job begins."""
+        """Count the start of a job."""
         now = self._count()
         self._begun += 1
         if self._begun == self._last_begun:
             self._until = now
 
     def end(self) -> None:
-        """A job ends."""
+        """Count the end of a job."""
         now = self._count()
         self._ended += 1
         if self._ended == self._slots:
@@ -140,32 +142,32 @@ class _Occupancy:
         return now
 
     def share(self) -> float | None:
-        """The share, once all jobs have ended."""
+        """Return the share when all jobs have ended."""
         if self._since is None or self._until is None or self._until <= self._since:
             return None
         return self._busy_seconds / (self._until - self._since) / self._slots
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured."""
+    """The load of a measurement."""
 
     jobs: int
-    """How many to insert and work."""
+    """The number of jobs."""
     slots: int
-    """How many may run at once."""
+    """The number of jobs that may run at once."""
     sleep: float = 0.0
-    """Seconds that a job sleeps, and up to half of it more or less; 0 for jobs that do nothing."""
+    """Seconds that a job sleeps, plus or minus up to a half. 0: jobs do nothing."""
     prefetch: bool = False
-    """Whether to claim ahead of free slots."""
+    """Whether the client claims before slots are free."""
 
 
 class Bench:
     """A measurement.
 
     Args:
-        url: the database; River's tables must be there.
-        schema: where they are; None for the search path.
-        load: what is measured.
+        url: the database. It must have River's tables.
+        schema: the schema of the tables. None: the search path.
+        load: the load to measure.
     """
 
     def __init__(self, url: str, schema: str | None, load: Load) -> None:
@@ -194,7 +196,7 @@ class Bench:
 
     async def _sleep(self, job: Job[_Sleep]) -> None:
         self._occupancy.begin()
-        await asyncio.sleep(job.args.seconds)  # noqa: TID251 (what most jobs wait by, and cheaper)
+        await asyncio.sleep(job.args.seconds)  # noqa: TID251 (most jobs wait with it)
         self._occupancy.end()
         self._ended(job.id)
 
@@ -210,14 +212,11 @@ class Bench:
             self._all_picked_up.set()
 
     async def empty(self, *, force: bool) -> int:
-        """See to it that there are no jobs; returns how many were deleted.
-
-        Args:
-            force: delete those that are there.
+        """Delete all jobs if `force`. Return the number of deleted jobs.
 
         Raises:
-            ToolError: there are jobs, and no `force`.
-            SchemaMissingError: River's tables are not there.
+            ToolError: there are jobs and `force` is false.
+            SchemaMissingError: River's tables are missing.
             Exception: the database failed.
         """
         async with self._connected() as connection:
@@ -226,8 +225,8 @@ class Bench:
                 count = await sql.bench_job_count(connection, self._schema)
                 if count and not force:
                     raise ToolError(
-                        f"river_job has {count:,} jobs: give --force to delete them all "
-                        "(TRUNCATE), or name another database or schema"
+                        f"river_job has {count:,} jobs: use --force to delete all of them "
+                        "(TRUNCATE), or another database or schema"
                     )
                 if count:
                     await sql.bench_truncate(connection, self._schema)
@@ -237,7 +236,7 @@ class Bench:
         """Insert jobs and work them.
 
         Raises:
-            ToolError: they were not worked, or not by this client alone.
+            ToolError: the jobs were not worked, or another client worked some of them.
             Exception: the database failed.
         """
         async with self._connected() as connection:
@@ -280,7 +279,7 @@ class Bench:
         )
 
     async def _insert(self) -> float:
-        """Insert the jobs; returns the seconds that it took."""
+        """Insert the jobs. Return the seconds that it took."""
         began = time.perf_counter()
         for start in range(0, self._jobs, BATCH):
             count = min(BATCH, self._jobs - start)
@@ -295,11 +294,10 @@ class Bench:
         return _Sleep(self._sleep_seconds * random.uniform(0.5, 1.5))  # noqa: S311 (no secret)
 
     async def _work(self, server: ServerProcesses | None) -> _Stopwatch:
-        """Work the jobs; returns how long it took.
+        """Work the jobs. Return the stopwatch.
 
-        The job that ran last is stored with the last batch, so the time of its event is that of the
-        last completion. Its subscription opens when all have run: events that nobody waits for cost
-        nothing, as in a worker without subscribers.
+        The last job is stored with the last batch, so its event marks the last completion. The
+        subscription opens after all jobs have run, so that events cost nothing before.
         """
         watch = _Stopwatch(server)
         async with anyio.create_task_group() as tasks:
@@ -318,16 +316,16 @@ class Bench:
         while not self._all_worked.is_set():
             if worked == self._worked:
                 raise ToolError(
-                    f"{self._jobs - self._worked:,} jobs of queue {QUEUE} are left and none was "
-                    f"worked for {STALL_LIMIT:.0f} s: is the queue paused, or does another process "
-                    "work it?"
+                    f"{self._jobs - self._worked:,} jobs of queue {QUEUE} are left and no job was "
+                    f"worked for {STALL_TIMEOUT:.0f} s: is the queue paused, or does another "
+                    "process work it?"
                 )
             worked = self._worked
-            with anyio.move_on_after(STALL_LIMIT):
+            with anyio.move_on_after(STALL_TIMEOUT):
                 await self._all_worked.wait()
 
     async def _until_last_stored(self) -> None:
-        with anyio.fail_after(STALL_LIMIT):
+        with anyio.fail_after(STALL_TIMEOUT):
             async with self._client.subscribe(EventKind.JOB_COMPLETED) as events:
                 async for event in events:
                     if event.job is not None and event.job.id == self._last_id:
@@ -338,14 +336,14 @@ class Bench:
             completed = await sql.bench_completed(connection, self._schema, QUEUE)
         if completed != self._jobs:
             raise ToolError(
-                f"{completed:,} of {self._jobs:,} jobs were completed at their first attempt: the "
-                "measurement means nothing"
+                f"{completed:,} of {self._jobs:,} jobs were completed at their first attempt, so "
+                "the measurement is not valid"
             )
 
     async def _pick_up(self) -> list[float]:
-        """Insert single jobs into the idle worker; returns the seconds until each ran.
+        """Insert single jobs into the idle worker. Return the seconds until each ran.
 
-        The next insert does not wait for the last job: a slow one must not hide others.
+        An insert does not wait for the previous job, so a slow job does not delay other inserts.
         """
         inserted_at: list[float] = []
         async with self._client.working():
@@ -355,6 +353,6 @@ class Bench:
                 await anyio.sleep(max(0.0, due - time.perf_counter()))
                 inserted_at.append(time.perf_counter())
                 await self._client.insert(_Pickup(number), self._opts)
-            with anyio.fail_after(STALL_LIMIT):
+            with anyio.fail_after(STALL_TIMEOUT):
                 await self._all_picked_up.wait()
         return [self._picked_up_at[number] - at for number, at in enumerate(inserted_at)]

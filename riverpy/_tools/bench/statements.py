@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 async def bench_job_count(connection: Transaction, schema: str | None) -> int:
-    """How many jobs there are."""
+    """Return the number of jobs."""
     return await connection.fetchval(query("bench", "bench_job_count", schema).text)
 
 
@@ -21,26 +21,26 @@ async def bench_truncate(connection: Transaction, schema: str | None) -> None:
 
 
 async def bench_settle(connection: Transaction, schema: str | None) -> None:
-    """Vacuum and analyze the jobs; the connection must be in no transaction."""
+    """Vacuum and analyze the table of jobs. The connection must not be in a transaction."""
     await connection.execute(query("bench", "bench_settle", schema).text)
 
 
 async def bench_completed(connection: Transaction, schema: str | None, queue: str) -> int:
-    """How many jobs of the queue were completed at their first attempt."""
+    """Return how many jobs of the queue were completed at their first attempt."""
     return await connection.fetchval(query("bench", "bench_completed", schema).text, queue)
 
 
 class Server(NamedTuple):
-    """What is known of a server from one connection."""
+    """The server of one connection."""
 
     pid: int
-    """Of the connection's process there."""
+    """The process id of the connection on the server."""
     is_local: bool
-    """The connection is a Unix socket or to this machine's own address."""
+    """Whether the connection uses a Unix socket or an address of this machine."""
     version: str
 
 
 async def bench_server(connection: Transaction) -> Server:
-    """The server of this connection."""
+    """Return the server of this connection."""
     (row,) = await connection.fetch(query("bench", "bench_server", None).text)
     return Server(*row)

@@ -1,1 +1,1 @@
-"""What `riverpy demo` runs."""
+"""The run of `riverpy demo`."""

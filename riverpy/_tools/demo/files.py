@@ -1,4 +1,4 @@
-"""Finds the files of `riverpy demo`."""
+"""The files of `riverpy demo`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_NOT_OURS = frozenset({"site-packages", "dist-packages", "__pycache__"})
+_EXCLUDED = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 
 class Files:
-    """The regular files below a directory, in the order of their names; no link is followed.
+    """The regular files below a directory, sorted by name. Links are not followed.
 
     Args:
-        directory: default: the standard library, of which only its own sources are taken.
-        limit: at most so many; None for all.
+        directory: None: the `.py` files of the standard library.
+        limit: the maximum number of files. None: no limit.
     """
 
     def __init__(self, directory: Path | None, limit: int | None) -> None:
         self.directory = (directory or Path(sysconfig.get_path("stdlib"))).absolute()
         self.problems: list[str] = []
-        """Directories that could not be read, and names that are no text."""
+        """Directories that could not be read, and names that are not UTF-8."""
         self._is_default = directory is None
         self.paths: list[str] = []
         for path in self._walk():
@@ -36,7 +36,7 @@ class Files:
     def _walk(self) -> Iterator[str]:
         for parent, directories, names in os.walk(self.directory, onerror=self._failed):
             if self._is_default:
-                directories[:] = set(directories) - _NOT_OURS
+                directories[:] = set(directories) - _EXCLUDED
             directories.sort()
             for name in sorted(names):
                 path = os.path.join(parent, name)

@@ -1,4 +1,4 @@
-"""The jobs of `riverpy demo`: their args, and what works them."""
+"""The jobs of `riverpy demo`: their args and their code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHUNK = 1024 * 1024
 RETRY_DELAY = timedelta(milliseconds=500)
 SNOOZE_DELAY = timedelta(seconds=1)
 CANNOT_READ = "cannot read"
-"""How the error of a job that gave up on its file begins."""
+"""The start of the error of a job that cannot read its file."""
 
 
 class CompressFile(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class CompressFile(msgspec.Struct, frozen=True):
 
 
 class CompressedFile(msgspec.Struct, frozen=True):
-    """The output of that job."""
+    """The output of `CompressFile`."""
 
     bytes_in: int
     bytes_out: int
@@ -40,48 +40,48 @@ class CompressedFile(msgspec.Struct, frozen=True):
 
 
 class CountFiles(msgspec.Struct, frozen=True):
-    """Count what is in a directory. No two such jobs have the same args."""
+    """Count the files in a directory. The job is unique by its args."""
 
     kind: ClassVar[str] = "count_files"
     path: str
     pattern: str
 
     def insert_opts(self) -> InsertOpts:
-        """One job for the same directory and pattern."""
+        """Allow one job for each directory and pattern."""
         return InsertOpts(unique_opts=UniqueOpts(by_args=True))
 
 
 class FailOnce(msgspec.Struct, frozen=True):
-    """Fail, and succeed when tried again."""
+    """Fail at the first attempt and succeed at the second."""
 
     kind: ClassVar[str] = "fail_once"
     number: int
 
 
 class SnoozeOnce(msgspec.Struct, frozen=True):
-    """Ask to be run later, and complete then."""
+    """Snooze once, then complete."""
 
     kind: ClassVar[str] = "snooze_once"
 
 
 class CancelItself(msgspec.Struct, frozen=True):
-    """Find that there is nothing to do, for good."""
+    """Cancel itself."""
 
     kind: ClassVar[str] = "cancel_itself"
 
 
 class RunUntilCancelled(msgspec.Struct, frozen=True):
-    """Run until somebody cancels it."""
+    """Run until it is cancelled."""
 
     kind: ClassVar[str] = "run_until_cancelled"
 
 
 class DemoJobs:
-    """The code of the jobs, and what it tells the run that owns it."""
+    """The code of the jobs, and its state."""
 
     def __init__(self) -> None:
         self.endless_runs = anyio.Event()
-        """Set when the job that runs until it is cancelled does run."""
+        """Set when `RunUntilCancelled` has started."""
         self._stopped = threading.Event()
         self.workers = Workers()
         self.workers.blocking_job(timeout=None)(self.compress_file)
@@ -92,11 +92,11 @@ class DemoJobs:
         self.workers.job(timeout=None)(self.run_until_cancelled)
 
     def stop(self) -> None:
-        """End what works in threads soon: nothing else can."""
+        """Stop the jobs that run in threads. A thread can only stop itself."""
         self._stopped.set()
 
     def compress_file(self, job: Job[CompressFile]) -> None:
-        """In a thread: both need the processor, and let other threads run meanwhile."""
+        """Run in a thread, because hashing and compressing use the processor."""
         try:
             job.record_output(self._compress(Path(job.args.path)))
         except OSError as error:
@@ -114,7 +114,7 @@ class DemoJobs:
         return CompressedFile(bytes_in, bytes_out + len(compressor.flush()), digest.hexdigest())
 
     def count_files(self, job: Job[CountFiles]) -> None:
-        """In a thread: the file system blocks."""
+        """Run in a thread, because file access blocks."""
         count = 0
         for _ in Path(job.args.path).glob(job.args.pattern):
             self._check_stopped()
@@ -123,23 +123,23 @@ class DemoJobs:
 
     def _check_stopped(self) -> None:
         if self._stopped.is_set():
-            raise RuntimeError("the demo was stopped")  # no OSError: the file is fine
+            raise RuntimeError("the demo was stopped")  # not an OSError: the file is fine
 
     async def fail_once(self, job: Job[FailOnce]) -> None:
-        """Its error is kept in the row."""
+        """Fail at the first attempt. The row keeps the error."""
         if job.attempt == 1:
             raise RuntimeError("this job always fails at its first attempt")
 
     async def snooze_once(self, job: Job[SnoozeOnce]) -> None:
-        """A snooze uses up no attempt; the metadata count it."""
+        """Snooze once. A snooze uses no attempt, and the metadata counts it."""
         if "snoozes" not in job.metadata:
             raise JobSnooze(SNOOZE_DELAY)
 
     async def cancel_itself(self, job: Job[CancelItself]) -> None:
-        """It is not tried again."""
+        """Cancel the job, so that it is not retried."""
         raise JobCancel("there is nothing to do")
 
     async def run_until_cancelled(self, job: Job[RunUntilCancelled]) -> None:
-        """The demo cancels it as anybody can: with a call, from anywhere."""
+        """Run until the demo cancels the job with `job_cancel`."""
         self.endless_runs.set()
         await anyio.sleep_forever()

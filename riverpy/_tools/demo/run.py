@@ -1,4 +1,4 @@
-"""One run of `riverpy demo`: from an empty schema to jobs that were checked in SQL."""
+"""One run of `riverpy demo`: insert jobs into an empty schema, work them, and check them in SQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from riverpy._tools.demo.jobs import (
     RunUntilCancelled,
     SnoozeOnce,
 )
-from riverpy._tools.demo.statements import Intention
+from riverpy._tools.demo.statements import ExpectedJob
 from riverpy._tools.errors import ToolError
 from riverpy.client import Client
 from riverpy.config import Config, QueueConfig
@@ -47,61 +47,63 @@ if TYPE_CHECKING:
 
 SLOTS = 10
 BATCH = 500
-"""Files whose jobs are inserted in one statement."""
-LOOK_EVERY = 0.1
-"""Seconds between two looks at how many jobs are left."""
-STALL_LIMIT = 30.0
-"""Seconds in which no job runs and none ends, until the run counts as failed."""
+"""Jobs in one insert."""
+COUNT_INTERVAL = 0.1
+"""Seconds between two counts of the unfinished jobs."""
+STALL_TIMEOUT = 30.0
+"""Seconds without a running or finished job after which the run fails."""
 SAMPLE = 32
+"""Files whose digest is checked."""
 SAMPLE_SIZE_MAX = 1024 * 1024
+"""Bytes of such a file."""
 STATEMENT_TIMEOUT = 60.0
 
 
-class _Special(msgspec.Struct, frozen=True):
-    """A job that shows something beside compressing files, and how it is meant to end."""
+class _ShownJob(msgspec.Struct, frozen=True):
+    """A job that shows one feature, and how it should end."""
 
     args: JobArgs
     state: JobState = JobState.COMPLETED
     attempt: int = 1
     errors: int = 0
     snoozes: int = 0
-    is_twice: bool = False
-    """Insert it a second time, to be told that it exists."""
+    insert_twice: bool = False
+    """Whether to insert it a second time, which must return the first job."""
 
 
 class Check(msgspec.Struct, frozen=True):
-    """Something that must hold after the run."""
+    """The result of one check after the run."""
 
     text: str
     problems: Sequence[str]
 
     @property
     def is_ok(self) -> bool:
-        """Whether it holds."""
+        """Whether there is no problem."""
         return not self.problems
 
 
 class DemoResult(msgspec.Struct, frozen=True):
-    """What came out of a run."""
+    """The result of a run."""
 
     schema: str
     jobs: int
     duration: timedelta
-    """From before the first insert until the last job had ended."""
+    """From the first insert to the end of the last job."""
     summary: Sequence[Summary]
     unreadable: Sequence[str]
-    """Files whose jobs gave up, and why."""
+    """The errors of the files that could not be read."""
     inserted_twice: int
     checks: Sequence[Check]
 
     @property
     def is_ok(self) -> bool:
-        """Whether every job ended as intended."""
+        """Whether every job ended as expected."""
         return all(check.is_ok for check in self.checks)
 
     @property
     def states(self) -> dict[str, int]:
-        """How many jobs are in which state."""
+        """The number of jobs in each state."""
         states: dict[str, int] = {}
         for line in self.summary:
             states[line.state] = states.get(line.state, 0) + line.jobs
@@ -109,14 +111,14 @@ class DemoResult(msgspec.Struct, frozen=True):
 
 
 class DemoRun:
-    """A run in a schema of its own. What an interrupted one leaves behind is dropped by the next.
+    """A run in its own schema. The next run drops the schema of an interrupted one.
 
     Args:
         url: the database.
-        schema: where to work; it must exist and hold no job. None: a new one.
-        files: whose jobs to insert.
-        limit: jobs in all, at most; None for no limit.
-        told: called for each event of a job.
+        schema: an existing schema without jobs. None: a new schema.
+        files: the files to compress.
+        limit: the maximum number of jobs. None: no limit.
+        on_event: called for each event of a job.
     """
 
     def __init__(
@@ -125,16 +127,16 @@ class DemoRun:
         schema: str | None,
         files: Files,
         limit: int | None,
-        told: Callable[[Event], None],
+        on_event: Callable[[Event], None],
     ) -> None:
         self._url = url
         self._is_own_schema = schema is None
         self.schema = schema or f"riverpy_demo_{secrets.token_hex(4)}"
-        self._specials = _specials(str(files.directory))
+        self._shown_jobs = _shown_jobs(str(files.directory))
         if limit is not None:
-            del self._specials[limit - 1 :]
-        self._paths = files.paths[: None if limit is None else limit - len(self._specials)]
-        self._told = told
+            del self._shown_jobs[limit - 1 :]
+        self._paths = files.paths[: None if limit is None else limit - len(self._shown_jobs)]
+        self._on_event = on_event
         self._jobs = DemoJobs()
         self._client = Client(
             url,
@@ -143,22 +145,22 @@ class DemoRun:
             config=Config(schema=self.schema, max_attempts=2),
         )
         self._began_at = time.time()
-        self._intentions: list[Intention] = []
-        self._unrecognised: list[str] = []
+        self._expected: list[ExpectedJob] = []
+        self._wrong_duplicates: list[str] = []
 
     @property
     def total(self) -> int:
-        """How many jobs there will be."""
-        return len(self._specials) + len(self._paths)
+        """The number of jobs of the run."""
+        return len(self._shown_jobs) + len(self._paths)
 
     @asynccontextmanager
     async def prepared(self) -> AsyncGenerator[Connection]:
-        """The connection of the run, which holds its schema: migrated, and without jobs.
+        """Create and migrate the schema, and yield the connection that locks it.
 
         Raises:
-            ToolError: the schema has jobs.
-            SchemaMissingError: the schema that was named does not exist.
-            Exception: the database cannot be reached, or refuses.
+            ToolError: the schema has jobs, or another demo uses it.
+            SchemaMissingError: the given schema does not exist.
+            Exception: the database failed.
         """
         connection = await connect(
             self._url, application_name="riverpy demo", settings={"lock_timeout": "2s"}
@@ -172,24 +174,24 @@ class DemoRun:
 
     async def _prepare(self, connection: Connection) -> None:
         if not await sql.demo_lock(connection, self.schema):
-            raise ToolError(f"another demo works in schema {self.schema!r}")
+            raise ToolError(f"another demo uses schema {self.schema!r}")
         if self._is_own_schema:
             for command in await sql.demo_ended(connection):
-                with suppress(*DATABASE_ERRORS):  # somebody looks at it: a later run drops it
+                with suppress(*DATABASE_ERRORS):  # in use: a later run drops it
                     await connection.execute(command)
             await sql.demo_create_schema(connection, self.schema)
         await migrate_all(connection, schema=self.schema)
         if (jobs := (await sql.demo_count(connection, self.schema)).all) > 0:
             raise ToolError(
-                f"schema {self.schema!r} has {jobs:,} jobs, which the demo would mix with its own: "
-                "leave out --schema, then it makes one of its own"
+                f"schema {self.schema!r} has {jobs:,} jobs. The demo needs a schema without jobs: "
+                "leave out --schema, then it creates one"
             )
 
     async def work(self, connection: Connection) -> DemoResult:
-        """Insert the jobs, work them, and check what became of them.
+        """Insert the jobs, work them, and check them.
 
         Raises:
-            ToolError: jobs are left that nothing works.
+            ToolError: jobs are left and no job runs.
             Exception: the database failed.
         """
         began = time.monotonic()
@@ -210,32 +212,32 @@ class DemoRun:
         async with self._client.subscribe(*EventKind) as events:
             task_status.started()
             async for event in events:
-                self._told(event)
+                self._on_event(event)
 
-    # -- inserting
+    # -- insert
 
     async def _insert(self, tasks: TaskGroup) -> None:
-        for special in self._specials:
-            job_id = await self._insert_special(special)
-            if isinstance(special.args, RunUntilCancelled):
+        for shown in self._shown_jobs:
+            job_id = await self._insert_shown(shown)
+            if isinstance(shown.args, RunUntilCancelled):
                 tasks.start_soon(self._cancel_once_running, job_id)
         for batch in _batched(self._paths, BATCH):
             results = await self._client.insert_many(
                 [InsertManyParams(CompressFile(path)) for path in batch]
             )
-            self._intentions += [
-                Intention(result.job.id, JobState.COMPLETED, 1, 0, 0) for result in results
+            self._expected += [
+                ExpectedJob(result.job.id, JobState.COMPLETED, 1, 0, 0) for result in results
             ]
 
-    async def _insert_special(self, special: _Special) -> int:
-        job_id = (await self._client.insert(special.args)).job.id
-        self._intentions.append(
-            Intention(job_id, special.state, special.attempt, special.errors, special.snoozes)
+    async def _insert_shown(self, shown: _ShownJob) -> int:
+        job_id = (await self._client.insert(shown.args)).job.id
+        self._expected.append(
+            ExpectedJob(job_id, shown.state, shown.attempt, shown.errors, shown.snoozes)
         )
-        if special.is_twice:
-            again = await self._client.insert(special.args)
+        if shown.insert_twice:
+            again = await self._client.insert(shown.args)
             if not again.unique_skipped_as_duplicate or again.job.id != job_id:
-                self._unrecognised.append(f"job {job_id} was inserted again as {again.job.id}")
+                self._wrong_duplicates.append(f"job {job_id} was inserted again as {again.job.id}")
         return job_id
 
     async def _cancel_once_running(self, job_id: int) -> None:
@@ -251,18 +253,18 @@ class DemoRun:
                 return
             if count.running or count.left != left_before:
                 moved_at, left_before = time.monotonic(), count.left
-            elif time.monotonic() - moved_at > STALL_LIMIT:
+            elif time.monotonic() - moved_at > STALL_TIMEOUT:
                 raise ToolError(
-                    f"{count.left:,} jobs in schema {self.schema!r} are left and none was worked "
-                    f"for {STALL_LIMIT:.0f} s"
+                    f"{count.left:,} jobs in schema {self.schema!r} are left and no job was worked "
+                    f"for {STALL_TIMEOUT:.0f} s"
                 )
-            await anyio.sleep(LOOK_EVERY)
+            await anyio.sleep(COUNT_INTERVAL)
 
-    # -- checking
+    # -- check
 
     async def _result(self, connection: Connection, duration: timedelta) -> DemoResult:
         unreadable = await sql.demo_unreadable(connection, self.schema)
-        twice = sum(special.is_twice for special in self._specials)
+        twice = sum(shown.insert_twice for shown in self._shown_jobs)
         return DemoResult(
             schema=self.schema,
             jobs=(await sql.demo_count(connection, self.schema)).all,
@@ -279,18 +281,16 @@ class DemoRun:
         )
 
     async def _check_states(self, connection: Connection, unreadable: Collection[int]) -> Check:
-        intentions = [
-            intention._replace(state=JobState.CANCELLED, errors=1)
-            if intention.id in unreadable
-            else intention
-            for intention in self._intentions
+        expected = [
+            job._replace(state=JobState.CANCELLED, errors=1) if job.id in unreadable else job
+            for job in self._expected
         ]
-        found = await sql.demo_unintended(connection, self.schema, intentions)
+        found = await sql.demo_unintended(connection, self.schema, expected)
         return Check(
-            "every job is in the state it was meant to reach, after as many attempts",
+            "every job is in the expected state after the expected attempts",
             [
                 f"job {job.id} ({job.kind}) is {job.found} after {job.attempt} attempts and "
-                f"{job.errors} errors, meant to be {job.wanted}: {job.last_error}"
+                f"{job.errors} errors, expected {job.wanted}: {job.last_error}"
                 for job in found
             ],
         )
@@ -298,19 +298,20 @@ class DemoRun:
     async def _check_duplicates(self, connection: Connection, twice: int) -> Check:
         found = await sql.demo_duplicates(connection, self.schema)
         return Check(
-            f"no job exists twice, and {twice} duplicate inserts returned the job that exists",
-            [f"{jobs} jobs {kind} {args}" for kind, args, jobs in found] + self._unrecognised,
+            f"no job exists twice, and {twice} duplicate inserts returned the existing job",
+            [f"{jobs} jobs {kind} {args}" for kind, args, jobs in found] + self._wrong_duplicates,
         )
 
     async def _check_outputs(self, connection: Connection) -> Check:
         found = await sql.demo_without_output(connection, self.schema)
         return Check(
-            "every file that was read has its digest",
+            "every job of a file that was read has a digest",
             [f"job {job_id} has none" for job_id in found],
         )
 
     async def _check_digests(self, connection: Connection) -> Check:
-        """The server hashes some files again. One that changed meanwhile proves nothing."""
+        """Compare with digests that the server computes. Files that changed during the run are left
+        out."""
         sample = await sql.demo_sample(
             connection, self.schema, limit=SAMPLE, size_max=SAMPLE_SIZE_MAX
         )
@@ -322,19 +323,19 @@ class DemoRun:
         )
 
 
-def _specials(directory: str) -> list[_Special]:
-    """From the most telling: a low limit cuts the last ones."""
+def _shown_jobs(directory: str) -> list[_ShownJob]:
+    """Return the jobs, the most important first, because a limit drops the last ones."""
     count = [
-        _Special(CountFiles(directory, pattern), is_twice=True)
+        _ShownJob(CountFiles(directory, pattern), insert_twice=True)
         for pattern in ("*", "*.py", "*.txt")
     ]
-    fail = [_Special(FailOnce(number), attempt=2, errors=1) for number in (1, 2, 3)]
+    fail = [_ShownJob(FailOnce(number), attempt=2, errors=1) for number in (1, 2, 3)]
     return [
         fail[0],
         count[0],
-        _Special(SnoozeOnce(), snoozes=1),
-        _Special(CancelItself(), state=JobState.CANCELLED, errors=1),
-        _Special(RunUntilCancelled(), state=JobState.CANCELLED, errors=1),
+        _ShownJob(SnoozeOnce(), snoozes=1),
+        _ShownJob(CancelItself(), state=JobState.CANCELLED, errors=1),
+        _ShownJob(RunUntilCancelled(), state=JobState.CANCELLED, errors=1),
         *fail[1:],
         *count[1:],
     ]
@@ -347,7 +348,7 @@ def _batched(paths: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 def _unchanged(sample: Iterable[tuple[int, str]], since: float) -> list[tuple[int, bytes]]:
-    """The contents of the files that nobody changed since then, and that read the same twice."""
+    """Return the contents of the files that did not change since then."""
     contents: list[tuple[int, bytes]] = []
     for job_id, name in sample:
         path = Path(name)

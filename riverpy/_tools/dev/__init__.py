@@ -1,1 +1,1 @@
-"""What `riverpy dev` runs."""
+"""The processes of `riverpy dev`."""

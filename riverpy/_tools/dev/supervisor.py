@@ -1,4 +1,4 @@
-"""The supervisor of `riverpy dev`: one worker process at a time, a new one when code changed."""
+"""The supervisor of `riverpy dev`: runs a worker process and restarts it when code changes."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
     from watchfiles import Change
 
-URGENT_LIMIT = 2.0
-"""Seconds that a worker has from the second signal to its end."""
+HARD_STOP_TIMEOUT = 2.0
+"""Seconds from the second signal within which the worker must end."""
 _SETTINGS_FILES = frozenset({"pyproject.toml", "riverpy.toml"})
 _IGNORED = ("site-packages", "venv")
-"""Directories, beside those that watchfiles ignores by itself."""
-_QUIET = 100
-"""Milliseconds without a further change after which a group of changes counts as complete."""
-_GROUP_MOST = 1_000
-"""Milliseconds that a group of changes may take."""
+"""Ignored directories, in addition to those that watchfiles ignores."""
+_STEP_MS = 100
+"""Milliseconds without a change that end a group of changes."""
+_DEBOUNCE_MS = 1_000
+"""Milliseconds after which a group of changes ends in any case."""
 
 
 class WorkerProcess:
-    """A `riverpy worker` in a session of its own: no Ctrl-C of the terminal reaches it but by us.
+    """A `riverpy worker` in its own session, so that Ctrl-C does not reach it directly.
 
     Args:
-        arguments: of `riverpy`.
-        environ: of the process.
-        limit: seconds from the request to stop to the end.
+        arguments: the arguments of `riverpy`.
+        environ: the environment of the process.
+        stop_timeout: seconds from the request to stop to the end.
         print_note: prints a line for the user.
     """
 
@@ -44,31 +44,31 @@ class WorkerProcess:
         self,
         arguments: Sequence[str],
         environ: Mapping[str, str],
-        limit: float,
+        stop_timeout: float,
         print_note: Callable[[str], None],
     ) -> None:
-        self._limit, self._print_note = limit, print_note
+        self._stop_timeout, self._print_note = stop_timeout, print_note
         self.ended = anyio.Event()
         reader, self._writer = os.pipe()
         os.set_inheritable(reader, True)
-        self._process = subprocess.Popen(  # noqa: S603 (our own program)
+        self._process = subprocess.Popen(  # noqa: S603 (a program of this package)
             [
                 sys.executable,
                 "-m",
                 "riverpy._tools.dev.worker",
                 str(reader),
-                str(limit),
+                str(stop_timeout),
                 *arguments,
             ],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
-            close_fds=False,  # what is inheritable holds the embedded server
+            close_fds=False,  # an inheritable descriptor holds the embedded server
             start_new_session=True,
         )
         os.close(reader)
 
     async def watch(self) -> None:
-        """Wait for its end, and end what its jobs have left."""
+        """Wait for its end, then kill the processes that its jobs have left."""
         try:
             await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
         finally:
@@ -78,21 +78,22 @@ class WorkerProcess:
 
     @property
     def exit_code(self) -> int:
-        """Of the process, which has ended; 128 + the number of the signal that killed it."""
+        """The exit code of the ended process: 128 + the number of the signal if a signal killed
+        it."""
         code = self._process.wait()
         return 128 - code if code < 0 else code
 
     async def stop(self, urgent: anyio.Event) -> None:
-        """Let running jobs end; from `urgent` on cancel them, and do not wait for long."""
+        """Stop the worker. After `urgent` it cancels its jobs and must end soon."""
         self._terminate()
-        with anyio.move_on_after(self._limit):
+        with anyio.move_on_after(self._stop_timeout):
             await first_of(self.ended, urgent)
         if urgent.is_set() and not self.ended.is_set():
             self._terminate()
-            with anyio.move_on_after(URGENT_LIMIT):
+            with anyio.move_on_after(HARD_STOP_TIMEOUT):
                 await self.ended.wait()
         if not self.ended.is_set():
-            self._print_note("riverpy dev: the worker did not end in time, killing it")
+            self._print_note("riverpy dev: the worker did not end in time and is killed")
             self._kill()
             await self.ended.wait()
 
@@ -100,19 +101,19 @@ class WorkerProcess:
         self._process.terminate()
 
     def _kill(self) -> None:
-        """It and all processes of its session that did not leave its group."""
+        """Kill its process group."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class Supervisor:
-    """Keeps a worker running until a signal comes.
+    """Runs a worker until a signal arrives.
 
     Args:
-        arguments: of `riverpy`.
-        environ: of the worker process.
-        directory: where to watch for changes; None: a worker that ends ends it all.
-        limit: seconds from the request to stop to a worker's end.
+        arguments: the arguments of `riverpy`.
+        environ: the environment of the worker process.
+        directory: the directory to watch. None: the end of the worker ends the supervisor.
+        stop_timeout: seconds from the request to stop to the end of the worker.
         print_note: prints a line for the user.
     """
 
@@ -122,17 +123,17 @@ class Supervisor:
         environ: Mapping[str, str],
         *,
         directory: Path | None,
-        limit: float,
+        stop_timeout: float,
         print_note: Callable[[str], None],
     ) -> None:
         self._arguments, self._environ = arguments, environ
         self._print_note = print_note
-        self._directory, self._limit = directory, limit
+        self._directory, self._stop_timeout = directory, stop_timeout
         self._stopping, self._urgent = anyio.Event(), anyio.Event()
         self._changed = anyio.Event()
 
     async def run(self) -> int:
-        """Supervise, and return the last worker's exit code."""
+        """Run workers until a stop. Return the exit code of the last one."""
         code = 0
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._follow_signals)
@@ -147,8 +148,8 @@ class Supervisor:
         return code
 
     async def _run_worker(self) -> int:
-        """One worker, to its end; where code is watched, until there is a reason for another."""
-        worker = WorkerProcess(self._arguments, self._environ, self._limit, self._print_note)
+        """Run one worker to its end. With a directory, then wait for a change or a stop."""
+        worker = WorkerProcess(self._arguments, self._environ, self._stop_timeout, self._print_note)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.watch)
             await first_of(worker.ended, self._changed, self._stopping)
@@ -156,14 +157,14 @@ class Supervisor:
                 await worker.stop(self._urgent)
             elif self._directory is not None:
                 self._print_note(
-                    f"riverpy dev: the worker ended with code {worker.exit_code}; "
-                    "it starts again when a file changes"
+                    f"riverpy dev: the worker ended with code {worker.exit_code}. "
+                    "It starts again when a file changes"
                 )
                 await first_of(self._changed, self._stopping)
         return worker.exit_code
 
     async def _follow_signals(self, *, task_status: TaskStatus[None]) -> None:
-        # Here and not in the module, since Windows lacks two of them.
+        # Inside the method, because Windows lacks two of them.
         stop_signals = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
         with anyio.open_signal_receiver(*stop_signals) as signals:
             task_status.started()
@@ -171,14 +172,16 @@ class Supervisor:
                 if self._stopping.is_set():
                     self._urgent.set()
                 else:
-                    self._print_note("riverpy dev: stopping; once more to stop at once")
+                    self._print_note(
+                        "riverpy dev: stopping. A second signal cancels the running jobs"
+                    )
                     self._stopping.set()
 
     async def _follow_changes(self, directory: Path) -> None:
         from watchfiles import awatch  # pyright: ignore[reportUnknownVariableType] (its stop_event)
 
         async for changes in awatch(
-            directory, watch_filter=_filter(), debounce=_GROUP_MOST, step=_QUIET
+            directory, watch_filter=_filter(), debounce=_DEBOUNCE_MS, step=_STEP_MS
         ):
             if not self._stopping.is_set():
                 self._print_note(f"riverpy dev: {_names(changes, directory)} changed, restarting")
@@ -186,7 +189,7 @@ class Supervisor:
 
 
 async def first_of(*events: anyio.Event) -> None:
-    """Wait until one of them is set."""
+    """Wait until one of the events is set."""
     async with anyio.create_task_group() as tasks:
 
         async def wait_for(event: anyio.Event) -> None:
@@ -203,7 +206,7 @@ def _names(changes: set[tuple[Change, str]], directory: Path) -> str:
 
 
 def _filter() -> Callable[[Change, str], bool]:
-    """What counts as a change: Python's files and ours, but for what was installed."""
+    """Return the filter of changes: Python files and riverpy's settings, but no installed files."""
     from watchfiles import DefaultFilter
 
     usual = DefaultFilter(ignore_dirs=(*DefaultFilter.ignore_dirs, *_IGNORED))

@@ -1,8 +1,8 @@
-"""The worker process of `riverpy dev`: `riverpy worker`, which does not outlive who started it.
+"""The worker process of `riverpy dev`: a `riverpy worker` that ends with its parent.
 
-It holds the reading end of a pipe whose other end only the process of `riverpy dev` has. That one's
-end, `kill -9` included, is the pipe's: then this one stops as at a SIGTERM. At its end, or when it
-does not end in time, it is killed with all that the jobs have started.
+It reads from a pipe to the process of `riverpy dev`. When that process ends, also after `kill -9`,
+the pipe is closed, and this process stops as after SIGTERM. When it has stopped, or after a
+timeout, it kills its process group with all processes that jobs have started.
 
     python -m riverpy._tools.dev.worker PIPE SECONDS ARGUMENT…
 """
@@ -19,16 +19,16 @@ import threading
 _orphaned = threading.Event()
 
 
-def _end_with_parent(pipe: int, limit: float) -> None:
-    os.read(pipe, 1)  # nobody writes: it returns at the end of the pipe
+def _end_with_parent(pipe: int, timeout: float) -> None:
+    os.read(pipe, 1)  # returns when the pipe is closed: the parent writes nothing
     _orphaned.set()
     os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(limit)
+    threading.Event().wait(timeout)
     os.killpg(0, signal.SIGKILL)
 
 
 def _end_group() -> None:
-    """What `riverpy dev` does if it lives."""
+    """Kill the process group, as the parent does while it runs."""
     if _orphaned.is_set():
         os.killpg(0, signal.SIGKILL)
 
@@ -36,7 +36,7 @@ def _end_group() -> None:
 if __name__ == "__main__":
     number, seconds = int(sys.argv[1]), float(sys.argv[2])
     os.set_inheritable(number, False)
-    atexit.register(_end_group)  # the first to be registered is the last to be called
+    atexit.register(_end_group)  # the first one is called last
     threading.Thread(target=_end_with_parent, args=(number, seconds), daemon=True).start()
     sys.argv = ["riverpy", *sys.argv[3:]]
     runpy.run_module("riverpy", run_name="__main__")

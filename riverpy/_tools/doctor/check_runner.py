@@ -1,4 +1,4 @@
-"""CheckRunner: all looks in their order, none of which can end the run."""
+"""CheckRunner: runs all checks in order. A check that fails becomes a finding."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 
 from riverpy._postgres.driver import DATABASE_ERRORS, describe, is_damage
 from riverpy._postgres.schema import read_schema_state
+from riverpy._tools.doctor.client_reports import check_set_aside, check_stuck
+from riverpy._tools.doctor.clients import check_clients
 from riverpy._tools.doctor.damaged_jobs import check_damaged
 from riverpy._tools.doctor.domains import check_domains
 from riverpy._tools.doctor.failing_kinds import check_failing
-from riverpy._tools.doctor.finding import Finding, Level
-from riverpy._tools.doctor.fleet import check_clients, check_leader
+from riverpy._tools.doctor.finding import Finding, fail, warn
 from riverpy._tools.doctor.foreign_keys import check_references
 from riverpy._tools.doctor.kinds import check_kinds
+from riverpy._tools.doctor.leader import check_leader
 from riverpy._tools.doctor.leases import check_leases
 from riverpy._tools.doctor.listeners import check_listeners, check_listening
 from riverpy._tools.doctor.notification_queue import check_notification_queue
-from riverpy._tools.doctor.program import Code, check_code
+from riverpy._tools.doctor.program import Program, check_program
 from riverpy._tools.doctor.running_jobs import check_running
 from riverpy._tools.doctor.server import (
     check_clock,
@@ -27,17 +29,16 @@ from riverpy._tools.doctor.server import (
     check_settings,
 )
 from riverpy._tools.doctor.session import Session, SessionLostError
-from riverpy._tools.doctor.set_aside import check_set_aside
-from riverpy._tools.doctor.snapshot import PRIVILEGE_LACKING, DatabaseSnapshot
+from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 from riverpy._tools.doctor.storage import (
     check_indexes,
     check_locks,
     check_snapshots,
     check_vacuum,
 )
-from riverpy._tools.doctor.stuck import check_stuck
-from riverpy._tools.doctor.tables import check_grants, lines_findings
+from riverpy._tools.doctor.tables import check_grants, check_migrations
 from riverpy._tools.doctor.waiting_jobs import check_periodic, check_queues, check_scheduled
+from riverpy._tools.domain_map import PRIVILEGE_MISSING
 from riverpy.errors import ConfigError, RiverError
 
 if TYPE_CHECKING:
@@ -47,19 +48,20 @@ if TYPE_CHECKING:
     from riverpy._postgres.schema import SchemaState
     from riverpy._tools.doctor.statements import ServerRow
 
-_NO_DATABASE = "3D000"
+_DATABASE_MISSING = "3D000"
 _UNREACHABLE = (
-    "see that the server runs, that the network leads to it, and that it lets this role in"
+    "check that the server runs, that the network allows the connection, and that the server "
+    "accepts this role"
 )
-_BUSY = (
-    "look again when the database is less busy; a lock or an old snapshot (`locks`, `snapshots`) "
-    "makes reading slow too"
+_SLOW = (
+    "run riverpy doctor again when the database is less busy. A lock or an old snapshot (`locks`, "
+    "`snapshots`) also makes reads slow"
 )
 _DAMAGED = (
-    "the server cannot read what it has stored: find out what damages its disk "
+    "the server cannot read its own data: find out what damages its disk "
     "(docs/faults.md#damaged-rows)"
 )
-_LOOKS: tuple[tuple[str, Callable[[DatabaseSnapshot], Awaitable[list[Finding]]]], ...] = (
+_CHECKS: tuple[tuple[str, Callable[[DatabaseSnapshot], Awaitable[list[Finding]]]], ...] = (
     ("grants", check_grants),
     ("notifications", check_notification_queue),
     ("listen", check_listening),
@@ -83,24 +85,31 @@ _LOOKS: tuple[tuple[str, Callable[[DatabaseSnapshot], Awaitable[list[Finding]]]]
     ("vacuum", check_vacuum),
     ("indexes", check_indexes),
 )
+"""The checks of a database that has River's tables. Each may raise one of DATABASE_ERRORS."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be examined."""
+    """What to check."""
 
     url: str
     schema: str | None
-    """None: where the search path leads."""
+    """None: the schema of the search path."""
     listen_url: str | None
     stuck_after: timedelta
     max_lag: timedelta
-    code: Code | None = None
-    """The program that is to work the jobs, if it is known."""
+    program: Program | None = None
+    """The program that will work the jobs, if it is given."""
 
 
 class CheckRunner:
-    """One run over one database."""
+    """Runs the checks on one database.
+
+    Args:
+        request: what to check.
+        report: called with each finding at once.
+        failed: called with each error that became a finding.
+    """
 
     def __init__(
         self,
@@ -108,29 +117,22 @@ class CheckRunner:
         report: Callable[[Finding], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Make it.
-
-        Args:
-            request: what to examine.
-            report: called with each finding as it is found.
-            failed: called with each error that became a finding.
-        """
         self._request, self._report, self._failed = request, report, failed
         self._session = Session(request.url)
         self._forbidden: dict[str, str] = {}
-        """What the role may not look at, each with what the server says."""
+        """The checks for which the role lacks a privilege, each with the server's error."""
 
     async def run(self) -> None:
-        """Look at everything that can be looked at."""
+        """Run all checks that are possible."""
         try:
             server = await self._connect()
             if server is not None:
-                await self._look_at_all(server)
+                await self._check_all(server)
                 self._report_forbidden(server)
         except SessionLostError as error:
             self._failed(error)
-            text = f"the connection was lost, and cannot be made again: {error}"
-            self._report(Finding(Level.FAIL, "connect", text, _UNREACHABLE))
+            text = f"the connection was lost and cannot be made again: {error}"
+            self._report(fail("connect", text, _UNREACHABLE))
         finally:
             await self._session.close()
 
@@ -139,39 +141,36 @@ class CheckRunner:
             server, findings = await check_server(self._session)
         except (*DATABASE_ERRORS, RiverError) as error:
             self._failed(error)
-            self._report(Finding(Level.FAIL, "connect", describe(error), _fix(error)))
+            self._report(fail("connect", describe(error), _connection_fix(error)))
             return None
         for finding in findings:
             self._report(finding)
         return server
 
-    async def _look_at_all(self, server: ServerRow) -> None:
-        for name, look in (
-            ("settings", partial(check_settings, self._session, server.role)),
-            ("clock", partial(check_clock, self._session)),
-            ("connections", partial(check_connections, self._session)),
-        ):
-            await self._look(name, look)
-        state = await self._schema()
+    async def _check_all(self, server: ServerRow) -> None:
+        await self._run_check("settings", partial(check_settings, self._session, server.role))
+        await self._run_check("clock", partial(check_clock, self._session))
+        await self._run_check("connections", partial(check_connections, self._session))
+        state = await self._read_schema()
         if state is not None and not server.is_standby:
-            await self._look_at_jobs(server, state)
+            await self._check_jobs(server, state)
 
-    async def _schema(self) -> SchemaState | None:
-        """What there is of River's tables. None: nothing that could be looked at further."""
+    async def _read_schema(self) -> SchemaState | None:
+        """Return the state of River's tables. None: they cannot be checked further."""
         try:
             async with self._session.reading() as connection:
                 state = await read_schema_state(connection, self._request.schema)
         except (*DATABASE_ERRORS, RiverError) as error:
             self._failed(error)
-            fix = "name the schema with --schema, make it, or let this role use it (`grants`)"
-            self._report(Finding(Level.FAIL, "schema", describe(error), fix))
+            fix = "name the schema with --schema, create it, or let this role use it (`grants`)"
+            self._report(fail("schema", describe(error), fix))
             return None
-        for finding in lines_findings(state, self._request.schema, self._request.url):
+        for finding in check_migrations(state, self._request.schema, self._request.url):
             self._report(finding)
         return state if not state.needed() else None
 
-    async def _look_at_jobs(self, server: ServerRow, state: SchemaState) -> None:
-        patient = DatabaseSnapshot(
+    async def _check_jobs(self, server: ServerRow, state: SchemaState) -> None:
+        snapshot = DatabaseSnapshot(
             session=self._session,
             server=server,
             state=state,
@@ -179,51 +178,44 @@ class CheckRunner:
             stuck_after=self._request.stuck_after,
             max_lag=self._request.max_lag,
         )
-        for name, look in _LOOKS:
-            await self._look(name, partial(look, patient))
-        if self._request.code is not None:
-            await self._look("code", partial(check_code, self._request.code, patient))
+        for name, check in _CHECKS:
+            await self._run_check(name, partial(check, snapshot))
+        if self._request.program is not None:
+            await self._run_check("code", partial(check_program, self._request.program, snapshot))
 
-    async def _look(self, name: str, look: Callable[[], Awaitable[list[Finding]]]) -> None:
+    async def _run_check(self, name: str, check: Callable[[], Awaitable[list[Finding]]]) -> None:
         try:
-            findings = await look()
+            findings = await check()
         except (*DATABASE_ERRORS, ConfigError) as error:
             self._failed(error)
-            if getattr(error, "sqlstate", None) == PRIVILEGE_LACKING:
+            if getattr(error, "sqlstate", None) == PRIVILEGE_MISSING:
                 self._forbidden[name] = describe(error)
                 return
-            findings = [
-                Finding(
-                    Level.WARN,
-                    name,
-                    f"could not be looked at: {describe(error)}",
-                    _DAMAGED if is_damage(error) else _BUSY,
-                )
-            ]
+            fix = _DAMAGED if is_damage(error) else _SLOW
+            findings = [warn(name, f"this check failed: {describe(error)}", fix)]
         for finding in findings:
             self._report(finding)
 
     def _report_forbidden(self, server: ServerRow) -> None:
         if not self._forbidden:
             return
-        looks = list(self._forbidden)
-        why = "; ".join(dict.fromkeys(self._forbidden.values()))
+        checks = list(self._forbidden)
+        errors = "; ".join(dict.fromkeys(self._forbidden.values()))
         self._report(
-            Finding(
-                Level.WARN,
+            warn(
                 "unseen",
-                f"{', '.join(looks)} could not be looked at: {why}",
+                f"the role may not run these checks: {', '.join(checks)} ({errors})",
                 f'run riverpy doctor with the role of the workers, or grant "{server.role}" '
                 "SELECT on River's tables",
-                {"looks": looks},
+                {"looks": checks},
             )
         )
 
 
-def _fix(error: BaseException) -> str:
-    """What helps against an error that kept us from connecting."""
+def _connection_fix(error: BaseException) -> str:
+    """Return what to do about an error of the first connection."""
     if isinstance(error, ConfigError):
-        return "put the URL right"
-    if getattr(error, "sqlstate", None) == _NO_DATABASE:
-        return "put the database's name in the URL right, or make the database (CREATE DATABASE)"
+        return "correct the URL"
+    if getattr(error, "sqlstate", None) == _DATABASE_MISSING:
+        return "correct the name of the database in the URL, or create it (CREATE DATABASE)"
     return _UNREACHABLE

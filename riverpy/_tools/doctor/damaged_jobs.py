@@ -1,23 +1,24 @@
-"""Damaged: jobs that the server cannot read, among those that the looks before this one read."""
+"""Jobs that the server cannot read."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from riverpy._postgres.damaged_jobs import REMEDY
-from riverpy._tools.doctor.finding import Finding, Level, jobs, one_error
+from riverpy._tools.doctor.finding import Finding, fail, ok
+from riverpy._tools.text import jobs, one_error
 
 if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 
 
-async def check_damaged(patient: DatabaseSnapshot) -> list[Finding]:
-    """Which jobs these were. No other one is read for this: values may be large, and many."""
-    ids = sorted(patient.damaged)
+async def check_damaged(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report the damaged jobs that earlier checks met. It reads no other job, because there may be
+    many large ones."""
+    ids = sorted(snapshot.damaged)
     data: dict[str, object] = {"job_ids": ids}
     if not ids:
-        text = "no damaged job was met (args and metadata are not read here)"
-        return [Finding(Level.OK, "damaged", text, data=data)]
-    error = one_error(patient.damaged[ids[0]])
-    text = f"the server cannot read {jobs(ids)} ({error}). All others were read"
-    return [Finding(Level.FAIL, "damaged", text, REMEDY, data)]
+        return [ok("damaged", "no damaged job found (args and metadata are not read)", data)]
+    error = one_error(snapshot.damaged[ids[0]])
+    text = f"the server cannot read {jobs(ids)} ({error}). It read all others"
+    return [fail("damaged", text, REMEDY, data)]

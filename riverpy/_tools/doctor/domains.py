@@ -1,4 +1,4 @@
-"""Domains: whether each is led, by clients that agree, and whose queues are kept by nobody."""
+"""Leader domains: their leaders, their clients and their queues."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE
 from riverpy._postgres.domains import ORPHANED_AFTER
-from riverpy._tools.doctor.finding import Finding, Level, count, names, shown, span
-from riverpy._tools.doctor.fleet import ELECTION_LIMIT
-from riverpy._tools.doctor.waiting_jobs import late_of
+from riverpy._tools.doctor.finding import Finding, Level, fail, limited, ok, warn
+from riverpy._tools.doctor.leader import CANDIDATE_FIX, ELECTION_TIMEOUT, not_elected
+from riverpy._tools.doctor.waiting_jobs import late_periodic_jobs
+from riverpy._tools.text import count, names, span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,165 +22,144 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Undone:
-    """What waits for a leader, or for a worker."""
+class PendingWork:
+    """The work that waits for a leader or a worker."""
 
     due: frozenset[str]
-    """Queues in which jobs are due."""
+    """The queues with due jobs."""
     running: Mapping[str, int]
-    """How many running jobs of dead clients each queue has."""
+    """The number of running jobs of dead clients, by queue."""
     periodic: Mapping[str, list[str]]
-    """The periodic jobs of each domain that are late."""
+    """The late periodic jobs, by domain."""
 
 
-NOTHING_KNOWN = Undone(frozenset(), {}, {})
+NO_PENDING_WORK = PendingWork(frozenset(), {}, {})
 
 
-async def check_domains(patient: DatabaseSnapshot) -> list[Finding]:
-    """How the domains stand.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
-    seen = await patient.domains()
-    if seen is None:
-        text = "not known: their tables are not there, or not to be read (see `schema`, `grants`)"
-        return [Finding(Level.OK, "domains", text, data={"domains": None})]
+async def check_domains(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report the state of the domains."""
+    domains = await snapshot.domains()
+    if domains is None:
+        text = "not known: their tables are missing or cannot be read (see `schema`, `grants`)"
+        return [ok("domains", text, {"domains": None})]
     data: dict[str, object] = {
         "domains": {
             domain: {
-                "led": seen.is_led(domain),
-                "clients": [one.client_id for one in seen.living(domain)],
-                "queues": [one.queue for one in seen.owned(domain)],
+                "led": domains.has_leader(domain),
+                "clients": [client.client_id for client in domains.live_clients(domain)],
+                "queues": [row.queue for row in domains.owned(domain)],
             }
-            for domain in seen.others
+            for domain in domains.others
         }
     }
-    text = "none but default, whose leader keeps all queues"
-    if seen.others:
-        text = f"{count(len(seen.others), 'domain')} beside default: {names(seen.others)}"
-    found = problems(seen, await _undone(patient) if seen.others else NOTHING_KNOWN)
-    return [Finding(Level.OK, "domains", text, data=data), *shown(found)]
+    text = "only default. Its leader maintains all queues"
+    if domains.others:
+        text = f"{count(len(domains.others), 'domain')} beside default: {names(domains.others)}"
+    pending = await _pending_work(snapshot) if domains.others else NO_PENDING_WORK
+    return [ok("domains", text, data), *limited(domain_problems(domains, pending))]
 
 
-async def _undone(patient: DatabaseSnapshot) -> Undone:
-    clients = await patient.clients() or []
-    dead = {one.client_id for one in clients if not one.is_alive}
+async def _pending_work(snapshot: DatabaseSnapshot) -> PendingWork:
+    clients = await snapshot.clients() or []
+    dead = {client.client_id for client in clients if not client.is_alive}
     running: Counter[str] = Counter()
-    for row in await patient.running(clients):
+    for row in await snapshot.running(clients):
         if row.client_id in dead:
             running[row.queue] += row.jobs
     periodic: dict[str, list[str]] = {}
-    for row in late_of(await patient.periodic()):
+    for row in late_periodic_jobs(await snapshot.periodic()):
         if row.domain != DEFAULT_DOMAIN:
             periodic.setdefault(row.domain, []).append(row.id)
-    due = frozenset(row.queue for row in await patient.places() if (row.due_for or 0) >= 0)
-    return Undone(due, running, periodic)
+    due = frozenset(row.queue for row in await snapshot.backlogs() if (row.due_for or 0) >= 0)
+    return PendingWork(due, running, periodic)
 
 
-def problems(seen: DomainMap, undone: Undone) -> list[Finding]:
-    """What is not as it should be.
-
-    Args:
-        seen: the domains.
-        undone: what waits.
-    """
+def domain_problems(domains: DomainMap, pending: PendingWork) -> list[Finding]:
+    """Return what is wrong with the domains."""
     found: list[Finding] = []
-    for domain in seen.others:
-        found += _lead(seen, domain) if seen.living(domain) else _deserted(seen, domain, undone)
-        found += _settings(seen, domain)
-    if seen.others:
-        found += [*_shared(seen), *_unowned(seen), *_foreign(seen), *_old(seen), *_schema(seen)]
+    for domain in domains.others:
+        if domains.live_clients(domain):
+            found += _no_leader(domains, domain)
+        else:
+            found += _no_clients(domains, domain, pending)
+        found += _different_settings(domains, domain)
+    if domains.others:
+        found += _shared_queues(domains)
+        found += _unowned_queues(domains)
+        found += _foreign_leader(domains)
+        found += _old_clients(domains)
+        found += _no_schema_leader(domains)
     return found
 
 
-def _lead(seen: DomainMap, domain: str) -> list[Finding]:
-    """A domain that has living clients, and no leader."""
-    if seen.is_led(domain):
+def _no_leader(domains: DomainMap, domain: str) -> list[Finding]:
+    """A domain has live clients and no leader."""
+    if domains.has_leader(domain):
         return []
-    candidates = [one for one in seen.living(domain) if one.candidate]
+    clients = domains.live_clients(domain)
+    candidates = [client for client in clients if client.candidate]
     data: dict[str, object] = {
         "domain": domain,
-        "candidates": [one.client_id for one in candidates],
-        "queues": [one.queue for one in seen.owned(domain)],
+        "candidates": [client.client_id for client in candidates],
+        "queues": [row.queue for row in domains.owned(domain)],
     }
-    undone = "scheduled jobs and retries of its queues are not moved on"
-    if all(one.is_stopping for one in seen.living(domain)):
-        text = f'nobody leads domain "{domain}", whose clients are stopping: {undone}'
-        return [Finding(Level.WARN, "domains", text, "start a client of that domain", data)]
+    text = f'domain "{domain}" has no leader'
+    effect = "scheduled jobs and retries of its queues do not become available"
+    if all(client.is_stopping for client in clients):
+        text += f", and all its clients are stopping: {effect}"
+        return [warn("domains", text, "start a client of that domain", data)]
     if not candidates:
-        return [
-            Finding(
-                Level.FAIL,
-                "domains",
-                f'nobody leads domain "{domain}", and no client of it stands for election: '
-                f"{undone}",
-                "let one of its workers stand, and restart it: without --no-candidate, "
-                "RIVERPY_CANDIDATE=0 or Config(candidate=False)",
-                data,
-            )
-        ]
-    recent = max(one.running for one in candidates) < ELECTION_LIMIT
-    who = names(one.client_id for one in candidates)
-    return [
-        Finding(
-            Level.WARN if recent else Level.FAIL,
-            "domains",
-            f'nobody leads domain "{domain}", though {count(len(candidates), "client")} could: '
-            f"{who}",
-            "it takes a new client some seconds"
-            if recent
-            else "see their logs, which say why they do not, and `grants` and `locks` here; an "
-            "idle transaction that holds riverpy_lease keeps everybody from it",
-            data,
-        )
-    ]
+        text += f", and no client of it takes part in leader election: {effect}"
+        return [fail("domains", text, CANDIDATE_FIX, data)]
+    return [not_elected("domains", text, candidates, "riverpy_lease", data)]
 
 
-def _deserted(seen: DomainMap, domain: str, undone: Undone) -> list[Finding]:
-    """A domain without a living client, whose queues are still its own."""
-    owned = seen.owned(domain)
+def _no_clients(domains: DomainMap, domain: str, pending: PendingWork) -> list[Finding]:
+    """A domain owns queues and has no live client."""
+    owned = domains.owned(domain)
     if not owned:
         return []
-    silent = min(one.silent for one in owned)
-    queues = [one.queue for one in owned]
-    early = [one.queue for one in owned if not one.is_orphaned]
-    orphans = [one.queue for one in owned if one.is_orphaned]
-    unkept = early if seen.keeps_orphans() else queues
-    said: list[str] = []
+    silent = min(row.silent for row in owned)
+    queues = [row.queue for row in owned]
+    early = [row.queue for row in owned if not row.is_orphaned]
+    orphans = [row.queue for row in owned if row.is_orphaned]
+    facts: list[str] = []
     if early:
-        said.append(f"until {span(ORPHANED_AFTER)} have passed nobody keeps queue {names(early)}")
-    if orphans and seen.keeps_orphans():
-        who = SCHEMA_LEASE if seen.is_led(SCHEMA_LEASE) else DEFAULT_DOMAIN
-        said.append(f"the leader of {who} keeps queue {names(orphans)} until it is back")
-    elif orphans:
-        said.append(
-            f"nobody keeps queue {names(orphans)}, for no client of riverpy's leads default"
+        facts.append(
+            f"no leader maintains queue {names(early)} until {span(ORPHANED_AFTER)} have passed"
         )
-    due = [queue for queue in unkept if queue in undone.due]
-    running = {queue: undone.running[queue] for queue in unkept if queue in undone.running}
-    late = undone.periodic.get(domain, [])
+    if orphans and domains.maintains_orphans():
+        holder = SCHEMA_LEASE if domains.has_leader(SCHEMA_LEASE) else DEFAULT_DOMAIN
+        facts.append(f"the leader of {holder} maintains queue {names(orphans)} until it is back")
+    elif orphans:
+        facts.append(
+            f"no leader maintains queue {names(orphans)}, because default has no riverpy leader"
+        )
+    unmaintained = early if domains.maintains_orphans() else queues
+    due = [queue for queue in unmaintained if queue in pending.due]
+    running = {queue: pending.running[queue] for queue in unmaintained if queue in pending.running}
+    late = pending.periodic.get(domain, [])
     failures: list[str] = []
     if due:
         failures.append(f"jobs are due in {names(due)}")
     if running:
         jobs = count(sum(running.values()), "running job")
-        failures.append(f"{jobs} of dead clients in {names(running)} wait to be given back")
+        failures.append(f"{jobs} of dead clients in {names(running)} are not released")
     if late:
-        failures.append(f"its periodic jobs are late, which nobody else inserts: {names(late)}")
-    text = f'no client of domain "{domain}" has given a sign of life for {span(silent)}: '
+        failures.append(f"no other leader inserts its periodic jobs, which are late: {names(late)}")
     return [
         Finding(
             Level.FAIL if failures else Level.WARN,
             "domains",
-            text + "; ".join([*said, *failures]),
+            f'no client of domain "{domain}" wrote a heartbeat for {span(silent)}: '
+            + "; ".join([*facts, *failures]),
             f"start a worker of it (riverpy worker --leader-domain {quote(domain)}), or give its "
             f"queues away: riverpy domain move {quote(queues[0])} --to {DEFAULT_DOMAIN}",
             {
                 "domain": domain,
                 "silent": round(silent, 3),
                 "queues": queues,
-                "unkept": unkept,
+                "unkept": unmaintained,
                 "due": due,
                 "running": running,
                 "late": late,
@@ -188,157 +168,164 @@ def _deserted(seen: DomainMap, domain: str, undone: Undone) -> list[Finding]:
     ]
 
 
-def _settings(seen: DomainMap, domain: str) -> list[Finding]:
-    """Clients of one domain of whom it matters which leads."""
+def _different_settings(domains: DomainMap, domain: str) -> list[Finding]:
+    """The maintenance of a domain depends on which of its clients is leader."""
     by_settings: dict[str, list[str]] = {}
-    for one in seen.living(domain):
-        if one.candidate and one.settings is not None:
-            by_settings.setdefault(one.settings, []).append(one.client_id)
+    for client in domains.live_clients(domain):
+        if client.candidate and client.settings is not None:
+            by_settings.setdefault(client.settings, []).append(client.client_id)
     if len(by_settings) < 2:
         return []
     first, second, *_ = by_settings.values()
     return [
-        Finding(
-            Level.WARN,
+        warn(
             "domains",
             f'clients of domain "{domain}" have {len(by_settings)} different sets of periodic jobs '
-            f"or retention, and those of whoever leads count: {names(first)} against "
+            f"or retention, and only the leader's set is used: {names(first)} against "
             f"{names(second)}",
-            "nothing while a new version is rolled out; else give all of them the same, or domains "
-            "of their own",
+            "while a new version is rolled out, nothing. Otherwise give all of them the same set, "
+            "or domains of their own",
             {"domain": domain, "sets": list(by_settings.values())},
         )
     ]
 
 
-def _shared(seen: DomainMap) -> list[Finding]:
-    """Queues that clients of another domain work too."""
+def _shared_queues(domains: DomainMap) -> list[Finding]:
+    """Clients of another domain work a queue."""
     found: list[Finding] = []
-    for one in seen.owners:
-        strangers = [
-            member
-            for member in seen.members
-            if member.domain != one.domain and one.queue in member.queues
+    for row in domains.owners:
+        others = [
+            client
+            for client in domains.members
+            if client.domain != row.domain and row.queue in client.queues
         ]
-        if not strangers:
+        if not others:
             continue
-        domains = sorted({member.domain for member in strangers})
-        who = names(member.client_id for member in strangers)
+        names_of_others = sorted({client.domain for client in others})
+        ids = [client.client_id for client in others]
         found.append(
-            Finding(
-                Level.WARN,
+            warn(
                 "domains",
-                f'queue "{one.queue}" belongs to domain "{one.domain}", whose leader keeps it, and '
-                f"clients of {names(domains)} work it: {who}",
-                "nothing if that is meant (on_domain_conflict); else take the queue from them, or "
-                f"give it to them: riverpy domain move {quote(one.queue)} --to "
-                f"{quote(domains[0])}",
+                f'queue "{row.queue}" belongs to domain "{row.domain}", whose leader maintains it. '
+                f"Clients of {names(names_of_others)} also work it: {names(ids)}",
+                "if that is intended (on_domain_conflict), nothing. Otherwise remove the queue "
+                f"from these clients, or move it: riverpy domain move {quote(row.queue)} --to "
+                f"{quote(names_of_others[0])}",
                 {
-                    "queue": one.queue,
-                    "domain": one.domain,
-                    "domains": domains,
-                    "clients": [member.client_id for member in strangers],
+                    "queue": row.queue,
+                    "domain": row.domain,
+                    "domains": names_of_others,
+                    "clients": ids,
                 },
             )
         )
     return found
 
 
-def _unowned(seen: DomainMap) -> list[Finding]:
-    """Queues that clients of a domain work and that are no domain's."""
-    owned = {one.queue for one in seen.owners}
+def _unowned_queues(domains: DomainMap) -> list[Finding]:
+    """Clients of a domain work a queue that belongs to no domain."""
+    owned = {row.queue for row in domains.owners}
     found: list[Finding] = []
-    for domain in seen.others:
-        worked = {queue for one in seen.living(domain) for queue in one.queues}
+    for domain in domains.others:
+        worked = {queue for client in domains.live_clients(domain) for queue in client.queues}
         queues = sorted(worked - owned)
-        if queues:
-            found.append(
-                Finding(
-                    Level.WARN,
-                    "domains",
-                    f'clients of domain "{domain}" work queue {names(queues)}, which no domain '
-                    "has: the leader of default keeps "
-                    f"{'it' if len(queues) == 1 else 'them'}"
-                    + ("" if seen.is_led(DEFAULT_DOMAIN) else ", and nobody leads default"),
-                    "nothing if that is meant; else: riverpy domain claim "
-                    f"{quote(queues[0])} --domain {quote(domain)}",
-                    {"domain": domain, "queues": queues},
-                )
+        if not queues:
+            continue
+        effect = "the leader of default maintains it"
+        if not domains.has_leader(DEFAULT_DOMAIN):
+            effect = "no leader maintains it, because default has none"
+        found.append(
+            warn(
+                "domains",
+                f'clients of domain "{domain}" work queue {names(queues)}, which belongs to no '
+                f"domain: {effect}",
+                "if that is intended, nothing. Otherwise: riverpy domain claim "
+                f"{quote(queues[0])} --domain {quote(domain)}",
+                {"domain": domain, "queues": queues},
             )
+        )
     return found
 
 
-def _foreign(seen: DomainMap) -> list[Finding]:
-    """A leader of `default` that knows of no domain."""
-    lead = seen.lead(DEFAULT_DOMAIN)
-    if lead is None or not seen.has_foreign_default():
+def _foreign_leader(domains: DomainMap) -> list[Finding]:
+    """The leader of `default` is not a riverpy client."""
+    lead = domains.lead(DEFAULT_DOMAIN)
+    if lead is None or not domains.has_foreign_default():
         return []
     kinds = sorted(
-        {kind for domain in seen.others for one in seen.living(domain) for kind in one.kinds}
+        {
+            kind
+            for domain in domains.others
+            for client in domains.live_clients(domain)
+            for kind in client.kinds
+        }
     )
-    queues = [one.queue for one in seen.owners]
+    queues = [row.queue for row in domains.owners]
     return [
-        Finding(
-            Level.WARN,
+        warn(
             "domains",
-            f"{lead.holder} leads default, is no client of riverpy's and knows of no domain: it "
-            f"keeps queue {names(queues)} too, by its own retention, and discards jobs that run "
-            f"for long, if it has no worker for them. At risk: {names(kinds) or 'no kind'}",
-            "register stubs for these kinds in Go (docs/go.md), let only clients of riverpy's "
-            "stand, or give these queues a schema of their own (docs/domains.md)",
+            f"{lead.holder} is the leader of default. It is not a riverpy client and does not "
+            f"support domains: it also maintains queue {names(queues)}, with its own retention, "
+            "and it discards jobs that run for long if it has no worker for them. At risk: "
+            f"{names(kinds) or 'no kind'}",
+            "register stubs for these kinds in Go (docs/go.md), let only riverpy clients take part "
+            "in leader election, or give these queues a schema of their own (docs/domains.md)",
             {"leader_id": lead.holder, "kinds_at_risk": kinds, "queues": queues},
         )
     ]
 
 
-def _old(seen: DomainMap) -> list[Finding]:
-    """Clients of `default` that lead it, or may, and know of no domain."""
-    lead = seen.lead(DEFAULT_DOMAIN) if seen.is_default_old() else None
+def _old_clients(domains: DomainMap) -> list[Finding]:
+    """The leader of `default`, or a candidate, reports no support for domains."""
+    lead = domains.lead(DEFAULT_DOMAIN) if domains.has_old_default() else None
     leader = None if lead is None else lead.holder
     candidates = [
-        one.client_id
-        for one in seen.living(DEFAULT_DOMAIN)
-        if one.candidate and one.settings is None and one.client_id != leader
+        client.client_id
+        for client in domains.live_clients(DEFAULT_DOMAIN)
+        if client.candidate and client.settings is None and client.client_id != leader
     ]
     if leader is None and not candidates:
         return []
-    queues = [one.queue for one in seen.owners]
-    if leader is not None:
-        text = f"{leader} leads default and does not say that it knows of domains"
-        if candidates:
-            text += f", nor does {names(candidates)}, which could"
+    queues = [row.queue for row in domains.owners]
+    affected = f"queue {names(queues)}" if queues else "the queues of domains"
+    if leader is None:
+        text = (
+            "clients that could become leader of default do not report support for domains: "
+            f"{names(candidates)}"
+        )
+        effect = f"An older version would also maintain {affected}"
     else:
-        text = f"who could lead default does not say that it knows of domains: {names(candidates)}"
-    verb = "would keep" if leader is None else "keeps"
+        text = f"{leader} is the leader of default and does not report support for domains"
+        if candidates:
+            text += f". The same holds for {names(candidates)}, which could become leader"
+        effect = f"An older version also maintains {affected}"
     return [
-        Finding(
-            Level.WARN,
+        warn(
             "domains",
-            f"{text}. One of an older version {verb} queue {names(queues) or 'of domains'} too, "
-            "and deletes jobs that ended by its own retention",
-            "restart it with this version of riverpy, also if it has it: a client says so at its "
-            "start, after `riverpy migrate up`",
+            f"{text}. {effect} and deletes finished jobs by its own retention",
+            "run `riverpy migrate up`, then restart the client with this version of riverpy. A "
+            "client reports its support at its start",
             {"leader_id": leader, "candidates": candidates, "queues": queues},
         )
     ]
 
 
-def _schema(seen: DomainMap) -> list[Finding]:
-    """Work that a schema has one of, and that nobody does."""
-    candidates = [one for one in seen.members if one.candidate]
-    is_early = not candidates or max(one.running for one in candidates) < ELECTION_LIMIT
-    if seen.keeps_orphans() or is_early:
+def _no_schema_leader(domains: DomainMap) -> list[Finding]:
+    """No client does the work that a schema needs once."""
+    candidates = [client for client in domains.members if client.candidate]
+    if not candidates or domains.maintains_orphans():
         return []
-    undone = "dead clients are not forgotten, and queues of gone domains not kept"
-    if not seen.is_led(DEFAULT_DOMAIN):
-        undone = f"indexes are not rebuilt, {undone}"
+    if max(client.running for client in candidates) < ELECTION_TIMEOUT:
+        return []
+    effect = "rows of dead clients are not deleted, and queues of gone domains are not maintained"
+    if not domains.has_leader(DEFAULT_DOMAIN):
+        effect = f"indexes are not rebuilt, {effect}"
+    ids = [client.client_id for client in candidates]
     return [
-        Finding(
-            Level.WARN,
+        warn(
             "domains",
-            f"no client of riverpy's leads default, and nobody holds {SCHEMA_LEASE}: {undone}",
-            f"see the log of {names(one.client_id for one in candidates)}, and `grants` and "
-            "`locks` here",
-            {"candidates": [one.client_id for one in candidates]},
+            f"default has no riverpy leader, and no client holds {SCHEMA_LEASE}: {effect}",
+            f"read the log of {names(ids)}, and see `grants` and `locks` here",
+            {"candidates": ids},
         )
     ]

@@ -1,4 +1,4 @@
-"""Failing: kinds whose attempts fail, and how close their jobs are to being discarded."""
+"""Kinds whose attempts fail, and how close their jobs are to the last attempt."""
 
 from __future__ import annotations
 
@@ -6,83 +6,83 @@ from datetime import timedelta
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from riverpy._tools.doctor.finding import Finding, Level, count, one_error, shown
+from riverpy._log_events import JOBS_FAILED
+from riverpy._tools.doctor.finding import Finding, limited, ok, warn
 from riverpy._tools.doctor.snapshot import KINDS_LIMIT
 from riverpy._tools.doctor.statements import doctor_discarded
+from riverpy._tools.text import count, one_error
 
 if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
     from riverpy._tools.doctor.statements import KindRow
 
 WINDOW = timedelta(hours=1)
-"""For how long a discarded job is told of."""
-CLOSE = 1
-"""Attempts left, at which a job is close to being discarded."""
-MANY = 10
-"""Jobs of a kind that wait after a failure, from which on it is no odd one."""
+"""How long a discarded job counts."""
+ATTEMPTS_LEFT_WARN = 1
+"""So few attempts left are a finding."""
+FAILED_JOBS_WARN = 10
+"""So many failed jobs of a kind that wait for their next attempt are a finding."""
 
 
-async def check_failing(patient: DatabaseSnapshot) -> list[Finding]:
-    """Which kinds fail, of the jobs that wait for their next attempt or were discarded of late.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
-    rows = {row.kind: row for row in await patient.kinds(await patient.places()) if row.failed}
-    living = [one for one in await patient.clients() or () if one.is_alive]
-    had = {kind for one in living for kind in one.kinds}
-    async with patient.session.reading() as connection:
+async def check_failing(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report kinds that fail: of jobs that wait for their next attempt, or were discarded."""
+    rows = {row.kind: row for row in await snapshot.kinds(await snapshot.backlogs()) if row.failed}
+    live = [client for client in await snapshot.clients() or () if client.is_alive]
+    worked = {kind for client in live for kind in client.kinds}
+    async with snapshot.session.reading() as connection:
         discarded = await doctor_discarded(
-            connection, patient.schema, window=WINDOW, limit=KINDS_LIMIT
+            connection, snapshot.schema, window=WINDOW, limit=KINDS_LIMIT
         )
     failed = sum(row.failed for row in rows.values())
     data: dict[str, object] = {
         "failed": {kind: row.failed for kind, row in rows.items()},
         "discarded": discarded,
     }
-    text = "no job waits for a next attempt after a failure"
+    text = "no failed job waits for its next attempt"
     if rows:
         text = (
-            f"{count(failed, 'job')} of {count(len(rows), 'kind')} "
-            f"wait{'s' if failed == 1 else ''} for the next attempt after a failure"
+            f"{count(failed, 'failed job')} of {count(len(rows), 'kind')} "
+            f"wait{'s' if failed == 1 else ''} for the next attempt"
         )
     found = [
         _kind(kind, rows.get(kind), discarded.get(kind, 0))
         for kind in sorted({*rows, *discarded})
-        if not living or kind in had or kind not in rows  # of others `kinds` tells
+        if not live or kind in worked or kind not in rows  # the check `kinds` reports the others
     ]
     problems = [finding for finding in found if finding is not None]
-    return [Finding(Level.OK, "failing", text, data=data), *shown(problems)]
+    return [ok("failing", text, data), *limited(problems)]
 
 
 def _kind(kind: str, row: KindRow | None, discarded: int) -> Finding | None:
-    failed, left_over = (row.failed, row.left_over) if row else (0, None)
-    is_close = left_over is not None and left_over <= CLOSE
-    if not (discarded or is_close or failed >= MANY):
+    failed, attempts_left = (row.failed, row.attempts_left) if row else (0, None)
+    is_close = attempts_left is not None and attempts_left <= ATTEMPTS_LEFT_WARN
+    if not (discarded or is_close or failed >= FAILED_JOBS_WARN):
         return None
     facts: list[str] = []
     if discarded:
         what = count(discarded, "job was", plural="jobs were", limit=KINDS_LIMIT)
         facts.append(f"{what} discarded in the last hour")
     if failed:
-        least = "" if left_over is None else f", with {count(left_over, 'attempt')} left at least"
+        left = ""
+        if attempts_left is not None:
+            left = f", and one has only {count(attempts_left, 'attempt')} left"
         facts.append(
-            f"{count(failed, 'job')} failed and wait{'s' * (failed == 1)} for the next{least}"
+            f"{count(failed, 'job')} failed and wait{'s' * (failed == 1)} for the next attempt"
+            f"{left}"
         )
     text = f'kind "{kind}" fails: {"; ".join(facts)}'
     if row is not None and row.error:
         text += f". The newest error: {one_error(row.error)}"
-    return Finding(
-        Level.WARN,
+    return warn(
         "failing",
         text,
-        "the errors are in the workers' logs (`jobs failed`) and in riverpy job show ID; once the "
-        "code is mended, riverpy job retry ID runs a job again, also a discarded one: riverpy job "
-        f"list --state discarded --kind {quote(kind)}",
+        f"read the errors in the workers' logs (`{JOBS_FAILED}`) or with riverpy job show ID. "
+        "After you have corrected the code, riverpy job retry ID runs a job again, also a "
+        f"discarded one. To list them: riverpy job list --state discarded --kind {quote(kind)}",
         {
             "kind": kind,
             "failed": failed,
-            "attempts_left": left_over,
+            "attempts_left": attempts_left,
             "discarded": discarded,
         },
     )

@@ -1,99 +1,103 @@
-"""Kinds: those of waiting jobs that no worker has, and what becomes of their jobs."""
+"""Kinds of waiting jobs that no worker has."""
 
 from __future__ import annotations
 
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from riverpy._tools.doctor.finding import Finding, Level, count, names, one_error, shown
+from riverpy._tools.doctor.finding import Finding, fail, limited, ok, warn
 from riverpy._tools.doctor.snapshot import TOUCHED_LIMIT, kinds_limit
 from riverpy._tools.doctor.statements import doctor_queues
+from riverpy._tools.text import count, names, one_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
-    from riverpy._tools.doctor.statements import ClientRow, KindRow, PlaceRow
+    from riverpy._tools.doctor.statements import BacklogRow, ClientRow, KindRow
 
 UNKNOWN_KIND = "job kind is not registered"
-"""The begin of the error of an attempt at a kind that the client does not have, River's too."""
+"""The start of the error when a client runs a job of a kind that it lacks. River writes it too."""
 
 
-async def check_kinds(patient: DatabaseSnapshot) -> list[Finding]:
-    """Kinds of waiting jobs that no living client has.
+async def check_kinds(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report the kinds of waiting jobs that no live client has."""
+    clients = await snapshot.clients()
+    live = [client for client in clients or () if client.is_alive]
+    if not live:
+        return [ok("kinds", "not known: no riverpy client runs", {"kinds": None})]
+    backlogs = await snapshot.backlogs()
+    rows = await snapshot.kinds(backlogs)
+    worked = {kind for client in live for kind in client.kinds}
+    unknown = [row for row in rows if row.kind not in worked]
+    foreign = await _foreign_queues(snapshot, live) if unknown else set[str]()
+    problems = [_unknown(row, backlogs, live, foreign) for row in unknown]
+    return [
+        ok(
+            "kinds",
+            f"{count(len(rows), 'kind')} of waiting jobs",
+            {"kinds": {row.kind: row.kind in worked for row in rows}},
+        ),
+        *limited(problems),
+    ]
 
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
-    clients = await patient.clients()
-    living = [one for one in clients or () if one.is_alive]
-    if not living:
-        text = "not known: no client of riverpy's says which kinds it has"
-        return [Finding(Level.OK, "kinds", text, data={"kinds": None})]
-    places = await patient.places()
-    rows = await patient.kinds(places)
-    had = {kind for one in living for kind in one.kinds}
-    text = f"{count(len(rows), 'kind')} among the waiting jobs"
-    data: dict[str, object] = {"kinds": {row.kind: row.kind in had for row in rows}}
-    unknown = [row for row in rows if row.kind not in had]
-    elsewhere = await _worked_elsewhere(patient, living) if unknown else set[str]()
-    problems = [_unknown(row, places, living, elsewhere) for row in unknown]
-    return [Finding(Level.OK, "kinds", text, data=data), *shown(problems)]
 
-
-async def _worked_elsewhere(patient: DatabaseSnapshot, living: Sequence[ClientRow]) -> set[str]:
-    """Queues that a client in another language may work: all, where one leads; and those that
-    somebody works who is no client of riverpy's."""
-    lead = await patient.lead()
-    async with patient.session.reading() as connection:
-        rows = await doctor_queues(connection, patient.schema)
-    if lead is not None and not lead.is_over and lead.is_registered is False:
+async def _foreign_queues(snapshot: DatabaseSnapshot, live: Sequence[ClientRow]) -> set[str]:
+    """Return the queues that a client in another language may work: all if such a client is the
+    leader, otherwise those that were updated recently and no riverpy client works."""
+    leader = await snapshot.leader()
+    async with snapshot.session.reading() as connection:
+        rows = await doctor_queues(connection, snapshot.schema)
+    if leader is not None and not leader.has_expired and leader.is_registered is False:
         return {row.name for row in rows}
-    worked = {queue for one in living for queue in one.queues}
+    worked = {queue for client in live for queue in client.queues}
     return {row.name for row in rows if row.touched < TOUCHED_LIMIT and row.name not in worked}
 
 
 def _unknown(
-    row: KindRow, places: Sequence[PlaceRow], living: Sequence[ClientRow], elsewhere: set[str]
+    row: KindRow, backlogs: Sequence[BacklogRow], live: Sequence[ClientRow], foreign: set[str]
 ) -> Finding:
-    worked = [queue for queue in row.queues if any(queue in one.queues for one in living)]
-    most = kinds_limit(places)
-    is_cut = any(place.jobs > most for place in places if place.queue in row.queues)
-    jobs = f"{'at least ' if is_cut else ''}{count(row.jobs, 'job')}"
+    worked = [queue for queue in row.queues if any(queue in client.queues for client in live)]
+    limit = kinds_limit(backlogs)
+    is_partial = any(one.jobs > limit for one in backlogs if one.queue in row.queues)
+    jobs = f"{'at least ' if is_partial else ''}{count(row.jobs, 'job')}"
     text = (
-        f'no worker of riverpy\'s has kind "{row.kind}", of which {jobs} '
-        f"wait{'s' if row.jobs == 1 else ''} in queue {names(row.queues)}, as job {row.id}"
+        f'no riverpy worker has kind "{row.kind}". {jobs} of this kind '
+        f"wait{'s' if row.jobs == 1 else ''} in queue {names(row.queues)}, for example job "
+        f"{row.id}"
     )
-    if elsewhere & set(row.queues):
-        text += " (a client in another language may have it)"
+    if foreign & set(row.queues):
+        text += " (a client in another language may have the kind)"
     data: dict[str, object] = {
         "kind": row.kind,
         "jobs": row.jobs,
         "job_id": row.id,
         "queues": row.queues,
         "failed": row.failed,
-        "attempts_left": row.left_over,
+        "attempts_left": row.attempts_left,
     }
     if row.failed and worked and UNKNOWN_KIND in (row.error or ""):
-        left = (
-            ""
-            if row.left_over is None
-            else f", with {count(row.left_over, 'attempt')} left at least"
-        )
-        number = "All" if row.failed == row.jobs else f"{row.failed:,}"
-        pause = f"riverpy queue pause {' '.join(quote(queue) for queue in worked)}"
-        return Finding(
-            Level.FAIL,
-            "kinds",
-            f"{text}. {number} of them failed already{left}; then they are discarded: "
-            "clients claim them without having their kind. The newest error: "
-            f"{one_error(row.error or '')}",
-            "deploy a worker that has it, and set known_kinds_only (River in Go: "
-            f"FetchOnlyKnownKinds) in the others; until then {pause} saves their attempts, and "
-            "holds the other jobs of the queue too. riverpy job retry ID runs a discarded job "
-            "again",
-            data,
-        )
+        return _failed(row, text, worked, data)
     where = "" if worked else ", for this queue"
-    fix = f"start or deploy a worker that has it{where}; until then its jobs wait unchanged"
-    return Finding(Level.WARN, "kinds", text, fix, data)
+    fix = f"start or deploy a worker that has the kind{where}. Until then the jobs wait unchanged"
+    return warn("kinds", text, fix, data)
+
+
+def _failed(row: KindRow, text: str, worked: Sequence[str], data: dict[str, object]) -> Finding:
+    """Clients claim the jobs although they lack the kind."""
+    left = ""
+    if row.attempts_left is not None:
+        left = f", and one has only {count(row.attempts_left, 'attempt')} left"
+    number = "All" if row.failed == row.jobs else f"{row.failed:,}"
+    pause = f"riverpy queue pause {' '.join(quote(queue) for queue in worked)}"
+    return fail(
+        "kinds",
+        f"{text}. Clients without this kind claim the jobs and fail them. {number} of them failed "
+        f"already{left}. After the last attempt a job is discarded. The newest error: "
+        f"{one_error(row.error or '')}",
+        f"stop the failures now with {pause}, which also stops all other jobs of the queue. "
+        "Deploy a worker that has the kind, and set known_kinds_only (River in Go: "
+        "FetchOnlyKnownKinds) in the other workers. riverpy job retry ID runs a discarded job "
+        "again",
+        data,
+    )

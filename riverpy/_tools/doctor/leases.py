@@ -1,4 +1,4 @@
-"""Leases: those of user code, and whether one has lapsed that nobody took over."""
+"""Leases of user code."""
 
 from __future__ import annotations
 
@@ -6,54 +6,49 @@ from typing import TYPE_CHECKING
 
 from riverpy._names import USER_PREFIX
 from riverpy._postgres.leases import lease_list
-from riverpy._postgres.schema import LEASES_VERSION, OWN_LINE
-from riverpy._tools.doctor.finding import Finding, Level, count, names, span
+from riverpy._postgres.schema import LEASES_VERSION
+from riverpy._tools.doctor.finding import Finding, ok, warn
+from riverpy._tools.text import count, names, span
 
 if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 
-LAPSED_LIMIT = 60.0
-"""Seconds within which somebody who stands by takes a lapsed lease over."""
-LAPSED_MOST = 86_400.0
-"""Seconds after which a lapsed lease is taken for one that nobody wants any more."""
+EXPIRED_MIN = 60.0
+"""Seconds within which a process that waits for an expired lease acquires it."""
+EXPIRED_MAX = 86_400.0
+"""Seconds after which an expired lease counts as no longer needed."""
 
 
-async def check_leases(patient: DatabaseSnapshot) -> list[Finding]:
-    """Which leases are held, and which lapsed for want of a renewal and were left.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
-    if LEASES_VERSION not in patient.state.versions(OWN_LINE):
-        text = "off: their table is not there (see `schema`)"
-        return [Finding(Level.OK, "leases", text, data={"leases": None})]
-    async with patient.session.reading() as connection:
-        rows = await lease_list(connection, patient.schema)
-    left = {
-        row.name.removeprefix(USER_PREFIX): (row.holder, row.remaining)
-        for row in rows
-        if row.name.startswith(USER_PREFIX) and row.remaining is not None
-    }
-    held = sorted(name for name, (_, remaining) in left.items() if remaining >= 0)
-    lapsed = {
-        name: -remaining
-        for name, (_, remaining) in left.items()
-        if LAPSED_LIMIT <= -remaining < LAPSED_MOST
-    }
-    data: dict[str, object] = {"leases": {name: left[name][0] for name in held}}
-    text = count(len(held), "lease") + " of user code" + (f": {names(held)}" if held else "")
-    findings = [Finding(Level.OK, "leases", text, data=data)]
-    if lapsed:
-        longest, last = max(lapsed.values()), names({left[name][0]: None for name in lapsed})
+async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report which leases are held, and which have expired and were not acquired again."""
+    if not snapshot.has(LEASES_VERSION):
+        return [ok("leases", "off: their table is missing (see `schema`)", {"leases": None})]
+    async with snapshot.session.reading() as connection:
+        rows = await lease_list(connection, snapshot.schema)
+    holders: dict[str, str] = {}
+    expired: dict[str, float] = {}
+    last_holders: dict[str, None] = {}
+    for row in rows:
+        if not row.name.startswith(USER_PREFIX) or row.remaining is None:
+            continue
+        name = row.name.removeprefix(USER_PREFIX)
+        if row.remaining >= 0:
+            holders[name] = row.holder
+        elif EXPIRED_MIN <= -row.remaining < EXPIRED_MAX:
+            expired[name] = -row.remaining
+            last_holders[row.holder] = None
+    text = count(len(holders), "lease") + " of user code"
+    text += f": {names(sorted(holders))}" if holders else ""
+    findings = [ok("leases", text, {"leases": holders})]
+    if expired:
         findings.append(
-            Finding(
-                Level.WARN,
+            warn(
                 "leases",
-                f"lapsed, for up to {span(longest)}, and taken over by nobody: {names(lapsed)}, "
-                f"last held by {last}",
-                "start a process that has them, as a singleton or a lease; if nobody is to have "
-                "them any more, nothing: they are told of for a day",
-                {"lapsed": {name: round(seconds, 3) for name, seconds in lapsed.items()}},
+                f"expired up to {span(max(expired.values()))} ago and not acquired again: "
+                f"{names(expired)}. Last holder: {names(last_holders)}",
+                "start a process that uses the lease or runs the singleton. If it is no longer "
+                "needed, do nothing: this warning ends after a day",
+                {"lapsed": {name: round(seconds, 3) for name, seconds in expired.items()}},
             )
         )
     return findings

@@ -1,4 +1,4 @@
-"""Listening: whether a notification that is sent arrives."""
+"""Whether notifications arrive, and whether each client has a connection for them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from riverpy._log_events import CONNECTION_LOST, NOTIFICATIONS_NOT_RECEIVED
 from riverpy._postgres.driver import DATABASE_ERRORS, close, connect, describe, listen
-from riverpy._tools.doctor.finding import Finding, Level, count, names
+from riverpy._tools.doctor.finding import Finding, Level, ok, warn
 from riverpy._tools.doctor.statements import doctor_listeners, doctor_notify
+from riverpy._tools.text import count, names
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,122 +21,104 @@ if TYPE_CHECKING:
 
 TOPIC = "riverpy_doctor"
 PROBE_TIMEOUT = 2.0
-"""Seconds within which a probe must come back."""
+"""Seconds within which the test notification must arrive."""
 LISTEN_TIMEOUT = 10.0
-"""Seconds to connect and listen."""
-_NOT_TRIED = Finding(
-    Level.WARN,
+"""Seconds to connect and send LISTEN."""
+_NOT_TRIED = warn(
     "listen",
-    "not tried, since the server's queue of notifications is full: see `notifications`",
-    "run riverpy doctor again when it is not",
+    "not tried, because the server's notification queue is full: see `notifications`",
+    "run riverpy doctor again when the queue is no longer full",
     {"seconds": None},
 )
 
 
-async def check_listening(patient: DatabaseSnapshot) -> list[Finding]:
-    """Whether clients hear of jobs. Without, a job waits for the next poll, a second by default.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
-    finding = _NOT_TRIED if patient.is_queue_full else await _try_listening(patient)
-    patient.is_heard = finding.level is Level.OK
+async def check_listening(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Send a notification and wait for it. Without notifications a job waits for the next poll, one
+    second by default."""
+    finding = _NOT_TRIED if snapshot.is_queue_full else await _try_listening(snapshot)
+    snapshot.notifications_arrive = finding.level is Level.OK
     return [finding]
 
 
-async def _try_listening(patient: DatabaseSnapshot) -> Finding:
-    url = patient.listen_url or patient.session.url
-    what = "the listen URL" if patient.listen_url else "the database URL"
+async def _try_listening(snapshot: DatabaseSnapshot) -> Finding:
+    url = snapshot.listen_url or snapshot.session.url
+    what = "the listen URL" if snapshot.listen_url else "the database URL"
     try:
-        seconds = await _probe(patient, url)
+        seconds = await _send_and_wait(snapshot, url)
     except (*DATABASE_ERRORS, ConfigError) as error:
-        return Finding(
-            Level.WARN,
+        return warn(
             "listen",
-            f"nobody can listen over {what}: {describe(error)}",
-            "give the URL of a server that can be reached; until then clients poll",
+            f"LISTEN over {what} failed: {describe(error)}",
+            "use the URL of a server that can be reached. Until then clients find jobs by polling",
         )
     if seconds is not None:
         text = f"a notification over {what} took {seconds * 1000:.1f} ms"
-        return Finding(Level.OK, "listen", text, data={"seconds": round(seconds, 6)})
-    other = ", or does it lead to another database" if patient.listen_url else ""
-    return Finding(
-        Level.WARN,
+        return ok("listen", text, {"seconds": round(seconds, 6)})
+    other = " Or does the URL name another database?" if snapshot.listen_url else ""
+    return warn(
         "listen",
-        f"no notification over {what} in {PROBE_TIMEOUT:g} s: is there a pooler in transaction "
-        f"mode{other}? Clients that listen over it find jobs by polling",
-        "set Config(pooler=True, listen_url=…) to a URL that leads past the pooler (try it here "
-        "with --listen-url), or Config(pooler=True, poll_only=True)",
+        f"no notification arrived over {what} within {PROBE_TIMEOUT:g} s. Is there a pooler in "
+        f"transaction mode?{other} Clients that listen over it find jobs by polling",
+        "set Config(pooler=True, listen_url=…) to a URL that does not go through the pooler (try "
+        "it with --listen-url), or Config(pooler=True, poll_only=True)",
         {"seconds": None},
     )
 
 
-async def check_listeners(patient: DatabaseSnapshot) -> list[Finding]:
-    """Whether each client that lives and does not only poll has a connection to listen on. The
-    server knows how many there are, in all its schemas, not whose they are. Where nothing is heard,
-    they come and go, and that was told.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
-    clients = await patient.clients()
+async def check_listeners(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Compare the number of clients that should listen with the number of their connections. The
+    server shows only the number of connections, for all schemas of the database."""
+    clients = await snapshot.clients()
     if clients is None:
         return []
-    async with patient.session.reading() as connection:
+    async with snapshot.session.reading() as connection:
         listeners = await doctor_listeners(connection)
-    needed = [one for one in clients if one.is_lively and not one.poll_only]
-    data: dict[str, object] = {"listeners": listeners, "needed": len(needed)}
-    if listeners >= len(needed):
+    expected = [client for client in clients if client.is_on_time and not client.poll_only]
+    data: dict[str, object] = {"listeners": listeners, "needed": len(expected)}
+    if listeners >= len(expected):
         text = f"{count(listeners, 'client')} of this database listen{'s' * (listeners == 1)}"
-        return [Finding(Level.OK, "listeners", text, data=data)]
-    if not patient.is_heard:
-        text = f"{listeners} for {count(len(needed), 'client')}: see `listen`"
-        return [Finding(Level.OK, "listeners", text, data=data)]
-    who = names(one.client_id for one in needed)
+        return [ok("listeners", text, data)]
+    if not snapshot.notifications_arrive:  # connections come and go, as `listen` has reported
+        text = f"{listeners} for {count(len(expected), 'client')}: see `listen`"
+        return [ok("listeners", text, data)]
     return [
-        Finding(
-            Level.WARN,
+        warn(
             "listeners",
-            f"{count(len(needed), 'client')} should listen, and there "
-            f"{'is' if listeners == 1 else 'are'} {count(listeners, 'connection')} for that: who "
-            f"has none finds jobs by polling. They are {who}",
-            "look in their logs for `notifications not received` and for `connection lost` of "
-            "the listener, and try the way that they listen on with --listen-url. One that was "
-            "killed is counted until it is silent for half of dead_after",
+            f"{count(len(expected), 'client')} should listen, but there "
+            f"{'is' if listeners == 1 else 'are'} only {count(listeners, 'connection')} for "
+            "LISTEN. A client without one finds jobs by polling. The clients are "
+            f"{names(client.client_id for client in expected)}",
+            f"search their logs for `{NOTIFICATIONS_NOT_RECEIVED}` and for `{CONNECTION_LOST}` of "
+            "the listener, and try their listen URL with --listen-url. A killed client counts "
+            "until half of its dead_after has passed",
             data,
         )
     ]
 
 
-async def _probe(patient: DatabaseSnapshot, url: str) -> float | None:
-    """Seconds that a notification takes from the session to a listener. None: too many."""
-    channel, token = f"{patient.schema}.{TOPIC}", secrets.token_hex(8)
-    heard = asyncio.Event()
+async def _send_and_wait(snapshot: DatabaseSnapshot, url: str) -> float | None:
+    """Return the seconds until the notification arrived. None: it did not."""
+    channel, token = f"{snapshot.schema}.{TOPIC}", secrets.token_hex(8)
+    arrived = asyncio.Event()
 
-    def hear(payload: str) -> None:
+    def receive(payload: str) -> None:
         if payload == token:
-            heard.set()
+            arrived.set()
 
-    with anyio.fail_after(
-        LISTEN_TIMEOUT, reason=f"listening took longer than {LISTEN_TIMEOUT:g} s"
-    ):
+    with anyio.fail_after(LISTEN_TIMEOUT, reason=f"LISTEN took longer than {LISTEN_TIMEOUT:g} s"):
         connection = await connect(url, pooled=True)
         try:
-            await listen(connection, {channel: hear}, _nothing)
+            await listen(connection, {channel: receive}, lambda: None)
         except BaseException:
             connection.terminate()
             raise
     try:
         start = monotonic()
-        async with patient.session.reading() as sender:
+        async with snapshot.session.reading() as sender:
             await doctor_notify(sender, channel=channel, payload=token)
         with anyio.move_on_after(PROBE_TIMEOUT):
-            await heard.wait()
+            await arrived.wait()
             return monotonic() - start
         return None
     finally:
         await close(connection)
-
-
-def _nothing() -> None:
-    pass

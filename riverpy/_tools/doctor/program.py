@@ -1,12 +1,13 @@
-"""Code: which kinds of waiting jobs the program lacks that is to work them."""
+"""The kinds of waiting jobs that a given program lacks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from riverpy._tools.doctor.finding import Finding, Level, count, names, shown
+from riverpy._tools.doctor.finding import Finding, limited, ok, warn
 from riverpy._tools.doctor.snapshot import kinds_limit
+from riverpy._tools.text import count, names
 
 if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
@@ -14,51 +15,51 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Code:
-    """A program, as it is before it runs."""
+class Program:
+    """A program that does not run yet."""
 
     name: str
-    """Where it is, as MODULE:ATTR."""
+    """MODULE:ATTR."""
     kinds: frozenset[str]
     queues: frozenset[str]
-    """Those that it would work; none: it would be told which."""
+    """The queues that it works. Empty: it names none."""
 
 
-async def check_code(code: Code, patient: DatabaseSnapshot) -> list[Finding]:
-    """Which jobs it would take and fail, for want of their kind.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
-    places = [
-        place for place in await patient.places() if not code.queues or place.queue in code.queues
+async def check_program(program: Program, snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report the kinds of waiting jobs that the program would claim and fail."""
+    backlogs = [
+        row
+        for row in await snapshot.backlogs()
+        if not program.queues or row.queue in program.queues
     ]
-    rows = await patient.kinds(places)
-    lacking = [row for row in rows if row.kind not in code.kinds]
-    where = f"queue {names(sorted(code.queues))}" if code.queues else "any queue"
+    rows = await snapshot.kinds(backlogs)
+    missing = [row for row in rows if row.kind not in program.kinds]
+    where = f"queue {names(sorted(program.queues))}" if program.queues else "any queue"
     text = (
-        f"{code.name} has {count(len(code.kinds), 'kind')}; {count(len(rows), 'kind')} among the "
-        f"jobs that wait in {where}"
+        f"{program.name} has {count(len(program.kinds), 'kind')}. Jobs of "
+        f"{count(len(rows), 'kind')} wait in {where}"
     )
     data: dict[str, object] = {
-        "kinds": sorted(code.kinds),
-        "queues": sorted(code.queues),
-        "lacking": [row.kind for row in lacking],
+        "kinds": sorted(program.kinds),
+        "queues": sorted(program.queues),
+        "lacking": [row.kind for row in missing],
     }
-    most = kinds_limit(places)
-    cut = {place.queue for place in places if place.jobs > most}
-    problems = [_lacking(code, row, is_cut=not cut.isdisjoint(row.queues)) for row in lacking]
-    return [Finding(Level.OK, "code", text, data=data), *shown(problems)]
+    limit = kinds_limit(backlogs)
+    partial = {row.queue for row in backlogs if row.jobs > limit}
+    problems = [
+        _missing(program, row, is_partial=not partial.isdisjoint(row.queues)) for row in missing
+    ]
+    return [ok("code", text, data), *limited(problems)]
 
 
-def _lacking(code: Code, row: KindRow, *, is_cut: bool) -> Finding:
-    jobs = f"{'at least ' if is_cut else ''}{count(row.jobs, 'job')}"
-    return Finding(
-        Level.WARN,
+def _missing(program: Program, row: KindRow, *, is_partial: bool) -> Finding:
+    jobs = f"{'at least ' if is_partial else ''}{count(row.jobs, 'job')}"
+    return warn(
         "code",
-        f'{code.name} lacks kind "{row.kind}", of which {jobs} wait{"s" if row.jobs == 1 else ""} '
-        f"in queue {names(row.queues)}, as job {row.id}",
-        "register a worker for it before this code works that queue: it would take such a job and "
-        "fail it, which costs an attempt each time",
+        f'{program.name} lacks kind "{row.kind}". {jobs} of this kind '
+        f"wait{'s' if row.jobs == 1 else ''} in queue {names(row.queues)}, for example job "
+        f"{row.id}",
+        "register a worker for the kind before this program works the queue. Otherwise it can "
+        "claim such jobs and fail them, and each failure uses an attempt",
         {"kind": row.kind, "jobs": row.jobs, "job_id": row.id, "queues": row.queues},
     )

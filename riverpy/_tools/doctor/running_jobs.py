@@ -1,12 +1,14 @@
-"""Running: jobs that have been running for long, and those of clients that nobody knows."""
+"""Jobs that run for long, and running jobs of clients that are not registered."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from riverpy._tools.doctor.finding import Finding, Level, count, names, shown, span
+from riverpy._log_events import JOB_RESULTS_REJECTED
+from riverpy._tools.doctor.finding import Finding, limited, ok, warn
 from riverpy._tools.doctor.snapshot import RUNNING_LIMIT
+from riverpy._tools.text import count, names, span
 from riverpy.config import RESCUE_AFTER_DEFAULT
 
 if TYPE_CHECKING:
@@ -16,106 +18,96 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import ClientRow, RunningRow
 
 
-async def check_running(patient: DatabaseSnapshot) -> list[Finding]:
-    """Which jobs run for longer than a job should. How long its code may take, its client alone
-    knows; the row says since when it runs, and who claimed it.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
-    clients = await patient.clients()
-    rows = await patient.running(clients or [])
+async def check_running(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report jobs that run for longer than `stuck_after`. The timeout of a job is not in the
+    database."""
+    clients = await snapshot.clients()
+    rows = await snapshot.running(clients or [])
     jobs = sum(row.jobs for row in rows)
     text = count(jobs, "job", limit=RUNNING_LIMIT)
     if rows:
         first = rows[0]
         text += (
-            f', the longest for {span(first.longest)}: job {first.id}, kind "{first.kind}", of '
-            f"{first.client_id or 'nobody'}"
+            f', the longest for {span(first.longest)}: job {first.id}, kind "{first.kind}", client '
+            f"{first.client_id or 'unknown'}"
         )
     data: dict[str, object] = {
         "running": jobs,
         "longest": round(rows[0].longest, 3) if rows else None,
         "job_id": rows[0].id if rows else None,
     }
-    known = {one.client_id: one for one in clients or ()}
-    strangers = [row for row in rows if clients is not None and row.client_id not in known]
+    known = {client.client_id: client for client in clients or ()}
+    unregistered = [row for row in rows if clients is not None and row.client_id not in known]
+    long = [
+        _long(row)
+        for row in rows
+        if row.long and not row.is_stuck and (clients is None or _is_live(row, known))
+    ]
     return [
-        Finding(Level.OK, "running", text, data=data),
-        *shown(_long(rows, known, clients is None)),
-        *_unregistered(strangers, clients or []),
+        ok("running", text, data),
+        *limited(long),
+        *_unregistered(unregistered, clients or []),
     ]
 
 
-def _long(
-    rows: Sequence[RunningRow], known: dict[str, ClientRow], is_unknown: bool
-) -> list[Finding]:
-    """Those of clients that live, or of which nothing is known: for dead ones see `clients`, for
-    those that were cancelled `stuck`."""
-    found: list[Finding] = []
-    for row in rows:
-        client = known.get(row.client_id or "")
-        if not row.long or row.is_stuck or not (is_unknown or (client and client.is_alive)):
-            continue
-        more = f" (and {row.long - 1:,} more like it)" if row.long > 1 else ""
-        found.append(
-            Finding(
-                Level.WARN,
-                "running",
-                f'job {row.id} of kind "{row.kind}" in queue "{row.queue}"{more} runs for '
-                f"{span(row.longest)}, in {row.client_id}, and was not cancelled yet, as far as is "
-                "known. It hangs, unless its code may take that long, or it has ended and its "
-                "result cannot be stored",
-                "see the log of that worker for `job results`: a trigger of yours, or a damaged "
-                "row, may keep a result from being stored. If it hangs: riverpy job cancel "
-                f"{row.id}. If it does not end then, restart that worker: code that blocks or "
-                "ignores its cancellation ends with its process only. Give the kind a timeout",
-                {
-                    "job_id": row.id,
-                    "jobs": row.long,
-                    "kind": row.kind,
-                    "queue": row.queue,
-                    "client_id": row.client_id,
-                    "seconds": round(row.longest, 3),
-                },
-            )
-        )
-    return found
+def _is_live(row: RunningRow, known: dict[str, ClientRow]) -> bool:
+    """Return whether the client of these jobs is live. The check `clients` reports dead ones."""
+    client = known.get(row.client_id or "")
+    return client is not None and client.is_alive
 
 
-def _unregistered(strangers: Sequence[RunningRow], clients: Sequence[ClientRow]) -> list[Finding]:
-    """Running jobs of clients that give no signs of life, which a client in another language never
-    does."""
-    if not strangers:
+def _long(row: RunningRow) -> Finding:
+    more = f" (and {row.long - 1:,} more like it)" if row.long > 1 else ""
+    return warn(
+        "running",
+        f'job {row.id} of kind "{row.kind}" in queue "{row.queue}"{more} runs for '
+        f"{span(row.longest)} in {row.client_id}, and no cancellation is known. Either its code "
+        "needs that long, or it hangs, or it has ended and its result cannot be stored",
+        f"search the log of that worker for `{JOB_RESULTS_REJECTED}`: a trigger of yours or a "
+        "damaged row can prevent that a result is stored. If the job hangs: riverpy job cancel "
+        f"{row.id}. If it still runs after that, restart the worker, because code that blocks or "
+        "ignores its cancellation ends only with its process. Give the kind a timeout",
+        {
+            "job_id": row.id,
+            "jobs": row.long,
+            "kind": row.kind,
+            "queue": row.queue,
+            "client_id": row.client_id,
+            "seconds": round(row.longest, 3),
+        },
+    )
+
+
+def _unregistered(rows: Sequence[RunningRow], clients: Sequence[ClientRow]) -> list[Finding]:
+    """Report running jobs of clients that write no heartbeat, as those in another language."""
+    if not rows:
         return []
-    jobs = sum(row.jobs for row in strangers)
-    had = {kind for one in clients if one.is_alive for kind in one.kinds}
-    left = [row for row in strangers if row.kind not in had]
-    age = RESCUE_AFTER_DEFAULT.total_seconds()
-    old = [row for row in left if row.longest >= age]
+    worked = {kind for client in clients if client.is_alive for kind in client.kinds}
+    foreign = [row for row in rows if row.kind not in worked]
     unknown: Counter[str] = Counter()
-    for row in left:
+    for row in foreign:
         unknown[row.kind] += row.jobs
-    who = names(sorted({row.client_id or "nobody" for row in strangers}))
-    text = f"{count(jobs, 'job', limit=RUNNING_LIMIT)} of clients that are not registered: {who}"
+    jobs = sum(row.jobs for row in rows)
+    ids = names(sorted({row.client_id or "unknown" for row in rows}))
+    text = f"{count(jobs, 'job', limit=RUNNING_LIMIT)} of clients that are not registered: {ids}"
     data: dict[str, object] = {
         "running": jobs,
-        "clients": sorted({row.client_id or "" for row in strangers}),
+        "clients": sorted({row.client_id or "" for row in rows}),
         "unknown_kinds": dict(unknown),
     }
+    old = [row for row in foreign if row.longest >= RESCUE_AFTER_DEFAULT.total_seconds()]
     if not old:
-        text += " (clients in another language, or of a time before their table)"
-        return [Finding(Level.OK, "unregistered", text, data=data)]
-    kinds = sorted({row.kind for row in old})
+        text += " (clients in another language, or older than the table of clients)"
+        return [ok("unregistered", text, data)]
     longest = max(row.longest for row in old)
     return [
-        Finding(
-            Level.WARN,
+        warn(
             "unregistered",
-            f"{text}. Those of kind {names(kinds)} run for up to {span(longest)}, and are left as "
-            "they are: a leader in Python gives back only kinds that it has",
+            f"{text}. Those of kind {names(sorted({row.kind for row in old}))} run for up to "
+            f"{span(longest)}. No leader releases them: a riverpy leader releases only kinds that "
+            "it has",
             "if their client is gone, register a worker for these kinds in Python, if only a stub "
-            "(docs/go.md), or let a client in Go lead that has them",
+            "(docs/go.md), or let a Go client that has these kinds become leader",
             data,
         )
     ]

@@ -1,4 +1,4 @@
-"""Server: whether the database server can be reached and used, and what of its state hurts."""
+"""The database server: connection, settings, clock and number of connections."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from riverpy._postgres.sql_files import quote_identifier
-from riverpy._tools.doctor.finding import Finding, Level, span
+from riverpy._tools.doctor.finding import Finding, Level, fail, ok, warn
 from riverpy._tools.doctor.statements import (
     doctor_connections,
     doctor_now,
     doctor_server,
     doctor_settings,
 )
+from riverpy._tools.text import span
 from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:
@@ -22,51 +23,31 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import ServerRow, SettingRow
 
 LATENCY_WARN = 0.1
-"""Seconds of a round trip, above which jobs are slow whatever else is done."""
+"""Seconds of a round trip above which all jobs are slow."""
 SKEW_WARN = 2.0
 """Seconds by which two clocks may differ."""
-LOOKS = 3
-"""How often a round trip is measured; the fastest counts."""
+MEASUREMENTS = 3
+"""How many round trips are measured. The fastest counts."""
 CONNECTIONS_WARN = 0.8
 CONNECTIONS_FAIL = 0.95
 """Shares of `max_connections`."""
-SHORTEST = {
+MIN_TIMEOUTS = {
     "statement_timeout": 5.0,
     "transaction_timeout": 10.0,
     "idle_in_transaction_session_timeout": 5.0,
     "idle_session_timeout": 60.0,
     "lock_timeout": 1.0,
 }
-"""Seconds below which a limit of the role's sessions ends what works as it should."""
+"""Seconds. A shorter timeout of the role's sessions ends normal work of riverpy."""
 ISOLATION = "default_transaction_isolation"
 TRACKING = "track_activities"
 _GOOD = {ISOLATION: "'read committed'", TRACKING: "on"}
-_NAMES = (*SHORTEST, *_GOOD)
-_GIVEN_BY_CLIENT = {"client", "environment variable"}
+_SET_BY_CLIENT = {"client", "environment variable"}
 
 
 def now() -> datetime:
-    """This machine's clock."""
+    """Return the time of this machine's clock."""
     return datetime.now(UTC)
-
-
-async def check_server(session: Session) -> tuple[ServerRow, list[Finding]]:
-    """Where we are, and what that means for a queue.
-
-    Raises:
-        ConfigError, DatabaseError, or one of DATABASE_ERRORS: it cannot be reached or refuses.
-    """
-    connection = await session.connection()
-    server = await session.bounded(doctor_server(connection))
-    async with session.reading():
-        round_trips: list[float] = []
-        for _ in range(LOOKS):
-            start = monotonic()
-            await doctor_now(connection)
-            round_trips.append(monotonic() - start)
-    is_pooled = connection.get_server_pid() != server.pid
-    findings = [_connected(server, min(round_trips)), _pooler(is_pooled=is_pooled)]
-    return server, findings
 
 
 async def expect_primary(connection: Transaction) -> None:
@@ -83,6 +64,24 @@ async def expect_primary(connection: Transaction) -> None:
         )
 
 
+async def check_server(session: Session) -> tuple[ServerRow, list[Finding]]:
+    """Connect, and report the server, its role and whether there is a pooler.
+
+    Raises:
+        ConfigError, DatabaseError, or one of DATABASE_ERRORS: the connection failed.
+    """
+    connection = await session.connection()
+    server = await session.bounded(doctor_server(connection))
+    async with session.reading():
+        round_trips: list[float] = []
+        for _ in range(MEASUREMENTS):
+            start = monotonic()
+            await doctor_now(connection)
+            round_trips.append(monotonic() - start)
+    is_pooled = connection.get_server_pid() != server.pid
+    return server, [_connected(server, min(round_trips)), _pooler(is_pooled=is_pooled)]
+
+
 def _connected(server: ServerRow, latency: float) -> Finding:
     data: dict[str, object] = {
         "version": server.version,
@@ -91,66 +90,52 @@ def _connected(server: ServerRow, latency: float) -> Finding:
         "is_standby": server.is_standby,
         "is_read_only": server.is_read_only,
     }
-    text = f"PostgreSQL {server.version}, as {server.role}, {latency * 1000:.1f} ms"
+    text = f"PostgreSQL {server.version}, role {server.role}, {latency * 1000:.1f} ms"
     if server.is_standby:
-        return Finding(
-            Level.FAIL,
+        return fail(
             "connect",
-            f"{text}: a standby, on which nothing can be written or listened for",
-            "let the URL lead to the primary: name all hosts and add target_session_attrs=primary",
+            f"{text}: this is a standby. It accepts no writes and no LISTEN",
+            "use the URL of the primary: name all hosts and add target_session_attrs=primary",
             data,
         )
     if server.is_read_only:
-        return Finding(
-            Level.FAIL,
+        return fail(
             "connect",
-            f"{text}: the server lets nobody write (default_transaction_read_only is on)",
-            "let it: ALTER SYSTEM RESET default_transaction_read_only and SELECT pg_reload_conf(), "
-            "or ALTER ROLE … RESET default_transaction_read_only; after a failover wait for the "
-            "new primary",
+            f"{text}: the server is read-only (default_transaction_read_only is on)",
+            "allow writes: ALTER SYSTEM RESET default_transaction_read_only and SELECT "
+            "pg_reload_conf(), or ALTER ROLE … RESET default_transaction_read_only. After a "
+            "failover wait for the new primary",
             data,
         )
     if latency >= LATENCY_WARN:
-        return Finding(
-            Level.WARN,
+        return warn(
             "connect",
-            f"{text}: a round trip is long, and every job takes some",
-            "run workers near the database, or look for what keeps server or network busy",
+            f"{text}: a round trip is slow, and every job needs several",
+            "run the workers near the database, or find out what loads the server or the network",
             data,
         )
-    return Finding(Level.OK, "connect", text, data=data)
+    return ok("connect", text, data)
 
 
 def _pooler(*, is_pooled: bool) -> Finding:
-    data: dict[str, object] = {"is_pooled": is_pooled}
-    if not is_pooled:
-        return Finding(Level.OK, "pooler", "none: the connection leads to the server", data=data)
-    return Finding(
-        Level.OK,
-        "pooler",
-        "there is one: the server's process is not the one that the connection was told. Clients "
-        "need Config(pooler=True, listen_url=…) if it pools transactions",
-        data=data,
-    )
+    text = "none: the connection leads to the server"
+    if is_pooled:
+        text = (
+            "there is a pooler, because the connection and the server name different processes. If "
+            "it pools transactions, clients need Config(pooler=True, listen_url=…)"
+        )
+    return ok("pooler", text, {"is_pooled": is_pooled})
 
 
 async def check_settings(session: Session, role: str) -> list[Finding]:
-    """Settings of the role's sessions that hurt.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
+    """Report settings of the role's sessions that harm riverpy."""
     connection = await session.connection()
-    settings = await session.bounded(doctor_settings(connection, _NAMES))
-    bad = [(setting, why) for setting in settings if (why := _why_bad(setting))]
-    if not bad:
-        return [Finding(Level.OK, "settings", "none of the role's settings is in the way")]
-    return [
-        Finding(
-            Level.WARN,
+    settings = await session.bounded(doctor_settings(connection, [*MIN_TIMEOUTS, *_GOOD]))
+    findings = [
+        warn(
             "settings",
-            f"{setting.name} is {_shown(setting)}, set by the {setting.source}: {why}",
-            _reset(setting, role),
+            f"{setting.name} is {_value(setting)}, set by the {setting.source}: {effect}",
+            _settings_fix(setting, role),
             {
                 "setting": setting.name,
                 "value": setting.value,
@@ -158,64 +143,61 @@ async def check_settings(session: Session, role: str) -> list[Finding]:
                 "source": setting.source,
             },
         )
-        for setting, why in bad
+        for setting in settings
+        if (effect := _effect(setting))
     ]
+    return findings or [ok("settings", "no setting of the role harms riverpy")]
 
 
-def _why_bad(setting: SettingRow) -> str | None:
+def _effect(setting: SettingRow) -> str | None:
+    """Return how a setting harms. None: it does not."""
     if setting.name == ISOLATION:
         if setting.value == "read committed":
             return None
-        return "claims fail whenever two workers want the same job"
+        return "claims fail when two workers claim the same job"
     if setting.name == TRACKING:
-        return "snapshots and locks cannot be told" if setting.value == "off" else None
-    least = SHORTEST[setting.name]
-    if not setting.seconds or setting.seconds >= least:
+        return "doctor cannot check snapshots and locks" if setting.value == "off" else None
+    if not setting.seconds or setting.seconds >= MIN_TIMEOUTS[setting.name]:
         return None
-    what = "closes idle connections" if "session" in setting.name else "ends statements"
-    return f"it {what} that are as they should be; riverpy has bounds of its own"
+    what = "closes idle connections" if "session" in setting.name else "cancels statements"
+    return f"it {what} of normal work. riverpy has its own timeouts"
 
 
-def _shown(setting: SettingRow) -> str:
+def _value(setting: SettingRow) -> str:
     return setting.value if setting.seconds is None else span(setting.seconds)
 
 
-def _reset(setting: SettingRow, role: str) -> str:
-    """How to put it right for the sessions of the role."""
-    if setting.source in _GIVEN_BY_CLIENT:
-        return f"take {setting.name} out of the URL, or of PGOPTIONS"
-    value = _GOOD.get(setting.name) or f"'{SHORTEST[setting.name]:g}s', or 0 for no limit"
+def _settings_fix(setting: SettingRow, role: str) -> str:
+    """Return how to correct the setting for the sessions of the role."""
+    if setting.source in _SET_BY_CLIENT:
+        return f"remove {setting.name} from the URL or from PGOPTIONS"
+    value = _GOOD.get(setting.name) or f"'{MIN_TIMEOUTS[setting.name]:g}s', or 0 for no limit"
     alter = f"ALTER ROLE {quote_identifier(role)} SET {setting.name}"
     return f"{alter} = {value}; then restart the workers"
 
 
 async def check_clock(session: Session) -> list[Finding]:
-    """How far this machine's clock is from the server's.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
-    looks: list[tuple[float, float]] = []
+    """Report the difference between this machine's clock and the server's."""
+    measured: list[tuple[float, float]] = []
     async with session.reading() as connection:
-        for _ in range(LOOKS):
+        for _ in range(MEASUREMENTS):
             before, start = now(), monotonic()
             at = await doctor_now(connection)
-            trip = monotonic() - start
-            looks.append((trip, (before - at).total_seconds() + trip / 2))
-    trip, skew = min(looks)
-    error = trip / 2
+            round_trip = monotonic() - start
+            measured.append((round_trip, (before - at).total_seconds() + round_trip / 2))
+    round_trip, skew = min(measured)
+    error = round_trip / 2
     data: dict[str, object] = {"skew": round(skew, 6), "error": round(error, 6)}
     text = (
         f"this machine is {abs(skew):.3f} s {'ahead of' if skew > 0 else 'behind'} the server, "
         f"± {error:.3f} s"
     )
     if abs(skew) - error < SKEW_WARN:
-        return [Finding(Level.OK, "clock", text, data=data)]
+        return [ok("clock", text, data)]
     return [
-        Finding(
-            Level.WARN,
+        warn(
             "clock",
-            f"{text}: times that programs here give to jobs are off by that",
+            f"{text}: times that programs on this machine give to jobs are wrong by that",
             "synchronise both clocks (NTP: chronyd or systemd-timesyncd)",
             data,
         )
@@ -223,29 +205,24 @@ async def check_clock(session: Session) -> list[Finding]:
 
 
 async def check_connections(session: Session) -> list[Finding]:
-    """How many of the server's connections are used.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
+    """Report how many of the server's connections are in use."""
     async with session.reading() as connection:
         row = await doctor_connections(connection)
     text = (
-        f"{row.used:,} of the server's {row.most:,} are used, {row.own:,} of them by riverpy, in "
-        "all its databases"
+        f"{row.used:,} of the server's {row.limit:,} connections are used, {row.own:,} of them by "
+        "riverpy, in all databases"
     )
-    data: dict[str, object] = {"used": row.used, "most": row.most, "own": row.own}
-    share = row.used / max(row.most, 1)
+    data: dict[str, object] = {"used": row.used, "most": row.limit, "own": row.own}
+    share = row.used / max(row.limit, 1)
     if share < CONNECTIONS_WARN:
-        return [Finding(Level.OK, "connections", text, data=data)]
-    level = Level.FAIL if share >= CONNECTIONS_FAIL else Level.WARN
+        return [ok("connections", text, data)]
     return [
         Finding(
-            level,
+            Level.FAIL if share >= CONNECTIONS_FAIL else Level.WARN,
             "connections",
-            f"{text}: new ones may be refused",
-            "raise max_connections, or make the pools of your programs smaller, or put a pooler "
-            "before the server. Who has them: pg_stat_activity, by application_name",
+            f"{text}: the server may refuse new connections",
+            "raise max_connections, make the pools of your programs smaller, or use a pooler. "
+            "pg_stat_activity shows who uses the connections, by application_name",
             data,
         )
     ]

@@ -1,4 +1,4 @@
-"""Session: the connection that a doctor reads through, with a bound on each look."""
+"""Session: the database connection of doctor, with a time limit for each read."""
 
 from __future__ import annotations
 
@@ -19,37 +19,32 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
-STATEMENT_LIMIT = timedelta(seconds=4)
-"""After which the server ends a statement of ours."""
-LOCK_LIMIT = timedelta(seconds=1)
-"""After which the server ends the wait for a table that somebody has locked."""
+STATEMENT_TIMEOUT = timedelta(seconds=4)
+"""The server cancels a statement of doctor after this time."""
+LOCK_TIMEOUT = timedelta(seconds=1)
+"""The server cancels the wait for a locked table after this time."""
 READ_TIMEOUT = 8.0
-"""Seconds that one look may take in all."""
+"""Seconds that one read may take."""
 
 
 class SessionLostError(Exception):
-    """The connection was lost, and cannot be made again. The text says why."""
+    """The connection was lost and cannot be made again. The text says why."""
 
 
 class Session:
-    """Reads, and never writes: each look is a read-only transaction of its own, so that the doctor
-    holds no snapshot, and nothing that a pooler would lose."""
+    """Reads in short read-only transactions. So it holds no snapshot, and it works through a pooler
+    in transaction mode."""
 
     def __init__(self, url: str) -> None:
-        """Make it.
-
-        Args:
-            url: the database, perhaps through a pooler in transaction mode.
-        """
         self.url = url
         self._connection: Connection | None = None
 
     async def connection(self) -> Connection:
-        """The connection, made again if it was lost.
+        """Return the connection. Connect again if it was lost.
 
         Raises:
-            ConfigError, DatabaseError, or one of DATABASE_ERRORS: the first cannot be made.
-            SessionLostError: a later one cannot be.
+            ConfigError, DatabaseError, or one of DATABASE_ERRORS: the first connection failed.
+            SessionLostError: a later connection failed.
         """
         if self._connection is None:
             self._connection = await connect(self.url, pooled=True)
@@ -62,7 +57,7 @@ class Session:
 
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[Connection]:
-        """A read-only transaction.
+        """Open a read-only transaction.
 
         Raises:
             Exception: as `connection`; one of DATABASE_ERRORS, TimeoutError after READ_TIMEOUT.
@@ -71,23 +66,23 @@ class Session:
         try:
             with anyio.fail_after(READ_TIMEOUT, reason=f"no answer within {READ_TIMEOUT:g} s"):
                 async with connection.transaction(readonly=True):
-                    await doctor_limits(connection, statement=STATEMENT_LIMIT, lock=LOCK_LIMIT)
+                    await doctor_limits(connection, statement=STATEMENT_TIMEOUT, lock=LOCK_TIMEOUT)
                     yield connection
         except TimeoutError:
-            connection.terminate()  # what it still does is not known
+            connection.terminate()  # its state is unknown
             raise
 
     async def bounded(self, answer: Awaitable[ResultT]) -> ResultT:
-        """The answer to one statement in no transaction of ours, so that the session's settings are
-        seen as they are.
+        """Return the result of one statement outside a transaction. Such a statement sees the
+        session's settings without doctor's changes.
 
         Raises:
-            TimeoutError: none came within READ_TIMEOUT.
+            TimeoutError: there was no result within READ_TIMEOUT.
         """
         with anyio.fail_after(READ_TIMEOUT, reason=f"no answer within {READ_TIMEOUT:g} s"):
             return await answer
 
     async def close(self) -> None:
-        """Say goodbye within the driver's limit, or cut."""
+        """Close the connection within the driver's time limit."""
         if self._connection is not None:
             await close(self._connection)

@@ -21,14 +21,14 @@ _FILE = "riverpy_doctor"
 
 
 class ServerRow(NamedTuple):
-    """Where we are."""
+    """The server and the session."""
 
     version: str
     is_standby: bool
     is_read_only: bool
     role: str
     pid: int
-    """Of the server's process."""
+    """The process id of the session on the server."""
 
 
 class SettingRow(NamedTuple):
@@ -37,21 +37,22 @@ class SettingRow(NamedTuple):
     name: str
     value: str
     source: str
-    """What set it, in PostgreSQL's words."""
+    """Where the value comes from, as PostgreSQL names it."""
     seconds: float | None
-    """None: it is no duration."""
+    """None: the setting is not a duration."""
 
 
 class ConnectionsRow(NamedTuple):
-    """How many connections there are."""
+    """The connections of the server."""
 
     used: int
-    most: int
+    limit: int
     own: int
+    """Those of riverpy."""
 
 
 class SessionRow(NamedTuple):
-    """A session of the server. What the role may not see is empty."""
+    """A session of the server. A field is empty if the role may not read it."""
 
     pid: int
     database: str
@@ -59,11 +60,11 @@ class SessionRow(NamedTuple):
     application: str
     state: str
     seconds: float | None
-    """Since its transaction began."""
+    """Since the start of its transaction."""
 
 
 class RelationRow(NamedTuple):
-    """What the role may do with a table or sequence."""
+    """The privileges of the role on a table or sequence."""
 
     name: str
     can_select: bool
@@ -76,31 +77,31 @@ class RelationRow(NamedTuple):
 
 
 class SchemaRow(NamedTuple):
-    """What the role may do with the schema."""
+    """The privileges of the role on the schema."""
 
     can_use: bool
     can_create: bool
 
 
-class AsideRow(msgspec.Struct, frozen=True):
+class SetAsideRow(msgspec.Struct, frozen=True):
     """A row that a client has set aside."""
 
     what: str
-    """What is done with it."""
+    """The operation that fails for the row."""
     row: str
     """Its id or key."""
     error: str
     tries: int
     since: str
-    """When it failed alone first, in RFC 3339."""
+    """When it first failed alone, in RFC 3339."""
 
 
-class SetAsideRows(msgspec.Struct, frozen=True):
+class SetAside(msgspec.Struct, frozen=True):
     """The rows that a client has set aside."""
 
     count: int
-    rows: list[AsideRow]
-    """Those that it names."""
+    rows: list[SetAsideRow]
+    """The first of them."""
 
 
 class ClientRow(NamedTuple):
@@ -114,32 +115,31 @@ class ClientRow(NamedTuple):
     poll_only: bool
     version: str
     silent: float
-    """Since its last heartbeat, by the server's clock; below zero if that was set back."""
+    """Since its last heartbeat, by the server's clock. Negative if that clock was set back."""
     dead_after: float
     running: float
     """Since its start."""
     slots: list[int] | None
-    """In the order of its queues. None: not known, as of an older riverpy."""
+    """In the order of its queues. None: an older riverpy does not report them."""
     stuck: list[int]
-    """Ids of jobs that go on although they were cancelled."""
+    """Ids of jobs that still run after their cancellation."""
     is_stopping: bool
-    aside: SetAsideRows | None
-    """The rows that it has set aside. None: it says nothing of any."""
+    set_aside: SetAside | None
+    """None: the client reports none."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether its heartbeat is recent, by the server's clock and its own setting. One that
-        looked once cannot know more."""
+        """Whether its heartbeat is younger than its `dead_after`, by the server's clock."""
         return abs(self.silent) <= self.dead_after
 
     @property
-    def is_lively(self) -> bool:
-        """Whether it writes heartbeats as it should: each sixth of `dead_after`."""
+    def is_on_time(self) -> bool:
+        """Whether its heartbeat is younger than half of `dead_after`. It writes one each sixth."""
         return self.silent <= self.dead_after / 2
 
 
 class RunningRow(NamedTuple):
-    """The running jobs of one kind and queue that one client claimed, and calls stuck or not."""
+    """The running jobs of one client, kind and queue that are stuck, or those that are not."""
 
     client_id: str | None
     kind: str
@@ -147,47 +147,47 @@ class RunningRow(NamedTuple):
     is_stuck: bool
     jobs: int
     long: int
-    """How many of them run for as long as was asked."""
+    """How many of them run for at least the given time."""
     longest: float
-    """Seconds."""
+    """Seconds that the oldest one runs."""
     id: int
-    """Of the one that runs longest."""
+    """The id of the oldest one."""
 
 
-class PlaceRow(NamedTuple):
+class BacklogRow(NamedTuple):
     """The jobs of one queue that wait in one state."""
 
     state: str
     queue: str
     jobs: int
-    is_cut: bool
-    """Counting ended there: there may be more."""
+    is_partial: bool
+    """Whether counting ended at the limit, so that there may be more."""
     due_for: float | None
-    """Seconds since the first was due; below zero: until it is."""
+    """Seconds since the first job was due. Negative: it is not due yet."""
 
 
 class KindRow(NamedTuple):
-    """A kind of which jobs wait."""
+    """The waiting jobs of one kind."""
 
     kind: str
     jobs: int
     id: int
     queues: list[str]
     failed: int
-    """How many of the jobs failed at their last attempt."""
-    left_over: int | None
-    """Attempts that are left to the one of these with the fewest."""
+    """How many of them failed at their last attempt."""
+    attempts_left: int | None
+    """The fewest attempts that a failed one of them has left."""
     error: str | None
-    """The newest of theirs."""
+    """The newest error of these jobs."""
 
 
 class QueueRow(NamedTuple):
-    """A queue that has a row. Durations in seconds."""
+    """A queue in River's table of queues. Durations in seconds."""
 
     name: str
     paused_for: float | None
     touched: float
-    """Since a client last said that it works it."""
+    """Since a client last updated the row, as clients do that work the queue."""
 
 
 class PeriodicRow(NamedTuple):
@@ -196,47 +196,49 @@ class PeriodicRow(NamedTuple):
     id: str
     paused_for: float | None
     late: float | None
-    """Since its slot, or since a run was asked for; below zero: until then."""
+    """Since its time, or since a run was requested. Negative: it is not due yet."""
     is_used: bool
-    """Whether a leader said lately that a client has it."""
+    """Whether a leader recently updated the row, as it does for the jobs that it has."""
 
     @property
     def domain(self) -> str:
-        """Whose leader inserts it."""
+        """The domain whose leader inserts it."""
         return self.id.partition("@")[2] or DEFAULT_DOMAIN
 
 
 class IndexRow(NamedTuple):
-    """An index of River's tables, or riverpy's. Sizes in bytes."""
+    """An index of River's or riverpy's tables. Sizes in bytes."""
 
     name: str
     is_valid: bool
     is_artifact: bool
-    """It has the name of what a rebuild makes."""
-    is_held: bool
-    """Somebody builds it."""
+    """Whether its name is one that REINDEX CONCURRENTLY gives."""
+    is_building: bool
+    """Whether a session builds it now."""
     size: int
     estimate: float | None
-    """Of a new one with as many entries."""
+    """The size of a new index with as many entries."""
 
 
 class TableRow(NamedTuple):
-    """How the table of jobs is vacuumed."""
+    """The dead rows of the table of jobs, and its vacuum."""
 
     live: int
     dead: int
     vacuumed: float | None
-    """Seconds since."""
+    """Seconds since the last vacuum. None: there was none."""
     waited: float
-    """Seconds since it was vacuumed, it was made, or the server started: the last of these."""
-    is_under_way: bool
-    """A vacuum runs that is this table's, as far as the role may see."""
+    """Seconds since the last of: its vacuum, its creation, the start of the server."""
+    is_running: bool
+    """Whether a vacuum of this table runs, as far as the role may read."""
     is_on: bool
+    """Whether autovacuum is on for the server."""
     is_off_here: bool
+    """Whether autovacuum is off for this table."""
 
 
 class SnapshotRow(NamedTuple):
-    """What keeps dead rows from being removed."""
+    """A session, prepared transaction or slot that prevents the removal of dead rows."""
 
     holder: str
     """`session`, `prepared transaction` or `replication slot`."""
@@ -245,25 +247,25 @@ class SnapshotRow(NamedTuple):
     application: str
     state: str
     seconds: float | None
-    """Since it began; None: not known."""
+    """Since its start. None: not known."""
     transactions: int | None
-    """How many began since."""
+    """How many transactions started since then."""
     text: str
-    """Of its statement."""
+    """Its statement."""
 
 
 class ReferenceRow(NamedTuple):
-    """A foreign key to a table of River's or riverpy's."""
+    """A foreign key to a table of River or riverpy."""
 
     table: str
-    """The table that it refers to."""
+    """The referenced table."""
     referring: str
-    """The table that has it."""
+    """The table that has the foreign key."""
     name: str
 
 
 class LockRow(NamedTuple):
-    """Whose open transaction holds locks."""
+    """An open transaction that holds locks."""
 
     id: str
     role: str
@@ -272,92 +274,92 @@ class LockRow(NamedTuple):
     seconds: float
     text: str
     tables: list[str]
-    is_whole: bool
-    """A whole table is locked, not only rows of it."""
+    is_table: bool
+    """Whether it locks a whole table, not only rows."""
     waiting: int
-    """How many sessions wait for it."""
+    """How many sessions wait for its locks."""
 
 
 async def doctor_limits(connection: Transaction, *, statement: timedelta, lock: timedelta) -> None:
-    """Limit the statements of the transaction, and their waits for a lock."""
-    limits = query(_FILE, "doctor_limits", None)
-    values: dict[str, object] = {
-        "statement": round(statement.total_seconds() * 1000),
-        "lock": round(lock.total_seconds() * 1000),
-    }
-    await connection.execute(limits.text, *limits.arguments(values))
+    """Set the time limits of the transaction for statements and for waits on a lock."""
+    await _rows(
+        connection,
+        "doctor_limits",
+        None,
+        statement=round(statement.total_seconds() * 1000),
+        lock=round(lock.total_seconds() * 1000),
+    )
 
 
 async def doctor_server(connection: Transaction) -> ServerRow:
-    """Where we are."""
-    return ServerRow(*(await _rows(connection, "doctor_server"))[0])
+    """Return the facts about the server and the session."""
+    return ServerRow(*(await _rows(connection, "doctor_server", None))[0])
 
 
 async def doctor_settings(connection: Transaction, names: Sequence[str]) -> list[SettingRow]:
-    """Those of the settings that the server knows."""
-    rows = await _rows(connection, "doctor_settings", name=list(names))
+    """Return those of the settings that the server has."""
+    rows = await _rows(connection, "doctor_settings", None, name=list(names))
     return [SettingRow(row["name"], row["setting"], row["source"], row["seconds"]) for row in rows]
 
 
 async def doctor_now(connection: Transaction) -> datetime:
-    """The server's clock."""
-    return (await _rows(connection, "doctor_now"))[0][0]
+    """Return the time of the server's clock."""
+    return (await _rows(connection, "doctor_now", None))[0][0]
 
 
 async def doctor_connections(connection: Transaction) -> ConnectionsRow:
-    """How many connections there are."""
-    return ConnectionsRow(*(await _rows(connection, "doctor_connections"))[0])
+    """Return how many connections the server has."""
+    return ConnectionsRow(*(await _rows(connection, "doctor_connections", None))[0])
 
 
 async def doctor_listeners(connection: Transaction) -> int:
-    """How many connections there are on which clients of riverpy's listen."""
-    return (await _rows(connection, "doctor_listeners"))[0][0]
+    """Return how many connections riverpy clients have for LISTEN."""
+    return (await _rows(connection, "doctor_listeners", None))[0][0]
 
 
 async def doctor_notify(connection: Transaction, *, channel: str, payload: str) -> None:
-    """Notify whoever listens on the channel, at the commit."""
-    await _rows(connection, "doctor_notify", channel=channel, payload=payload)
+    """Send a notification when the transaction commits."""
+    await _rows(connection, "doctor_notify", None, channel=channel, payload=payload)
 
 
 async def doctor_notification_usage(connection: Transaction) -> float:
-    """How full the server's queue of notifications is, from 0 to 1."""
-    return (await _rows(connection, "doctor_notification_usage"))[0][0]
+    """Return how full the server's notification queue is, from 0 to 1."""
+    return (await _rows(connection, "doctor_notification_usage", None))[0][0]
 
 
 async def doctor_show_warnings(connection: Transaction) -> None:
     """Let the open transaction receive the server's warnings."""
-    await _rows(connection, "doctor_show_warnings")
+    await _rows(connection, "doctor_show_warnings", None)
 
 
 async def doctor_sessions(connection: Transaction, pid: int | None) -> list[SessionRow]:
-    """The session of a process; None: up to three, those with the oldest transactions."""
-    return [SessionRow(*row) for row in await _rows(connection, "doctor_sessions", pid=pid)]
+    """Return the session of a process. None: up to three with the oldest transactions."""
+    return [SessionRow(*row) for row in await _rows(connection, "doctor_sessions", None, pid=pid)]
 
 
 async def doctor_relations(connection: Transaction, schema: str) -> dict[str, RelationRow]:
-    """What the role may do with each table and sequence, by name."""
-    rows = await _rows(connection, "doctor_relations", schema=schema)
+    """Return the privileges of the role on each table and sequence, by name."""
+    rows = await _rows(connection, "doctor_relations", None, schema=schema)
     return {row["name"]: RelationRow(*row) for row in rows}
 
 
 async def doctor_schema(connection: Transaction, schema: str) -> SchemaRow:
-    """What the role may do with the schema."""
-    rows = await _rows(connection, "doctor_schema", schema=schema)
+    """Return the privileges of the role on the schema."""
+    rows = await _rows(connection, "doctor_schema", None, schema=schema)
     return SchemaRow(*rows[0]) if rows else SchemaRow(can_use=False, can_create=False)
 
 
 async def doctor_clients(connection: Transaction, schema: str) -> list[ClientRow]:
-    """Who is registered, in the order of their starts."""
-    statement = query(_FILE, "doctor_clients", schema)
+    """Return the registered clients, the oldest first."""
     return [
         ClientRow(
             *row[:-4],
             slots=_numbers(row["slots"]),
             stuck=_numbers(row["stuck"]) or [],
             is_stopping=row["is_stopping"],
-            aside=_aside(row["set_aside"]),
+            set_aside=_set_aside(row["set_aside"]),
         )
-        for row in await connection.fetch(statement.text)
+        for row in await _rows(connection, "doctor_clients", schema)
     ]
 
 
@@ -370,99 +372,100 @@ async def doctor_running(
     limit: int,
     skipped: Sequence[int],
 ) -> list[RunningRow]:
-    """Up to `limit` running jobs by client, queue, kind and whether they are stuck, the longest
-    first. The clients of the `skipped` ones are not read."""
-    statement = query(_FILE, "doctor_running", schema)
-    stuck = [(one.client_id, job_id) for one in clients for job_id in one.stuck]
-    values: dict[str, object] = {
-        "client_id": [client_id for client_id, _ in stuck],
-        "id": [job_id for _, job_id in stuck],
-        "long": long.total_seconds(),
-        "limit": limit,
-        "skipped": list(skipped),
-    }
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    """Return up to `limit` running jobs in groups, the oldest first. The clients of the `skipped`
+    jobs are not read."""
+    stuck = [(client.client_id, job_id) for client in clients for job_id in client.stuck]
+    rows = await _rows(
+        connection,
+        "doctor_running",
+        schema,
+        client_id=[client_id for client_id, _ in stuck],
+        id=[job_id for _, job_id in stuck],
+        long=long.total_seconds(),
+        limit=limit,
+        skipped=list(skipped),
+    )
     return [RunningRow(*row) for row in rows]
 
 
-async def doctor_places(
-    connection: Transaction, schema: str, *, limit: int, most: int
-) -> list[PlaceRow]:
-    """Where jobs wait. Of one place at most `limit` are counted, and about `most` of all."""
-    statement = query(_FILE, "doctor_places", schema)
-    arguments = statement.arguments({"limit": limit, "most": most})
-    return [PlaceRow(*row) for row in await connection.fetch(statement.text, *arguments)]
+async def doctor_backlogs(
+    connection: Transaction, schema: str, *, limit: int, total_limit: int
+) -> list[BacklogRow]:
+    """Return how many jobs wait in each queue and state. It counts up to `limit` of each and about
+    `total_limit` of all."""
+    rows = await _rows(connection, "doctor_backlogs", schema, limit=limit, total_limit=total_limit)
+    return [BacklogRow(*row) for row in rows]
 
 
 async def doctor_kinds(
     connection: Transaction,
     schema: str,
-    places: Sequence[PlaceRow],
+    backlogs: Sequence[BacklogRow],
     limit: int,
     *,
     skipped: Sequence[int],
 ) -> list[KindRow]:
-    """The kinds among the first `limit` jobs of each place. Errors of the `skipped` ones are not
-    read."""
-    statement = query(_FILE, "doctor_kinds", schema)
-    values: dict[str, object] = {
-        "states": [place.state for place in places],
-        "queues": [place.queue for place in places],
-        "limit": limit,
-        "skipped": list(skipped),
-    }
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    """Return the kinds of the first `limit` jobs of each backlog. Errors of the `skipped` jobs are
+    not read."""
+    rows = await _rows(
+        connection,
+        "doctor_kinds",
+        schema,
+        states=[backlog.state for backlog in backlogs],
+        queues=[backlog.queue for backlog in backlogs],
+        limit=limit,
+        skipped=list(skipped),
+    )
     return [KindRow(*row) for row in rows]
 
 
 async def doctor_discarded(
     connection: Transaction, schema: str, *, window: timedelta, limit: int
 ) -> dict[str, int]:
-    """How many jobs of each kind were discarded within `window`, among the newest `limit`."""
-    statement = query(_FILE, "doctor_discarded", schema)
-    values: dict[str, object] = {"window": window.total_seconds(), "limit": limit}
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    """Return how many jobs of each kind were discarded within `window`, of the newest `limit`."""
+    seconds = window.total_seconds()
+    rows = await _rows(connection, "doctor_discarded", schema, window=seconds, limit=limit)
     return {row[0]: row[1] for row in rows}
 
 
 async def doctor_queues(connection: Transaction, schema: str) -> list[QueueRow]:
-    """The queues that have a row."""
-    statement = query(_FILE, "doctor_queues", schema)
-    return [QueueRow(*row) for row in await connection.fetch(statement.text)]
+    """Return the rows of River's table of queues."""
+    return [QueueRow(*row) for row in await _rows(connection, "doctor_queues", schema)]
 
 
 async def doctor_periodic(connection: Transaction, schema: str) -> list[PeriodicRow]:
-    """The periodic jobs."""
-    statement = query(_FILE, "doctor_periodic", schema)
-    return [PeriodicRow(*row) for row in await connection.fetch(statement.text)]
+    """Return the periodic jobs."""
+    return [PeriodicRow(*row) for row in await _rows(connection, "doctor_periodic", schema)]
 
 
 async def doctor_indexes(connection: Transaction, schema: str) -> list[IndexRow]:
-    """The indexes of River's tables and riverpy's."""
-    return [IndexRow(*row) for row in await _rows(connection, "doctor_indexes", schema=schema)]
+    """Return the indexes of River's and riverpy's tables."""
+    rows = await _rows(connection, "doctor_indexes", None, schema=schema)
+    return [IndexRow(*row) for row in rows]
 
 
 async def doctor_table(
     connection: Transaction, schema: str, *, made_at: datetime
 ) -> TableRow | None:
-    """How the table of jobs, which was made then, is vacuumed. None: it is not there."""
-    rows = await _rows(connection, "doctor_table", schema=schema, made_at=made_at)
+    """Return the dead rows and the vacuum of the table of jobs. None: there is no such table.
+    `made_at` is when it was made."""
+    rows = await _rows(connection, "doctor_table", None, schema=schema, made_at=made_at)
     return TableRow(*rows[0]) if rows else None
 
 
 async def doctor_snapshots(connection: Transaction) -> list[SnapshotRow]:
-    """What keeps dead rows from being removed, the oldest first."""
-    return [SnapshotRow(*row) for row in await _rows(connection, "doctor_snapshots")]
+    """Return what prevents the removal of dead rows, the oldest first."""
+    return [SnapshotRow(*row) for row in await _rows(connection, "doctor_snapshots", None)]
 
 
 async def doctor_locks(connection: Transaction, schema: str) -> list[LockRow]:
-    """Whose open transactions hold locks on River's tables, the oldest first."""
-    return [LockRow(*row) for row in await _rows(connection, "doctor_locks", schema=schema)]
+    """Return the open transactions that hold locks on River's tables, the oldest first."""
+    return [LockRow(*row) for row in await _rows(connection, "doctor_locks", None, schema=schema)]
 
 
 async def doctor_references(connection: Transaction, schema: str) -> list[ReferenceRow]:
-    """The foreign keys that keep rows of River's and riverpy's tables from being deleted."""
-    rows = await _rows(connection, "doctor_references", schema=schema)
+    """Return the foreign keys that prevent the deletion of rows of River's and riverpy's tables."""
+    rows = await _rows(connection, "doctor_references", None, schema=schema)
     return [ReferenceRow(*row) for row in rows]
 
 
@@ -470,10 +473,11 @@ def _numbers(text: str | None) -> list[int] | None:
     return None if text is None else msgspec.json.decode(text, type=list[int])
 
 
-def _aside(text: str | None) -> SetAsideRows | None:
-    return None if text is None else msgspec.json.decode(text, type=SetAsideRows)
+def _set_aside(text: str | None) -> SetAside | None:
+    return None if text is None else msgspec.json.decode(text, type=SetAside)
 
 
-async def _rows(connection: Transaction, block: str, **values: object) -> list[Record]:
-    statement = query(_FILE, block, None)
-    return await connection.fetch(statement.text, *statement.arguments(values))
+async def _rows(
+    connection: Transaction, block: str, in_schema: str | None, /, **values: object
+) -> list[Record]:
+    return await query(_FILE, block, in_schema).fetch(connection, **values)

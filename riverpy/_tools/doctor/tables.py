@@ -1,5 +1,4 @@
-"""Tables: which of River's are there, whether their indexes work, and what the role may do with
-them."""
+"""The versions of River's and riverpy's tables, and the privileges of the role on them."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._names import SCHEMA_LENGTH_MAX, SCHEMA_TOO_LONG
 from riverpy._postgres.schema import FEATURES, MAIN_LINE, OWN_LINE, migrate_command, migrations
-from riverpy._tools.doctor.finding import Finding, Level
+from riverpy._tools.doctor.finding import Finding, Level, fail, ok, warn
 from riverpy._tools.doctor.statements import doctor_relations, doctor_schema
 
 if TYPE_CHECKING:
@@ -15,18 +14,17 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
     from riverpy._tools.doctor.statements import RelationRow
 
-_WORKED = (
+_TABLES = (
     *("river_job", "river_queue", "river_leader", "riverpy_client", "riverpy_periodic"),
     *("riverpy_lease", "riverpy_exec", "riverpy_queue_owner"),
 )
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
-def lines_findings(state: SchemaState, schema: str | None, url: str) -> list[Finding]:
-    """How far River's line of migrations and ours are applied. `schema` is the one that was asked
-    for."""
+def check_migrations(state: SchemaState, schema: str | None, url: str) -> list[Finding]:
+    """Report the versions of both lines of migrations. `schema` is the requested one."""
     up = migrate_command("riverpy migrate up", schema, url)
-    if "river_migration" in state.row_security.hidden:  # so what it records is not known
+    if "river_migration" in state.row_security.hidden:  # so the versions are not known
         return [_row_security(state.row_security, {"schema": state.schema})]
     if state.needed() or state.is_unrecorded():
         return [_main_line(state, up)]
@@ -44,32 +42,32 @@ def _main_line(state: SchemaState, up: str) -> Finding:
     }
     if len(state.schema.encode()) > SCHEMA_LENGTH_MAX:
         fix = "give it a shorter name: ALTER SCHEMA … RENAME TO …"
-        return Finding(Level.FAIL, "schema", SCHEMA_TOO_LONG, fix, data)
+        return fail("schema", SCHEMA_TOO_LONG, fix, data)
     if state.is_unrecorded():
         problem, _, fix = state.unrecorded_message().partition(". ")
-        return Finding(Level.FAIL, "schema", problem, fix, data)
+        return fail("schema", problem, fix, data)
     if state.gap(MAIN_LINE):
         problem, _, fix = state.gap_message(MAIN_LINE).partition(". ")
-        return Finding(Level.FAIL, "schema", problem, fix, data)
+        return fail("schema", problem, fix, data)
     if not found:
-        text = f'schema "{state.schema}" does not have River\'s tables'
-        return Finding(Level.FAIL, "schema", text, f"run `{up}`", data)
+        text = f'schema "{state.schema}" has no tables of River'
+        return fail("schema", text, f"run `{up}`", data)
     if needed := state.needed():
         text = (
             f'River\'s tables in "{state.schema}" lack version{"s" if len(needed) > 1 else ""} '
             f"{', '.join(map(str, needed))}, which this riverpy needs"
         )
-        return Finding(Level.FAIL, "schema", text, f"run `{up}`", data)
+        return fail("schema", text, f"run `{up}`", data)
     if unknown:
         text = (
-            f'River\'s tables in "{state.schema}" are at version {max(unknown)}, and this riverpy '
-            f"knows {newest}"
+            f'River\'s tables in "{state.schema}" are at version {max(unknown)}. This riverpy '
+            f"supports only {newest}"
         )
-        return Finding(Level.WARN, "schema", text, "update riverpy", data)
+        return warn("schema", text, "update riverpy", data)
     text = f'river {max(found)} of {newest} in "{state.schema}"'
     if missing:
-        text += f": version {newest} changes nothing on PostgreSQL; `riverpy migrate up` records it"
-    return Finding(Level.OK, "schema", text, data=data)
+        text += f": version {newest} changes nothing on PostgreSQL. `riverpy migrate up` records it"
+    return ok("schema", text, data)
 
 
 def _own_line(state: SchemaState, up: str) -> Finding:
@@ -85,31 +83,30 @@ def _own_line(state: SchemaState, up: str) -> Finding:
     }
     if missing:
         text = (
-            f"riverpy's own tables are at version {max(found, default=0)} of {newest}: off is "
-            f"{'; '.join(off) or 'what is new'}"
+            f"riverpy's own tables are at version {max(found, default=0)} of {newest}. Off: "
+            f"{'; '.join(off) or 'the new features'}"
         )
-        return Finding(Level.WARN, "schema", text, f"run `{up}`", data)
+        return warn("schema", text, f"run `{up}`", data)
     if unknown:
-        text = f"riverpy's own tables are at version {max(unknown)}, and this one knows {newest}"
-        return Finding(Level.WARN, "schema", text, "update riverpy", data)
+        text = (
+            f"riverpy's own tables are at version {max(unknown)}. This riverpy supports only "
+            f"{newest}"
+        )
+        return warn("schema", text, "update riverpy", data)
     text = f'riverpy {newest} of {newest} in "{state.schema}"'
-    return Finding(Level.OK, "schema", text, data=data)
+    return ok("schema", text, data)
 
 
-async def check_grants(patient: DatabaseSnapshot) -> list[Finding]:
-    """What the role may do.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
-    async with patient.session.reading() as connection:
-        relations = await doctor_relations(connection, patient.schema)
-        schema = await doctor_schema(connection, patient.schema)
-    basis = [] if schema.can_use else [f"USAGE on schema {patient.schema}"]
-    insert = basis + _lacking_to_insert(relations)
-    work = insert + _lacking_to_work(relations)
+async def check_grants(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report what the role may do."""
+    async with snapshot.session.reading() as connection:
+        relations = await doctor_relations(connection, snapshot.schema)
+        schema = await doctor_schema(connection, snapshot.schema)
+    basis = [] if schema.can_use else [f"USAGE on schema {snapshot.schema}"]
+    insert = basis + _missing_to_insert(relations)
+    work = insert + _missing_to_work(relations)
     owns = all(row.is_owner for row in relations.values())
-    role = patient.server.role
+    role = snapshot.server.role
     may = {
         "insert": not insert,
         "work": not insert and not work,
@@ -124,30 +121,30 @@ async def check_grants(patient: DatabaseSnapshot) -> list[Finding]:
     )
     if insert:
         missing = "; ".join(insert)
-        return [Finding(Level.FAIL, "grants", text, f"to insert, grant {missing}", data)]
+        return [fail("grants", text, f"to insert, grant {missing}", data)]
     if work:
         missing = "; ".join(work)
-        return [Finding(Level.WARN, "grants", text, f"to work jobs, grant {missing}", data)]
-    if patient.state.row_security.tables:
-        return [_row_security(patient.state.row_security, data)]
+        return [warn("grants", text, f"to work jobs, grant {missing}", data)]
+    if snapshot.state.row_security.tables:
+        return [_row_security(snapshot.state.row_security, data)]
     if not may["reindex"]:
-        text += " (its leader leaves the indexes as they are)"
-    return [Finding(Level.OK, "grants", text, data=data)]
+        text += " (as leader it cannot rebuild the indexes)"
+    return [ok("grants", text, data)]
 
 
 def _row_security(security: RowSecurity, data: dict[str, object]) -> Finding:
-    """The server hides rows from the role and reports no error: the jobs wait and are not seen."""
+    """The server hides rows from the role without an error, so jobs wait and are not seen."""
     level = Level.FAIL if security.hidden else Level.WARN
     data = data | {"row_security": security.tables}
     return Finding(level, "grants", security.problem, security.fix, data)
 
 
-def _lacking_to_insert(relations: dict[str, RelationRow]) -> list[str]:
-    lacking: list[str] = []
+def _missing_to_insert(relations: dict[str, RelationRow]) -> list[str]:
+    missing: list[str] = []
     migration, job = relations.get("river_migration"), relations.get("river_job")
     sequence = relations.get("river_job_id_seq")
     if migration is not None and not migration.can_select:
-        lacking.append("SELECT on river_migration")
+        missing.append("SELECT on river_migration")
     if job is not None:
         rights = [
             right
@@ -159,19 +156,19 @@ def _lacking_to_insert(relations: dict[str, RelationRow]) -> list[str]:
             if not can
         ]
         if rights:
-            lacking.append(f"{', '.join(rights)} on river_job")
+            missing.append(f"{', '.join(rights)} on river_job")
     if sequence is not None and not sequence.can_use:
-        lacking.append("USAGE on sequence river_job_id_seq")
-    return lacking
+        missing.append("USAGE on sequence river_job_id_seq")
+    return missing
 
 
-def _lacking_to_work(relations: dict[str, RelationRow]) -> list[str]:
-    lacking: list[str] = []
-    for name in _WORKED:
+def _missing_to_work(relations: dict[str, RelationRow]) -> list[str]:
+    missing: list[str] = []
+    for name in _TABLES:
         if (row := relations.get(name)) is None:
             continue
         can = (row.can_select, row.can_insert, row.can_update, row.can_delete)
         rights = [right for right, has in zip(_RIGHTS, can, strict=True) if not has]
         if rights:
-            lacking.append(f"{', '.join(rights)} on {name}")
-    return lacking
+            missing.append(f"{', '.join(rights)} on {name}")
+    return missing

@@ -1,4 +1,4 @@
-"""Waiting: jobs that are due and not worked, and why."""
+"""Jobs that are due and not worked: available, scheduled and periodic ones."""
 
 from __future__ import annotations
 
@@ -6,232 +6,231 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from riverpy._names import DEFAULT_DOMAIN
-from riverpy._tools.doctor.finding import Finding, Level, count, names, shown, span
+from riverpy._postgres.schema import PERIODIC_VERSION
+from riverpy._tools.doctor.finding import Finding, Level, limited, ok, warn
 from riverpy._tools.doctor.snapshot import TOUCHED_LIMIT
 from riverpy._tools.doctor.statements import doctor_queues
+from riverpy._tools.text import count, names, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
-    from riverpy._tools.doctor.statements import ClientRow, PeriodicRow, PlaceRow, QueueRow
+    from riverpy._tools.doctor.statements import BacklogRow, PeriodicRow, QueueRow
 
-SCHEDULED_LIMIT = 30.0
-"""Seconds by which a scheduled job or retry may be late: a leader moves them on each 5."""
-PERIODIC_LIMIT = 60.0
-"""Seconds by which a periodic job may be late."""
-LAG_FAIL = 10
-"""How many times `max_lag` is no mere backlog any more, if nobody works the queue."""
+SCHEDULED_LATE_WARN = 30.0
+"""Seconds that a scheduled job or retry may be late. A leader makes due ones available each 5 s."""
+PERIODIC_LATE_WARN = 60.0
+"""Seconds that a periodic job may be late."""
+UNWORKED_LAG_FACTOR = 10
+"""A queue without a client fails when its oldest job is due for this many times `max_lag`."""
 
 
-async def check_queues(patient: DatabaseSnapshot) -> list[Finding]:
-    """How long jobs of each queue have been due, and whether anybody works it. Empty queues are
-    told of too.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
-    clients = await patient.clients()
-    places = {row.queue: row for row in await patient.places() if row.state == "available"}
-    async with patient.session.reading() as connection:
-        rows = {row.name: row for row in await doctor_queues(connection, patient.schema)}
-    living = [one for one in clients or () if one.is_alive]
+async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report how long jobs of each queue are due, and how many clients work it. Empty queues are in
+    the data too."""
+    clients = await snapshot.clients()
+    backlogs = {row.queue: row for row in await snapshot.backlogs() if row.state == "available"}
+    async with snapshot.session.reading() as connection:
+        rows = {row.name: row for row in await doctor_queues(connection, snapshot.schema)}
+    live = [client for client in clients or () if client.is_alive]
+    queues = sorted({*backlogs, *rows})
     workers = {
-        queue: sum(queue in one.queues for one in living) for queue in sorted({*places, *rows})
+        queue: None if clients is None else sum(queue in client.queues for client in live)
+        for queue in queues
     }
-    facts = {queue: _queue_facts(places.get(queue), rows.get(queue)) for queue in workers}
-    for queue, number in workers.items():
-        facts[queue]["clients"] = None if clients is None else number
-    unworked = [place for queue, place in places.items() if not workers[queue]]
-    kinds = await patient.kinds(unworked)
+    facts = {
+        queue: _facts(backlogs.get(queue), rows.get(queue), workers[queue]) for queue in queues
+    }
+    kinds = await snapshot.kinds([row for queue, row in backlogs.items() if not workers[queue]])
     problems = [
-        finding
-        for queue, number in workers.items()
-        if queue in places
-        and (
-            finding := _queue(
-                patient,
-                places[queue],
-                rows.get(queue),
-                number,
-                clients,
-                [row.kind for row in kinds if queue in row.queues],
-            )
+        _check_queue(
+            backlogs[queue],
+            rows.get(queue),
+            workers[queue],
+            snapshot.max_lag.total_seconds(),
+            [row.kind for row in kinds if queue in row.queues],
         )
+        for queue in queues
+        if queue in backlogs
     ]
-    jobs = sum(place.jobs for place in places.values())
-    oldest = max((place.due_for or 0 for place in places.values()), default=0)
-    least = jobs if any(place.is_cut for place in places.values()) else None
-    text = f"{count(len(workers), 'queue')}, {count(jobs, 'job', limit=least)} available"
+    jobs = sum(backlog.jobs for backlog in backlogs.values())
+    limit = jobs if any(backlog.is_partial for backlog in backlogs.values()) else None
+    text = f"{count(len(queues), 'queue')}, {count(jobs, 'job', limit=limit)} available"
     if jobs:
+        oldest = max((backlog.due_for or 0 for backlog in backlogs.values()), default=0)
         text += f", the oldest due for {span(oldest)}"
-    return [Finding(Level.OK, "queues", text, data={"queues": facts}), *shown(problems)]
+    return [
+        ok("queues", text, {"queues": facts}),
+        *limited([finding for finding in problems if finding is not None]),
+    ]
 
 
-def _queue_facts(place: PlaceRow | None, row: QueueRow | None) -> dict[str, object]:
-    due = None if place is None or place.due_for is None else round(max(place.due_for, 0), 3)
-    paused = None if row is None or row.paused_for is None else round(row.paused_for, 3)
-    return {"available": place.jobs if place else 0, "oldest_due": due, "paused_for": paused}
+def _facts(
+    backlog: BacklogRow | None, row: QueueRow | None, workers: int | None
+) -> dict[str, object]:
+    return {
+        "available": backlog.jobs if backlog else 0,
+        "oldest_due": None
+        if backlog is None or backlog.due_for is None
+        else round(max(backlog.due_for, 0), 3),
+        "paused_for": None if row is None or row.paused_for is None else round(row.paused_for, 3),
+        "clients": workers,
+    }
 
 
-def _queue(
-    patient: DatabaseSnapshot,
-    place: PlaceRow,
+def _check_queue(
+    backlog: BacklogRow,
     row: QueueRow | None,
-    workers: int,
-    clients: Sequence[ClientRow] | None,
+    workers: int | None,
+    max_lag: float,
     kinds: Sequence[str],
 ) -> Finding | None:
-    lag = place.due_for or 0
+    """Check one queue with available jobs.
+
+    Args:
+        backlog: its jobs.
+        row: its row, which may be missing.
+        workers: how many live riverpy clients work it. None: not known.
+        max_lag: seconds that a job may be due.
+        kinds: the kinds of its first jobs, if no client works it.
+    """
+    lag = backlog.due_for or 0
     if lag < 0:
         return None
-    most = patient.max_lag.total_seconds()
-    jobs = count(place.jobs, "job", limit=place.jobs if place.is_cut else None)
-    waiting = f'{jobs} of queue "{place.queue}" wait{"s" if place.jobs == 1 else ""}'
+    jobs = count(backlog.jobs, "job", limit=backlog.jobs if backlog.is_partial else None)
+    text = f'{jobs} of queue "{backlog.queue}" wait{"s" if backlog.jobs == 1 else ""}'
     data: dict[str, object] = {
-        "queue": place.queue,
-        "available": place.jobs,
+        "queue": backlog.queue,
+        "available": backlog.jobs,
         "oldest_due": round(lag, 3),
-        "clients": None if clients is None else workers,
+        "clients": workers,
     }
     if row is not None and row.paused_for is not None:
         data["paused_for"] = round(row.paused_for, 3)
-        return Finding(
-            Level.WARN,
+        return warn(
             "queues",
-            f"{waiting}: it is paused for {span(row.paused_for)}",
-            f"if that was forgotten: riverpy queue resume {quote(place.queue)}",
+            f"{text}. The queue is paused for {span(row.paused_for)}",
+            f"if it should run again: riverpy queue resume {quote(backlog.queue)}",
             data,
         )
-    if clients is not None and not workers:
-        touched = row is not None and row.touched < TOUCHED_LIMIT
-        other = ", though one of another language may" if touched else ""
+    if workers == 0:
+        is_touched = row is not None and row.touched < TOUCHED_LIMIT
+        is_failure = lag >= max_lag * UNWORKED_LAG_FACTOR and not is_touched
+        other = ". A client in another language may work it" if is_touched else ""
         return Finding(
-            Level.FAIL if lag >= most * LAG_FAIL and not touched else Level.WARN,
+            Level.FAIL if is_failure else Level.WARN,
             "queues",
-            f"{waiting}, the oldest for {span(lag)}, and no client of riverpy's works it{other}",
+            f"{text}, the oldest for {span(lag)}, and no riverpy client works the queue{other}",
             f"start a worker that has {f'kind {names(kinds)}' if kinds else 'its kinds'}: "
-            f"riverpy worker MODULE:ATTR -q {quote(place.queue)}:50",
+            f"riverpy worker MODULE:ATTR -q {quote(backlog.queue)}:50",
             data,
         )
-    if lag < most:
+    if lag < max_lag:
         return None
-    return Finding(
-        Level.WARN,
+    return warn(
         "queues",
-        f"{waiting}, the oldest for {span(lag)}",
-        "its workers have too few slots, are busy with long jobs, or do not get on: see `stuck`, "
-        "`running`, `snapshots` and `locks`; add slots or processes",
+        f"{text}, the oldest for {span(lag)}",
+        "its workers have too few slots, run long jobs, or are blocked: see `stuck`, `running`, "
+        "`snapshots` and `locks`. Add slots or processes",
         data,
     )
 
 
-async def check_scheduled(patient: DatabaseSnapshot) -> list[Finding]:
-    """Scheduled jobs and retries that are due and not moved on.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
-    places = [row for row in await patient.places() if row.state in {"scheduled", "retryable"}]
-    late = [row for row in places if row.due_for is not None and row.due_for >= SCHEDULED_LIMIT]
-    jobs = sum(row.jobs for row in places)
+async def check_scheduled(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report scheduled jobs and retries that are due and did not become available."""
+    backlogs = [row for row in await snapshot.backlogs() if row.state in {"scheduled", "retryable"}]
+    late = [row for row in backlogs if (row.due_for or 0) >= SCHEDULED_LATE_WARN]
+    jobs = sum(row.jobs for row in backlogs)
+    queues = sorted({row.queue for row in late})
     data: dict[str, object] = {
         "waiting": jobs,
         "late": max((round(row.due_for or 0, 3) for row in late), default=0),
-        "queues": sorted({row.queue for row in late}),
+        "queues": queues,
     }
     if not late:
         text = count(jobs, "scheduled job or retry", plural="scheduled jobs and retries")
-        return [Finding(Level.OK, "scheduled", f"{text}, none late", data=data)]
+        return [ok("scheduled", f"{text}, none late", data)]
     oldest = max(row.due_for or 0 for row in late)
-    queues = sorted({row.queue for row in late})
-    missing = await _missing_leader(patient, queues)
-    why = "though there is a leader" if missing is None else f"and {missing}"
-    return [
-        Finding(
-            Level.WARN if missing is None else Level.FAIL,
-            "scheduled",
-            f"scheduled jobs or retries of queue {names(queues)} are due for up to {span(oldest)} "
-            f"and not moved on, {why}",
-            "see the leader's log for what its job scheduler fails at, and `locks`"
-            if missing is None
-            else "see `leader` and `domains`: whoever leads moves them on",
-            data,
-        )
-    ]
+    text = (
+        f"scheduled jobs or retries of queue {names(queues)} are late by up to {span(oldest)}. "
+        "They do not become available"
+    )
+    missing = await _missing_leaders(snapshot, queues)
+    if missing is None:
+        fix = "read the errors of the job scheduler in the leader's log, and see `locks`"
+        return [warn("scheduled", f"{text}, although there is a leader", fix, data)]
+    fix = "see `leader` and `domains`: the leader makes these jobs available"
+    return [Finding(Level.FAIL, "scheduled", f"{text}, because {missing}", fix, data)]
 
 
-async def _missing_leader(patient: DatabaseSnapshot, queues: Sequence[str]) -> str | None:
-    """Who does not lead that should keep these queues. None: all of them are kept."""
-    seen = await patient.domains()
-    if seen is not None and seen.others:
-        unkept = seen.unkept(queues)
-        return f"nobody leads domain {names(unkept)}" if unkept else None
-    lead = await patient.lead()
-    return "nobody leads" if lead is None or lead.is_over else None
+async def _missing_leaders(snapshot: DatabaseSnapshot, queues: Sequence[str]) -> str | None:
+    """Say which leader is missing for these queues. None: each of them has one."""
+    domains = await snapshot.domains()
+    if domains is not None and domains.others:
+        unmaintained = domains.unmaintained(queues)
+        return f"domain {names(unmaintained)} has no leader" if unmaintained else None
+    leader = await snapshot.leader()
+    return "there is no leader" if leader is None or leader.has_expired else None
 
 
-async def check_periodic(patient: DatabaseSnapshot) -> list[Finding]:
-    """Periodic jobs that are paused or late.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
-    if not patient.has_periodic:
-        text = "off: their table is not there (see `schema`)"
-        return [Finding(Level.OK, "periodic", text, data={"periodic_jobs": None})]
-    rows = await patient.periodic()
+async def check_periodic(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report periodic jobs that are paused or late."""
+    if not snapshot.has(PERIODIC_VERSION):
+        text = "off: their table is missing (see `schema`)"
+        return [ok("periodic", text, {"periodic_jobs": None})]
+    rows = await snapshot.periodic()
     paused = [row for row in rows if row.paused_for is not None]
-    late = late_of(rows)
+    late = late_periodic_jobs(rows)
     data: dict[str, object] = {
         "periodic_jobs": len(rows),
         "paused": [row.id for row in paused],
         "late": [row.id for row in late],
     }
-    findings = [Finding(Level.OK, "periodic", count(len(rows), "periodic job"), data=data)]
+    findings = [ok("periodic", count(len(rows), "periodic job"), data)]
     if paused:
         longest = max(row.paused_for or 0 for row in paused)
         findings.append(
-            Finding(
-                Level.WARN,
+            warn(
                 "periodic",
                 f"paused, for up to {span(longest)}: {names(row.id for row in paused)}",
-                "if that was forgotten: riverpy periodic resume ID",
+                "if they should run again: riverpy periodic resume ID",
                 {"paused": [row.id for row in paused]},
             )
         )
     if late:
-        findings += await _late(patient, late)
+        findings += await _late_by_domain(snapshot, late)
     return findings
 
 
-def late_of(rows: Iterable[PeriodicRow]) -> list[PeriodicRow]:
-    """Those that are late."""
-    return [row for row in rows if row.is_used and (row.late or 0) >= PERIODIC_LIMIT]
+def late_periodic_jobs(rows: Iterable[PeriodicRow]) -> list[PeriodicRow]:
+    """Return those that are late."""
+    return [row for row in rows if row.is_used and (row.late or 0) >= PERIODIC_LATE_WARN]
 
 
-async def _late(patient: DatabaseSnapshot, late: Sequence[PeriodicRow]) -> list[Finding]:
-    """Late periodic jobs, by the domain whose leader inserts them."""
-    seen = await patient.domains()
+async def _late_by_domain(snapshot: DatabaseSnapshot, late: Sequence[PeriodicRow]) -> list[Finding]:
+    """Report late periodic jobs for each domain, because its leader inserts them."""
+    domains = await snapshot.domains()
     by_domain: dict[str, list[PeriodicRow]] = {}
     for row in late:
         by_domain.setdefault(row.domain, []).append(row)
     findings: list[Finding] = []
     for domain, rows in sorted(by_domain.items()):
-        text = f"late, by up to {span(max(row.late or 0 for row in rows))}"
+        text = f"late by up to {span(max(row.late or 0 for row in rows))}"
         if domain == DEFAULT_DOMAIN:
             fix = (
-                "the leader inserts them, if it has them: see `leader` (one in Go has none of "
-                "Python's), and its log"
+                "see `leader` and its log. The leader inserts only the periodic jobs that it has. "
+                "A leader in Go has none of Python's"
             )
-        elif seen is None or seen.is_led(domain):
-            fix = f"the leader of domain {domain} inserts them, if it has them: see its log"
+        elif domains is None or domains.has_leader(domain):
+            fix = (
+                f"read the log of the leader of domain {domain}. It inserts only the periodic jobs "
+                "that it has"
+            )
         else:
-            text += f', for nobody leads domain "{domain}", and no other leader inserts them'
+            text += f', because domain "{domain}" has no leader'
             command = f"riverpy worker --leader-domain {quote(domain)}"
             fix = f"start a client of domain {domain} that can lead ({command}), and see `domains`"
         ids = [row.id for row in rows]
-        findings.append(
-            Finding(Level.WARN, "periodic", f"{text}: {names(ids)}", fix, {"late": ids})
-        )
-    return shown(findings)
+        findings.append(warn("periodic", f"{text}: {names(ids)}", fix, {"late": ids}))
+    return limited(findings)

@@ -1,7 +1,7 @@
-"""Account: the user of the operating system that runs the server.
+"""Account: the operating system's user that runs the server.
 
-PostgreSQL refuses to run as root, so for root it is `postgres`, or else `nobody`. For everybody
-else it is oneself.
+PostgreSQL refuses to run as root. Root uses the user `postgres`, or `nobody` if there is none. Any
+other user runs the server itself.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-_STAND_INS_FOR_ROOT = ("postgres", "nobody")
+_USERS_FOR_ROOT = ("postgres", "nobody")
 
 
 class Account(NamedTuple):
-    """Who runs the server. `user` and `group` are None when it is the present user."""
+    """The user that runs the server. `user` and `group` are None for the current user."""
 
     name: str
     user: int | None
@@ -35,7 +35,7 @@ class Account(NamedTuple):
         environment: Mapping[str, str],
         keep: Sequence[int] = (),
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program for at most `limit` seconds; it inherits the descriptors in `keep`."""
+        """Run a program for at most `limit` seconds. It inherits the descriptors in `keep`."""
         return subprocess.run(  # noqa: S603 (programs of PostgreSQL and a shell)
             command,
             capture_output=True,
@@ -53,7 +53,8 @@ class Account(NamedTuple):
         )
 
     def can_run(self, program: Path) -> bool:
-        """Whether this account reaches a program: tried, as modes are only part of the answer."""
+        """Return whether this account can run the program. It tries, since file modes do not say
+        all."""
         if self.user is None:
             return True
         try:
@@ -62,38 +63,38 @@ class Account(NamedTuple):
             return False
 
     def can_enter(self, directory: Path) -> bool:
-        """Whether this account reaches a directory."""
+        """Return whether this account can enter the directory."""
         if self.user is None:
             return True
         shell = ["/bin/sh", "-c", 'cd "$0"', directory]
         return self.run(shell, limit=10, environment={}).returncode == 0
 
     def own(self, directory: Path) -> None:
-        """Make this account the owner of a directory of ours."""
+        """Make this account the owner of a directory."""
         if self.user is not None and self.group is not None:
             os.chown(directory, self.user, self.group)
 
 
 def server_account(data: Path) -> Account:
-    """The account that can run a server on this cluster, which need not exist yet.
+    """Return the account that can run a server on this cluster. The cluster need not exist.
 
     Raises:
-        DatabaseError: the present user has no name, or it is root and nobody can stand in.
+        DatabaseError: the current user has no name, or it is root and there is no other user.
     """
     user = os.geteuid()
     if user == 0:
-        return _owner(data) or _stand_in_for_root()
+        return _owner(data) or _user_for_root()
     try:
         return Account(pwd.getpwuid(user).pw_name, None, None)
     except KeyError:
         raise DatabaseError(
-            f"user id {user} has no name on this system, and PostgreSQL does not start without: "
-            "add it to /etc/passwd, run as a user that is there, or give riverpy a database URL"
+            f"user id {user} has no name on this system, and PostgreSQL does not start without "
+            "one: add it to /etc/passwd, run as another user, or give riverpy a database URL"
         ) from None
 
 
 def _owner(data: Path) -> Account | None:
-    """Who owns an existing cluster: nobody else can run a server on it."""
+    """Return the owner of an existing cluster. No other user can run a server on it."""
     try:
         status = data.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -101,8 +102,8 @@ def _owner(data: Path) -> Account | None:
     return Account(f"user id {status.st_uid}", status.st_uid, status.st_gid)
 
 
-def _stand_in_for_root() -> Account:
-    for name in _STAND_INS_FOR_ROOT:
+def _user_for_root() -> Account:
+    for name in _USERS_FOR_ROOT:
         try:
             entry = pwd.getpwnam(name)
         except KeyError:

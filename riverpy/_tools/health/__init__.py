@@ -1,1 +1,1 @@
-from __future__ import annotations
+"""The health server of a worker: probes, metrics and events, and systemd's notifications."""

@@ -1,4 +1,4 @@
-"""Address: where a server listens or is asked, as people write it."""
+"""Address: the host and port of a health server."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """`HOST:PORT`, `[IPv6]:PORT`, `:PORT` or `PORT`; without a host the loopback address.
+        """Parse `HOST:PORT`, `[IPv6]:PORT`, `:PORT` or `PORT`. The default host is the loopback
+        address.
 
         Raises:
-            ValueError: the text is none of these.
+            ValueError: the text is not an address.
         """
         match = _ADDRESS.fullmatch(text.strip())
         if match is None or int(match["port"]) > 65535:

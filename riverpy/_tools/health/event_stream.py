@@ -1,6 +1,6 @@
-"""Event lines: the events of a client as JSON lines, for those who follow a worker.
+"""The events of a client as JSON lines.
 
-They hold no args, metadata or tags of jobs: whoever may look at a worker need not see its data.
+They contain no args, metadata or tags of jobs, because a reader may see a worker and not its data.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 BUFFERED_EVENTS_MAX = 1_000
-"""Events that wait for a follower who is slow; more are dropped, and counted."""
+"""Events that are buffered for a slow reader. Further events are dropped and counted."""
 KEEPALIVE_INTERVAL = 10.0
-"""Seconds without a line after which an empty one says that the worker is there."""
+"""Seconds without a line after which an empty line is sent."""
 ERROR_LENGTH_MAX = 500
 PARAMETERS = ("event", "kind", "queue", "state")
-"""Each may be given more than once: events that match one value of each are told."""
+"""Query parameters. Each may occur more than once. An event must match one value of each."""
 
 
 class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One line."""
+    """One line of the stream."""
 
     event: str
-    """The kind of event; `dropped`: the follower was too slow for so many."""
+    """The kind of event, or `dropped`: the reader was too slow."""
     queue: str = ""
     job_id: int = 0
     kind: str = ""
@@ -43,23 +43,25 @@ class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     attempt: int = 0
     max_attempts: int = 0
     wait: float | None = None
+    """Seconds from due to the start of the attempt."""
     run: float | None = None
-    """Seconds."""
+    """Seconds that the attempt ran."""
     error: str = ""
-    """Of the attempt, where it failed or was cancelled; cut, and without passwords of URLs."""
+    """The error of a failed or cancelled attempt. It is cut, and passwords in URLs are masked."""
     dropped: int = 0
+    """How many events were dropped."""
 
 
 class _Filter(msgspec.Struct, frozen=True):
-    """What a follower wants; empty: all."""
+    """The events that a reader gets. An empty set allows all values."""
 
     events: frozenset[EventKind]
     kinds: frozenset[str]
     queues: frozenset[str]
     states: frozenset[str]
 
-    def wants(self, event: Event) -> bool:
-        """Whether the event is told. Those of a queue have neither kind nor state."""
+    def matches(self, event: Event) -> bool:
+        """Return whether the event matches. Events of a queue have neither kind nor state."""
         job = event.job
         if self.queues and (event.queue if job is None else job.queue) not in self.queues:
             return False
@@ -68,54 +70,58 @@ class _Filter(msgspec.Struct, frozen=True):
         return not self.states or (job is not None and job.state in self.states)
 
 
-def follow(client: Client, params: Mapping[str, Sequence[str]]) -> AsyncGenerator[bytes, None]:
-    """The lines from now on, until the client stops.
+def stream_events(
+    client: Client, params: Mapping[str, Sequence[str]]
+) -> AsyncGenerator[bytes, None]:
+    """Return the lines from now on, until the client stops.
 
     Raises:
         ValueError: a parameter or a kind of event is not known.
     """
     if unknown := set(params) - set(PARAMETERS):
-        raise ValueError(f"unknown parameter {min(unknown)}; known are {', '.join(PARAMETERS)}")
+        raise ValueError(
+            f"unknown parameter {min(unknown)}: the parameters are {', '.join(PARAMETERS)}"
+        )
     named = params.get("event") or list(EventKind)
     try:
         events = client.subscribe(*map(EventKind, named), size=BUFFERED_EVENTS_MAX)
     except (ConfigError, ValueError) as error:
         known = ", ".join(EventKind)
         raise ValueError(f"{error}; the kinds of events are {known}") from None
-    wanted = _Filter(
+    accepted = _Filter(
         frozenset(events.kinds),
         frozenset(params.get("kind", ())),
         frozenset(params.get("queue", ())),
         frozenset(params.get("state", ())),
     )
-    return _lines(events, wanted)
+    return _lines(events, accepted)
 
 
-async def _lines(events: Subscription, wanted: _Filter) -> AsyncGenerator[bytes, None]:
+async def _lines(events: Subscription, accepted: _Filter) -> AsyncGenerator[bytes, None]:
     async with events:
-        yield b"\n"  # the follower sees at once that it is connected
-        told, quiet_until = 0, anyio.current_time() + KEEPALIVE_INTERVAL
+        yield b"\n"  # shows the reader that it is connected
+        dropped, keepalive_at = 0, anyio.current_time() + KEEPALIVE_INTERVAL
         while True:
             event: Event | None = None
             try:
-                with anyio.CancelScope(deadline=quiet_until):
+                with anyio.CancelScope(deadline=keepalive_at):
                     event = await anext(events)
             except StopAsyncIteration:
                 return
-            if events.dropped > told:
-                told, count = events.dropped, events.dropped - told
+            if events.dropped > dropped:
+                dropped, count = events.dropped, events.dropped - dropped
                 yield _encode(EventLine(event="dropped", dropped=count))
-            if event is not None and wanted.wants(event):
+            if event is not None and accepted.matches(event):
                 yield _encode(line_of(event))
-            elif anyio.current_time() >= quiet_until:
+            elif anyio.current_time() >= keepalive_at:
                 yield b"\n"
             else:
                 continue
-            quiet_until = anyio.current_time() + KEEPALIVE_INTERVAL
+            keepalive_at = anyio.current_time() + KEEPALIVE_INTERVAL
 
 
 def line_of(event: Event) -> EventLine:
-    """What is told of an event."""
+    """Return the line of an event."""
     job, times = event.job, event.statistics
     if job is None or times is None:
         return EventLine(event=event.kind.value, queue=event.queue or "")

@@ -1,4 +1,4 @@
-"""The part of HTTP/1.1 that probes and scrapers use: one GET or HEAD a connection, no body."""
+"""The part of HTTP/1.1 that probes and scrapers use: one GET or HEAD per connection, no body."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 HEAD_MAX = 8 * 1024
-"""Bytes of a request line and its headers."""
+"""Bytes of the request line and the headers."""
 _LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.[0-9]")
 _HOST = re.compile(rb"^host:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _HEADERS = "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
@@ -21,7 +21,7 @@ Body: TypeAlias = bytes | AsyncGenerator[bytes, None]
 
 
 class HttpError(Exception):
-    """A request that gets no more than a status and a sentence."""
+    """A request that is answered with a status and one sentence."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
@@ -29,18 +29,18 @@ class HttpError(Exception):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request that was understood."""
+    """A valid request."""
 
     method: str
     path: str
     params: dict[str, list[str]]
     host: str
-    """As the client calls the server, with or without a port; empty: it does not say."""
+    """The `Host` header, with or without a port. Empty: there is none."""
 
     @property
     def is_for_local(self) -> bool:
-        """Whether the name is one that only this machine gives itself. A page in a browser that was
-        led here by a name of its own says that name."""
+        """Whether the host is `localhost` or an IP address. A web page that reaches this server
+        through a DNS name of its own sends that name."""
         name = self.host.rpartition(":")[0] if re.search(r":\d*$", self.host) else self.host
         if name in {"", "localhost"} or name.endswith(".localhost"):
             return True
@@ -52,14 +52,14 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """An answer: all of it, or parts as they come."""
+    """A response. The body is complete or comes in parts."""
 
     status: HTTPStatus
     content_type: str
     body: Body
 
     def head(self) -> bytes:
-        """The status line and the headers."""
+        """Return the status line and the headers."""
         line = f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"
         length = f"Content-Length: {len(self.body)}\r\n" if isinstance(self.body, bytes) else ""
         allow = "Allow: GET, HEAD\r\n" if self.status == HTTPStatus.METHOD_NOT_ALLOWED else ""
@@ -67,23 +67,23 @@ class Response(msgspec.Struct, frozen=True):
 
 
 def parse(head: bytes) -> Request:
-    """What the head of a request says, up to its empty line.
+    """Parse the request line and the headers, up to the empty line.
 
     Raises:
-        HttpError: it is no request that is answered here.
+        HttpError: the request is invalid or not supported.
     """
     line = head.partition(b"\n")[0].rstrip(b"\r")
     match = _LINE.fullmatch(line)
     if match is None:
-        raise HttpError(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
+        raise HttpError(HTTPStatus.BAD_REQUEST, "this is not an HTTP/1.1 request")
     method, target = match[1].decode(), match[2].decode()
     if method not in {"GET", "HEAD"}:
-        raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are answered")
+        raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, "use GET or HEAD")
     try:
         url = urlsplit(target)
         params = parse_qs(url.query, max_num_fields=100)
     except ValueError:
-        raise HttpError(HTTPStatus.BAD_REQUEST, "the target of the request is wrong") from None
+        raise HttpError(HTTPStatus.BAD_REQUEST, "the target of the request is invalid") from None
     host = _HOST.search(head)
     return Request(
         method, url.path, params, host[1].strip(b" \t").decode("latin-1").lower() if host else ""

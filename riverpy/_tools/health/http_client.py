@@ -1,4 +1,4 @@
-"""Asking: one HTTP request to the health server of a worker, for the commands that read it."""
+"""An HTTP client for the health server of a worker."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 TIMEOUT = 5.0
-"""Seconds to connect, and for the head of the answer."""
+"""Seconds to connect, and seconds to receive the headers."""
 BODY_MAX = 16 * 1024 * 1024
 LINE_MAX = 64 * 1024
 PORT_DEFAULT = 8378
-NO_HEALTH_SERVER = "what listens there is no health server"
+NO_HEALTH_SERVER = "the program that listens there is not a health server"
 _SILENT = f"no answer within {TIMEOUT:g} s"
 
 
-class Answer(NamedTuple):
-    """What a server answered."""
+class HttpResponse(NamedTuple):
+    """The response of a server."""
 
     status: int
     stream: BufferedByteReceiveStream
 
     async def body(self) -> bytes:
-        """All of it, within the time limit.
+        """Return the whole body.
 
         Raises:
-            TimeoutError: it did not end in time.
+            TimeoutError: it did not end within `TIMEOUT`.
         """
         parts: list[bytes] = []
-        with anyio.fail_after(TIMEOUT, reason="the answer did not end"):
+        with anyio.fail_after(TIMEOUT, reason="the response did not end"):
             try:
                 while sum(map(len, parts)) < BODY_MAX:
                     parts.append(await self.stream.receive())
@@ -48,10 +48,10 @@ class Answer(NamedTuple):
 
 
 def parse_address(url: str) -> Address:
-    """Where `http://HOST:PORT`, `HOST:PORT`, `:PORT` or `PORT` leads.
+    """Parse `http://HOST:PORT`, `HOST:PORT`, `:PORT` or `PORT`.
 
     Raises:
-        ValueError: the text is none of these.
+        ValueError: the text is not an address.
     """
     if "://" not in url:
         return Address.parse(url)
@@ -62,12 +62,12 @@ def parse_address(url: str) -> Address:
 
 
 @asynccontextmanager
-async def http_get(address: Address, target: str) -> AsyncGenerator[Answer]:
-    """The answer to `GET target`.
+async def http_get(address: Address, target: str) -> AsyncGenerator[HttpResponse]:
+    """Send `GET target`, and yield the response when its headers have arrived.
 
     Raises:
-        OSError: nobody answers there, or no health server does. The text does not name the address.
-        TimeoutError: nobody answers in time.
+        OSError: the connection failed or reached another program. The text lacks the address.
+        TimeoutError: there was no response within `TIMEOUT`.
     """
     with anyio.fail_after(TIMEOUT, reason=_SILENT):
         try:
@@ -85,11 +85,11 @@ async def http_get(address: Address, target: str) -> AsyncGenerator[Answer]:
         words = head.split(None, 2)
         if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
             raise ConnectionError(NO_HEALTH_SERVER)
-        yield Answer(int(words[1]), buffered)
+        yield HttpResponse(int(words[1]), buffered)
 
 
 def _reason(error: OSError) -> str:
-    """Why there is no connection; of several addresses of a name, to the last of them."""
+    """Return why the connection failed. If the name has several addresses: why the last one did."""
     cause = error.__cause__
     if isinstance(cause, BaseExceptionGroup):
         cause = cast("BaseExceptionGroup[OSError]", cause).exceptions[-1]

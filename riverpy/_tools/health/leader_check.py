@@ -1,4 +1,4 @@
-"""Leading: whether each domain that has living clients has had a leader of late."""
+"""The check that each domain with live clients has a leader."""
 
 from __future__ import annotations
 
@@ -14,36 +14,35 @@ if TYPE_CHECKING:
     from riverpy._tools.domain_map import DomainMap
 
 
-def check_leaders(most: timedelta, seen: DomainMap) -> Check:
-    """Whether no domain with living clients goes without a leader for longer than `most`: then its
-    scheduled jobs and retries are not moved on. Since when that is so, the last lease says; if it
-    was released, as in a stop, there is another leader at once, or none that could: clients that
-    are stopping could not.
+def check_leaders(limit: timedelta, domains: DomainMap) -> Check:
+    """Check that no domain with live clients lacks a leader for longer than `limit`.
 
-    Args:
-        most: how long it may go without one.
-        seen: the domains.
+    The time counts from the end of the last lease. After a release, as in a stop, there is no such
+    time: it counts from the start of the oldest client, because another client becomes leader at
+    once. Clients that are stopping do not count.
     """
-    domains = sorted({one.domain for one in seen.members} | {DEFAULT_DOMAIN})
     missing: list[str] = []
-    told: list[str] = []
-    for domain in domains:
-        lead = seen.lead(domain)
+    facts: list[str] = []
+    for domain in sorted({member.domain for member in domains.members} | {DEFAULT_DOMAIN}):
+        lead = domains.lead(domain)
         if lead is not None and not lead.is_over:
-            told.append(f"{lead.holder} leads {domain}")
+            facts.append(f"{lead.holder} is the leader of {domain}")
             continue
-        members = seen.living(domain)
-        living = [one for one in members if not one.is_stopping]
-        others = ", whose clients are stopping" if members else ", which has no client"
-        told.append(f"nobody leads {domain}" + ("" if living else others))
-        running = max((one.running for one in living), default=0.0)
-        ago = running if lead is None or lead.remaining is None else min(-lead.remaining, running)
-        if ago > most.total_seconds():
+        members = domains.live_clients(domain)
+        candidates = [member for member in members if not member.is_stopping]
+        reason = ""
+        if not candidates:
+            reason = ", whose clients are stopping" if members else ", which has no client"
+        facts.append(f"no leader of {domain}{reason}")
+        seconds = max((member.running for member in candidates), default=0.0)
+        if lead is not None and lead.remaining is not None:
+            seconds = min(seconds, -lead.remaining)
+        if seconds > limit.total_seconds():
             missing.append(domain)
     if not missing:
-        return Check(True, ", ".join(told))
+        return Check(True, ", ".join(facts))
     return Check(
         False,
-        f"nobody leads {', '.join(missing)} for more than {format_duration(most)}: scheduled jobs "
-        "and retries are not moved on; see `riverpy doctor`",
+        f"no leader of {', '.join(missing)} for more than {format_duration(limit)}: scheduled jobs "
+        "and retries do not become available; see `riverpy doctor`",
     )

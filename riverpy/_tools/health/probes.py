@@ -1,4 +1,4 @@
-"""Probes: whether a worker is alive, and whether it is ready, judged by its stats."""
+"""Probes: whether a worker is alive and whether it is ready, from its stats."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ if TYPE_CHECKING:
     from riverpy.stats import ClientStats, QueueStats
 
 CLAIM_AGE_POLLS = 3
-"""Poll intervals within which a queue that has something to do must have been claimed from."""
+"""Poll intervals within which a queue with free slots must have been claimed from."""
 CLAIM_AGE_MARGIN = 1.0
-"""Seconds more, so that a quick poll is no race."""
+"""Seconds in addition, for short poll intervals."""
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     ok: bool
     reason: str
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The answer of a probe."""
+    """The result of a probe."""
 
     ok: bool
     checks: dict[str, Check]
 
     @classmethod
     def of(cls, checks: dict[str, Check]) -> Verdict:
-        """All must be well."""
+        """Return a verdict that is ok if all checks are."""
         return cls(all(check.ok for check in checks.values()), checks)
 
     @property
     def summary(self) -> str:
-        """What is wrong; or that nothing is."""
-        wrong = [f"{name}: {one.reason}" for name, one in self.checks.items() if not one.ok]
-        return "; ".join(wrong) or "ok"
+        """The failed checks, or `ok`."""
+        failed = [f"{name}: {check.reason}" for name, check in self.checks.items() if not check.ok]
+        return "; ".join(failed) or "ok"
 
 
 def liveness(stats: ClientStats | None) -> Verdict:
-    """Whether the process does what it should, whatever the database does. That it can be asked
-    shows that its event loop turns.
+    """Check that the worker's services run, whatever the state of the database. The answer itself
+    shows that the event loop runs.
 
     Args:
         stats: None: there is no client yet.
     """
     stuck = stats.stuck if stats is not None else ()
-    reason = f"stuck: {', '.join(stuck)}; restart the worker" if stuck else "all turn"
-    return Verdict.of({"event_loop": Check(True, "turns"), "services": Check(not stuck, reason)})
+    reason = f"stuck: {', '.join(stuck)}; restart the worker" if stuck else "all run"
+    return Verdict.of({"event_loop": Check(True, "runs"), "services": Check(not stuck, reason)})
 
 
 def readiness(stats: ClientStats | None, lag: Check | None = None) -> Verdict:
-    """Whether it works jobs.
+    """Check that the worker works jobs.
 
     Args:
         stats: None: there is no client yet.
-        lag: what `lag_within` says. None: it is not asked for.
+        lag: the result of `check_lag`. None: it was not requested.
     """
     state = "starting" if stats is None else stats.state
     checks = {"state": Check(state == "working", state)}
@@ -76,24 +76,24 @@ def readiness(stats: ClientStats | None, lag: Check | None = None) -> Verdict:
     return Verdict.of(checks)
 
 
-def lag_within(
-    most: timedelta, lags: Mapping[str, timedelta] | None, stats: ClientStats | None
+def check_lag(
+    limit: timedelta, lags: Mapping[str, timedelta] | None, stats: ClientStats | None
 ) -> Check:
-    """Whether no due job waits for longer than `most`, but in paused queues.
+    """Check that no due job waits for longer than `limit`. Paused queues do not count.
 
     Args:
-        most: how long one may wait.
-        lags: how long the oldest of each queue does. None: the database does not say.
+        limit: how long a job may wait.
+        lags: how long the oldest due job of each queue waits. None: not known.
         stats: None: there is no client yet.
     """
     if lags is None:
-        return Check(False, "the database does not say how long due jobs wait")
+        return Check(False, "the wait of due jobs is not known: the database did not answer")
     queues = list(stats.queues.items()) if stats is not None else []
     paused = {name for name, queue in queues if queue.paused}
     late = ", ".join(
         f"{name} {format_duration(age)}"
         for name, age in lags.items()
-        if age > most and name not in paused
+        if age > limit and name not in paused
     )
     return Check(not late, f"due jobs wait too long: {late}" if late else "short")
 
@@ -104,7 +104,7 @@ def _listener(stats: ClientStats) -> Check:
             return Check(True, "notifications arrive")
         case "off":
             return Check(True, "polling, as configured")
-        case "deaf":  # slower, but it works: claims by polling are what decides
+        case "deaf":  # slower, but jobs are worked: only claims decide
             reason = "no notification arrives, jobs are found by polling: see `riverpy doctor`"
             return Check(True, reason)
 
@@ -113,9 +113,9 @@ def _queue(queue: QueueStats) -> Check:
     if queue.paused:
         return Check(True, "paused")
     if queue.running >= queue.slots:
-        return Check(True, "every slot is taken")
+        return Check(True, "all slots are in use")
     age = queue.claim_age
     if age is None:
-        return Check(False, "not claimed from yet")
-    most = CLAIM_AGE_POLLS * queue.poll_interval + CLAIM_AGE_MARGIN
-    return Check(age <= most, f"last claimed from {age:.1f} s ago, at most {most:g} s are well")
+        return Check(False, "no claim yet")
+    limit = CLAIM_AGE_POLLS * queue.poll_interval + CLAIM_AGE_MARGIN
+    return Check(age <= limit, f"last claim {age:.1f} s ago, the limit is {limit:g} s")

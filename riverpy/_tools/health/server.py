@@ -1,8 +1,7 @@
-"""Server: answers HTTP requests about one worker, and outlives whatever its clients do.
+"""The HTTP server of a worker.
 
-A connection carries one request. One that is slow to send it or to read the answer is cut; beyond
-the limit of connections the one that has waited longest to send its request is, so that idle
-connections never keep a probe out.
+A connection carries one request. A slow client is disconnected. At the limit of connections, the
+oldest one without a request is closed, so that idle connections never block a probe.
 """
 
 from __future__ import annotations
@@ -35,49 +34,48 @@ if TYPE_CHECKING:
 
 CONNECTIONS_MAX = 64
 REQUEST_TIMEOUT = 5.0
-"""Seconds that a client has to send its request."""
+"""Seconds within which a client must send its request."""
 SEND_TIMEOUT = 10.0
-"""Seconds that a client has to take the next part of an answer."""
-PART = 64 * 1024
-"""Bytes of an answer that are sent at a time."""
-LINGER = 1.0
-"""Seconds that a client has, after its answer, to close: cutting a connection with unread input
-would take the answer with it."""
-ACCEPT_RETRY = 0.5
-"""Seconds until connections are accepted again after that failed, as without descriptors."""
-_GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
+"""Seconds within which a client must receive the next part of a response."""
+PART_SIZE = 64 * 1024
+"""Bytes of a response that are sent at a time."""
+CLOSE_TIMEOUT = 1.0
+"""Seconds to wait until the client closes. Closing a connection with unread input can destroy the
+response."""
+ACCEPT_RETRY_DELAY = 0.5
+"""Seconds to wait after accept failed, for example because there are no free descriptors."""
+_DISCONNECTED = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 
 
 class _Connection:
-    """One connection."""
+    """One connection. It can be cancelled."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
-        self.has_asked = False
+        self.has_request = False
 
 
 class Server:
-    """Serves while `serving` is entered."""
+    """Serves while the context `serving` is open.
+
+    Args:
+        address: where to listen.
+        routes: the function that answers each path.
+    """
 
     def __init__(
         self, address: Address, routes: Mapping[str, Callable[[Request], Awaitable[Response]]]
     ) -> None:
-        """Make it; nothing listens yet.
-
-        Args:
-            address: where to listen.
-            routes: what answers which path.
-        """
         self._address, self._routes = address, routes
-        self._visits: list[_Connection] = []
+        self._connections: list[_Connection] = []
         self._log = get_logger()
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
-        """Answer meanwhile. Leaving cuts whoever is still connected.
+        """Answer requests while the context is open. At the end it closes all connections.
 
         Raises:
-            OSError: the address cannot be listened on; the text says what to do.
+            OSError: the address cannot be used. The text says what to do.
         """
         listeners = await self._listen()
         try:
@@ -99,7 +97,7 @@ class Server:
             found = await anyio.create_tcp_listener(local_host=host, local_port=port)
         except OSError as error:
             hint = (
-                "another process listens there: give --health another port"
+                "another process uses the port: choose another one with --health"
                 if error.errno == errno.EADDRINUSE
                 else error.strerror or error_text(error)
             )
@@ -117,45 +115,45 @@ class Server:
                 stream = await listener.accept()
             except OSError as error:
                 failures.failed(HEALTH_CONNECTION_FAILED, error=error_text(error))
-                await anyio.sleep(ACCEPT_RETRY)
+                await anyio.sleep(ACCEPT_RETRY_DELAY)
                 continue
             failures.recovered()
             self._make_room()
-            visit = _Connection()
-            self._visits.append(visit)
-            tasks.start_soon(self._serve, stream, visit, name="riverpy health connection")
+            connection = _Connection()
+            self._connections.append(connection)
+            tasks.start_soon(self._serve, stream, connection, name="riverpy health connection")
 
     def _make_room(self) -> None:
-        if len(self._visits) >= CONNECTIONS_MAX:
-            waiting = (visit for visit in self._visits if not visit.has_asked)
-            oldest = next(waiting, self._visits[0])
+        if len(self._connections) >= CONNECTIONS_MAX:
+            waiting = (connection for connection in self._connections if not connection.has_request)
+            oldest = next(waiting, self._connections[0])
             oldest.scope.cancel()
-            self._visits.remove(oldest)
+            self._connections.remove(oldest)
 
-    async def _serve(self, stream: SocketStream, visit: _Connection) -> None:
+    async def _serve(self, stream: SocketStream, connection: _Connection) -> None:
         try:
-            with visit.scope:
-                await self._answer(stream, visit)
-        except _GONE:
+            with connection.scope:
+                await self._answer(stream, connection)
+        except _DISCONNECTED:
             pass
-        except Exception:  # one answer is no reason to end the worker
+        except Exception:  # a failed request must not end the worker
             self._log.exception(HEALTH_REQUEST_FAILED)
         finally:
-            if visit in self._visits:
-                self._visits.remove(visit)
-            with anyio.CancelScope(shield=True):  # it does not wait
+            if connection in self._connections:
+                self._connections.remove(connection)
+            with anyio.CancelScope(shield=True):  # closing does not wait
                 await stream.aclose()
 
-    async def _answer(self, stream: SocketStream, visit: _Connection) -> None:
+    async def _answer(self, stream: SocketStream, connection: _Connection) -> None:
         is_head_only = False
         try:
             request = parse(await _read_head(stream))
-            visit.has_asked = True
+            connection.has_request = True
             is_head_only = request.method == "HEAD"
             response = await self._respond(request)
         except HttpError as refused:
             response = refused.response
-        visit.has_asked = True
+        connection.has_request = True
         try:
             await _send(stream, response.head())
             if not is_head_only:
@@ -165,15 +163,15 @@ class Server:
                 with anyio.CancelScope(shield=True):
                     await response.body.aclose()
         await _send_end(stream)
-        await _linger(stream)
+        await _wait_for_close(stream)
 
     async def _respond(self, request: Request) -> Response:
         if self._address.is_loopback and not request.is_for_local:
-            raise HttpError(HTTPStatus.FORBIDDEN, "ask for localhost, or for an address")
+            raise HttpError(HTTPStatus.FORBIDDEN, "use localhost or an IP address as the host")
         route = self._routes.get(request.path)
         if route is None:
             known = " ".join(self._routes)
-            raise HttpError(HTTPStatus.NOT_FOUND, f"there are {known}")
+            raise HttpError(HTTPStatus.NOT_FOUND, f"the pages are {known}")
         return await route(request)
 
 
@@ -184,7 +182,7 @@ async def _read_head(stream: SocketStream) -> bytes:
             if len(head) > HEAD_MAX:
                 raise HttpError(
                     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                    f"a request has at most {HEAD_MAX} bytes",
+                    f"the request is longer than {HEAD_MAX} bytes",
                 )
             head += await stream.receive(HEAD_MAX)
         return head
@@ -199,20 +197,20 @@ async def _send(stream: SocketStream, part: bytes) -> None:
 async def _send_end(stream: SocketStream) -> None:
     try:
         await stream.send_eof()
-    except RuntimeError as error:  # so says uvloop where the client has reset the connection
+    except RuntimeError as error:  # uvloop raises it if the client has reset the connection
         raise anyio.BrokenResourceError from error
 
 
 async def _send_body(stream: SocketStream, body: Body) -> None:
     if isinstance(body, bytes):
-        for start in range(0, len(body), PART):
-            await _send(stream, body[start : start + PART])
+        for start in range(0, len(body), PART_SIZE):
+            await _send(stream, body[start : start + PART_SIZE])
     else:
         await _send_parts(stream, body)
 
 
 async def _send_parts(stream: SocketStream, parts: AsyncGenerator[bytes, None]) -> None:
-    """Send parts as they come, until there are no more or the client is gone."""
+    """Send the parts until there are no more or the client has disconnected."""
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_cancel_when_closed, stream, tasks.cancel_scope)
@@ -227,11 +225,11 @@ async def _cancel_when_closed(stream: SocketStream, scope: anyio.CancelScope) ->
     try:
         while True:
             await stream.receive()
-    except _GONE:
+    except _DISCONNECTED:
         scope.cancel()
 
 
-async def _linger(stream: SocketStream) -> None:
-    with anyio.move_on_after(LINGER):
+async def _wait_for_close(stream: SocketStream) -> None:
+    with anyio.move_on_after(CLOSE_TIMEOUT):
         while True:
             await stream.receive()

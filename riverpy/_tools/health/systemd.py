@@ -1,5 +1,4 @@
-"""Systemd: tells the service manager that the worker is ready, stops, and is alive, where it asks
-to be told."""
+"""Systemd: notifies the service manager that the worker is ready, stops, or is alive."""
 
 from __future__ import annotations
 
@@ -16,25 +15,28 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
 WATCHDOG_SHARE = 1 / 3
-"""Of the manager's limit: how often the worker says that it is alive."""
+"""The interval of notifications, as a share of the manager's limit."""
 
 
 class Systemd:
-    """Talks to the manager that the environment names; without one it does nothing."""
+    """Notifies the manager that the environment names. Without one it does nothing.
+
+    Args:
+        environ: with NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID.
+    """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Read NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID."""
         path = environ.get("NOTIFY_SOCKET", "")
         self._path = "\0" + path[1:] if path.startswith("@") else path
         self._interval = _watchdog_seconds(environ) * WATCHDOG_SHARE
 
-    def tell(self, **values: object) -> None:
-        """Send these, as in `tell(READY=1)`. A manager that does not listen is not waited for."""
+    def notify(self, **values: object) -> None:
+        """Send the values, as in `notify(READY=1)`. It does not wait for the manager."""
         if not self._path:
             return
         text = "\n".join(f"{name}={value}" for name, value in values.items())
         with (
-            suppress(OSError, AttributeError),  # gone, full, or no such sockets on this system
+            suppress(OSError, AttributeError),  # no receiver, a full buffer, or no such sockets
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
         ):
             sender.setblocking(False)
@@ -42,7 +44,7 @@ class Systemd:
 
     @asynccontextmanager
     async def watched(self, is_alive: Callable[[], bool]) -> AsyncGenerator[None]:
-        """Say, from the event loop, that the process is alive, for as long as it is so."""
+        """Notify the watchdog from the event loop while `is_alive` returns true."""
         if not self._path or not self._interval:
             yield
             return
@@ -57,12 +59,12 @@ class Systemd:
     async def _ping(self, is_alive: Callable[[], bool]) -> None:
         while True:
             if is_alive():
-                self.tell(WATCHDOG=1)
+                self.notify(WATCHDOG=1)
             await anyio.sleep(self._interval)
 
 
 def _watchdog_seconds(environ: Mapping[str, str]) -> float:
-    """The limit of the manager; 0: there is none, or it is another process's."""
+    """Return the manager's limit. 0: there is none, or it is for another process."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return 0.0
     try:

@@ -1,4 +1,4 @@
-"""WorkerHealth: what the health server of one worker answers."""
+"""WorkerHealth: the pages of one worker's health server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._tools.health import event_stream
 from riverpy._tools.health.http import HttpError, Response
 from riverpy._tools.health.metrics import CONTENT_TYPE, render
-from riverpy._tools.health.probes import lag_within, liveness, readiness
+from riverpy._tools.health.probes import check_lag, liveness, readiness
 from riverpy._tools.health.server import Server
 from riverpy.errors import RiverError
 from riverpy.stats import ClientStats
@@ -30,29 +30,27 @@ if TYPE_CHECKING:
     from riverpy._tools.health.probes import Verdict
     from riverpy.client import Client
 
-LAG_KEPT = 10.0
-"""Seconds for which the answer to a look at the queues is kept, so that whoever asks, and however
-often, the database is asked this often."""
+LAG_MAX_AGE = 10.0
+"""Seconds that the lag of the queues is cached. This limits the statements that requests cause."""
 LAG_TIMEOUT = 1.0
-"""Seconds that such a look may take."""
-STRETCH = 0.002
-"""Seconds for which a page may be written without a turn of the event loop."""
+"""Seconds to read the lag of the queues."""
+RENDER_SLICE = 0.002
+"""Seconds that rendering may take before other tasks run."""
 STREAMS_MAX = 8
-"""Followers of events at a time."""
+"""Readers of /events at the same time."""
 JSON = "application/json"
 
 
 class WorkerHealth:
-    """Answers /livez, /readyz, /metrics and /events, from before there is a client until after it
-    has stopped."""
+    """Answers /livez, /readyz, /metrics and /events. It also works before there is a client and
+    after the client has stopped."""
 
     def __init__(self, address: Address) -> None:
-        """Make it; nothing listens yet."""
         self.client: Client | None = None
-        """None: it is not known yet."""
+        """None: there is no client yet."""
         self._started_at = time.time()
         self._lags: Mapping[str, timedelta] | None = None
-        self._lags_at = -LAG_KEPT
+        self._lags_at = -LAG_MAX_AGE
         self._lags_lock = anyio.Lock()
         self._streams = 0
         self._server = Server(
@@ -66,35 +64,35 @@ class WorkerHealth:
         )
 
     def serving(self) -> AbstractAsyncContextManager[None]:
-        """Answer meanwhile.
+        """Answer requests while the context is open.
 
         Raises:
-            OSError: the address cannot be listened on.
+            OSError: the address cannot be used.
         """
         return self._server.serving()
 
     def _stats(self) -> ClientStats | None:
-        """None: the client does not run yet."""
+        """Return the stats. None: the client does not run yet."""
         stats = None if self.client is None else self.client.stats()
         return stats if stats is not None and stats.uptime else None
 
     async def _livez(self, request: Request) -> Response:
-        # If the loop was blocked until now, let what waits for its turn have it first.
+        # If the loop was blocked until now, let the waiting tasks run first.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
-        return _answer(liveness(self._stats()))
+        return _respond(liveness(self._stats()))
 
     async def _readyz(self, request: Request) -> Response:
         await anyio.lowlevel.checkpoint()
         lag = None
-        if asked := request.params.get("max_lag"):
+        if values := request.params.get("max_lag"):
             try:
-                most = parse_duration(asked[0])
+                limit = parse_duration(values[0])
             except ValueError as error:
                 raise HttpError(HTTPStatus.BAD_REQUEST, f"max_lag: {error}") from None
             lags = await self._read_lags()
-            lag = lag_within(most, lags, self._stats())
-        return _answer(readiness(self._stats(), lag))
+            lag = check_lag(limit, lags, self._stats())
+        return _respond(readiness(self._stats(), lag))
 
     async def _metrics(self, request: Request) -> Response:
         lags = await self._read_lags()
@@ -106,33 +104,33 @@ class WorkerHealth:
         return Response(HTTPStatus.OK, CONTENT_TYPE, await _joined(pieces))
 
     async def _read_lags(self) -> Mapping[str, timedelta] | None:
-        """How long due jobs wait; None where the database does not say."""
+        """Return how long due jobs wait. None: not known."""
         async with self._lags_lock:
-            if self.client is None or time.monotonic() - self._lags_at < LAG_KEPT:
+            if self.client is None or time.monotonic() - self._lags_at < LAG_MAX_AGE:
                 return self._lags
             self._lags = None
             try:
                 with anyio.move_on_after(LAG_TIMEOUT):
                     self._lags = await self.client.queue_lags(list(self.client.queues))
-            except (RiverError, *DATABASE_ERRORS):  # not open yet, or an outage
+            except (RiverError, *DATABASE_ERRORS):  # the client is not open, or an outage
                 pass
             self._lags_at = time.monotonic()
             return self._lags
 
     async def _events(self, request: Request) -> Response:
         if self.client is None or self._streams >= STREAMS_MAX:
-            reason = "no client yet" if self.client is None else f"{STREAMS_MAX} follow already"
+            reason = "no client yet" if self.client is None else f"{STREAMS_MAX} readers already"
             raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}: try again later")
         try:
-            lines = event_stream.follow(self.client, request.params)
+            lines = event_stream.stream_events(self.client, request.params)
         except ValueError as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from None
         counted = self._counted(lines)
-        await anext(counted)  # before anybody else is let in
+        await anext(counted)  # count it before another request runs
         return Response(HTTPStatus.OK, "application/x-ndjson", counted)
 
     async def _counted(self, lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """The lines, after a first part that is empty: from that to its end it counts."""
+        """Yield an empty part, then the lines. The stream counts from the first part to its end."""
         self._streams += 1
         try:
             yield b""
@@ -144,16 +142,16 @@ class WorkerHealth:
 
 
 async def _joined(pieces: Iterator[str]) -> bytes:
-    """The whole page. Jobs run between its pieces."""
-    page, until = list[str](), time.monotonic() + STRETCH
+    """Return the whole page. Other tasks run between its pieces."""
+    page, until = list[str](), time.monotonic() + RENDER_SLICE
     for piece in pieces:
         page.append(piece)
         if time.monotonic() >= until:
             await anyio.lowlevel.checkpoint()
-            until = time.monotonic() + STRETCH
+            until = time.monotonic() + RENDER_SLICE
     return "".join(page).encode()
 
 
-def _answer(verdict: Verdict) -> Response:
+def _respond(verdict: Verdict) -> Response:
     status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE
     return Response(status, JSON, msgspec.json.encode(verdict) + b"\n")

@@ -1,1 +1,1 @@
-"""What `riverpy top` reads and draws."""
+"""What `riverpy top` reads and shows."""

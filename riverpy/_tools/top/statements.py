@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class Moment(NamedTuple):
-    """When a look was taken."""
+    """The time of a read, and the size of the table of jobs."""
 
     at: datetime
     about: int | None
-    """Jobs in the table, as of its last analyze; None: it was never analyzed."""
+    """Jobs in the table, as of its last ANALYZE. None: there was none."""
 
 
 class ClientRow(NamedTuple):
-    """A client of riverpy's."""
+    """A registered riverpy client."""
 
     client_id: str
     version: str
@@ -33,11 +33,11 @@ class ClientRow(NamedTuple):
     """Whether it takes part in leader election, and is not stopping."""
     started_at: datetime
     silent_for: float
-    """Seconds since its last heartbeat, by the server's clock; below zero if that was set back."""
+    """Seconds since its last heartbeat, by the server's clock. Negative if that was set back."""
     is_silent: bool
-    """Whether that is longer than its own `dead_after`."""
+    """Whether that is longer than its `dead_after`."""
     stuck: int
-    """How many jobs it calls stuck."""
+    """How many stuck jobs it reports."""
     slots: list[int] | None
     """In the order of its queues. None: not known."""
     is_stopping: bool
@@ -46,24 +46,24 @@ class ClientRow(NamedTuple):
 
 
 class KindRow(NamedTuple):
-    """A kind of available jobs that no running client has a worker for."""
+    """A kind of available jobs that no running client has."""
 
     kind: str
     jobs: int
-    """Of those that were read."""
+    """Jobs of this kind among those that were read."""
     queues: list[str]
 
 
 class RunningRow(NamedTuple):
-    """What a client runs."""
+    """The running jobs of one client."""
 
     jobs: int
     longest: float
-    """Seconds that the longest one runs."""
+    """Seconds that the oldest one runs."""
 
 
 class QueueRow(NamedTuple):
-    """A queue's jobs. Numbers of jobs stop at the cap."""
+    """The unfinished jobs of one queue. Counting ends at the cap."""
 
     name: str
     is_paused: bool
@@ -72,51 +72,48 @@ class QueueRow(NamedTuple):
     scheduled: int
     retryable: int
     late: int
-    """Scheduled ones and retries that nobody made available in time."""
+    """Scheduled jobs and retries that did not become available in time."""
     due_at: datetime | None
-    """Since when the oldest due job waits; None: none is due."""
+    """When the oldest due job became due. None: no job is due."""
     started: int
-    """Attempts at jobs that are not at their end, since the time asked for."""
+    """Attempts at unfinished jobs that started after the given time."""
     failed: int
-    """Of those that are not at their end, since the time asked for."""
+    """Attempts at unfinished jobs that failed after the given time."""
 
 
 class EndedRow(NamedTuple):
-    """What ended in a queue, of late."""
+    """The jobs of one queue that ended recently."""
 
     since: datetime
+    """The start of the time that is read."""
     seconds: float
-    """How long ago that is."""
+    """The length of that time."""
     queue: str | None
-    """None: nothing ended anywhere."""
+    """None: no job ended."""
     completed: int
     started: int
     failed: int
     wait_p95: float | None
-    """Seconds between due and started that 95 % of those that started did not exceed."""
+    """Seconds from due to started that 95 % of the started jobs did not exceed."""
 
 
 async def top_limits(connection: Transaction, limit: timedelta) -> None:
-    """Let the server end each statement of this transaction after `limit`."""
-    statement = query("top", "top_limits", None)
-    await connection.execute(
-        statement.text, *statement.arguments({"milliseconds": round(limit.total_seconds() * 1000)})
+    """Set the time limit for each statement of this transaction."""
+    await query("top", "top_limits", None).execute(
+        connection, milliseconds=round(limit.total_seconds() * 1000)
     )
 
 
 async def top_moment(connection: Transaction, schema: str | None) -> Moment:
-    """The server's time, and the size of the table."""
-    statement = query("top", "top_moment", schema)
-    (row,) = await connection.fetch(statement.text, *statement.arguments({"schema": schema}))
+    """Return the server's time and the size of the table of jobs."""
+    (row,) = await query("top", "top_moment", schema).fetch(connection, schema=schema)
     return Moment(*row)
 
 
 async def top_clients(
     connection: Transaction, schema: str | None, *, limit: int
 ) -> list[ClientRow]:
-    """Up to `limit` clients of riverpy's, the silent ones last."""
-    statement = query("top", "top_clients", schema)
-    rows = await connection.fetch(statement.text, *statement.arguments({"limit": limit}))
+    """Return up to `limit` registered clients, the silent ones last."""
     return [
         ClientRow(
             *row[:-3],
@@ -124,36 +121,33 @@ async def top_clients(
             is_stopping=row["is_stopping"],
             aside=row["aside"],
         )
-        for row in rows
+        for row in await query("top", "top_clients", schema).fetch(connection, limit=limit)
     ]
 
 
 async def top_kinds(
     connection: Transaction, schema: str | None, *, names: Sequence[str], limit: int, kinds: int
 ) -> list[KindRow]:
-    """Up to `kinds` kinds without a running client, among the first `limit` available jobs of each
-    of these queues."""
-    statement = query("top", "top_kinds", schema)
-    values: dict[str, object] = {"names": list(names), "limit": limit, "kinds": kinds}
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    """Return up to `kinds` kinds that no running client has, among the first `limit` available jobs
+    of each of these queues."""
+    rows = await query("top", "top_kinds", schema).fetch(
+        connection, names=list(names), limit=limit, kinds=kinds
+    )
     return [KindRow(*row) for row in rows]
 
 
 async def top_running(
     connection: Transaction, schema: str | None, *, cap: int, skipped: Sequence[int]
 ) -> dict[str, RunningRow]:
-    """What each client runs, among the first `cap` running jobs; "" for those that tell no client.
-    The clients of the `skipped` jobs are not read."""
-    statement = query("top", "top_running", schema)
-    values: dict[str, object] = {"cap": cap, "skipped": skipped}
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    """Return what each client runs, among the first `cap` running jobs. The key "" has the jobs
+    without a known client. The clients of the `skipped` jobs are not read."""
+    rows = await query("top", "top_running", schema).fetch(connection, cap=cap, skipped=skipped)
     return {row[0]: RunningRow(row[1], row[2]) for row in rows}
 
 
 async def top_queue_names(connection: Transaction, schema: str | None, *, limit: int) -> list[str]:
-    """The queues that have a row, or jobs that are not at their end, up to `limit` of each."""
-    statement = query("top", "top_queue_names", schema)
-    rows = await connection.fetch(statement.text, *statement.arguments({"limit": limit}))
+    """Return the queues that have a row or unfinished jobs, up to `limit` of each."""
+    rows = await query("top", "top_queue_names", schema).fetch(connection, limit=limit)
     return [row[0] for row in rows]
 
 
@@ -167,18 +161,17 @@ async def top_queues(
     cap: int,
     skipped: Sequence[int],
 ) -> list[QueueRow]:
-    """The jobs of each of the queues that are not at their end. What should have been made
-    available `late` ago counts as late. Errors of the `skipped` jobs are not read."""
-    statement = query("top", "top_queues", schema)
-    values: dict[str, object] = {
-        "name": names,
-        "since": since,
-        "since_text": since.isoformat()[:19],
-        "late": late.total_seconds(),
-        "cap": cap,
-        "skipped": skipped,
-    }
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    """Return the unfinished jobs of each queue. A job counts as late `late` after it should have
+    become available. Errors of the `skipped` jobs are not read."""
+    rows = await query("top", "top_queues", schema).fetch(
+        connection,
+        name=names,
+        since=since,
+        since_text=since.isoformat()[:19],
+        late=late.total_seconds(),
+        cap=cap,
+        skipped=skipped,
+    )
     return [QueueRow(*row) for row in rows]
 
 
@@ -190,23 +183,18 @@ async def top_ended(
     cap: int,
     skipped: Sequence[int],
 ) -> list[EndedRow]:
-    """What ended in each queue within `window`, or in that part of it of which `cap` jobs of a
-    state are the newest; one row without a queue if nothing did. Errors of the `skipped` jobs are
-    not read."""
-    statement = query("top", "top_ended", schema)
-    values: dict[str, object] = {
-        "window": window.total_seconds(),
-        "cap": cap,
-        "skipped": skipped,
-    }
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    """Return what ended in each queue within `window`. The time is shorter if more than `cap` jobs
+    of a state ended. If no job ended there is one row without a queue. Errors of the `skipped` jobs
+    are not read."""
+    rows = await query("top", "top_ended", schema).fetch(
+        connection, window=window.total_seconds(), cap=cap, skipped=skipped
+    )
     return [EndedRow(*row) for row in rows]
 
 
 async def top_totals(connection: Transaction, schema: str | None, *, cap: int) -> dict[str, int]:
-    """How many jobs are pending or at their end, by state."""
-    statement = query("top", "top_totals", schema)
-    rows = await connection.fetch(statement.text, *statement.arguments({"cap": cap}))
+    """Return the number of pending and finished jobs, by state."""
+    rows = await query("top", "top_totals", schema).fetch(connection, cap=cap)
     return {row[0]: row[1] for row in rows}
 
 

@@ -1,5 +1,4 @@
-"""One look of `riverpy top` at the database: what it reads, what that costs at most, how an outage
-shows."""
+"""What `riverpy top` shows: the queues, workers and leaders of a schema, read at one moment."""
 
 from __future__ import annotations
 
@@ -13,13 +12,12 @@ import msgspec
 
 from riverpy._postgres.clients import election_status
 from riverpy._postgres.damaged_jobs import damaged_of, read_undamaged
-from riverpy._postgres.driver import DATABASE_ERRORS, close, connect
+from riverpy._postgres.driver import close, connect
 from riverpy._postgres.jobs import FINAL_STATES
 from riverpy._postgres.leaders import leader_get
 from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, OWN_LINE, check_schema
 from riverpy._tools.doctor.server import expect_primary
-from riverpy._tools.doctor.snapshot import PRIVILEGE_LACKING
-from riverpy._tools.domain_map import read_domains
+from riverpy._tools.domain_map import read_permitted_domains
 from riverpy._tools.top.statements import (
     ClientRow,
     EndedRow,
@@ -40,29 +38,28 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from riverpy._postgres.driver import Connection
-    from riverpy._postgres.schema import SchemaState
     from riverpy._tools.domain_map import DomainMap
 
 T = TypeVar("T")
 
 WINDOW = timedelta(seconds=10)
-"""Rates are of the last seconds, at most so many."""
-LATE = timedelta(seconds=10)
-"""Twice as long as a leader takes to make due jobs available, at most."""
+"""The time over which rates are computed."""
+LATE_AFTER = timedelta(seconds=10)
+"""A scheduled job or retry is late after this time, twice what a leader needs."""
 CAP = 10_000
-"""Where counting jobs stops: of one state in one queue, in all queues for some, or that ended."""
+"""Jobs that are counted of one state in one queue, of some states in all queues, or that ended."""
 QUEUES_CAP = 100_000
-"""Where counting jobs of one state stops in all queues together: with many queues each has less."""
-QUEUES_MOST = 1_000
-KINDS_JOBS_MAX = 20_000
-"""Available jobs of all queues together whose kinds are read; at most 1,000 of one queue."""
-KINDS_MAX = 20
+"""Jobs that are counted of one state in all queues. With many queues each gets less."""
+QUEUES_MAX = 1_000
+KIND_JOBS_MAX = 20_000
+"""Available jobs of all queues whose kinds are read. It reads at most 1,000 of one queue."""
+UNWORKED_KINDS_MAX = 20
 """Kinds without a worker that are shown."""
-CLIENTS_MOST = 1_000
-STATEMENT_LIMIT = timedelta(seconds=5)
-"""After which the server ends a statement."""
+CLIENTS_MAX = 1_000
+STATEMENT_TIMEOUT = timedelta(seconds=5)
+"""The server cancels a statement after this time."""
 STATUS_TIMEOUT = 15.0
-"""Seconds that a look may take, with the time to connect."""
+"""Seconds to connect and read."""
 
 
 class QueueStatus(msgspec.Struct, frozen=True):
@@ -71,60 +68,60 @@ class QueueStatus(msgspec.Struct, frozen=True):
     name: str
     paused: bool
     workers: int | None
-    """Clients that work it and give signs of life. None: not known, without the line `riverpy`."""
+    """Live clients that work it. None: not known, without the line `riverpy`."""
     available: int
     due_for: float | None
-    """Seconds for which the oldest due job waits. None: none does."""
+    """Seconds since the oldest job became due. None: no job is due."""
     running: int
     slots: int | None
-    """How many jobs these clients may run at once. None: not known, as of an older riverpy."""
+    """The slots of these clients. None: not known, because one has an older riverpy."""
     scheduled: int
     retryable: int
     late: int
-    """Scheduled ones and retries that are due for longer than a leader leaves them."""
+    """Scheduled jobs and retries that a leader should have made available."""
     started_per_s: float
     completed_per_s: float
     failed_per_s: float
     wait_p95: float | None
-    """Seconds between due and started that 95 % of what started and ended of late did not
-    exceed. None: nothing did."""
+    """Seconds from due to started that 95 % of the recently ended jobs did not exceed. None: no job
+    ended."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
-    """A client that is registered, or that rows say runs jobs."""
+    """A client that is registered or runs jobs."""
 
     client_id: str
     state: str
-    """`alive`, `stopping`, `silent` for longer than its `dead_after` by the server's clock, or
-    `unregistered`: one of River's in Go, or one whose row is gone."""
+    """`alive`, `stopping`, `silent` (no heartbeat for its `dead_after`), or `unregistered` (a River
+    client in Go, or one whose row is gone)."""
     running: int
     longest: float | None = None
-    """Seconds that the longest of these jobs runs. None: there is none."""
+    """Seconds that its oldest job runs. None: it runs no job."""
     slots: int | None = None
     stuck: int = 0
-    """Jobs that go on although they were cancelled."""
+    """Jobs that still run after their cancellation."""
     aside: int = 0
-    """Rows that it has set aside, because each fails alone."""
+    """Rows that it has set aside, because each of them fails."""
     version: str | None = None
     queues: Sequence[str] | None = None
     candidate: bool | None = None
     started_at: datetime | None = None
     silent_for: float | None = None
-    """Seconds since its last sign of life."""
+    """Seconds since its last heartbeat."""
 
 
 class LeaderStatus(msgspec.Struct, frozen=True):
-    """Who leads, or led last."""
+    """The current or last leader."""
 
     leader_id: str
     elected_at: datetime
     expires_in: float
-    """Seconds; below zero: the lease has expired, and nobody leads."""
+    """Seconds until its lease expires. Negative: the lease has expired, so there is no leader."""
     foreign: bool | None
-    """Whether it is no client of riverpy's, as one of River's in Go. None: not known, without the
-    line `riverpy`."""
+    """Whether it is another client than riverpy's, such as River's in Go. None: not known, without
+    the line `riverpy`."""
     epoch: int | None = None
-    """The number of the term. None: of `default`, whose terms have none."""
+    """The number of its term. None: terms of `default` have no number."""
 
 
 class DomainStatus(msgspec.Struct, frozen=True):
@@ -132,62 +129,61 @@ class DomainStatus(msgspec.Struct, frozen=True):
 
     name: str
     leader: LeaderStatus | None
-    """None: nobody leads it."""
+    """None: it has no leader."""
     workers: int
-    """Clients that give signs of life."""
+    """Its live clients."""
     candidates: int
-    """Those of them that stand for election."""
+    """Those of them that take part in leader election."""
     queues: list[str]
-    """What it has."""
+    """The queues that it owns."""
 
 
 class UnworkedKind(msgspec.Struct, frozen=True):
-    """A kind of available jobs that no running client of riverpy has a worker for."""
+    """A kind of available jobs that no running riverpy client has."""
 
     kind: str
     jobs: int
-    """Among the first available jobs of each queue."""
+    """Jobs among the first available ones of each queue."""
     queues: list[str]
 
 
 class FleetStatus(msgspec.Struct, frozen=True):
-    """What was seen at one moment."""
+    """The status of a schema at one moment."""
 
     at: datetime
     took: float
-    """Seconds, to connect included."""
+    """Seconds that it took to connect and read."""
     leader: LeaderStatus | None
-    """None: nobody leads or led."""
+    """None: there is no leader and was none."""
     candidates: int | None
-    """Clients that stand for election in `default` and give signs of life. None: not known."""
+    """Live clients that take part in the leader election of `default`. None: not known."""
     queues: list[QueueStatus]
     workers: list[WorkerStatus]
     totals: dict[str, int]
     """Jobs by state."""
     jobs_about: int | None
-    """All jobs, as of the last analyze of their table. None: it was never analyzed."""
+    """All jobs, as of the last ANALYZE of the table. None: there was none."""
     cap: int
-    """A number of jobs that is not below it stands for itself or more, in a state's total too."""
+    """The limit of counting. A number of jobs at or above it means at least that many."""
     rates_over: float
-    """Seconds that the rates are of."""
+    """Seconds over which the rates are computed."""
     domains: list[DomainStatus] = []
-    """Those other than `default`."""
+    """The domains other than `default`."""
     kinds_without_worker: list[UnworkedKind] = []
-    """Empty also where no client of riverpy is registered."""
+    """It is also empty if no riverpy client is registered."""
     damaged: list[int] = []
-    """Ids of jobs that the server cannot read, among those that are read. They count, but neither
-    the last attempt's error nor the worker of a running one is known."""
+    """Ids of jobs that the server cannot read. They are counted, but their errors and the client of
+    a running one are not known."""
 
 
 class StatusReader:
-    """Looks at one database, over one connection that is made again when it was lost.
+    """Reads the status of one schema. It connects again after an error.
 
-    Each look is one read-only transaction, and leaves nothing behind in the session: through a
-    pooler it works as well.
+    Each read is one read-only transaction and changes nothing in the session, so it works through a
+    pooler.
     """
 
     def __init__(self, url: str, schema: str | None) -> None:
-        """Make it."""
         self._url, self._schema = url, schema
         self._connection: Connection | None = None
         self._has_clients = self._has_domains = False
@@ -195,19 +191,18 @@ class StatusReader:
         """The errors of jobs that the server cannot read, by id."""
 
     async def read(self) -> FleetStatus:
-        """Read the status. An error closes the connection; the next call makes another.
+        """Read the status within `STATUS_TIMEOUT`. An error closes the connection.
 
         Raises:
-            ConfigError, DatabaseError, or one of DATABASE_ERRORS: the text has the reason.
+            ConfigError, DatabaseError, or one of DATABASE_ERRORS.
         """
         began = time.monotonic()
+        reason = f"reading took longer than {STATUS_TIMEOUT:g} s"
         try:
-            with anyio.fail_after(
-                STATUS_TIMEOUT, reason=f"reading took longer than {STATUS_TIMEOUT:g} s"
-            ):
+            with anyio.fail_after(STATUS_TIMEOUT, reason=reason):
                 connection = await self._connected()
                 async with connection.transaction(isolation="repeatable_read", readonly=True):
-                    await top_limits(connection, STATEMENT_LIMIT)
+                    await top_limits(connection, STATEMENT_TIMEOUT)
                     return await self._read(connection, began)
         except BaseException:
             if self._connection is not None:
@@ -216,7 +211,7 @@ class StatusReader:
             raise
 
     async def close(self) -> None:
-        """Say goodbye."""
+        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await close(connection)
@@ -226,31 +221,46 @@ class StatusReader:
             self._connection = await connect(self._url, pooled=True)
             await expect_primary(self._connection)
             state = await check_schema(self._connection, self._schema, url=self._url)
-            self._has_clients = has_clients(state)
-            self._has_domains = await self._may_see_domains(self._connection, state)
+            versions = state.versions(OWN_LINE)
+            self._has_clients = CLIENTS_VERSION in versions
+            self._has_domains = DOMAINS_VERSION in versions
         return self._connection
-
-    async def _may_see_domains(self, connection: Connection, state: SchemaState) -> bool:
-        """A role of a fleet without domains may lack the grants, and an error would end the look's
-        transaction."""
-        if DOMAINS_VERSION not in state.versions(OWN_LINE):
-            return False
-        try:
-            await read_domains(connection, self._schema)
-        except DATABASE_ERRORS as error:
-            if getattr(error, "sqlstate", None) != PRIVILEGE_LACKING:
-                raise
-            return False
-        return True
 
     async def _read(self, connection: Connection, began: float) -> FleetStatus:
         schema = self._schema
         moment = await top_moment(connection, schema)
         clients = None
         if self._has_clients:
-            clients = await top_clients(connection, schema, limit=CLIENTS_MOST)
+            clients = await top_clients(connection, schema, limit=CLIENTS_MAX)
         names = await self._queue_names(connection, clients or [])
         cap = max(min(CAP, QUEUES_CAP // max(len(names), 1)), 1)
+        ended, rows, running = await self._read_jobs(connection, names, cap)
+        totals = await top_totals(connection, schema, cap=CAP)
+        for state in ("available", "running", "scheduled", "retryable"):
+            totals[state] = sum(getattr(row, state) for row in rows)
+        domains = None
+        if self._has_domains:
+            domains = await read_permitted_domains(connection, schema)
+        return FleetStatus(
+            at=moment.at,
+            leader=await self._leader(connection),
+            candidates=None if clients is None else _candidates(clients, domains),
+            domains=[] if domains is None else domain_statuses(domains),
+            kinds_without_worker=await self._unworked_kinds(connection, names),
+            damaged=sorted(self._damaged),
+            queues=queue_statuses(moment.at, rows, ended, clients),
+            workers=worker_statuses(clients or [], running),
+            totals=totals,
+            jobs_about=moment.about,
+            cap=cap,
+            rates_over=round(ended[0].seconds, 3),
+            took=round(time.monotonic() - began, 4),
+        )
+
+    async def _read_jobs(
+        self, connection: Connection, names: Sequence[str], cap: int
+    ) -> tuple[list[EndedRow], list[QueueRow], dict[str, RunningRow]]:
+        schema = self._schema
         self._damaged = await damaged_of(connection, schema, list(self._damaged))
         ended = await self._undamaged(
             connection,
@@ -265,42 +275,17 @@ class StatusReader:
                 schema,
                 names=names,
                 since=ended[0].since,
-                late=LATE,
+                late=LATE_AFTER,
                 cap=cap,
                 skipped=skipped,
             ),
         )
-        queues = queue_statuses(moment.at, rows, ended, clients)
-        totals = await top_totals(connection, schema, cap=CAP)
-        for state in ("available", "running", "scheduled", "retryable"):
-            totals[state] = sum(getattr(row, state) for row in rows)
         running = await self._undamaged(
             connection,
             ("running",),
             lambda skipped: top_running(connection, schema, cap=CAP, skipped=skipped),
         )
-        seen = await read_domains(connection, schema) if self._has_domains else None
-        strangers = set[str]() if seen is None else seen.strangers
-        return FleetStatus(
-            at=moment.at,
-            leader=await self._leader(connection),
-            candidates=None
-            if clients is None
-            else sum(
-                client.candidate and not client.is_silent and client.client_id not in strangers
-                for client in clients
-            ),
-            domains=[] if seen is None else domain_statuses(seen),
-            kinds_without_worker=await self._kinds_without_worker(connection, names),
-            damaged=sorted(self._damaged),
-            queues=queues,
-            workers=worker_statuses(clients or [], running),
-            totals=totals,
-            jobs_about=moment.about,
-            cap=cap,
-            rates_over=round(ended[0].seconds, 3),
-            took=round(time.monotonic() - began, 4),
-        )
+        return ended, rows, running
 
     async def _undamaged(
         self,
@@ -308,7 +293,7 @@ class StatusReader:
         states: Sequence[str],
         read: Callable[[list[int]], Awaitable[T]],
     ) -> T:
-        """What `read` returns, without wide columns of damaged jobs."""
+        """Return what `read` returns, without the wide columns of damaged jobs."""
         found, self._damaged = await read_undamaged(
             connection, self._schema, states, read, self._damaged
         )
@@ -317,18 +302,23 @@ class StatusReader:
     async def _queue_names(
         self, connection: Connection, clients: Sequence[ClientRow]
     ) -> Sequence[str]:
-        """Also the queues that a client works and that hold nothing."""
-        names = await top_queue_names(connection, self._schema, limit=QUEUES_MOST)
+        """Return the queues that have a row or jobs, or that a live client works."""
+        names = await top_queue_names(connection, self._schema, limit=QUEUES_MAX)
         worked = {name for client in clients if not client.is_silent for name in client.queues}
-        return sorted({*names, *worked})[:QUEUES_MOST]
+        return sorted({*names, *worked})[:QUEUES_MAX]
 
-    async def _kinds_without_worker(
+    async def _unworked_kinds(
         self, connection: Connection, names: Sequence[str]
     ) -> list[UnworkedKind]:
         if not self._has_clients or not names:
             return []
-        limit = min(1_000, KINDS_JOBS_MAX // len(names) + 1)
-        rows = await top_kinds(connection, self._schema, names=names, limit=limit, kinds=KINDS_MAX)
+        rows = await top_kinds(
+            connection,
+            self._schema,
+            names=names,
+            limit=min(1_000, KIND_JOBS_MAX // len(names) + 1),
+            kinds=UNWORKED_KINDS_MAX,
+        )
         return [UnworkedKind(*row) for row in rows]
 
     async def _leader(self, connection: Connection) -> LeaderStatus | None:
@@ -341,26 +331,30 @@ class StatusReader:
         return LeaderStatus(row.leader_id, row.elected_at, round(row.remaining, 3), foreign)
 
 
-def domain_statuses(seen: DomainMap) -> list[DomainStatus]:
-    """What is shown of each domain other than `default`."""
-    looks: list[DomainStatus] = []
-    for name in seen.others:
-        lead, living = seen.lead(name), seen.living(name)
+def _candidates(clients: Sequence[ClientRow], domains: DomainMap | None) -> int:
+    """Return how many live clients take part in the leader election of `default`."""
+    others = set[str]() if domains is None else domains.clients_of_others
+    return sum(
+        client.candidate and not client.is_silent and client.client_id not in others
+        for client in clients
+    )
+
+
+def domain_statuses(domains: DomainMap) -> list[DomainStatus]:
+    """Return the status of each domain other than `default`."""
+    statuses: list[DomainStatus] = []
+    for name in domains.others:
+        lead, live = domains.lead(name), domains.live_clients(name)
         leader = None
         if lead is not None and lead.remaining is not None and not lead.is_over:
-            left = round(lead.remaining, 3)
+            remaining = round(lead.remaining, 3)
             leader = LeaderStatus(
-                lead.holder, lead.elected_at, left, not lead.is_registered, lead.epoch
+                lead.holder, lead.elected_at, remaining, not lead.is_registered, lead.epoch
             )
-        candidates = sum(one.candidate for one in living)
-        queues = [one.queue for one in seen.owned(name)]
-        looks.append(DomainStatus(name, leader, len(living), candidates, queues))
-    return looks
-
-
-def has_clients(state: SchemaState) -> bool:
-    """Whether the database has our table of clients."""
-    return CLIENTS_VERSION in state.versions(OWN_LINE)
+        candidates = sum(client.candidate for client in live)
+        queues = [row.queue for row in domains.owned(name)]
+        statuses.append(DomainStatus(name, leader, len(live), candidates, queues))
+    return statuses
 
 
 def queue_statuses(
@@ -369,21 +363,21 @@ def queue_statuses(
     ended: Sequence[EndedRow],
     clients: Sequence[ClientRow] | None,
 ) -> list[QueueStatus]:
-    """What is shown of each queue."""
-    of_queue = {row.queue: row for row in ended}
+    """Return the status of each queue."""
+    by_queue = {row.queue: row for row in ended}
     nothing = ended[0]._replace(completed=0, started=0, failed=0, wait_p95=None)
-    live = Counter(
+    workers = Counter(
         name for client in clients or [] if not client.is_silent for name in client.queues
     )
     slots = None if clients is None else _slots_by_queue(clients)
-    looks: list[QueueStatus] = []
+    statuses: list[QueueStatus] = []
     for row in rows:
-        end = of_queue.get(row.name, nothing)
-        looks.append(
+        end = by_queue.get(row.name, nothing)
+        statuses.append(
             QueueStatus(
                 name=row.name,
                 paused=row.is_paused,
-                workers=None if clients is None else live[row.name],
+                workers=None if clients is None else workers[row.name],
                 available=row.available,
                 due_for=None if row.due_at is None else (at - row.due_at).total_seconds(),
                 running=row.running,
@@ -397,11 +391,11 @@ def queue_statuses(
                 wait_p95=None if end.wait_p95 is None else round(end.wait_p95, 6),
             )
         )
-    return looks
+    return statuses
 
 
 def _slots_by_queue(clients: Sequence[ClientRow]) -> dict[str, int | None]:
-    """The slots of live clients; None for a queue of which one of them does not tell."""
+    """Return the slots of live clients. None: a client of the queue does not report its slots."""
     found: dict[str, int | None] = {}
     for client in clients:
         if not client.is_silent:
@@ -412,16 +406,10 @@ def _slots_by_queue(clients: Sequence[ClientRow]) -> dict[str, int | None]:
     return found
 
 
-def _state(client: ClientRow) -> str:
-    if client.is_silent:
-        return "silent"
-    return "stopping" if client.is_stopping else "alive"
-
-
 def worker_statuses(
     clients: Sequence[ClientRow], running: dict[str, RunningRow]
 ) -> list[WorkerStatus]:
-    """Those that are registered, and those that run jobs without."""
+    """Return the registered clients, then others that run jobs."""
     nothing = RunningRow(0, 0.0)
     registered = [
         WorkerStatus(
@@ -448,6 +436,12 @@ def worker_statuses(
         for client_id, row in running.items()
         if client_id not in known
     ]
+
+
+def _state(client: ClientRow) -> str:
+    if client.is_silent:
+        return "silent"
+    return "stopping" if client.is_stopping else "alive"
 
 
 def _longest(row: RunningRow) -> float | None:

@@ -1,31 +1,34 @@
-"""What `riverpy top` draws: a look as lines of text, and how lines get onto a terminal.
+"""The screen of `riverpy top`: the status as lines of text, and the output for a terminal.
 
-No mode of the terminal is changed: the screen is painted over from its top left corner. Whatever
-ends the process, nothing is left to be put right.
+It changes no mode of the terminal. Each frame overwrites the screen from its top left corner, so
+nothing has to be restored when the process ends.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from riverpy._tools.doctor.finding import jobs
+from riverpy._tools.text import jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from riverpy._tools.top.status import (
         DomainStatus,
         FleetStatus,
+        LeaderStatus,
         QueueStatus,
         UnworkedKind,
         WorkerStatus,
     )
 
+T = TypeVar("T")
+
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _RESET = "\x1b[0m"
-_ROUNDED = 10_000
-"""From which on a number that stands for more is told in thousands."""
+_ROUNDED_MIN = 10_000
+"""A count that ended at its limit is shown in thousands from this number on."""
 _COLORS = {"bad": "\x1b[31m", "warn": "\x1b[33m", "head": "\x1b[1m", "": ""}
 _STATES = (
     "available",
@@ -37,201 +40,171 @@ _STATES = (
     "cancelled",
     "discarded",
 )
-_LEFT = frozenset({"QUEUE", "WORKER", "STATE", "VERSION", "QUEUES", "CANDIDATE"})
+_LEFT_ALIGNED = frozenset({"QUEUE", "WORKER", "STATE", "VERSION", "QUEUES", "CANDIDATE"})
 _RARE = frozenset({"LATE", "STUCK", "ASIDE"})
-"""Columns that are shown only where there is something in them."""
-_FIRST_TO_GO = ("CANDIDATE", "SCHEDULED", "RETRYABLE", "DUE FOR", "FAIL/S", "VERSION")
-_LAST_TO_GO = ("SCHEDULED", "RETRYABLE", "WORKERS")
-"""Columns that a narrow screen does without: at first those that tell nothing now."""
-_NOTHING = frozenset({"0", "-"})
+"""Columns that are shown only if they have a value."""
+_DROPPED_IF_EMPTY = ("CANDIDATE", "SCHEDULED", "RETRYABLE", "DUE FOR", "FAIL/S", "VERSION")
+"""Columns that a narrow screen drops first, if they have no value."""
+_DROPPED_ALWAYS = ("SCHEDULED", "RETRYABLE", "WORKERS")
+"""Columns that a narrow screen drops next."""
+_EMPTY_CELLS = frozenset({"0", "-"})
 
 
 class Line:
-    """One line, with what it should make the reader feel."""
+    """One line of the screen.
 
-    def __init__(self, text: str, mood: str = "") -> None:
-        """Make it. `mood` is `bad`, `warn`, `head` or nothing."""
+    Args:
+        text: characters that are not printable become `?`.
+        style: `bad`, `warn`, `head` or empty.
+    """
+
+    def __init__(self, text: str, style: str = "") -> None:
         self.text = "".join(sign if sign.isprintable() else "?" for sign in text)
-        self.mood = mood
+        self.style = style
 
-    def drawn(self, width: int | None, *, color: bool) -> str:
-        """The text, cut at `width`."""
+    def rendered(self, width: int | None, *, color: bool) -> str:
+        """Return the text, cut to `width`."""
         text = self.text
         if width is not None and len(text) > width:
             text = text[: max(width - 1, 0)] + "…"
-        return f"{_COLORS[self.mood]}{text}{_RESET}" if color and self.mood else text
+        return f"{_COLORS[self.style]}{text}{_RESET}" if color and self.style else text
 
 
 def frame(lines: Sequence[Line], *, width: int, height: int, color: bool) -> str:
-    """What paints a terminal of this size over. The cursor ends below, where a shell goes on."""
-    most = max(height - 1, 1)
+    """Return the output that overwrites a terminal of this size. The cursor ends below the text."""
+    limit = max(height - 1, 1)
     shown = list(lines)
-    if len(shown) > most:
-        shown = [*shown[: most - 1], Line(f"… {len(lines) - most + 1} more lines", "head")]
-    painted = "".join(f"{line.drawn(width, color=color)}{_END_OF_LINE}\n" for line in shown)
-    return f"{_HOME}{painted}{_END_OF_SCREEN}"
+    if len(shown) > limit:
+        shown = [*shown[: limit - 1], Line(f"… {len(lines) - limit + 1} more lines", "head")]
+    text = "".join(f"{line.rendered(width, color=color)}{_END_OF_LINE}\n" for line in shown)
+    return f"{_HOME}{text}{_END_OF_SCREEN}"
 
 
-def make_room(height: int) -> str:
-    """What scrolls the text of before up, so that the first frame paints over nothing."""
+def scroll(height: int) -> str:
+    """Return the output that scrolls older text out of the first frame."""
     return "\n" * height
 
 
 def view(
-    look: FleetStatus, error: str | None = None, age: float = 0.0, *, width: int | None = None
+    status: FleetStatus, error: str | None = None, age: float = 0.0, *, width: int | None = None
 ) -> list[Line]:
-    """A look as lines.
+    """Return the lines of the screen.
 
     Args:
-        look: the last one that succeeded.
-        error: why a later one did not.
-        age: seconds since the last one that did.
-        width: of the screen, for which columns are left out; None: there is room for all.
+        status: the last status that was read.
+        error: the error of a later read.
+        age: seconds since the last successful read.
+        width: of the screen. A narrow one has fewer columns. None: no limit.
     """
-    lines = [Line(f"riverpy top   {look.at:%Y-%m-%d %H:%M:%S} UTC", "head")]
+    lines = [Line(f"riverpy top   {status.at:%Y-%m-%d %H:%M:%S} UTC", "head")]
     if error is not None:
         lines.append(no_answer(error, age))
-    lines += [_leader(look), *(_domain(domain, look) for domain in look.domains)]
-    lines.append(Line(_totals(look)))
-    if look.kinds_without_worker:
-        lines.append(_kinds(look.kinds_without_worker))
-    if look.damaged:
-        text = f"damaged   the server cannot read {jobs(look.damaged)}: docs/faults.md#damaged-rows"
-        lines.append(Line(text, "bad"))
+    lines += [_leader(status), *(_domain(domain, status) for domain in status.domains)]
+    lines.append(Line(_totals(status)))
+    if status.kinds_without_worker:
+        lines.append(_unworked_kinds(status.kinds_without_worker))
+    if status.damaged:
+        text = f"the server cannot read {jobs(status.damaged)}: docs/faults.md#damaged-rows"
+        lines.append(Line(f"damaged   {text}", "bad"))
     lines.append(Line(""))
-    lines += _table(
-        (
-            "QUEUE",
-            "WORKERS",
-            "AVAILABLE",
-            "DUE FOR",
-            "RUNNING",
-            "SLOTS",
-            "SCHEDULED",
-            "RETRYABLE",
-            "LATE",
-            "START/S",
-            "DONE/S",
-            "FAIL/S",
-            "WAIT P95",
-        ),
-        [(_queue_cells(queue, look.cap), _queue_mood(queue)) for queue in look.queues],
-        width,
-    )
-    if not look.queues:
-        lines.append(Line("no queue yet: nothing was inserted, and nobody works"))
+    lines += _table(_queue_columns(status.cap), status.queues, _queue_style, width)
+    if not status.queues:
+        lines.append(Line("no queue yet: no job was inserted and no worker runs"))
     lines.append(Line(""))
-    lines += _table(
-        (
-            "WORKER",
-            "STATE",
-            "RUNNING",
-            "STUCK",
-            "ASIDE",
-            "SLOTS",
-            "LONGEST",
-            "SEEN",
-            "VERSION",
-            "CANDIDATE",
-            "QUEUES",
-        ),
-        [(_worker_cells(worker), _worker_mood(worker)) for worker in look.workers],
-        width,
-    )
-    if look.candidates is None:
-        lines.append(Line("workers that run nothing are not known: run `riverpy migrate up`"))
-    elif not look.workers:
-        lines.append(Line("no worker", "warn"))
+    lines += _table(_WORKER_COLUMNS, status.workers, _worker_style, width)
+    if status.candidates is None:
+        lines.append(Line("idle workers are not known: run `riverpy migrate up`"))
+    elif not status.workers:
+        lines.append(Line("no worker runs", "warn"))
     return lines
 
 
 def no_answer(error: str, age: float) -> Line:
-    """That looks fail, and for how long."""
+    """Return the line about a failed read. `age`: seconds since the last successful one."""
     return Line(f"NO ANSWER for {_seconds(age)}: {error}", "bad")
 
 
-def _leader(look: FleetStatus) -> Line:
-    leader = look.leader
+def _leader(status: FleetStatus) -> Line:
+    leader = status.leader
     if leader is None or leader.expires_in < 0:
-        if look.candidates == 0 and look.domains:
-            return Line("leader    nobody, and no worker stands for default", "warn")
-        if look.candidates == 0:
-            return Line("leader    nobody, and no worker stands for election", "bad")
-        last = "" if leader is None else f"; last was {leader.leader_id}"
-        return Line(f"leader    nobody{last}", "warn")
-    since = _ago(look.at - leader.elected_at)
-    text = f"leader    {leader.leader_id}, for {since}, lease {_seconds(leader.expires_in)} more"
+        if status.candidates == 0:
+            text = "leader    none, and no worker of default can become leader"
+            return Line(text, "warn" if status.domains else "bad")
+        last = "" if leader is None else f". The last one was {leader.leader_id}"
+        return Line(f"leader    none{last}", "warn")
+    text = f"leader    {_term(leader, status)}"
     if leader.foreign:
-        return Line(f"{text}, not a client of riverpy's", "warn")
+        return Line(f"{text}, not a riverpy client", "warn")
     return Line(text)
 
 
-def _domain(domain: DomainStatus, look: FleetStatus) -> Line:
+def _domain(domain: DomainStatus, status: FleetStatus) -> Line:
     queues = f"queues {','.join(domain.queues)}" if domain.queues else "no queue"
-    leader = domain.leader
-    if leader is None:
-        why = "" if domain.candidates else ", and no worker of it stands"
-        mood = "warn" if domain.candidates or not domain.workers else "bad"
-        return Line(f"domain    {domain.name}: nobody leads{why}; {queues}", mood)
-    since = _ago(look.at - leader.elected_at)
-    lease = _seconds(leader.expires_in)
-    text = f"domain    {domain.name}: {leader.leader_id}, for {since}, lease {lease} more; {queues}"
-    return Line(text)
+    if domain.leader is None:
+        reason = "" if domain.candidates else ", and no worker of it can become leader"
+        style = "warn" if domain.candidates or not domain.workers else "bad"
+        return Line(f"domain    {domain.name}: no leader{reason}; {queues}", style)
+    return Line(f"domain    {domain.name}: {_term(domain.leader, status)}; {queues}")
 
 
-def _totals(look: FleetStatus) -> str:
-    parts = [f"{_count(look.totals[state], look.cap)} {state}" for state in _STATES]
-    about = "" if look.jobs_about is None else f"   (about {look.jobs_about:,} rows)"
+def _term(leader: LeaderStatus, status: FleetStatus) -> str:
+    since = _duration(status.at - leader.elected_at)
+    return f"{leader.leader_id}, for {since}, lease expires in {_seconds(leader.expires_in)}"
+
+
+def _totals(status: FleetStatus) -> str:
+    parts = [f"{_count(status.totals[state], status.cap)} {state}" for state in _STATES]
+    about = "" if status.jobs_about is None else f"   (about {status.jobs_about:,} rows)"
     return f"jobs      {', '.join(parts)}{about}"
 
 
-def _kinds(kinds: Sequence[UnworkedKind]) -> Line:
-    parts = [f"{one.kind} ({one.jobs:,} in {','.join(one.queues)})" for one in kinds]
+def _unworked_kinds(kinds: Sequence[UnworkedKind]) -> Line:
+    parts = [f"{kind.kind} ({kind.jobs:,} in {','.join(kind.queues)})" for kind in kinds]
     return Line(f"waiting   no running worker has {', '.join(parts)}", "warn")
 
 
-def _queue_cells(queue: QueueStatus, cap: int) -> list[str]:
-    return [
-        f"{queue.name} (paused)" if queue.paused else queue.name,
-        _known(queue.workers),
-        _count(queue.available, cap),
-        _seconds(queue.due_for),
-        _count(queue.running, cap),
-        _known(queue.slots),
-        _count(queue.scheduled, cap),
-        _count(queue.retryable, cap),
-        _count(queue.late, cap),
-        _rate(queue.started_per_s),
-        _rate(queue.completed_per_s),
-        _rate(queue.failed_per_s),
-        _seconds(queue.wait_p95),
-    ]
+def _queue_columns(cap: int) -> dict[str, Callable[[QueueStatus], str]]:
+    return {
+        "QUEUE": lambda queue: f"{queue.name} (paused)" if queue.paused else queue.name,
+        "WORKERS": lambda queue: _known(queue.workers),
+        "AVAILABLE": lambda queue: _count(queue.available, cap),
+        "DUE FOR": lambda queue: _seconds(queue.due_for),
+        "RUNNING": lambda queue: _count(queue.running, cap),
+        "SLOTS": lambda queue: _known(queue.slots),
+        "SCHEDULED": lambda queue: _count(queue.scheduled, cap),
+        "RETRYABLE": lambda queue: _count(queue.retryable, cap),
+        "LATE": lambda queue: _count(queue.late, cap),
+        "START/S": lambda queue: _rate(queue.started_per_s),
+        "DONE/S": lambda queue: _rate(queue.completed_per_s),
+        "FAIL/S": lambda queue: _rate(queue.failed_per_s),
+        "WAIT P95": lambda queue: _seconds(queue.wait_p95),
+    }
 
 
-def _queue_mood(queue: QueueStatus) -> str:
+def _queue_style(queue: QueueStatus) -> str:
     if queue.available and queue.due_for is not None and queue.workers == 0:
         return "bad"
     return "warn" if queue.paused or queue.failed_per_s or queue.late else ""
 
 
-def _worker_cells(worker: WorkerStatus) -> list[str]:
-    candidate = {None: "?", True: "yes", False: "no"}[worker.candidate]
-    return [
-        worker.client_id or "(rows that name none)",
-        worker.state,
-        str(worker.running),
-        str(worker.stuck),
-        str(worker.aside),
-        _known(worker.slots),
-        _seconds(worker.longest),
-        "-" if worker.silent_for is None else f"{_seconds(worker.silent_for)} ago",
-        worker.version or "-",
-        candidate,
-        "?" if worker.queues is None else ",".join(worker.queues),
-    ]
+_WORKER_COLUMNS: Mapping[str, Callable[[WorkerStatus], str]] = {
+    "WORKER": lambda worker: worker.client_id or "(unknown client)",
+    "STATE": lambda worker: worker.state,
+    "RUNNING": lambda worker: str(worker.running),
+    "STUCK": lambda worker: str(worker.stuck),
+    "ASIDE": lambda worker: str(worker.aside),
+    "SLOTS": lambda worker: _known(worker.slots),
+    "LONGEST": lambda worker: _seconds(worker.longest),
+    "SEEN": lambda worker: (
+        "-" if worker.silent_for is None else f"{_seconds(worker.silent_for)} ago"
+    ),
+    "VERSION": lambda worker: worker.version or "-",
+    "CANDIDATE": lambda worker: {None: "?", True: "yes", False: "no"}[worker.candidate],
+    "QUEUES": lambda worker: "?" if worker.queues is None else ",".join(worker.queues),
+}
 
 
-def _worker_mood(worker: WorkerStatus) -> str:
+def _worker_style(worker: WorkerStatus) -> str:
     if worker.state == "silent":
         return "bad" if worker.running else "warn"
     if worker.stuck:
@@ -240,35 +213,39 @@ def _worker_mood(worker: WorkerStatus) -> str:
 
 
 def _table(
-    columns: Sequence[str], rows: Sequence[tuple[list[str], str]], width: int | None
+    columns: Mapping[str, Callable[[T], str]],
+    items: Sequence[T],
+    style_of: Callable[[T], str],
+    width: int | None,
 ) -> list[Line]:
+    """Return the lines of a table: a line of column names, then a line for each item."""
+    cells = {column: [cell_of(item) for item in items] for column, cell_of in columns.items()}
+    empty = {column for column in columns if _EMPTY_CELLS.issuperset(cells[column])}
     widths = {
-        column: max(len(column), *(len(cells[i]) for cells, _ in rows), 0)
-        for i, column in enumerate(columns)
+        column: max(map(len, [column, *cells[column]]))
+        for column in columns
+        if column not in _RARE & empty
     }
-    empty = {
-        column for i, column in enumerate(columns) if all(cells[i] in _NOTHING for cells, _ in rows)
-    }
-    for column in _RARE & empty:
-        widths.pop(column, None)
     if width is not None:
-        _make_narrow(widths, empty | {"CANDIDATE", "VERSION"}, width)
+        _drop_columns(widths, empty | {"CANDIDATE", "VERSION"}, width)
 
-    def line(cells: Sequence[str]) -> str:
+    def line(text_of: Callable[[str], str]) -> str:
         aligned = [
-            cell.ljust(widths[column]) if column in _LEFT else cell.rjust(widths[column])
-            for cell, column in zip(cells, columns, strict=True)
-            if column in widths
+            text_of(column).ljust(size) if column in _LEFT_ALIGNED else text_of(column).rjust(size)
+            for column, size in widths.items()
         ]
         return "  ".join(aligned).rstrip()
 
-    return [Line(line(columns), "head"), *(Line(line(cells), mood) for cells, mood in rows)]
+    lines = [Line(line(str), "head")]
+    for number, item in enumerate(items):
+        lines.append(Line(line(lambda column, n=number: cells[column][n]), style_of(item)))
+    return lines
 
 
-def _make_narrow(widths: dict[str, int], dispensable: set[str], width: int) -> None:
-    """Leave columns out until a line is as wide at most, as far as that goes."""
-    first = [column for column in _FIRST_TO_GO if column in dispensable]
-    for column in (*first, *_LAST_TO_GO):
+def _drop_columns(widths: dict[str, int], droppable: set[str], width: int) -> None:
+    """Drop columns until a line fits into `width`, as far as possible."""
+    first = [column for column in _DROPPED_IF_EMPTY if column in droppable]
+    for column in (*first, *_DROPPED_ALWAYS):
         if sum(widths.values()) + 2 * (len(widths) - 1) <= width:
             return
         widths.pop(column, None)
@@ -277,7 +254,7 @@ def _make_narrow(widths: dict[str, int], dispensable: set[str], width: int) -> N
 def _count(number: int, cap: int) -> str:
     if number < cap:
         return str(number)
-    is_round = number % 1000 == 0 or number >= _ROUNDED
+    is_round = number % 1000 == 0 or number >= _ROUNDED_MIN
     return f"{number // 1000}k+" if is_round else f"{number:,}+"
 
 
@@ -294,17 +271,16 @@ def _rate(rate: float) -> str:
 
 
 def _seconds(seconds: float | None) -> str:
-    """As short as it tells something."""
     if seconds is None:
         return "-"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return _ago(timedelta(seconds=seconds))
+    return _duration(timedelta(seconds=seconds))
 
 
-def _ago(duration: timedelta) -> str:
+def _duration(duration: timedelta) -> str:
     minutes = int(duration.total_seconds()) // 60
     if minutes < 2:
         return f"{max(duration.total_seconds(), 0.0):.0f} s"

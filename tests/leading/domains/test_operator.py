@@ -12,13 +12,13 @@ import pytest
 from riverpy import DomainConflictError
 from tests.cli.test_command import invoke
 from tests.leading.domains.members import LONG, member, owners
-from tests.tools.doctor.conftest import patience
+from tests.tools.doctor.conftest import long_timeouts
 
 if TYPE_CHECKING:
     from tests._database import Schema
     from tests.work.rig import Rig
 
-__all__ = ["patience"]
+__all__ = ["long_timeouts"]
 
 
 async def call(schema: Schema, *args: str) -> Any:

@@ -1,9 +1,10 @@
-"""Runs `riverpy doctor` on the test's schema, and looks up what it found."""
+"""Run `riverpy doctor` on the test's schema, and write rows for it to find."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from riverpy._tools.doctor import listeners, server, session
 from riverpy.cli import main
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from tests._database import Schema
 
@@ -25,40 +26,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run found."""
+    """The findings and the exit code of a run."""
 
     exit_code: int
     findings: list[dict[str, Any]]
 
-    def of(self, name: str, level: str | None = None) -> list[dict[str, Any]]:
-        """The findings of this name, and level."""
+    def named(self, name: str, level: str | None = None) -> list[dict[str, Any]]:
+        """Return the findings of this name and level."""
         return [
             one for one in self.findings if one["name"] == name and level in {None, one["level"]}
         ]
 
     def one(self, name: str, level: str) -> dict[str, Any]:
-        """The only finding of this name and level. What is not ok says what to do."""
-        found = self.of(name, level)
-        assert len(found) == 1, self.of(name)
+        """Return the only finding of this name and level. It has a fix unless it is ok."""
+        found = self.named(name, level)
+        assert len(found) == 1, self.named(name)
         assert (found[0]["fix"] is None) == (level == "ok")
         return found[0]
 
     def problems(self) -> list[dict[str, Any]]:
-        """All that is not ok."""
+        """Return the findings that are not ok."""
         return [one for one in self.findings if one["level"] != "ok"]
 
 
-async def text_of(*args: str) -> tuple[int, str]:
-    """The exit code of a run and what it printed: findings, or else its error. Nothing but the
-    arguments names a database."""
+async def run_text(*args: str) -> tuple[int, str]:
+    """Run doctor; return its exit code and its output, or its error. Only the arguments name a
+    database."""
     runner = CliRunner(env=dict.fromkeys(("DATABASE_URL", "RIVERPY_DATABASE_URL", *PG_VARIABLES)))
     result = await asyncio.to_thread(runner.invoke, main, ["doctor", *args])
     return result.exit_code, result.stdout or result.stderr
 
 
-async def examine(*args: str) -> Report:
-    """A run with these arguments."""
-    exit_code, output = await text_of(*args, "--json")
+async def run_doctor(*args: str) -> Report:
+    """Run doctor with these arguments."""
+    exit_code, output = await run_text(*args, "--json")
     printed = json.loads(output)
     report = Report(exit_code, printed["findings"])
     worst = max((one["level"] for one in report.findings), key=["ok", "warn", "fail"].index)
@@ -68,22 +69,22 @@ async def examine(*args: str) -> Report:
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No finding of these tests comes of a busy machine."""
+def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise the timeouts, so that a busy machine causes no finding."""
     monkeypatch.setattr(server, "LATENCY_WARN", 20.0)
     monkeypatch.setattr(server, "SKEW_WARN", 20.0)
     monkeypatch.setattr(listeners, "PROBE_TIMEOUT", 20.0)
     monkeypatch.setattr(session, "READ_TIMEOUT", 40.0)
-    monkeypatch.setattr(session, "STATEMENT_LIMIT", timedelta(seconds=20))
-    monkeypatch.setattr(session, "LOCK_LIMIT", timedelta(seconds=20))
+    monkeypatch.setattr(session, "STATEMENT_TIMEOUT", timedelta(seconds=20))
+    monkeypatch.setattr(session, "LOCK_TIMEOUT", timedelta(seconds=20))
 
 
 @pytest.fixture
 def doctor(schema: Schema) -> Doctor:
-    """Runs it on the test's schema."""
+    """Return a function that runs doctor on the test's schema."""
 
     async def run(*args: str, url: str = schema.url) -> Report:
-        return await examine("--database-url", url, "--schema", schema.name, *args)
+        return await run_doctor("--database-url", url, "--schema", schema.name, *args)
 
     return run
 
@@ -103,8 +104,7 @@ async def register(
     domain: str = "default",
     settings: str | None = "same",
 ) -> None:
-    """Let there be a client that gave its last sign of life `silent` seconds ago, and dies within
-    60."""
+    """Insert a client whose last heartbeat is `silent` seconds old. Its `dead_after` is 60 s."""
     await schema.execute(
         "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
         " dead_after, heartbeat_at, started_at, slots, stuck, domain, settings)"
@@ -124,8 +124,8 @@ async def register(
     )
 
 
-async def seat(schema: Schema, leader_id: str, seconds: float = 1000) -> None:
-    """Let somebody lead for so long."""
+async def set_leader(schema: Schema, leader_id: str, seconds: float = 1000) -> None:
+    """Insert a leader of `default` whose lease lasts `seconds`."""
     await schema.execute(
         "INSERT INTO river_leader (leader_id, elected_at, expires_at)"
         " VALUES ($1, now(), now() + make_interval(secs => $2))",
@@ -134,8 +134,8 @@ async def seat(schema: Schema, leader_id: str, seconds: float = 1000) -> None:
     )
 
 
-async def seat_in(schema: Schema, lease: str, holder: str, seconds: float = 1000) -> None:
-    """Let somebody hold a lease for so long."""
+async def set_lease_holder(schema: Schema, lease: str, holder: str, seconds: float = 1000) -> None:
+    """Insert the holder of a lease that lasts `seconds`."""
     await schema.execute(
         "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
         " VALUES ($1, 1, $2, '1 h', now() + make_interval(secs => $3))",
@@ -145,8 +145,8 @@ async def seat_in(schema: Schema, lease: str, holder: str, seconds: float = 1000
     )
 
 
-async def own(schema: Schema, domain: str, *queues: str, silent: float = 0) -> None:
-    """Let a domain have these queues, of which a client gave its last sign of life so long ago."""
+async def set_queue_owner(schema: Schema, domain: str, *queues: str, silent: float = 0) -> None:
+    """Give a domain these queues. Its last heartbeat is `silent` seconds old."""
     await schema.execute(
         "INSERT INTO riverpy_queue_owner (queue, domain, claimed_by, last_seen_at)"
         " SELECT unnest($2::text[]), $1, 'x', now() - make_interval(secs => $3)",
@@ -156,7 +156,7 @@ async def own(schema: Schema, domain: str, *queues: str, silent: float = 0) -> N
     )
 
 
-async def put(
+async def insert_job(
     schema: Schema,
     state: str = "available",
     *,
@@ -169,8 +169,8 @@ async def put(
     error: str | None = None,
     attempts: int = 1,
 ) -> int:
-    """A job that is due for `due` seconds, or runs for `since` in a client, or failed so at the
-    last of so many attempts of 25."""
+    """Insert a job that is due for `due` seconds, runs for `since` seconds in a client, or
+    failed with `error` at the last of `attempts` attempts. It has 25."""
     return await schema.fetchval(
         "INSERT INTO river_job (state, kind, queue, priority, max_attempts, args, scheduled_at,"
         " attempted_by, attempted_at, attempt, errors, finalized_at) VALUES"
@@ -189,3 +189,13 @@ async def put(
         attempts,
         error,
     )
+
+
+@asynccontextmanager
+async def holding(schema: Schema, begin: str, *statements: str) -> AsyncGenerator[int]:
+    """Open a transaction, execute the statements in it, and yield the process id of the session."""
+    async with schema.connected(application_name="report") as connection:
+        await connection.execute(begin)
+        for statement in statements:
+            await connection.execute(statement)
+        yield connection.get_server_pid()

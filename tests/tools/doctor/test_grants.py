@@ -1,5 +1,4 @@
-"""Roles with the grants of docs/grants.md and nothing else: what they can do, and what
-`riverpy doctor` says of them."""
+"""Roles with the grants of docs/grants.md: what they can do, and what doctor reports."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ _BLOCK = re.compile(r"^```sql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @pytest.fixture
 async def roles(schema: Schema) -> AsyncGenerator[dict[str, str]]:
-    """The URLs of a worker, an inserter and a nobody, by role. A session takes its role over at its
-    start."""
+    """The URLs of a worker, an inserter and a role without grants, by name."""
     made = {
         name: f"riverpy_test_{name}_{secrets.token_hex(4)}"
         for name in ("worker", "inserter", "nobody")
@@ -55,8 +53,8 @@ async def roles(schema: Schema) -> AsyncGenerator[dict[str, str]]:
 
 
 async def test_inserter(schema: Schema, roles: dict[str, str], doctor: Doctor) -> None:
-    """A role with the grants of an inserter inserts in every way, also duplicates, and notifies; it
-    can neither claim nor delete. The doctor says so, and what to grant for more (SE-05)."""
+    """A role with the grants of an inserter inserts in every way and notifies, and cannot claim or
+    delete. Doctor reports that and the missing grants (SE-05)."""
     rig = Rig(schema)
     rig.job(_nothing)
     unique = InsertOpts(unique_opts=UniqueOpts(by_args=True))
@@ -80,15 +78,15 @@ async def test_inserter(schema: Schema, roles: dict[str, str], doctor: Doctor) -
     found = report.one("grants", "warn")
     assert "may insert; it may not work, migrate, reindex" in found["text"]
     assert "to work jobs, grant UPDATE, DELETE on river_job; SELECT, INSERT, " in found["fix"]
-    (unseen,) = report.of("unseen")
+    (unseen,) = report.named("unseen")
     assert "permission denied for table riverpy_client" in unseen["text"]
     assert "leader" in unseen["data"]["looks"]
 
 
 async def test_worker(schema: Schema, roles: dict[str, str], doctor: Doctor) -> None:
-    """A role with the grants of a worker works, leads and keeps the house, without superuser and
-    without CREATE; that it rebuilds no index is said once. The doctor finds nothing wrong
-    (SE-05)."""
+    """A role with the grants of a worker works jobs, becomes leader and runs maintenance,
+    without superuser and CREATE. It logs once that it cannot rebuild indexes. Doctor finds no
+    problem (SE-05)."""
     rig = Rig(schema)
     rig.job(_nothing)
     with structlog.testing.capture_logs() as log:
@@ -108,7 +106,7 @@ async def test_worker(schema: Schema, roles: dict[str, str], doctor: Doctor) -> 
         report = await doctor(url=roles["worker"])
     assert report.problems() == []
     assert (
-        "may insert, work; it may not migrate, reindex (its leader leaves"
+        "may insert, work; it may not migrate, reindex (as leader it"
         in (report.one("grants", "ok")["text"])
     )
     async with connected(roles["worker"], search_path=schema.name) as connection:
@@ -119,9 +117,8 @@ async def test_worker(schema: Schema, roles: dict[str, str], doctor: Doctor) -> 
 async def test_row_security(
     schema: Schema, roles: dict[str, str], doctor: Doctor, log: list[Any]
 ) -> None:
-    """When row-level security hides all jobs from the role, the doctor fails and a worker refuses
-    to start; both warn when policies may hide some, and accept a policy that allows all rows
-    (TeamWarp/effect-mq#9)."""
+    """If row-level security hides all jobs from the role, doctor fails and a worker refuses to
+    start. If policies may hide some jobs both warn (TeamWarp/effect-mq#9)."""
     worker = roles["worker"].rpartition("=")[2]
     rig = Rig(schema)
     rig.job(_nothing)
@@ -156,8 +153,7 @@ async def test_row_security(
 async def test_row_security_of_migrations(
     schema: Schema, roles: dict[str, str], doctor: Doctor
 ) -> None:
-    """Where row-level security hides the record of migrations, that is what doctor and a worker
-    report, and not that nothing is recorded."""
+    """If row-level security hides the record of migrations, doctor and a worker report that."""
     await schema.execute("ALTER TABLE river_migration ENABLE ROW LEVEL SECURITY")
     found = (await doctor(url=roles["worker"])).one("grants", "fail")
     assert "on river_migration: without a policy" in found["text"]
@@ -168,8 +164,8 @@ async def test_row_security_of_migrations(
             await client.run(drain=True)
 
 
-async def test_nobody(roles: dict[str, str], schema: Schema, doctor: Doctor) -> None:
-    """A role that may do nothing is told what it lacks to insert."""
+async def test_role_without_grants(roles: dict[str, str], schema: Schema, doctor: Doctor) -> None:
+    """For a role without grants, doctor reports which ones it needs to insert."""
     report = await doctor(url=roles["nobody"])
     assert "permission denied" in report.one("schema", "fail")["text"]
     role = roles["nobody"].rpartition("=")[2]
@@ -182,8 +178,8 @@ async def test_nobody(roles: dict[str, str], schema: Schema, doctor: Doctor) -> 
     )
 
 
-def test_page_grants_what_the_doctor_asks_for() -> None:
-    """Each table that the doctor asks rights on for a worker has its grant on the page."""
+def test_page_has_all_grants() -> None:
+    """Each table that doctor checks for a worker has its grant on the page."""
     (block,) = _BLOCK.findall(PAGE.read_text("utf-8"))
     worker = block[: block.index("-- Insert jobs")]
     for table in ("river_job", "river_queue", "river_leader", "riverpy_client", "riverpy_periodic"):

@@ -73,7 +73,7 @@ def test_root_lets_another_user_run_it(
     It stays so on data that is there: no other account could run it.
     """
     with monkeypatch.context() as patch:
-        patch.setattr(_account, "_STAND_INS_FOR_ROOT", stand_ins)
+        patch.setattr(_account, "_USERS_FOR_ROOT", stand_ins)
         first = EmbeddedPostgres("t", base_dir=base)
         with first:
             assert query(first, "SELECT 1") == "1"
@@ -134,7 +134,7 @@ def test_programs_that_cannot_be_copied(
     for program in ("postgres", "initdb"):
         (private / "bin" / program).symlink_to(server.binaries / program)
     monkeypatch.setenv("RIVERPY_PG_BIN", str(private / "bin"))
-    with pytest.raises(DatabaseError, match="cannot reach"):
+    with pytest.raises(DatabaseError, match="cannot read"):
         EmbeddedPostgres("t", base_dir=base).start()
 
 

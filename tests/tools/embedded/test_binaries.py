@@ -85,7 +85,7 @@ def test_newest_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_too_old(tmp_path: Path, version: str) -> None:
     """A PostgreSQL older than 13 is not started."""
     make_programs(tmp_path / "pg/old/bin", version)
-    with pytest.raises(DatabaseError, match="no PostgreSQL to start"):
+    with pytest.raises(DatabaseError, match="no PostgreSQL found"):
         find_binaries()
 
 

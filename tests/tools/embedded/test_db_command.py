@@ -107,7 +107,7 @@ def test_server_of_another_major(
     shown = json.loads(db("url", "t", "--json").stdout)
     assert (shown["version"], shown["source"]) == (str(server.version[0]), None)
     (other,) = EmbeddedPostgres.existing("t", base_dir=base)
-    with pytest.raises(DatabaseError, match="and the programs in"):
+    with pytest.raises(DatabaseError, match="but the programs in"):
         other.start()
     assert db("stop", "t").stderr == "t: stopped\n"
     assert not server.is_running

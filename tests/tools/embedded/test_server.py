@@ -184,7 +184,7 @@ def test_server_that_does_not_stop_is_an_error(
     server.start()
     pid = postmaster_pid(server)
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(processes, "STOP_LIMIT", 0.1)
+    monkeypatch.setattr(processes, "STOP_TIMEOUT", 0.1)
     try:
         with pytest.raises(DatabaseError, match=rf"process {pid} did not end"):
             server.stop()

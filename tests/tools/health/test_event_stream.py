@@ -12,7 +12,7 @@ import structlog
 from riverpy import Client, EventKind
 from riverpy._tools.health import event_stream
 from riverpy._tools.health.address import Address
-from riverpy._tools.health.event_stream import follow
+from riverpy._tools.health.event_stream import stream_events
 from riverpy._tools.health.http import HttpError, Request
 from riverpy._tools.health.worker_health import STREAMS_MAX, WorkerHealth
 
@@ -32,7 +32,7 @@ async def test_slow_follower(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped (ME-04)."""
     monkeypatch.setattr(event_stream, "BUFFERED_EVENTS_MAX", 2)
     client = Client()
-    lines = follow(client, {})
+    lines = stream_events(client, {})
     assert await anext(lines) == b"\n"
     with structlog.testing.capture_logs():
         for n in range(5):
@@ -52,7 +52,7 @@ async def test_followers_who_come_at_once() -> None:
     asked = Request("GET", "/events", {}, "localhost")
     answers = [await health._events(asked) for _ in range(STREAMS_MAX)]
     for answer in answers:
-        with pytest.raises(HttpError, match="follow already"):
+        with pytest.raises(HttpError, match="readers already"):
             await health._events(asked)
         assert isinstance(answer.body, AsyncGenerator)
         await answer.body.aclose()
@@ -63,8 +63,8 @@ async def test_filters() -> None:
     """A follower is told of what matches one value of each filter; events of a queue have neither
     kind nor state."""
     client = Client()
-    wanted = follow(client, {"queue": ["a", "b"], "event": ["queue_paused"]})
-    of_jobs = follow(client, {"state": ["completed"]})
+    wanted = stream_events(client, {"queue": ["a", "b"], "event": ["queue_paused"]})
+    of_jobs = stream_events(client, {"state": ["completed"]})
     for lines in (wanted, of_jobs):
         await anext(lines)
     for queue in ("a", "c", "b"):
@@ -79,7 +79,7 @@ async def test_follower_of_what_is_rare(monkeypatch: pytest.MonkeyPatch) -> None
     """A follower who wants none of the many events hears that the worker is there all the same."""
     monkeypatch.setattr(event_stream, "KEEPALIVE_INTERVAL", 0.0)
     client = Client()
-    lines = follow(client, {"state": ["completed"]})
+    lines = stream_events(client, {"state": ["completed"]})
     await anext(lines)
     for _ in range(3):
         client._subscriptions.publish_queue(EventKind.QUEUE_PAUSED, "a")
@@ -90,5 +90,5 @@ async def test_follower_of_what_is_rare(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("params", [{"kinds": ["a"]}, {"event": ["job_lost"]}])
 def test_wrong_parameters(params: dict[str, list[str]]) -> None:
     """A name that is not known is refused, with those that are."""
-    with pytest.raises(ValueError, match=r"known are event|kinds of events are"):
-        follow(Client(), params)
+    with pytest.raises(ValueError, match=r"the parameters are event|kinds of events are"):
+        stream_events(Client(), params)

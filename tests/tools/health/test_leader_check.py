@@ -15,7 +15,7 @@ from riverpy._tools.health.leader_check import check_leaders
 from riverpy._tools.health.probes import Check
 from riverpy.cli import main
 from riverpy.cli._run import EXIT_NOT_READY
-from tests.tools.doctor.conftest import register, seat, seat_in
+from tests.tools.doctor.conftest import register, set_leader, set_lease_holder
 
 if TYPE_CHECKING:
     from tests._database import Schema
@@ -38,12 +38,12 @@ async def http_get(schema: Schema, url: str) -> tuple[int, dict[str, Any]]:
 
 async def test_led(schema: Schema) -> None:
     """Whoever leads is named; where no client lives nobody is missed."""
-    assert await look(schema) == Check(True, "nobody leads default, which has no client")
+    assert await look(schema) == Check(True, "no leader of default, which has no client")
     await register(schema, "a")
-    await seat(schema, "a")
+    await set_leader(schema, "a")
     await register(schema, "m", domain="media")
-    await seat_in(schema, "d:media", "m")
-    assert await look(schema) == Check(True, "a leads default, m leads media")
+    await set_lease_holder(schema, "d:media", "m")
+    assert await look(schema) == Check(True, "a is the leader of default, m is the leader of media")
 
 
 @pytest.mark.parametrize(
@@ -57,20 +57,20 @@ async def test_nobody_leads(
     oldest client: that is not well. For a while, as when a leader dies, it is."""
     await register(schema, "a", running=running)
     if over is not None:
-        await seat(schema, "gone", -over)
+        await set_leader(schema, "gone", -over)
     check = await look(schema)
     assert check.ok is is_well
-    assert check.reason.startswith("nobody leads default")
+    assert check.reason.startswith("no leader of default")
 
 
 async def test_domain_without_leader(schema: Schema) -> None:
     """A domain that has clients and no leader is named, beside others that are led."""
     await register(schema, "a")
-    await seat(schema, "a")
+    await set_leader(schema, "a")
     await register(schema, "m", domain="media", candidate=False)
     check = await look(schema)
     assert not check.ok
-    assert check.reason.startswith("nobody leads media for more than 1m: ")
+    assert check.reason.startswith("no leader of media for more than 1m: ")
 
 
 async def test_command(schema: Schema) -> None:
@@ -78,9 +78,9 @@ async def test_command(schema: Schema) -> None:
     await register(schema, "a")
     code, checks = await http_get(schema, schema.url)
     assert (code, checks["leaders"]["ok"], checks["workers"]["ok"]) == (EXIT_NOT_READY, False, True)
-    await seat(schema, "a")
+    await set_leader(schema, "a")
     code, checks = await http_get(schema, schema.url)
-    assert (code, checks["leaders"]["reason"]) == (0, "a leads default")
+    assert (code, checks["leaders"]["reason"]) == (0, "a is the leader of default")
 
 
 async def test_role_that_may_not_look(schema: Schema) -> None:

@@ -202,7 +202,7 @@ async def test_stream_ends_when_its_reader_resets() -> None:
             writer.write(get("/stream"))
             await site.asked.wait()
             reset(writer)
-            while site.server._visits:
+            while site.server._connections:
                 await asyncio.sleep(0.01)
         assert log == []
 
@@ -217,7 +217,7 @@ async def test_slow_requests_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
             _reader, writer = await site.connect()
             writer.transport.pause_reading()
             writer.write(get("/large"))
-            while site.server._visits:
+            while site.server._connections:
                 await asyncio.sleep(0.01)
             writer.transport.abort()
 
@@ -248,7 +248,9 @@ async def test_port_in_use() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = Address("127.0.0.1", taken.getsockname()[1])
-        with pytest.raises(OSError, match=r"another process listens there: give --health"):
+        with pytest.raises(
+            OSError, match=r"another process uses the port: choose another one with --health"
+        ):
             async with Server(address, {}).serving():
                 pass
 

@@ -30,7 +30,7 @@ def test_tell(tmp_path: Path, is_abstract: bool) -> None:
     """Values arrive, a line each, at a socket in a directory and at one that has only a name."""
     name = f"@riverpy-{secrets.token_hex(8)}" if is_abstract else str(tmp_path / "notify")
     with listening(name.replace("@", "\0", 1) if is_abstract else name) as manager:
-        Systemd({"NOTIFY_SOCKET": name}).tell(READY=1, STATUS="working default")
+        Systemd({"NOTIFY_SOCKET": name}).notify(READY=1, STATUS="working default")
         assert manager.recv(1000) == b"READY=1\nSTATUS=working default"
 
 
@@ -38,7 +38,7 @@ def test_tell(tmp_path: Path, is_abstract: bool) -> None:
 async def test_nobody_listens(environ: dict[str, str]) -> None:
     """Without a manager, or with one that has gone, nothing happens."""
     systemd = Systemd({**environ, "WATCHDOG_USEC": "1000"})
-    systemd.tell(READY=1)
+    systemd.notify(READY=1)
     async with systemd.watched(lambda: True):
         await asyncio.sleep(0)
 

@@ -81,7 +81,7 @@ async def test_ready_until_it_stops(schema: Schema, tmp_path: Path) -> None:
     async with served(schema, tmp_path, "-q", "default:1") as health:
         await health.worker.until_printed("job wait")
         checks = await health.until("/readyz", 200)
-        assert checks["queue default"] == "every slot is taken"
+        assert checks["queue default"] == "all slots are in use"
         health.worker.send(signal.SIGTERM)
         await health.until("/readyz", 503, "stopping")
         assert (await health.get("/livez"))[0] == 200
@@ -243,7 +243,7 @@ async def test_nobody_answers() -> None:
             connection.sendall(b"220 mail\r\n\r\n")
             code, printed, _ = await asked
             connection.close()
-    why = f"127.0.0.1:{port}: what listens there is no health server"
+    why = f"127.0.0.1:{port}: the program that listens there is not a health server"
     assert (code, printed) == (3, f"not ready: answer: {why}\n")
     code, printed, _ = await run_command("health", "--url=:1")
     assert (code, printed) == (3, "not ready: answer: 127.0.0.1:1: connection refused\n")

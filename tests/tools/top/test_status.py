@@ -352,7 +352,7 @@ async def test_failed_statement_ends_the_look_alone(schema: Schema, reader: Stat
         await transaction.start()
         await connection.execute("LOCK TABLE river_job IN ACCESS EXCLUSIVE MODE")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(status_module, "STATEMENT_LIMIT", status_module.STATEMENT_LIMIT / 20)
+            patch.setattr(status_module, "STATEMENT_TIMEOUT", status_module.STATEMENT_TIMEOUT / 20)
             with pytest.raises(DATABASE_ERRORS):
                 await reader.read()
         await transaction.rollback()

@@ -1,4 +1,4 @@
-"""What `riverpy top` makes of a look: lines, and frames of a terminal's size."""
+"""The screen of `riverpy top`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WORKER = WorkerStatus(
     started_at=AT,
     silent_for=3.0,
 )
-LOOK = FleetStatus(
+STATUS = FleetStatus(
     at=AT,
     took=0.01,
     leader=LeaderStatus("host:1:abc", AT - timedelta(hours=5), 12.0, foreign=False),
@@ -64,7 +64,7 @@ LOOK = FleetStatus(
 
 EXPECTED = """
 riverpy top   2026-01-02 03:04:05 UTC
-leader    host:1:abc, for 5 h, lease 12 s more
+leader    host:1:abc, for 5 h, lease expires in 12 s
 jobs      10k+ available, 7 running, 0 scheduled, 2 retryable, 0 pending, 3 completed, \
 0 cancelled, 1 discarded   (about 1,000,000 rows)
 
@@ -79,29 +79,28 @@ host:1:abc  alive        7     60    3 min  3 s ago  1.2      yes        mail,sl
 
 
 def changed(**fields: object) -> FleetStatus:
-    """The look with other values."""
-    return msgspec.structs.replace(LOOK, **fields)
+    """Return the status with other values."""
+    return msgspec.structs.replace(STATUS, **fields)
 
 
-def text_of(look: FleetStatus) -> str:
-    """The lines of a look."""
-    return "\n".join(line.text for line in view(look))
+def text_of(status: FleetStatus) -> str:
+    """Return the screen as text."""
+    return "\n".join(line.text for line in view(status))
 
 
-def mood_of(look: FleetStatus, start: str) -> str:
-    """The mood of the line that begins so."""
-    (line,) = [line for line in view(look) if line.text.startswith(start)]
-    return line.mood
+def style_of(status: FleetStatus, start: str) -> str:
+    """Return the style of the line that starts with `start`."""
+    (line,) = [line for line in view(status) if line.text.startswith(start)]
+    return line.style
 
 
 def test_view() -> None:
-    """A look in words: what is capped, what is idle, how long things last."""
-    assert f"\n{text_of(LOOK)}\n" == EXPECTED
+    """The screen shows limited counts, rates near zero and durations."""
+    assert f"\n{text_of(STATUS)}\n" == EXPECTED
 
 
 def test_domains() -> None:
-    """Each domain is a line below the leader's; one that nobody leads is told of, and so is a
-    default without candidates."""
+    """Each domain has a line below the leader's. It shows a missing leader or candidate."""
     leader = LeaderStatus("m1", AT - timedelta(minutes=5), 9.0, foreign=False, epoch=7)
     domains = [
         DomainStatus("archive", None, 0, 0, ["old"]),
@@ -110,17 +109,17 @@ def test_domains() -> None:
         DomainStatus("young", None, 1, 1, ["young"]),
     ]
     lines = view(changed(domains=domains, leader=None, candidates=0))
-    assert [(line.text, line.mood) for line in lines[1:6]] == [
-        ("leader    nobody, and no worker stands for default", "warn"),
-        ("domain    archive: nobody leads, and no worker of it stands; queues old", "warn"),
-        ("domain    mail: m1, for 5 min, lease 9 s more; queues mail,slow", ""),
-        ("domain    report: nobody leads, and no worker of it stands; no queue", "bad"),
-        ("domain    young: nobody leads; queues young", "warn"),
+    assert [(line.text, line.style) for line in lines[1:6]] == [
+        ("leader    none, and no worker of default can become leader", "warn"),
+        ("domain    archive: no leader, and no worker of it can become leader; queues old", "warn"),
+        ("domain    mail: m1, for 5 min, lease expires in 9 s; queues mail,slow", ""),
+        ("domain    report: no leader, and no worker of it can become leader; no queue", "bad"),
+        ("domain    young: no leader; queues young", "warn"),
     ]
 
 
 def test_rare_columns() -> None:
-    """Late jobs, stuck jobs and rows that are set aside have a column where there are any."""
+    """Late jobs, stuck jobs and rows set aside have a column only if there are any."""
     queue = msgspec.structs.replace(QUEUE, late=3)
     worker = msgspec.structs.replace(WORKER, stuck=2, aside=3)
     text = text_of(changed(queues=[queue, QUEUE], workers=[worker, WORKER]))
@@ -130,8 +129,8 @@ def test_rare_columns() -> None:
 
 
 def test_narrow_screen() -> None:
-    """What tells least goes first where the screen is narrow: rates and waits stay."""
-    lines = [line.text for line in view(LOOK, width=80)]
+    """A narrow screen drops the least useful columns. Rates and waits stay."""
+    lines = [line.text for line in view(STATUS, width=80)]
     assert max(len(line) for line in lines[4:]) <= 80
     queues, workers = (line.split() for line in lines if line.startswith(("QUEUE", "WORKER")))
     assert queues == [
@@ -141,23 +140,23 @@ def test_narrow_screen() -> None:
     assert workers == [
         *("WORKER", "STATE", "RUNNING", "SLOTS", "LONGEST", "SEEN", "VERSION", "QUEUES"),
     ]
-    wide = [line.text for line in view(LOOK, width=300)]
-    assert wide == text_of(LOOK).splitlines()
+    wide = [line.text for line in view(STATUS, width=300)]
+    assert wide == text_of(STATUS).splitlines()
 
 
 @pytest.mark.parametrize(
-    ("look", "start", "mood"),
+    ("status", "start", "style"),
     [
-        (changed(leader=None), "leader    nobody", "warn"),
-        (changed(leader=None, candidates=0), "leader    nobody, and no worker stands", "bad"),
+        (changed(leader=None), "leader    none", "warn"),
+        (changed(leader=None, candidates=0), "leader    none, and no worker", "bad"),
         (
             changed(leader=LeaderStatus("go", AT, -1.0, None)),
-            "leader    nobody; last was go",
+            "leader    none. The last one was go",
             "warn",
         ),
         (changed(leader=LeaderStatus("go", AT, 9.0, foreign=True)), "leader    go", "warn"),
-        (LOOK, "leader", ""),
-        (LOOK, "mail", ""),
+        (STATUS, "leader", ""),
+        (STATUS, "mail", ""),
         (changed(queues=[msgspec.structs.replace(QUEUE, paused=True)]), "mail (paused)", "warn"),
         (changed(queues=[msgspec.structs.replace(QUEUE, workers=0)]), "mail", "bad"),
         (changed(queues=[msgspec.structs.replace(QUEUE, failed_per_s=1.0)]), "mail", "warn"),
@@ -167,49 +166,49 @@ def test_narrow_screen() -> None:
         (changed(workers=[msgspec.structs.replace(WORKER, aside=1)]), "host", "warn"),
         (changed(queues=[msgspec.structs.replace(QUEUE, late=1)]), "mail", "warn"),
         (changed(workers=[]), "no worker", "warn"),
-        (changed(workers=[], candidates=None), "workers that run nothing are not known", ""),
+        (changed(workers=[], candidates=None), "idle workers are not known", ""),
         (changed(queues=[]), "no queue yet", ""),
     ],
 )
-def test_moods(look: FleetStatus, start: str, mood: str) -> None:
-    """What an operator should look into stands out."""
-    assert mood_of(look, start) == mood
+def test_styles(status: FleetStatus, start: str, style: str) -> None:
+    """Lines that need attention are coloured."""
+    assert style_of(status, start) == style
 
 
 def test_names_cannot_write_on_the_terminal() -> None:
-    """Names are data of others: what in them would steer the terminal is shown as `?`."""
+    """Control characters in names are shown as `?`, so that they cannot change the terminal."""
     queue = msgspec.structs.replace(QUEUE, name="a\x1b[2Jb\r\nc\x9b")
-    drawn = frame(view(changed(queues=[queue])), width=200, height=50, color=False)
-    assert "a?[2Jb??c?" in drawn
-    assert set(re.findall("\x1b[^A-Za-z]*[A-Za-z]", drawn)) == {"\x1b[H", "\x1b[K", "\x1b[J"}
+    text = frame(view(changed(queues=[queue])), width=200, height=50, color=False)
+    assert "a?[2Jb??c?" in text
+    assert set(re.findall("\x1b[^A-Za-z]*[A-Za-z]", text)) == {"\x1b[H", "\x1b[K", "\x1b[J"}
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (10, 2), (40, 5), (80, 24), (300, 100)])
 @pytest.mark.parametrize("color", [True, False])
 def test_frame_fits(width: int, height: int, *, color: bool) -> None:
-    """No frame is wider or higher than its terminal; what is left out is counted."""
-    look = changed(queues=[QUEUE] * 30)
-    drawn = frame(view(look), width=width, height=height, color=color)
-    lines = re.sub("\x1b[^A-Za-z]*[A-Za-z]", "", drawn).splitlines()
+    """No frame is wider or higher than its terminal. The last line counts the missing lines."""
+    status = changed(queues=[QUEUE] * 30)
+    text = frame(view(status), width=width, height=height, color=color)
+    lines = re.sub("\x1b[^A-Za-z]*[A-Za-z]", "", text).splitlines()
     assert max(map(len, lines)) <= width
     assert len(lines) <= max(height - 1, 1)
     if height < 30 and width > 20:
-        assert lines[-1] == f"… {len(view(look)) - height + 2} more lines"
-    assert color == ("\x1b[1m" in drawn)
+        assert lines[-1] == f"… {len(view(status)) - height + 2} more lines"
+    assert color == ("\x1b[1m" in text)
 
 
-def test_outage_is_told_above_what_was() -> None:
-    """While the database does not answer, the reason stands above the last look."""
-    lines = view(LOOK, "cannot connect", 75.0)
+def test_failed_read() -> None:
+    """While the database does not answer, the error is shown above the last status."""
+    lines = view(STATUS, "cannot connect", 75.0)
     assert lines[1].text == "NO ANSWER for 75 s: cannot connect"
-    assert lines[1].mood == "bad"
-    assert [line.text for line in lines[2:]] == [line.text for line in view(LOOK)[1:]]
+    assert lines[1].style == "bad"
+    assert [line.text for line in lines[2:]] == [line.text for line in view(STATUS)[1:]]
 
 
-def test_line_of_no_mood_has_no_color() -> None:
-    """Plain text stays plain."""
-    assert Line("x").drawn(None, color=True) == "x"
-    assert Line("x", "bad").drawn(None, color=False) == "x"
+def test_line_without_style_has_no_color() -> None:
+    """A line has a colour only with a style and if colours are allowed."""
+    assert Line("x").rendered(None, color=True) == "x"
+    assert Line("x", "bad").rendered(None, color=False) == "x"
 
 
 @pytest.mark.parametrize(
@@ -217,8 +216,8 @@ def test_line_of_no_mood_has_no_color() -> None:
     [(332, 333, "332"), (333, 333, "333+"), (66_600, 333, "66k+"), (5_000, 5_000, "5k+")],
 )
 def test_totals_of_many_queues(number: int, cap: int, shown: str) -> None:
-    """With many queues, of each of which fewer jobs are counted, a total is their sum."""
-    look = changed(totals=dict.fromkeys(LOOK.totals, number), cap=cap)
+    """With many queues fewer jobs of each are counted. A total is the sum of these counts."""
+    status = changed(totals=dict.fromkeys(STATUS.totals, number), cap=cap)
     assert f"jobs      {shown} available, {shown} running" in "\n".join(
-        line.text for line in view(look)
+        line.text for line in view(status)
     )

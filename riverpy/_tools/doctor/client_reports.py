@@ -1,0 +1,139 @@
+"""What live clients report of themselves: stuck jobs and rows that they have set aside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from riverpy._postgres.schema import SLOTS_VERSION, STATE_VERSION
+from riverpy._tools.doctor.finding import Finding, Level, limited, ok, warn
+from riverpy._tools.text import NAMES_MAX, count, jobs, names, one_error, span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._tools.doctor.snapshot import DatabaseSnapshot
+    from riverpy._tools.doctor.statements import ClientRow, RunningRow, SetAside, SetAsideRow
+
+_STUCK_FIX = (
+    "restart that worker. Its jobs were already cancelled, by their timeout or by a user: a second "
+    "cancel changes nothing. Then correct the code of the kind: it ignores its cancellation, or "
+    "blocks in a thread (docs/misbehaving.md)"
+)
+_SET_ASIDE_FIX = (
+    "remove the cause that the error names: a trigger, a foreign key, a lock, a damaged value "
+    "(docs/faults.md#damaged-rows). No other row is delayed. The client tries these rows again, at "
+    "least every 5 minutes (docs/doctor.md)"
+)
+
+
+async def check_stuck(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report jobs that still run after their cancellation, and the slots that they use."""
+    clients = await snapshot.clients()
+    if clients is None or not snapshot.has(SLOTS_VERSION):
+        text = "not known: the columns for it are missing (see `schema`)"
+        return [ok("stuck", text, {"stuck": None})]
+    reporting = [client for client in clients if client.is_alive and client.stuck]
+    if not reporting:
+        return [ok("stuck", "no cancelled job still runs", {"stuck": 0})]
+    rows = [row for row in await snapshot.running(clients) if row.is_stuck]
+    return limited(
+        [
+            _stuck(client, [row for row in rows if row.client_id == client.client_id])
+            for client in reporting
+        ]
+    )
+
+
+def _stuck(client: ClientRow, rows: Sequence[RunningRow]) -> Finding:
+    number, slots = len(client.stuck), None if client.slots is None else sum(client.slots)
+    full_queues = _full_queues(client, rows)
+    is_full = slots is not None and number >= slots
+    used = count(number, "slot") if slots is None else f"{number:,} of {count(slots, 'slot')}"
+    text = f"{client.client_id}: cancelled jobs that still run use {used}: {jobs(client.stuck)}"
+    if rows:
+        text += f" ({'; '.join(_described(row) for row in rows[:NAMES_MAX])})"
+    if is_full:
+        text += ". This client can work no other job"
+    elif full_queues:
+        text += f". This client can work no other job of queue {names(full_queues)}"
+    kinds: Counter[str] = Counter()
+    for row in rows:
+        kinds[row.kind] += row.jobs
+    return Finding(
+        Level.FAIL if is_full or full_queues else Level.WARN,
+        "stuck",
+        text,
+        _STUCK_FIX,
+        {
+            "client_id": client.client_id,
+            "stuck": number,
+            "slots": slots,
+            "job_ids": client.stuck,
+            "kinds": dict(kinds),
+            "longest": max((round(row.longest, 3) for row in rows), default=None),
+            "full_queues": full_queues,
+        },
+    )
+
+
+def _described(row: RunningRow) -> str:
+    most = "" if row.jobs == 1 else "up to "
+    return f'{row.jobs:,} of kind "{row.kind}" in queue "{row.queue}" for {most}{span(row.longest)}'
+
+
+def _full_queues(client: ClientRow, rows: Sequence[RunningRow]) -> list[str]:
+    """Return the queues of which stuck jobs use all slots of the client."""
+    used: Counter[str] = Counter()
+    for row in rows:
+        used[row.queue] += row.jobs
+    slots = zip(client.queues, client.slots or (), strict=False)
+    return [queue for queue, number in slots if used[queue] >= number]
+
+
+async def check_set_aside(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report rows that clients cannot claim, store or maintain, because each of them fails."""
+    clients = await snapshot.clients()
+    if clients is None or not snapshot.has(STATE_VERSION):
+        text = "not known: the column for it is missing (see `schema`)"
+        return [ok("set aside", text, {"rows": None})]
+    findings: list[Finding] = []
+    for client in clients:
+        if client.is_alive and client.set_aside is not None:
+            findings += _set_aside(client.client_id, client.set_aside)
+    return limited(findings) or [ok("set aside", "no client has set a row aside", {"rows": 0})]
+
+
+def _set_aside(client_id: str, set_aside: SetAside) -> list[Finding]:
+    """Return one finding for each error of each operation."""
+    groups: dict[tuple[str, str], list[SetAsideRow]] = {}
+    for row in set_aside.rows:
+        groups.setdefault((row.what, row.error), []).append(row)
+    unnamed = set_aside.count - len(set_aside.rows)
+    return [_set_aside_rows(client_id, rows, unnamed) for rows in groups.values()]
+
+
+def _set_aside_rows(client_id: str, rows: Sequence[SetAsideRow], unnamed: int) -> Finding:
+    first, tries = min(rows, key=lambda row: row.since), max(row.tries for row in rows)
+    text = (
+        f"{client_id}: {count(len(rows), 'row')} set aside ({first.what}): "
+        f"{names(row.row for row in rows)}, since {first.since}, "
+        f"{'up to ' if len(rows) > 1 else ''}{count(tries, 'try', plural='tries')}: "
+        f"{one_error(first.error)}"
+    )
+    if unnamed:
+        text += f". This client has set {count(unnamed, 'more row')} aside"
+    return warn(
+        "set aside",
+        text,
+        _SET_ASIDE_FIX,
+        {
+            "client_id": client_id,
+            "what": first.what,
+            "rows": [row.row for row in rows],
+            "since": first.since,
+            "tries": tries,
+            "error": first.error,
+            "unnamed": unnamed,
+        },
+    )

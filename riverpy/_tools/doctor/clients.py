@@ -1,0 +1,142 @@
+"""The registered clients, and the running jobs that dead clients left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._names import DEFAULT_DOMAIN
+from riverpy._postgres.domains import ORPHANED_AFTER
+from riverpy._tools.doctor.finding import Finding, fail, limited, ok, warn
+from riverpy._tools.doctor.leader import heartbeat_age
+from riverpy._tools.doctor.snapshot import RUNNING_LIMIT
+from riverpy._tools.text import count, names, span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from riverpy._tools.doctor.snapshot import DatabaseSnapshot
+    from riverpy._tools.doctor.statements import ClientRow
+    from riverpy._tools.domain_map import DomainMap
+
+RELEASE_TIMEOUT = 60.0
+"""Seconds after a client's death within which a leader releases its jobs."""
+
+
+async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report the live clients, the late ones, and the dead ones with their jobs."""
+    clients = await snapshot.clients()
+    leader = await snapshot.leader()
+    if clients is None:
+        text = "not known: the table of clients is missing (see `schema`)"
+        return [ok("clients", text, {"clients": None})]
+    running = await snapshot.running(clients)
+    domains = await snapshot.domains()
+    jobs = {
+        client.client_id: sum(row.jobs for row in running if row.client_id == client.client_id)
+        for client in clients
+    }
+    live = [client for client in clients if client.is_alive]
+    problems = [_late(client) for client in live if not client.is_on_time]
+    for client in clients:
+        if not client.is_alive:
+            queues = {row.queue for row in running if row.client_id == client.client_id}
+            unreleased = _unreleased(client, domains, queues)
+            problems.append(_dead(client, jobs[client.client_id], unreleased))
+    data = _facts(clients, jobs)
+    if live:
+        total = sum(jobs[client.client_id] for client in live)
+        text = (
+            f"{count(len(live), 'client')} with "
+            f"{count(total, 'running job', limit=RUNNING_LIMIT)}: "
+            f"{names(client.client_id for client in live)}"
+        )
+        summary = ok("clients", text, data)
+    elif leader is not None and not leader.has_expired and not leader.is_registered:
+        text = "no riverpy client runs. The leader is a client in another language"
+        summary = ok("clients", text, data)
+    else:
+        fix = "start a worker: riverpy worker MODULE:ATTR"
+        summary = warn("clients", "no riverpy client runs on this schema", fix, data)
+    return [summary, *limited(problems)]
+
+
+def _facts(clients: Sequence[ClientRow], jobs: dict[str, int]) -> dict[str, object]:
+    return {
+        "clients": [
+            {
+                "client_id": client.client_id,
+                "version": client.version,
+                "alive": client.is_alive,
+                "silent": round(client.silent, 3),
+                "candidate": client.candidate,
+                "stopping": client.is_stopping,
+                "poll_only": client.poll_only,
+                "queues": client.queues,
+                "kinds": client.kinds,
+                "running_jobs": jobs[client.client_id],
+            }
+            for client in clients
+        ]
+    }
+
+
+def _late(client: ClientRow) -> Finding:
+    return warn(
+        "clients",
+        f"{client.client_id} {heartbeat_age(client)}. A leader treats it as dead when the leader "
+        f"itself has seen no heartbeat for {span(client.dead_after)}",
+        "its event loop is blocked, its process or machine is stopped, or it has no connection to "
+        "the database: read its log",
+        {"client_id": client.client_id, "silent": round(client.silent, 3)},
+    )
+
+
+def _unreleased(client: ClientRow, domains: DomainMap | None, queues: Iterable[str]) -> list[str]:
+    """Return which jobs of a dead client no leader releases, in one text for each domain."""
+    if domains is None or not domains.others:
+        return []
+    is_recent = client.silent - client.dead_after < RELEASE_TIMEOUT
+    found: list[str] = []
+    for domain, unmaintained in domains.unmaintained(sorted(queues)).items():
+        live = domains.live_clients(domain)
+        if domain == DEFAULT_DOMAIN or (is_recent and any(one.candidate for one in live)):
+            continue
+        text = f'those of queue {names(unmaintained)}, because domain "{domain}" has no leader'
+        if not live and domains.maintains_orphans():
+            silent = min(row.silent for row in domains.owned(domain) if row.queue in unmaintained)
+            text += f" (the leader of default releases them in {span(ORPHANED_AFTER - silent)})"
+        found.append(text)
+    return found
+
+
+def _dead(client: ClientRow, jobs: int, unreleased: Sequence[str]) -> Finding:
+    text = f"{client.client_id} is dead: it {heartbeat_age(client)}"
+    data: dict[str, object] = {
+        "client_id": client.client_id,
+        "silent": round(client.silent, 3),
+        "running_jobs": jobs,
+    }
+    if not jobs:
+        fix = "nothing: it left no running job, and a leader deletes its row 10 minutes after this"
+        return warn("clients", text, fix, data)
+    text += f". {count(jobs, 'job')} that it claimed {'is' if jobs == 1 else 'are'} still running"
+    if unreleased:
+        return fail(
+            "clients",
+            f"{text}. No leader releases {'; '.join(unreleased)}",
+            "start a client of that domain. It releases the jobs: see `domains`",
+            data,
+        )
+    if client.silent - client.dead_after < RELEASE_TIMEOUT:
+        fix = (
+            "wait: a riverpy leader releases the jobs after it has seen no heartbeat for "
+            f"{span(client.dead_after)}"
+        )
+        return warn("clients", text, fix, data)
+    return fail(
+        "clients",
+        f"{text}, and no leader releases them",
+        "only a leader that is a riverpy client releases them: see `leader` and `domains`. Or "
+        "start a client with the same id",
+        data,
+    )

@@ -1,0 +1,161 @@
+"""The leader of `default`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._names import DEFAULT_DOMAIN
+from riverpy._tools.doctor.finding import Finding, fail, ok, warn
+from riverpy._tools.text import count, names, span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._postgres.domains import DomainMember
+    from riverpy._tools.doctor.snapshot import DatabaseSnapshot, Leader
+    from riverpy._tools.doctor.statements import ClientRow
+
+ELECTION_TIMEOUT = 20.0
+"""Seconds within which a new client becomes leader if there is none."""
+CANDIDATE_FIX = (
+    "let one of its workers take part in leader election, and restart it: without --no-candidate, "
+    "RIVERPY_CANDIDATE=0, `candidate` = false in its file or Config(candidate=False)"
+)
+_START_WORKER = "start a worker: riverpy worker"
+_EFFECT = (
+    "scheduled jobs and retries do not become available, and jobs of dead workers are not released"
+)
+
+
+async def check_leader(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report the leader, or why there is none."""
+    clients = await snapshot.clients()
+    leader = await snapshot.leader()
+    if leader is None or leader.has_expired:
+        return [await _check_no_leader(snapshot, leader, clients)]
+    row = leader.row
+    text = f"{row.leader_id} is leader since {row.elected_at:%Y-%m-%d %H:%M:%S} UTC"
+    data: dict[str, object] = {
+        "leader_id": row.leader_id,
+        "elected_at": row.elected_at,
+        "expires_at": row.expires_at,
+        "expires_in": round(row.remaining, 3),
+        "is_registered": leader.is_registered,
+    }
+    if leader.is_registered is False:
+        return [_foreign_leader(text, clients or [], data)]
+    for client in clients or ():
+        if client.client_id == row.leader_id and not client.is_alive:
+            return [
+                warn(
+                    "leader",
+                    f"{text}, but it {heartbeat_age(client)}",
+                    f"if its process has ended, its lease expires in {span(row.remaining)}. "
+                    "Otherwise read its log",
+                    data,
+                )
+            ]
+    return [ok("leader", f"{text}, lease for {span(row.remaining)}", data)]
+
+
+async def _check_no_leader(
+    snapshot: DatabaseSnapshot, leader: Leader | None, clients: Sequence[ClientRow] | None
+) -> Finding:
+    domains = await snapshot.domains()
+    others = set[str]() if domains is None else domains.clients_of_others
+    if domains is not None and others:
+        clients = [client for client in clients or () if client.client_id not in others]
+        if not any(client.is_alive for client in clients):
+            waiting = sorted({row.queue for row in await snapshot.backlogs()})
+            return _only_domains(domains.unmaintained(waiting).get(DEFAULT_DOMAIN, []))
+    text = "there is no leader"
+    if leader is not None:
+        text += f": the lease of {leader.row.leader_id} expired {span(-leader.row.remaining)} ago"
+    live = [client for client in clients or () if client.is_alive]
+    candidates = [client for client in live if client.candidate]
+    data: dict[str, object] = {
+        "leader_id": None,
+        "candidates": [client.client_id for client in candidates],
+    }
+    if candidates:
+        return not_elected("leader", text, candidates, "river_leader", data)
+    if live and all(client.is_stopping for client in live):
+        ids = names(client.client_id for client in live)
+        text += f", and all running clients are stopping ({ids}): {_EFFECT}"
+        return warn("leader", text, _START_WORKER, data)
+    if live:
+        whose = "no client of default" if others else "no client"
+        text += f", and {whose} takes part in leader election: {_EFFECT}"
+        return fail("leader", text, CANDIDATE_FIX, data)
+    reason = "no client runs"
+    if clients is None:
+        reason = "it is not known which clients run"
+    return warn("leader", f"{text}, and {reason}: {_EFFECT}", _START_WORKER, data)
+
+
+def not_elected(
+    name: str,
+    text: str,
+    candidates: Sequence[ClientRow | DomainMember],
+    table: str,
+    data: dict[str, object],
+) -> Finding:
+    """Return the finding that none of the candidates is leader.
+
+    Args:
+        name: of the finding.
+        text: says who has no leader.
+        candidates: the clients that take part in the election.
+        table: the table of the lease.
+        data: the facts.
+    """
+    ids = names(client.client_id for client in candidates)
+    text = f"{text}, although {count(len(candidates), 'client')} could become leader: {ids}"
+    if max(client.running for client in candidates) < ELECTION_TIMEOUT:
+        fix = "wait some seconds: the clients have just started"
+        return warn(name, text, fix, data)
+    fix = (
+        "read their logs for the reason, and see `grants` and `locks` here. An idle transaction "
+        f"that locks {table} prevents an election"
+    )
+    return fail(name, text, fix, data)
+
+
+def _only_domains(unmaintained: Sequence[str]) -> Finding:
+    text = "default has no leader and no running client. Other domains have running clients"
+    data: dict[str, object] = {"leader_id": None, "candidates": [], "queues": unmaintained}
+    if not unmaintained:
+        return ok("leader", text, data)
+    return warn(
+        "leader",
+        f"{text}. Jobs wait in queue {names(unmaintained)}, which belongs to no domain: scheduled "
+        "jobs and retries do not become available",
+        "start a worker without a domain, or give the queue to a domain: riverpy domain claim "
+        "QUEUE --domain D",
+        data,
+    )
+
+
+def _foreign_leader(text: str, clients: Sequence[ClientRow], data: dict[str, object]) -> Finding:
+    kinds = sorted({kind for client in clients for kind in client.kinds})
+    data["kinds_at_risk"] = kinds
+    if not kinds:
+        return ok("leader", f"{text}. It is not a riverpy client. No client has kinds here", data)
+    return warn(
+        "leader",
+        f"{text}. It is not a riverpy client: it does not insert Python's periodic jobs, and it "
+        f"discards jobs that run for long if it has no worker for them. At risk: {names(kinds)}",
+        "register stubs for these kinds in Go (docs/go.md), or let only riverpy clients take part "
+        "in leader election",
+        data,
+    )
+
+
+def heartbeat_age(client: ClientRow) -> str:
+    """Say how old the heartbeat of a client is."""
+    if client.silent < 0:
+        return (
+            f"wrote a heartbeat that is {span(-client.silent)} in the future: the server's clock "
+            "was set back"
+        )
+    return f"wrote no heartbeat for {span(client.silent)} by the server's clock"

@@ -1,0 +1,99 @@
+"""How the tools write numbers, names and statements for people."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from riverpy._dsn import mask_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+QUERY_LENGTH_MAX = 80
+"""Characters of a statement that are shown."""
+ERROR_LENGTH_MAX = 160
+"""Characters of an error that are shown."""
+NAMES_MAX = 5
+"""Names that are shown."""
+_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+_TOKEN = re.compile(
+    r"""
+    (?P<comment> --[^\n]* | /\*(?:(?!/\*|\*/).)*(?:\*/|/\*.*|\Z) )
+    | (?P<name> "[^"]*(?:"|\Z) )
+    | \$(?P<tag>\w*)\$ .*? (?:\$(?P=tag)\$|\Z)
+    | (?P<escape> (?<!\w)[eE] )' (?:\\.|''|[^'\\])* (?:'|\\?\Z)
+    | '(?:''|\\(?!')|[^'\\])*(?:'|\\'.*|\Z)
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+"""A comment, a quoted name or a literal. It ends with the text where its end is uncertain: in a
+nested comment, and where a backslash stands before a quote (a setting of the session decides)."""
+
+
+def span(seconds: float) -> str:
+    """Return a duration with its two largest units, such as `1h5m`."""
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f}".removesuffix(".0") + "s"
+    whole = round(seconds)
+    for (unit, length), (lower, part) in pairwise(_UNITS):
+        if whole >= length:
+            rest = whole % length // part
+            return f"{whole // length}{unit}" + (f"{rest}{lower}" if rest else "")
+    return f"{whole}s"
+
+
+def size(number: float) -> str:
+    """Return a number of bytes with a unit, such as `12 MB`."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 10_000:
+            return f"{number:,.0f} {unit}"
+        number /= 1024
+    return f"{number:,.0f} TB"
+
+
+def count(number: int, noun: str, *, plural: str | None = None, limit: int | None = None) -> str:
+    """Return `1 job`, `2 jobs`, or `at least 1,000 jobs` where counting ended at the limit."""
+    least = "at least " if limit is not None and number >= limit else ""
+    return f"{least}{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def names(values: Iterable[str]) -> str:
+    """Return the first names in quotes, and how many more there are."""
+    return _first([f'"{value}"' for value in values])
+
+
+def jobs(ids: Iterable[int]) -> str:
+    """Return `job 1` or `jobs 1, 2`, and how many more there are."""
+    found = [str(value) for value in ids]
+    return f"job{'s' * (len(found) != 1)} {_first(found)}"
+
+
+def _first(values: list[str]) -> str:
+    more = len(values) - NAMES_MAX
+    return ", ".join(values[:NAMES_MAX]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def one_error(text: str) -> str:
+    """Return the start of a job's error in one line, without passwords."""
+    return shortened(mask_url(" ".join(text.split())), ERROR_LENGTH_MAX)
+
+
+def shortened(line: str, length: int) -> str:
+    """Return the line, cut to `length` characters."""
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def masked_query(text: str) -> str:
+    """Return the start of a statement in one line. Its strings and comments are left out: they may
+    hold private data or a password."""
+    line = mask_url(" ".join(_TOKEN.sub(_masked_token, text).split()))
+    return shortened(line, QUERY_LENGTH_MAX)
+
+
+def _masked_token(token: re.Match[str]) -> str:
+    if token["comment"] is not None:
+        return " "
+    return token["name"] or f"{token['escape'] or ''}'…'"
