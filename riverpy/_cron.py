@@ -1,4 +1,5 @@
-"""Cron expressions, read as robfig/cron 3 reads them, which Go programs use; and time zones."""
+"""Parses cron expressions in the same way as robfig/cron 3, which Go programs use, and time
+zones."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from cronsim import CronSim, CronSimError
 
 from riverpy.errors import ConfigError
 
-_ZONE_HINT = "give a name such as Europe/Berlin"
+_ZONE_HINT = "use a name such as Europe/Berlin"
 _EVERY = "@every "
 _ZONE_PREFIXES = ("TZ=", "CRON_TZ=")
 _MACROS = {
@@ -27,7 +28,7 @@ _MACROS = {
 }
 _STARS = ("*", "?")
 _DIGITS_MAX = 19
-"""Digits from which on a number is too large for Go."""
+"""A number with this many digits or more is too large for Go."""
 _PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
 _DURATION_PART = re.compile(_PART)
 _DURATION = re.compile(rf"[+-]?(?:(?:{_PART})+|0)")
@@ -42,17 +43,17 @@ _NANOSECONDS = {
     "h": 3600 * 10**9,
 }
 _DURATION_MAX = 2**63 - 1
-"""Nanoseconds of the longest duration of Go. A negative one may have one more."""
+"""The longest duration in Go, in nanoseconds. A negative duration may have one more."""
 
 
 class _Field(NamedTuple):
-    """One of the five fields."""
+    """One of the five fields of a cron expression."""
 
     name: str
     first: int
     last: int
     names: tuple[str, ...] = ()
-    """Of its values, in small letters."""
+    """The names of its values, in lower case."""
 
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -67,17 +68,17 @@ _FIELDS = (
 
 
 class _ItemError(Exception):
-    """An item of a field is not allowed; the text says why."""
+    """An item of a field is not allowed."""
 
 
 def time_zone(name: object) -> tzinfo:
-    """The time zone of this name. UTC needs no time zone files.
+    """Return the time zone with this name. UTC needs no time zone files.
 
     Raises:
-        ConfigError: there is none; the text names those that are alike.
+        ConfigError: there is no such time zone. The text suggests similar names.
     """
     if not isinstance(name, str):
-        raise ConfigError(f"a time zone is given by its name, got {type(name).__name__}")
+        raise ConfigError(f"timezone must be a name, got {type(name).__name__}")
     if name == "UTC":
         return UTC
     try:
@@ -89,14 +90,14 @@ def time_zone(name: object) -> tzinfo:
 
 
 def split_time_zone(expression: object) -> tuple[str | None, str]:
-    """The zone that `CRON_TZ=ZONE ` or `TZ=ZONE ` names in front of an expression, and the rest. An
-    empty name means UTC, as in Go.
+    """Split `CRON_TZ=ZONE ` or `TZ=ZONE ` from an expression. Returns the zone, if there is one,
+    and the rest. As in Go, an empty name means UTC.
 
     Raises:
-        ConfigError: the expression is no text.
+        ConfigError: the expression is not a string.
     """
     if not isinstance(expression, str):
-        raise ConfigError(f"a cron expression is a text, got {type(expression).__name__}")
+        raise ConfigError(f"a cron expression must be a string, got {type(expression).__name__}")
     if not expression.startswith(_ZONE_PREFIXES):
         return None, expression
     prefix, _, rest = expression.partition(" ")
@@ -104,24 +105,25 @@ def split_time_zone(expression: object) -> tuple[str | None, str]:
 
 
 def every_interval(expression: str) -> timedelta | None:
-    """The interval of `@every DURATION`, in whole seconds, at least one; None: it is no interval.
+    """Return the interval of `@every DURATION`, in whole seconds, at least one. None: the
+    expression is not of this form.
 
     Raises:
-        ConfigError: the duration cannot be read.
+        ConfigError: the duration is not valid.
     """
     if not expression.startswith(_EVERY):
         return None
     nanoseconds = _go_duration(expression.removeprefix(_EVERY))
     if nanoseconds is None:
         raise ConfigError(
-            f"cron expression {expression[:80]!r} is not allowed: give a duration with the units "
+            f"cron expression {expression[:80]!r} is not allowed: use a duration with the units "
             "h m s ms us ns, as in @every 1h30m"
         )
     return timedelta(seconds=max(nanoseconds // 10**9, 1))
 
 
 def _go_duration(text: str) -> int | None:
-    """The nanoseconds of a duration as Go reads it; None: it is none."""
+    """Parse a duration like Go. Returns nanoseconds. None: it is not a duration."""
     if not _DURATION.fullmatch(text):
         return None
     is_negative = text.startswith("-")
@@ -136,42 +138,45 @@ def _go_duration(text: str) -> int | None:
 
 
 def cron_fields(expression: str) -> list[str]:
-    """The five fields of an expression.
+    """Return the five fields of an expression.
 
     Raises:
-        ConfigError: it has another number of fields, and is no macro such as @daily.
+        ConfigError: it does not have five fields, and is not a macro such as @daily.
     """
     fields = _MACROS.get(expression, expression).split()
     if len(fields) != len(_FIELDS):
         raise ConfigError(
-            "a cron expression has five fields (minute, hour, day of the month, month, day of the "
-            f"week) or is @every DURATION or one of {', '.join(_MACROS)}, got {expression[:80]!r}"
+            "a cron expression must have five fields (minute, hour, day of the month, month, day "
+            f"of the week), or be @every DURATION or one of {', '.join(_MACROS)}, got "
+            f"{expression[:80]!r}"
         )
     return fields
 
 
 def cron_pattern(fields: list[str], given: str) -> CronSim:
-    """What `fields` match, in readings of a clock without a time zone.
+    """Return an iterator over the local times that `fields` match.
 
     Raises:
-        ConfigError: a field cannot be read, or no date ever matches; the text has the expression as
-            it was given.
+        ConfigError: a field is not valid, or no date matches. `given` is the expression for the
+            text.
     """
     try:
         texts = [_values(text, field) for text, field in zip(fields, _FIELDS, strict=True)]
     except _ItemError as error:
         raise ConfigError(f"cron expression {given[:80]!r} is not allowed: {error}") from None
     try:
-        return CronSim(" ".join(texts), datetime(2000, 1, 1))  # noqa: DTZ001 (a reading of a clock)
-    except CronSimError:  # as for the 30th of February
-        raise ConfigError(f"cron expression {given[:80]!r} never comes: no date matches") from None
+        return CronSim(" ".join(texts), datetime(2000, 1, 1))  # noqa: DTZ001 (a local time)
+    except CronSimError:  # such as the 30th of February
+        raise ConfigError(
+            f"cron expression {given[:80]!r} is not allowed: no date matches"
+        ) from None
 
 
 def _values(text: str, field: _Field) -> str:
-    """The values of a field as a list, or `*` if it does not restrict.
+    """Return the values of a field as a list, or `*` if the field does not restrict.
 
-    Of the two day fields one does not restrict that has an item `*`, `?` or a star with the step 1;
-    `*/2` does. Cronsim goes by the first character of the text, so `*/2` is written out.
+    A day field does not restrict if it has an item `*`, `?` or `*/1`. It does with `*/2`. Cronsim
+    checks only for a `*` in front, so the values of `*/2` are listed.
     """
     values: set[int] = set()
     is_star = False
@@ -183,15 +188,15 @@ def _values(text: str, field: _Field) -> str:
 
 
 def _item(item: str, field: _Field) -> range:
-    """The values of one item, as `5`, `*/2` or `mon-fri`.
+    """Return the values of one item, such as `5`, `*/2` or `mon-fri`.
 
     Raises:
-        _ItemError: it is not allowed.
+        _ItemError: the item is not allowed.
     """
     span, *steps = item.split("/")
     start, *ends = span.split("-")
     step = _number(steps[0]) if steps else 1
-    if start in _STARS:  # with robfig/cron what follows, as in `*-5`, does not count
+    if start in _STARS:  # robfig/cron ignores the end in `*-5`
         low, high = field.first, field.last
     else:
         low = _value(start, field)
@@ -203,7 +208,7 @@ def _item(item: str, field: _Field) -> range:
 
 
 def _value(text: str, field: _Field) -> int | None:
-    """A value of a field by its number or name; None: it is none."""
+    """Return a value from its number or name. None: it is not a value of the field."""
     name = text.lower()
     value = field.first + field.names.index(name) if name in field.names else _number(text)
     return value if value is not None and field.first <= value <= field.last else None
@@ -220,6 +225,6 @@ def _number(text: str) -> int | None:
 def _item_text(item: str, field: _Field) -> str:
     names = f" or {field.names[0]} to {field.names[-1]}" if field.names else ""
     return (
-        f"{item[:40]!r} is no {field.name}: use {field.first} to {field.last}{names}, ranges as "
-        "1-5, and steps as */2"
+        f"{item[:40]!r} is not a {field.name}: use {field.first} to {field.last}{names}, ranges "
+        "such as 1-5, and steps such as */2"
     )

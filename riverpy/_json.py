@@ -1,11 +1,12 @@
-"""JSON text as Go's encoding/json writes it, so that unique keys equal River's.
+"""Encodes values as JSON text in the same way as Go's encoding/json, so that unique keys equal
+River's.
 
-A Struct or dataclass stands for a Go struct (declared order), a dict for a Go map (keys sorted).
-What jsonb would refuse is refused here, with the place. How each type is written:
+A Struct or dataclass is encoded like a Go struct (fields in declared order), a dict like a Go map
+(keys sorted). Values that jsonb cannot store raise ArgsError with their place. The types:
 
     str, bool, None     as Go does: <, >, &, U+2028 and U+2029 are escaped
     int                 decimal, exact; refused beyond the range of a float
-    float               Go's shortest form: 3 for 3.0, 1e+21; NaN and infinity are refused
+    float               Go's shortest form, such as 3 or 1e+21; NaN and infinity are refused
     dict                keys are str, int, UUID or an Enum of these, sorted by their UTF-8 bytes
     list, tuple         an array
     msgspec Struct      declared order; `rename`, `field(name=)`, `tag`, `array_like` as in msgspec;
@@ -15,11 +16,11 @@ What jsonb would refuse is refused here, with the place. How each type is writte
     date                2026-01-31
     timedelta           nanoseconds, as Go's Duration
     bytes, bytearray    base64 with padding
-    UUID, Decimal       their text as a string
+    UUID, Decimal       a string
     Enum                its value
-    everything else     refused, sets too: they have no order
+    other types         refused; sets too, because they have no order
 
-`riverpy/_json_decoder.py` reads all of it back into the class that it was written from.
+`riverpy/_json_decoder.py` decodes the text into the class that it was encoded from.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SIZE_MAX = 255 * 1024 * 1024
-"""Bytes of one document: PostgreSQL's jsonb ends at 256 MiB."""
+"""The maximum bytes of one document. PostgreSQL's limit for jsonb is 256 MiB."""
 DEPTH_MAX = 200
-"""Levels of arrays and objects: what every reader can decode without running out of stack."""
+"""The maximum levels of arrays and objects, so that every decoder has enough stack."""
 
 _PATH_LENGTH_MAX = 200
 _UNESCAPED = re.compile("[\0<>&\u2028\u2029\ud800-\udfff]")
@@ -65,7 +66,7 @@ _Encoder: TypeAlias = Callable[[Any, int], str]
 
 
 class _Refusal(Exception):
-    """A value that cannot be written. Each container on the way out adds its part of the path."""
+    """A value cannot be encoded. Each outer container adds its part of the path."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -80,11 +81,11 @@ class _Refusal(Exception):
 
 
 def encode(value: object, *, path: str = "$") -> str:
-    """`value` as JSON text. `path` is what the value is called in errors.
+    """Encode `value` as JSON text. `path` is the name of the value in errors.
 
     Raises:
-        ArgsError: something in it has no JSON form, or one that PostgreSQL refuses; its `path`
-            says where.
+        ArgsError: a value in it has no JSON form, or PostgreSQL cannot store it. Its `path` is the
+            place of that value.
     """
     try:
         return _encode(value, 0)
@@ -95,14 +96,14 @@ def encode(value: object, *, path: str = "$") -> str:
 
 
 def string(value: str) -> str:
-    """A string as Go writes it, quotes included. NUL and lone surrogates are left to the caller."""
+    """Encode a string, with quotes. The caller must check for NUL and lone surrogates."""
     return _escaped(encode_basestring(value))
 
 
 def _escaped(text: str) -> str:
-    """JSON text with Go's escapes; refused before that work when it would be too large after it."""
-    most = SIZE_MAX - len(text)
-    if most < 5 * len(text) and (more := 5 * sum(map(text.count, _GO_ESCAPES))) > most:
+    """Apply Go's escapes to JSON text. A text that would become too large is refused first."""
+    left = SIZE_MAX - len(text)
+    if left < 5 * len(text) and (more := 5 * sum(map(text.count, _GO_ESCAPES))) > left:
         raise _too_large(len(text) + more)
     for char, escape in _GO_ESCAPES.items():
         text = text.replace(char, escape)
@@ -134,7 +135,7 @@ def _refuse_type(value: object, _depth: int) -> NoReturn:
 
 
 def _refuse_set(value: object, _depth: int) -> NoReturn:
-    raise _Refusal(f"a {type(value).__qualname__} has no order; give a sorted list")
+    raise _Refusal(f"a {type(value).__qualname__} has no order; use a sorted list")
 
 
 def _too_deep() -> _Refusal:
@@ -180,7 +181,7 @@ def _int(value: int, _depth: int) -> str:
 
 def _float(value: float, _depth: int) -> str:
     if not math.isfinite(value):
-        raise _Refusal(f"{float.__repr__(value)} has no JSON form; give None or a text")
+        raise _Refusal(f"{float.__repr__(value)} has no JSON form; use None or a string")
     text = float.__repr__(value)
     if text.endswith(".0"):
         return text[:-2]
@@ -190,7 +191,7 @@ def _float(value: float, _depth: int) -> str:
 
 
 def _go_notation(text: str, *, exponent: bool) -> str:
-    """Python's digits, which are the shortest ones as Go's are, with the point where Go has it."""
+    """Format a float like Go. Python and Go have the same digits, but another notation."""
     match = _FLOAT.fullmatch(text)
     assert match  # noqa: S101 (the form of repr)
     sign, whole, fraction, power = match[1], match[2], match[3] or "", int(match[4] or 0)
@@ -213,7 +214,7 @@ def _go_notation(text: str, *, exponent: bool) -> str:
 def _datetime(value: datetime, _depth: int) -> str:
     offset = value.utcoffset()
     if offset is None:
-        raise _Refusal("the datetime has no time zone; give it one, as in datetime.now(UTC)")
+        raise _Refusal("the datetime has no time zone; add one, as in datetime.now(UTC)")
     if offset % timedelta(minutes=1):  # RFC 3339 has no seconds in an offset
         value, offset = value - offset, timedelta(0)
     text = value.replace(tzinfo=None).isoformat()
@@ -243,7 +244,7 @@ def _uuid(value: UUID, _depth: int) -> str:
 
 def _decimal(value: Decimal, _depth: int) -> str:
     if not value.is_finite():
-        raise _Refusal(f"the Decimal {value} has no JSON form; give None or a text")
+        raise _Refusal(f"the Decimal {value} has no JSON form; use None or a string")
     return f'"{value}"'
 
 
@@ -300,7 +301,9 @@ def _key(key: object) -> str:
         return _int(key, 0)
     if isinstance(key, UUID):
         return str(key)
-    raise _Refusal(f"a key of an object is a str, int, UUID or Enum, got {type(key).__qualname__}")
+    raise _Refusal(
+        f"a key of an object must be a str, int, UUID or Enum, got {type(key).__qualname__}"
+    )
 
 
 def _segment(key: str) -> str:
@@ -321,14 +324,15 @@ class _Field(NamedTuple):
         return cls(attribute, name, string(name) + ":", has_default, default)
 
     def is_default(self, value: object) -> bool:
-        """Compared by value, where msgspec compares identity: equal args give equal text."""
+        """Whether the value equals the default. msgspec compares identity, but equal args must have
+        equal text."""
         if type(value) is not type(self.default):
             return False
         return value == self.default and not (value == 0 and _encode(value, 0) == "-0")
 
 
 class _FieldsEncoder:
-    """Writes the declared fields of one class, in their order."""
+    """Encodes the declared fields of one class, in their order."""
 
     def __init__(self, declared: list[_Field], first: str = "") -> None:
         self._fields = declared
@@ -372,7 +376,7 @@ def _struct_encoder(cls: type[msgspec.Struct]) -> _FieldsEncoder:
 
 
 def _default_value(default: object) -> object:
-    factory: object = getattr(default, "factory", None)  # msgspec's own holder of a default_factory
+    factory: object = getattr(default, "factory", None)  # msgspec's object for a default_factory
     for empty in (list[object], dict[object, object], set[object], bytearray):
         if factory is (get_origin(empty) or empty):
             return empty()
@@ -405,7 +409,7 @@ _ENCODERS: tuple[tuple[type, _Encoder], ...] = (
 )
 
 
-# JSON that comes as text
+# JSON text from callers
 
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\.")
 _NEEDS_ESCAPE_SCAN = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
@@ -413,12 +417,12 @@ _NESTING = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*"')
 
 
 def normalize(text: str, *, path: str = "$") -> str:
-    """JSON text without its spaces and with Go's escapes.
+    """Remove spaces from JSON text, and apply Go's escapes.
 
-    The order of keys, repeated keys and the text of numbers are kept.
+    The order of keys, repeated keys and the text of numbers do not change.
 
     Raises:
-        ArgsError: the text is not strict JSON, or PostgreSQL would refuse it.
+        ArgsError: the text is not strict JSON, or PostgreSQL cannot store it.
     """
     try:
         _check_text(text)
@@ -431,13 +435,13 @@ def normalize(text: str, *, path: str = "$") -> str:
 
 
 def normalize_object(text: str, *, path: str = "$") -> str:
-    """Like `normalize`, for text that must be a JSON object."""
+    """Like `normalize`, but the text must be a JSON object."""
     return _expect_object(normalize(text, path=path), path)
 
 
 def normalize_args(text: str, *, path: str = "$") -> str:
-    """Like `normalize_object`; an empty array is allowed too, which River takes for an object
-    without members."""
+    """Like `normalize_object`, but an empty array is allowed too. River treats it as an empty
+    object."""
     compact = normalize(text, path=path)
     return compact if compact == "[]" else _expect_object(compact, path)
 
@@ -477,7 +481,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _check_escapes(text: str) -> None:
     high_ends_at = -1
-    """Where a high surrogate ended that waits for its other half."""
+    """The end of a high surrogate whose low surrogate must follow."""
     for match in _ESCAPE.finditer(text):
         code = int(match[1] or "20", 16)
         if high_ends_at >= 0 and not (0xDC00 <= code <= 0xDFFF and match.start() == high_ends_at):

@@ -1,4 +1,4 @@
-"""The decoder of args: msgspec's, with durations as `_json` writes them."""
+"""Decodes args with msgspec, and durations as `_json` encodes them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PLAIN_TYPES = (dict, list, str, int, float, bool, NoneType)
-"""What JSON is without a type to decode into."""
+"""The types of decoded JSON when no type is given."""
 
 
 def decoder(cls: type[T]) -> Callable[[str], T]:
-    """Reads what `_json.encode` wrote back into `cls`.
+    """Return a function that decodes the text of `_json.encode` into `cls`.
 
-    By msgspec's rules but for durations: they are nanoseconds, as in Go, where msgspec reads a
-    number as seconds.
+    It follows msgspec's rules, except that a duration is a number of nanoseconds, as in Go.
+    msgspec would read it as seconds.
 
     Raises:
         NameError: an annotation cannot be resolved.
-        TypeError: this type, or that of one of its fields, which is named, cannot be decoded.
+        TypeError: the type, or the type of a field, cannot be decoded. The text has the field.
     """
     try:
         decode = msgspec.json.Decoder(cls).decode
@@ -36,7 +36,7 @@ def decoder(cls: type[T]) -> Callable[[str], T]:
         raise TypeError(f"{_unsupported_field(cls)}{error}") from None
     if (found := _custom_type(info, "$", set())) is not None:
         path, custom = found
-        raise TypeError(f"{path}: the type {custom.__qualname__} cannot be read from JSON")
+        raise TypeError(f"{path}: the type {custom.__qualname__} cannot be decoded from JSON")
     if not _holds_duration(info, set()):
         return decode
     plain = msgspec.json.Decoder[Any]()
@@ -53,7 +53,7 @@ def decoder(cls: type[T]) -> Callable[[str], T]:
 
 
 def _unsupported_field(cls: type[Any]) -> str:
-    """The path of the first field that msgspec does not support, with a colon; empty: no field."""
+    """Return the path of the first field that msgspec does not support, with a colon, or ""."""
     names: Sequence[str] = getattr(cls, "__struct_fields__", ())
     if is_dataclass(cls):
         names = [field.name for field in fields(cls)]
@@ -67,7 +67,7 @@ def _unsupported_field(cls: type[Any]) -> str:
 
 
 def _custom_type(info: inspect.Type, path: str, seen: set[int]) -> tuple[str, type] | None:
-    """The first class that no value as JSON has it is an instance of, and where it is."""
+    """Return the first class that has no values in JSON, with its path."""
     if isinstance(info, inspect.CustomType):
         cls = info.cls
         is_plain = any(issubclass(plain, cls) for plain in _PLAIN_TYPES)
@@ -82,7 +82,7 @@ def _custom_type(info: inspect.Type, path: str, seen: set[int]) -> tuple[str, ty
 
 
 def _inner_types(info: inspect.Type) -> list[tuple[str, inspect.Type]]:
-    """The types inside of one, each with its part of a path."""
+    """Return the inner types of a type, each with its part of the path."""
     match info:
         case (
             inspect.StructType()
@@ -115,7 +115,7 @@ def _holds_duration(info: inspect.Type, seen: set[int]) -> bool:
 
 
 def _with_durations(value: Any, info: inspect.Type) -> Any:
-    """`value` with its integers made durations where `info` has one."""
+    """Replace integers by durations where `info` has a duration."""
     match info, value:
         case inspect.TimeDeltaType(), int():
             return _duration(value)
@@ -154,7 +154,7 @@ def _with_durations(value: Any, info: inspect.Type) -> Any:
 
 
 def _may_be(info: inspect.Type, value: object) -> bool:
-    """Whether a value as JSON has it can be meant for this member of a union."""
+    """Whether a decoded value can belong to this member of a union."""
     match info:
         case inspect.TimeDeltaType() | inspect.IntType():
             return isinstance(value, int)
@@ -175,4 +175,4 @@ def _duration(nanoseconds: int) -> timedelta | int:
     try:
         return timedelta(microseconds=nanoseconds // 1000)
     except OverflowError:
-        return nanoseconds  # msgspec says where it is
+        return nanoseconds  # msgspec raises an error with the place
