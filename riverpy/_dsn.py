@@ -1,7 +1,7 @@
-"""Database URLs: what may be one, which server it names, how it is shown without its password.
+"""Database URLs: check them, find their server, and hide their password.
 
-A URL that is not read for certain is never repeated in a text: where its password would stand is
-then not known.
+An error text never contains a URL that cannot be parsed, because the place of its password is
+not known.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 PG_VARIABLES = ("PGSERVICE", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE")
-"""Each of these names a database."""
+"""The variables that can select a database."""
 
 UNKNOWN_USER = "?"
-"""The user where nothing names one: the user id of this process is in no list, as in some
+"""The user if no setting names one and the system has no name for the user id, as in some
 containers."""
 _ENVIRONMENT_URL = "postgresql://"
 _PORT_DEFAULT = "5432"
 _PORT_MAX = 65535
 _ENCODING = "utf8"
 _SYSTEM = "system"
-"""The `sslrootcert` that stands for the certificates of the operating system."""
+"""The value of `sslrootcert` for the certificates of the operating system."""
 _SOCKETS = "/run/postgresql, /var/run/postgresql, /tmp, localhost"
-"""Where asyncpg looks if nobody names a host."""
+"""The hosts that asyncpg tries if none is set."""
 
-# Each pattern takes time linear in the text: it is applied to one word (a run of characters without
-# spaces), no part of it can be read in two ways, and no search for an end starts twice.
+# Each pattern takes linear time: it is applied to one word without spaces, each part can match in
+# only one way, and no search for an end starts twice.
 _LOGINS = (
     re.compile(r"://[\w.%+~-]*+:"),
     re.compile(r"(?i)\bpostgres(?:ql)?[:：]?/++[^\s:：/@]*+[:：]"),
     re.compile(r"(?:(?<![\w.%+~/:-])|(?<=[/:])\w*+[.%+~-])[\w.%+~-]*+:(?!//)"),
 )
-"""A user and the colon before the password, in a URL, in what looks like one, and without one."""
+"""A user and the colon before the password: in a URL, in a mistyped URL, and outside a URL."""
 _SPACED_PASSWORD = re.compile(r"(?P<user>://[\w.%+~-]*+):(?!\*\*\*@)[^/?#\n]{1,200}(?=@)")
 _PASSWORD_PARAMETER = re.compile(r"(?i)(?<=[?&])((?:ssl)?(?:pass(?:w(?:or)?d)?|pwd))=[^&#\s]*")
 _PASSWORD_KEYWORD = re.compile(r"(?i)\b((?:ssl)?password\s*+=\s*+)('[^']*'|\S+)")
@@ -82,7 +82,7 @@ _SHOWN = frozenset(
         *_FILE_VARIABLES,
     }
 )
-"""Parameters whose values are shown; any other may be a password with a slip in its name."""
+"""Parameters whose values are shown. Any other may be a password with a mistyped name."""
 _IGNORED: Mapping[str, frozenset[str] | None] = {
     "channel_binding": frozenset({"disable", "prefer"}),
     "connection_limit": None,
@@ -110,48 +110,46 @@ _IGNORED: Mapping[str, frozenset[str] | None] = {
     "tcp_user_timeout": None,
     "uselibpqcompat": None,
 }
-"""Parameters that only libpq or another library knows, with the values that are harmless to leave
-out; None: all."""
+"""Parameters that asyncpg does not support, with the values that can be ignored. None: all
+values."""
 _NO_CHANNEL_BINDING = (
-    "asyncpg has no channel binding, and without it another server could pass for yours: write "
-    "sslmode=verify-full&sslrootcert=system in its place, which verifies the server's certificate "
-    "(with a certificate authority of your own, sslrootcert=FILE)"
+    "asyncpg does not support channel binding, which protects from another server in the middle: "
+    "use sslmode=verify-full&sslrootcert=system instead, which verifies the server's certificate "
+    "(sslrootcert=FILE with your own certificate authority)"
 )
-_NO_SCHEMA = "name the schema with Config(schema=…) or --schema, and leave it out"
+_NO_SCHEMA = "remove it, and set the schema with Config(schema=…) or --schema"
 _REFUSED: Mapping[str, str] = {
     "channel_binding": _NO_CHANNEL_BINDING,
     "currentSchema": _NO_SCHEMA,
-    "gssdelegation": "asyncpg cannot delegate credentials: leave it out",
-    "gssencmode": "asyncpg cannot encrypt with GSSAPI: write sslmode=require or "
-    "sslmode=verify-full in its place",
-    "hostaddr": "asyncpg takes one host: write the address as the host",
-    "min_protocol_version": "asyncpg speaks version 3.0 of the protocol: leave it out",
+    "gssdelegation": "asyncpg cannot delegate credentials: remove it",
+    "gssencmode": "asyncpg cannot encrypt with GSSAPI: use sslmode=require or "
+    "sslmode=verify-full instead",
+    "hostaddr": "asyncpg does not support it: use the address as the host",
+    "min_protocol_version": "asyncpg uses version 3.0 of the protocol: remove it",
     "oauth_client_id": "asyncpg cannot log in with OAuth: use a user with a password",
     "oauth_client_secret": "asyncpg cannot log in with OAuth: use a user with a password",
     "oauth_issuer": "asyncpg cannot log in with OAuth: use a user with a password",
     "oauth_scope": "asyncpg cannot log in with OAuth: use a user with a password",
-    "pgbouncer": "leave it out, and tell your client so with Config(pooler=True)",
-    "replication": "riverpy needs an ordinary connection: leave it out",
-    "require_auth": "asyncpg cannot restrict how the server asks for the password: verify the "
-    "server with sslmode=verify-full in its place",
-    "requirepeer": "asyncpg cannot check the user of the server's process: protect the directory "
-    "of its socket, and leave it out",
-    "requiressl": "asyncpg does not know it: write sslmode=require in its place",
-    "scram_client_key": "asyncpg cannot log in with a key: write the password",
+    "pgbouncer": "remove it, and set Config(pooler=True)",
+    "replication": "riverpy needs an ordinary connection: remove it",
+    "require_auth": "asyncpg cannot restrict the authentication method: verify the server "
+    "with sslmode=verify-full instead",
+    "requirepeer": "asyncpg cannot check the user of the server's process: remove it, and "
+    "protect the directory of its socket",
+    "requiressl": "asyncpg does not support it: use sslmode=require instead",
+    "scram_client_key": "asyncpg cannot log in with a key: use a password",
     "schema": _NO_SCHEMA,
-    "scram_server_key": "asyncpg cannot log in with a key: write the password",
-    "servicefile": "asyncpg does not know it: name the file in PGSERVICEFILE",
-    "ssl": "asyncpg does not know it: write sslmode=require or sslmode=verify-full in its place",
-    "sslaccept": "asyncpg does not know it: write sslmode=require or sslmode=verify-full in its "
-    "place",
-    "sslcertmode": "asyncpg cannot demand or suppress a client's certificate: name it with sslcert "
-    "and sslkey, or leave it out",
-    "sslcrldir": "asyncpg reads no directory of them: name one file of revoked certificates with "
-    "sslcrl",
-    "sslsni": "asyncpg always sends the server's name: leave it out",
+    "scram_server_key": "asyncpg cannot log in with a key: use a password",
+    "servicefile": "asyncpg does not support it: set PGSERVICEFILE",
+    "ssl": "asyncpg does not support it: use sslmode=require or sslmode=verify-full instead",
+    "sslaccept": "asyncpg does not support it: use sslmode=require or sslmode=verify-full instead",
+    "sslcertmode": "asyncpg cannot require or suppress a client certificate: remove it, and set "
+    "sslcert and sslkey if you use one",
+    "sslcrldir": "asyncpg does not read a directory: use one file with sslcrl",
+    "sslsni": "asyncpg always sends the server's name: remove it",
 }
-"""Parameters that only libpq or another library knows, with why other values of them are refused.
-To ignore these would weaken the connection, or make it another one."""
+"""Parameters that asyncpg does not support, with the reason why their other values are refused:
+without them the connection would be less secure, or lead elsewhere."""
 _VARIABLES: Mapping[str, str] = {
     "PGCHANNELBINDING": "channel_binding",
     "PGGSSDELEGATION": "gssdelegation",
@@ -168,7 +166,8 @@ _VARIABLES: Mapping[str, str] = {
     "PGSSLCRLDIR": "sslcrldir",
     "PGSSLSNI": "sslsni",
 }
-"""Variables of libpq that asyncpg does not read, and that count where a URL lacks the parameter."""
+"""Variables of libpq that asyncpg does not read, with their parameters. A parameter of the URL
+takes precedence."""
 _UNREAD = (
     "PGAPPNAME",
     "PGCLIENTENCODING",
@@ -178,19 +177,16 @@ _UNREAD = (
     "PGSYSCONFDIR",
     "PGTZ",
 )
-"""More of them, which are harmless to ignore."""
+"""Variables of libpq that can be ignored."""
 
 
 def mask_url(text: str) -> str:
-    """`text` with each password in it, of a URL or of a keyword list, replaced by three stars.
-
-    It takes time linear in the length of the text.
-    """
+    """Replace each password in a text, of a URL or a keyword list, by `***`. Takes linear time."""
     if "@" in text:
         text = _WORD.sub(lambda word: _mask_login(word[0]), text)
         if "://" in text:
             text = _SPACED_PASSWORD.sub(r"\g<user>:***", text)
-    if "=" not in text:  # as in most lines of a log, which may be long
+    if "=" not in text:  # true for most log lines
         return text
     text = _PASSWORD_PARAMETER.sub(r"\1=***", text)
     if "://" in text:
@@ -199,8 +195,8 @@ def mask_url(text: str) -> str:
 
 
 def _mask_login(word: str) -> str:
-    """Mask a password before an `@`. It may hold what should have been percent-encoded, so all up
-    to the last `@` is taken for it."""
+    """Mask a password before an `@`. It may have characters that should be percent-encoded, so
+    everything up to the last `@` is masked."""
     for pattern in _LOGINS:
         end = word.rfind("@")
         login = pattern.search(word, 0, max(end, 0))
@@ -210,7 +206,7 @@ def _mask_login(word: str) -> str:
 
 
 def _mask_queries(word: str) -> str:
-    """Mask the parameters of each URL, but for those that are known to hold no password."""
+    """Mask the parameters of each URL, except those in `_SHOWN`."""
     parts: list[str] = []
     done = 0
     while url := _URL_START.search(word, done):
@@ -233,15 +229,15 @@ def _masked_query(query: str) -> str:
 
 
 def validate_url(url: str) -> None:
-    """Check that this can be the URL of a database; else ConfigError, which does not repeat it."""
+    """Raise ConfigError unless this is a valid database URL. The text does not contain the URL."""
     if not url.startswith(("postgres://", "postgresql://")):
         scheme = re.match("[a-z][a-z0-9+.-]{0,20}://", url)
         raise ConfigError(
-            "a database URL starts with postgres:// or postgresql://"
+            "a database URL must start with postgres:// or postgresql://"
             + (f", got one that starts with {scheme[0]}" if scheme else "")
         )
     if reason := _why_unreadable(url):
-        raise ConfigError(f"the database URL cannot be read (it is not shown): {reason}")
+        raise ConfigError(f"the database URL is not valid (it is not shown): {reason}")
     query = parse_qsl(urlsplit(url).query, keep_blank_values=True)
     if reason := _why_refused(query):
         raise ConfigError(f"the database URL cannot be used (it is not shown): {reason}")
@@ -252,19 +248,19 @@ def _why_unreadable(url: str) -> str | None:
         parts = urlsplit(url)
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
-        return "it is no URL of the form postgres://user:password@host:port/database?name=value"
+        return "it must have the form postgres://user:password@host:port/database?name=value"
     login, _, hosts = parts.netloc.rpartition("@")
     if "@" in login + parts.path + parts.query or "#" in url:
-        return "in a user's name or a password, write / ? # @ as %2F %3F %23 %40"
+        return "in a user name or a password, write / ? # @ as %2F %3F %23 %40"
     if re.search(r"[\s\x00-\x1f]", url):
-        return "write a space in it as %20, and leave control characters out"
+        return "write a space as %20, and remove control characters"
     if parts.path.startswith("//") or ":" in parts.path:
-        return "the name of the database is one word after one /"
+        return "the name of the database must be one word after one /"
     return _why_no_hosts(hosts) or _why_no_parameters(dict(query))
 
 
 def _why_refused(query: Sequence[tuple[str, str]]) -> str | None:
-    """Why a parameter that only libpq knows cannot be left out. The value is not repeated."""
+    """Return why a parameter cannot be ignored. The text does not contain its value."""
     values = dict(query)
     sslmode = values.get("sslmode")
     for name, value in query:
@@ -272,11 +268,9 @@ def _why_refused(query: Sequence[tuple[str, str]]) -> str | None:
             return f"its parameter {name} {reason}"
     encoding = values.get("client_encoding", _ENCODING)
     if encoding.lower().replace("-", "") != _ENCODING:
-        return (
-            "riverpy speaks UTF-8, whatever the encoding of the database: leave client_encoding out"
-        )
+        return "riverpy uses UTF-8 for every database: remove client_encoding"
     if values.get("sslrootcert") == _SYSTEM and sslmode not in {None, "verify-full"}:
-        return "its parameter sslrootcert: with sslrootcert=system write sslmode=verify-full"
+        return "its parameter sslrootcert=system requires sslmode=verify-full"
     return None
 
 
@@ -285,14 +279,14 @@ def _why_not_ignored(name: str, value: str, sslmode: str | None) -> str | None:
         return None
     if name == "channel_binding":
         if value != "require":
-            return "is none of disable, prefer, require"
-        if sslmode == "verify-full":  # the certificate says who the server is
+            return "must be disable, prefer or require"
+        if sslmode == "verify-full":  # the certificate identifies the server
             return None
-    return f"cannot be honoured: {_REFUSED[name]}"
+    return f"is not supported: {_REFUSED[name]}"
 
 
 def _is_harmless(name: str, value: str) -> bool:
-    """Whether nothing is lost where this parameter of libpq is left out."""
+    """Whether this parameter can be ignored."""
     values = _IGNORED.get(name, frozenset())
     return values is None or value in values
 
@@ -301,7 +295,7 @@ def _why_no_hosts(hosts: str) -> str | None:
     for host in hosts.split(",") if hosts else ():
         match = re.fullmatch(r"(?:\[[0-9a-fA-F:.%]+\]|[^\[\]:]*)(?::(?P<port>.*))?", host)
         if match is None:
-            return "a host is a name or an address, an IPv6 address stands in [ ]"
+            return "a host must be a name or an address; write an IPv6 address in [ ]"
         if match["port"] and (reason := _why_no_port(match["port"])):
             return reason
     return None
@@ -312,9 +306,9 @@ def _why_no_parameters(query: Mapping[str, str]) -> str | None:
         if reason := _why_no_port(port):
             return reason
     if (limit := query.get("connect_timeout")) and not _SECONDS.fullmatch(limit):
-        return "its connect_timeout is no number of seconds"
+        return "its connect_timeout must be a number of seconds"
     wanted = query.get("target_session_attrs")
-    return f"its target_session_attrs is none of {_ATTRIBUTES}" if _is_odd(wanted) else None
+    return f"its target_session_attrs must be one of {_ATTRIBUTES}" if _is_odd(wanted) else None
 
 
 def _is_odd(target_session_attrs: str | None) -> bool:
@@ -323,26 +317,26 @@ def _is_odd(target_session_attrs: str | None) -> bool:
 
 def _why_no_port(port: str) -> str | None:
     if not re.fullmatch("[0-9]+", port):
-        return "its port is no number (in a password, write / ? # and @ as %2F %3F %23 and %40)"
+        return "its port must be a number (in a password, write / ? # and @ as %2F %3F %23 and %40)"
     if not 1 <= int(port[:9]) <= _PORT_MAX:
-        return f"its port is out of range: 1 to {_PORT_MAX}"
+        return f"its port must be between 1 and {_PORT_MAX}"
     return None
 
 
-# --- the server
+# -- the server
 
 
 class Server(NamedTuple):
-    """The server that a URL and the environment name, without a password."""
+    """The server of a URL and the environment, without a password."""
 
     hosts: str
-    """`host:port`, more than one with commas."""
+    """`host:port`, separated by commas."""
     user: str
     database: str
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Each host, without the brackets of IPv6, and its port; none if nobody names a host."""
+        """The hosts, without the brackets of IPv6, and their ports. Empty if no host is set."""
         if self.hosts.startswith(_SOCKETS):
             return []
         places = (place.rpartition(":") for place in self.hosts.split(", "))
@@ -350,7 +344,7 @@ class Server(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether all hosts are sockets of this machine."""
+        """Whether all hosts are local sockets."""
         return all(host.startswith("/") for host, _ in self.addresses)
 
     def __str__(self) -> str:
@@ -358,10 +352,10 @@ class Server(NamedTuple):
 
 
 def server_of(url: str, environ: Mapping[str, str] | None = None) -> Server:
-    """The server to which a valid URL leads with the environment's `PG*` variables.
+    """Return the server of a valid URL, with the `PG*` variables of the environment.
 
     Raises:
-        ConfigError: the service that it names is not there, or PGPORT is no port.
+        ConfigError: its service does not exist, or PGPORT is not a port.
     """
     environ = os.environ if environ is None else environ
     parts = urlsplit(url)
@@ -377,7 +371,7 @@ def server_of(url: str, environ: Mapping[str, str] | None = None) -> Server:
     ports = (of("port", variable="PGPORT") or _PORT_DEFAULT).split(",")
     for port in ports:
         if reason := _why_no_port(port):
-            raise ConfigError(f"PGPORT, or the port of the service, is wrong: {reason}")
+            raise ConfigError(f"PGPORT, or the port of the service, is not valid: {reason}")
     user = unquote(login.partition(":")[0]) or of("user", variable="PGUSER") or _system_user()
     database = unquote(parts.path[1:]) or of("dbname", "database", variable="PGDATABASE") or user
     return Server(_with_ports(hosts or _SOCKETS, ports), user, database)
@@ -409,16 +403,16 @@ def _service(name: str | None, environ: Mapping[str, str]) -> Mapping[str, str]:
         if name not in parser.sections():
             raise ConfigError(f"there is no service {name!r} in {path}")
         found = dict(parser[name])
-    except (configparser.Error, OSError, UnicodeDecodeError):  # their texts have lines of the file
+    except (configparser.Error, OSError, UnicodeDecodeError):  # its text has lines of the file
         raise ConfigError(
-            f"the service {name!r} in {path} cannot be read: it is lines NAME=VALUE below "
-            f"[{name}], with % written as %%"
+            f"the service {name!r} in {path} cannot be read: write lines NAME=VALUE below "
+            f"[{name}], and % as %%"
         ) from None
     for parameter in found:
         if parameter in _IGNORED or parameter in _REFUSED:
             raise ConfigError(
-                f"the service {name!r} in {path} has the parameter {parameter}, which only libpq "
-                "knows: leave it out there, and give the rest as a URL"
+                f"the service {name!r} in {path} has the parameter {parameter}, which asyncpg does "
+                "not support: remove it there, or use a URL instead of the service"
             )
     return found
 
@@ -432,46 +426,45 @@ def _service_file(environ: Mapping[str, str]) -> Path:
 
 
 def environment_url(environ: Mapping[str, str] | None = None) -> str:
-    """The URL that leaves all to the `PG*` variables.
-
-    asyncpg looks at PGSERVICE after it has read the file of services, too late: it is named in the
-    URL.
+    """Return the URL for the `PG*` variables. It contains PGSERVICE, because asyncpg reads that
+    variable too late.
     """
     service = (os.environ if environ is None else environ).get("PGSERVICE")
     return f"{_ENVIRONMENT_URL}?service={quote(service, safe='')}" if service else _ENVIRONMENT_URL
 
 
 def show_url(url: str) -> str:
-    """The URL without its password; of one that leaves all to the environment, what that says."""
+    """Return the URL without its password. For `environment_url`, return the server instead."""
     if url.partition("?service=")[0] == _ENVIRONMENT_URL:
         return str(server_of(url))
     return mask_url(url)
 
 
 class SplitUrl(NamedTuple):
-    """A URL as asyncpg takes it, and what was taken out of it."""
+    """A URL for asyncpg, and the parts that were removed."""
 
     url: str
     connect_timeout: float | None
-    """Seconds. asyncpg would send it to the server. None: there is none, or it means for ever."""
+    """Seconds. None: no limit."""
     ignored: tuple[str, ...]
-    """The names of libpq's parameters that are left out."""
+    """The names of the parameters that have no effect."""
 
 
 def split_url(url: str, environ: Mapping[str, str] | None = None) -> SplitUrl:
-    """Take out of a valid URL what asyncpg would send to the server as a setting of the session.
+    """Remove parameters of libpq from a valid URL. asyncpg would send them to the server as
+    settings of the session.
 
-    `sslrootcert=system` becomes the path of the system's certificates, and implies
-    `sslmode=verify-full`, as for libpq.
+    As with libpq, `sslrootcert=system` becomes the path of the system's certificates, and implies
+    `sslmode=verify-full`.
 
     Raises:
-        ConfigError: PGCONNECT_TIMEOUT, which counts where the URL has no limit, is no number.
+        ConfigError: the URL has no `connect_timeout`, and PGCONNECT_TIMEOUT is not a number.
     """
     base, _, query = url.partition("?")
     environ = os.environ if environ is None else environ
     seconds = dict(parse_qsl(query)).get("connect_timeout") or environ.get("PGCONNECT_TIMEOUT")
     if seconds and not _SECONDS.fullmatch(seconds):
-        raise ConfigError("PGCONNECT_TIMEOUT is no number of seconds")
+        raise ConfigError("PGCONNECT_TIMEOUT must be a number of seconds")
     limit = int(seconds or 0)
     kept: list[str] = []
     ignored: list[str] = []
@@ -491,16 +484,16 @@ def split_url(url: str, environ: Mapping[str, str] | None = None) -> SplitUrl:
 
 
 def ignored_variables(url: str, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """The variables of libpq that are set and have no effect.
+    """Return the variables of libpq that are set but have no effect.
 
     Raises:
-        ConfigError: to ignore one would weaken a connection over the network, or make it another
-            one; or PGTARGETSESSIONATTRS has a wrong value.
+        ConfigError: a variable cannot be ignored for a connection over the network, or
+            PGTARGETSESSIONATTRS has an invalid value.
     """
     environ = os.environ if environ is None else environ
     query = dict(parse_qsl(urlsplit(url).query))
     if "target_session_attrs" not in query and _is_odd(environ.get("PGTARGETSESSIONATTRS")):
-        raise ConfigError(f"PGTARGETSESSIONATTRS is none of {_ATTRIBUTES}")
+        raise ConfigError(f"PGTARGETSESSIONATTRS must be one of {_ATTRIBUTES}")
     sslmode = query.get("sslmode") or environ.get("PGSSLMODE")
     ignored = [variable for variable in _UNREAD if environ.get(variable)]
     for variable, parameter in _VARIABLES.items():
@@ -523,10 +516,10 @@ def _system_certificates(query: str) -> list[str]:
 
 
 def missing_file(url: str) -> str | None:
-    """A file of TLS that the URL or the environment names and that is not there, in words."""
+    """Return a text about a TLS file that the URL or the environment names but that is missing."""
     query = dict(parse_qsl(urlsplit(url).query))
     for name, variable in _FILE_VARIABLES.items():
         path = query.get(name) or os.environ.get(variable)
         if path and not Path(path).is_file():
-            return f"there is no file {path!r}, which {name if query.get(name) else variable} names"
+            return f"the file {path!r} of {name if query.get(name) else variable} does not exist"
     return None

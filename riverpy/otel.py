@@ -1,6 +1,6 @@
-"""OpenTelemetry: spans and metrics of inserts and attempts, by the conventions for messaging.
+"""OpenTelemetryPlugin: spans and metrics of inserts and attempts, in the conventions for messaging.
 
-Uses the API alone: what is done with spans and metrics is up to the SDK that the program sets up.
+It uses only OpenTelemetry's API. The program sets up the SDK, which exports spans and metrics.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from riverpy.middleware import InsertInner, WorkInner
 
 NAMES_MAX = 1000
-"""Kinds, and queues, that metrics tell apart; those beyond count as `_OTHER`."""
+"""The maximum number of kinds, and of queues, in metrics. Others are counted as `_OTHER`."""
 ERROR_TYPES_MAX = 10
-"""Types of errors that the metrics of one kind tell apart."""
+"""The maximum number of error types in the metrics of one kind."""
 _OTHER = "_OTHER"
 _SYSTEM = {"messaging.system": "river"}
 _INSERT = {**_SYSTEM, "messaging.operation.name": "insert", "messaging.operation.type": "send"}
@@ -52,20 +52,20 @@ _WORK = {**_SYSTEM, "messaging.operation.name": "work", "messaging.operation.typ
 _QUEUE, _ERROR_TYPE = "messaging.destination.name", "error.type"
 _KIND, _OUTCOME = "river.job.kind", "river.job.outcome"
 _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-"""The buckets that the conventions give; seconds."""
+"""The buckets of the conventions, in seconds."""
 _LONG_BOUNDS = (*_BOUNDS, 30.0, 60.0, 300.0, 1800.0, 3600.0)
 _propagator = TraceContextTextMapPropagator()
 
 
 class OpenTelemetryPlugin:
-    """Traces and measures: `Config(plugins=[OpenTelemetryPlugin()])`, first in the list, in the
-    programs that insert and those that work.
+    """A plugin that creates spans and metrics: `Config(plugins=[OpenTelemetryPlugin()])`. Put it
+    first in the list, in programs that insert jobs and in programs that work them.
 
-    An insert is a span `insert QUEUE`, whose context goes into the metadata of its jobs
-    (`traceparent`, `tracestate`, as River's in Go); a job that has them already keeps them. Each
-    attempt is a span `work QUEUE` with a link to the insert's. Its attribute `river.job.outcome` is
-    completed, snoozed, cancelled (by its own code), stopped (by a cancel or stop from outside) or
-    failed; failed ones have the error and its status. No span has args or tags.
+    Each insert has a span `insert QUEUE`. Its context is stored in the metadata of the jobs
+    (`traceparent` and `tracestate`, as with River in Go), unless the metadata has one. Each attempt
+    has a span `work QUEUE` with a link to the span of the insert. The attribute `river.job.outcome`
+    is completed, snoozed, cancelled (by its own code), stopped (by a cancel or a stop) or failed. A
+    failed span has the error and the status ERROR. No span has args or tags.
     """
 
     def __init__(
@@ -75,12 +75,13 @@ class OpenTelemetryPlugin:
         meter_provider: MeterProvider | None = None,
         parent: bool = False,
     ) -> None:
-        """
+        """Create the plugin.
+
         Args:
-            tracer_provider, meter_provider: where spans and metrics go. Default: OpenTelemetry's
-                global ones.
-            parent: let the span of an attempt also be a child of the insert's, in the same trace.
-                Default False: it begins a trace of its own.
+            tracer_provider: the provider of the tracer. Default: the global one.
+            meter_provider: the provider of the meter. Default: the global one.
+            parent: make the span of an attempt a child of the insert's span, in the same trace.
+                Default False: each attempt starts a new trace.
         """
         self._parent = parent
         self._tracer = get_tracer("riverpy", tracer_provider=tracer_provider)
@@ -89,7 +90,7 @@ class OpenTelemetryPlugin:
     async def insert_many(
         self, params: Sequence[JobInsertParams], do_inner: InsertInner, /
     ) -> None:
-        """Trace an insert."""
+        """Create the span of an insert."""
         queues = list(dict.fromkeys(job.queue for job in params))
         kinds = sorted({job.kind for job in params})
         attributes: dict[str, AttributeValue] = {**_INSERT, "river.job.kinds": kinds}
@@ -109,19 +110,19 @@ class OpenTelemetryPlugin:
             sent = params
             try:
                 results = await do_inner()
-                _tell_results(span, results)
+                _set_results(span, results)
                 if results:
                     sent = _inserted(params, results)
             except BaseException as raised:
                 error = raised
-                _tell_error(span, raised)
+                _set_error(span, raised)
                 raise
             finally:
                 self._metrics.inserted(sent, queues, time.monotonic() - started, error)
                 error = None  # it holds this frame
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
-        """Trace an attempt."""
+        """Create the span of an attempt."""
         sent = _propagator.extract(_texts(job.metadata), context=Context())
         context = get_current_span(sent).get_span_context()
         links = [Link(context)] if context.is_valid else []
@@ -144,7 +145,7 @@ class OpenTelemetryPlugin:
             except BaseException as raised:
                 error = raised
                 if ending(raised) == "failed":
-                    _tell_error(span, raised)
+                    _set_error(span, raised)
                 raise
             finally:
                 span.set_attribute(_OUTCOME, ending(error))
@@ -152,7 +153,7 @@ class OpenTelemetryPlugin:
                 error = None  # it holds this frame
 
     def metric_emit(self, metric: Metric, /) -> None:
-        """Measure a claim."""
+        """Record a claim."""
         if isinstance(metric, JobGetAvailableCount):
             self._metrics.claimed(metric.queue, metric.count)
         else:
@@ -184,7 +185,7 @@ def _texts(metadata: Mapping[str, object]) -> dict[str, str]:
     return {key: value for key, value in metadata.items() if isinstance(value, str)}
 
 
-def _tell_results(span: Span, results: Sequence[InsertResult]) -> None:
+def _set_results(span: Span, results: Sequence[InsertResult]) -> None:
     if len(results) == 1:
         span.set_attribute("messaging.message.id", str(results[0].job.id))
     duplicates = sum(result.unique_skipped_as_duplicate for result in results)
@@ -195,13 +196,13 @@ def _tell_results(span: Span, results: Sequence[InsertResult]) -> None:
 def _inserted(
     params: Sequence[JobInsertParams], results: Sequence[InsertResult]
 ) -> list[JobInsertParams]:
-    """Those of the jobs that are no duplicates."""
+    """Return the jobs that are not duplicates."""
     pairs = zip(params, results, strict=True)
     return [job for job, result in pairs if not result.unique_skipped_as_duplicate]
 
 
-def _tell_error(span: Span, error: BaseException) -> None:
-    with suppress(Exception):  # its text is made by code of the user's
+def _set_error(span: Span, error: BaseException) -> None:
+    with suppress(Exception):  # a user's code makes its text
         span.record_exception(error)
     span.set_attribute(_ERROR_TYPE, _type_name(error))
     span.set_status(StatusCode.ERROR, _type_name(error))
@@ -212,23 +213,23 @@ def _type_name(error: BaseException) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
 
 
-class _Bounded:
-    """Names, up to a number: a value that somebody may choose must not make series without end."""
+class _NameLimit:
+    """Limits the number of names in metrics, because users may choose any number of them."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
         self._names: set[str] = set()
 
     def __call__(self, name: str) -> str:
         if name not in self._names:
-            if len(self._names) >= self._most:
+            if len(self._names) >= self._maximum:
                 return _OTHER
             self._names.add(name)
         return name
 
 
 class _Metrics:
-    """The instruments, and the attributes of what is measured."""
+    """The instruments, and the attributes of their values."""
 
     def __init__(self, provider: MeterProvider | None) -> None:
         meter = get_meter("riverpy", meter_provider=provider)
@@ -248,17 +249,17 @@ class _Metrics:
         )
         self._wait = seconds(
             "river.job.queue_wait.duration",
-            "How long a job waited between being due and being claimed.",
+            "How long a job waited from its due time to its claim.",
             _LONG_BOUNDS,
         )
         self._sent = meter.create_counter(
-            "messaging.client.sent.messages", "{message}", "Jobs that were inserted."
+            "messaging.client.sent.messages", "{message}", "Inserted jobs."
         ).add
         self._consumed = meter.create_counter(
-            "messaging.client.consumed.messages", "{message}", "Jobs that were claimed."
+            "messaging.client.consumed.messages", "{message}", "Claimed jobs."
         ).add
-        self._queues, self._kinds = _Bounded(NAMES_MAX), _Bounded(NAMES_MAX)
-        self._errors: dict[str, _Bounded] = {}
+        self._queues, self._kinds = _NameLimit(NAMES_MAX), _NameLimit(NAMES_MAX)
+        self._errors: dict[str, _NameLimit] = {}
 
     def inserted(
         self,
@@ -267,13 +268,13 @@ class _Metrics:
         seconds: float,
         error: BaseException | None,
     ) -> None:
-        """An insert ended so.
+        """Record an insert.
 
         Args:
-            sent: what was inserted, or was to be.
-            queues: of all its jobs.
+            sent: the inserted jobs or, after an error, all jobs of the insert.
+            queues: the queues of all its jobs.
             seconds: how long it took.
-            error: how it failed.
+            error: the error, if it failed.
         """
         counts: dict[str, int] = {}
         for job in sent:
@@ -289,16 +290,16 @@ class _Metrics:
         self._operation(seconds, attributes)
 
     def claimed(self, queue: str, count: int) -> None:
-        """A claim brought so many jobs."""
+        """Record the number of jobs that a claim returned."""
         if count:
             self._consumed(count, {**_CLAIM, _QUEUE: self._queues(queue)})
 
     def claim_took(self, queue: str, seconds: float) -> None:
-        """A claim took so long."""
+        """Record the duration of a claim."""
         self._operation(seconds, {**_CLAIM, _QUEUE: self._queues(queue)})
 
     def worked(self, job: Job[Any], seconds: float, error: BaseException | None) -> None:
-        """An attempt ended so."""
+        """Record an attempt."""
         kind = self._kinds(job.kind)
         attributes = {**_WORK, _QUEUE: self._queues(job.queue), _KIND: kind}
         if (claimed_at := job.attempted_at) is not None:
@@ -310,4 +311,4 @@ class _Metrics:
         self._process(seconds, attributes)
 
     def _error_type(self, kind: str, error: BaseException) -> str:
-        return self._errors.setdefault(kind, _Bounded(ERROR_TYPES_MAX))(_type_name(error))
+        return self._errors.setdefault(kind, _NameLimit(ERROR_TYPES_MAX))(_type_name(error))

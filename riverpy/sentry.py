@@ -1,4 +1,4 @@
-"""Sentry: failed attempts as its events, attempts and inserts as its traces."""
+"""SentryPlugin: sends failed attempts to Sentry, and traces inserts and attempts."""
 
 from __future__ import annotations
 
@@ -38,29 +38,30 @@ _STATUS: dict[Ending, str] = {
 
 
 class SentryPlugin:
-    """Reports failed attempts, each in an isolation scope of its own, with the tags `river.kind`,
-    `river.queue` and `river.attempt` and a context `river_job`: `Config(plugins=[SentryPlugin()])`
-    beside `sentry_sdk.init(…)`.
+    """A plugin that reports failed attempts: `Config(plugins=[SentryPlugin()])`, in addition to
+    `sentry_sdk.init(…)`.
 
-    Snoozes, cancels and stops are no failures. Where the SDK traces, an attempt is a transaction
-    `queue.process` that goes on with the trace of the insert, which its jobs carry in their
-    metadata (`sentry-trace`, `baggage`).
+    Each attempt runs in its own isolation scope, with the tags `river.kind`, `river.queue` and
+    `river.attempt` and the context `river_job`. Snoozes, cancels and stops are not failures. If
+    tracing is enabled, an attempt is a transaction `queue.process` that continues the trace of the
+    insert. The metadata of the job has the trace (`sentry-trace`, `baggage`).
     """
 
     def __init__(self, *, final_only: bool = False, include_args: bool = False) -> None:
-        """
+        """Create the plugin.
+
         Args:
-            final_only: report a failure only if the job is not tried again. Default False: all.
-            include_args: put the args, as JSON, into the context. Default False. Local variables
-                are the business of the SDK's `include_local_variables`; those of riverpy's own code
-                are never sent.
+            final_only: report a failure only if the job is not retried. Default False.
+            include_args: add the args as JSON to the context. Default False. The SDK's option
+                `include_local_variables` decides about local variables. Those of riverpy's code are
+                never sent.
         """
         self._final_only, self._include_args = final_only, include_args
 
     async def insert_many(
         self, params: Sequence[JobInsertParams], do_inner: InsertInner, /
     ) -> None:
-        """Trace an insert."""
+        """Create the span of an insert."""
         queues = sorted({job.queue for job in params})
         name = ", ".join(queues)
         with (
@@ -75,7 +76,7 @@ class SentryPlugin:
             await do_inner()
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
-        """Trace an attempt, and report it if it fails."""
+        """Create the transaction of an attempt, and report a failure."""
         with sentry_sdk.isolation_scope() as scope:
             scope.set_tag("river.kind", job.kind)
             scope.set_tag("river.queue", job.queue)
@@ -94,7 +95,7 @@ class SentryPlugin:
                 error: BaseException | None = None
                 try:
                     await do_inner()
-                except BaseException as raised:  # a span that sees it takes it for a failure
+                except BaseException as raised:  # a span that receives it is marked as failed
                     error = raised
                 end = ending(error)
                 trace.set_status(_STATUS[end])
@@ -123,9 +124,9 @@ class SentryPlugin:
     def _report(self, job: Job[Any], error: BaseException) -> None:
         if self._final_only and job.attempt < job.max_attempts:
             return
-        # Without the first frame, which is `work`: a look at its variables would keep the error.
+        # Without the first frame, `work`: reading its variables would keep the error alive.
         trace = error.__traceback__ and error.__traceback__.tb_next
-        with capture_internal_exceptions():  # what fails here does not change how the job ended
+        with capture_internal_exceptions():  # an error here must not change the outcome of the job
             event, hint = event_from_exception(
                 (type(error), error, trace),
                 client_options=sentry_sdk.get_client().options,
@@ -137,8 +138,8 @@ class SentryPlugin:
 
 @contextmanager
 def _trace_of(params: Sequence[JobInsertParams]) -> Generator[None]:
-    """What the clock inserts begins a trace. In that of the process, the periodic jobs of months
-    would be one trace, and all of them sampled, or none."""
+    """Start a new trace for periodic jobs. Otherwise all periodic jobs of a process would be one
+    trace."""
     if not all(_PERIODIC in job.metadata for job in params):
         yield
         return
@@ -158,7 +159,7 @@ def _carried(metadata: dict[str, Any]) -> dict[str, str]:
 
 
 def _data(job: Job[Any]) -> dict[str, Any]:
-    """What Sentry shows of queues."""
+    """Return the data that Sentry shows for queues."""
     data: dict[str, Any] = {
         "messaging.system": "river",
         "messaging.destination.name": job.queue,
