@@ -1,4 +1,4 @@
-"""The backlog of results: bounded, while the database takes them slower than jobs end."""
+"""The backlog of results is bounded while the database stores them more slowly than jobs end."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ JOBS = 1_500
 
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results that may wait are few."""
+    """Limit the number of waiting results."""
     monkeypatch.setattr(completer, "BACKLOG_MAX", BOUND)
     monkeypatch.setattr(completer, "BATCH_MAX", 50)
 
 
 class SlowDatabase:
-    """Takes a statement of results when it is told to."""
+    """Accepts a statement with results only when the test allows it."""
 
     def __init__(self, client: Any) -> None:
         self._results = client._run._connections.results
@@ -41,7 +41,7 @@ class SlowDatabase:
         self._turns = anyio.Semaphore(0)
         self.is_slow = True
         self.waits = False
-        """Whether all turns are used."""
+        """Whether all allowed statements were used."""
         self._results.use = self.use
 
     @asynccontextmanager
@@ -65,8 +65,9 @@ class SlowDatabase:
 
 @pytest.mark.usefixtures("bound")
 async def test_slow_completion(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """While results are stored slower than jobs end, those that wait are bounded, so claims stop
-    and go on with what is stored; nothing is logged about it, and nothing is lost (PF-11)."""
+    """While results are stored more slowly than jobs end, the number of waiting results is bounded.
+    Claims stop, and resume as results are stored. Nothing is logged, and nothing is lost
+    (PF-11)."""
     runs: Counter[int] = Counter()
 
     @rig.job
@@ -80,7 +81,7 @@ async def test_slow_completion(rig: Rig, log: list[dict[str, Any]]) -> None:
         run.producers["default"].wake()
 
         async def until_full() -> tuple[int, int]:
-            """Wait until claims have stopped. Returns how many jobs were claimed and stored."""
+            """Wait until claims have stopped. Returns the numbers of claimed and of stored jobs."""
             try:
                 with anyio.fail_after(PATIENCE):
                     while not slow.waits or run._completer.waiting <= BOUND or run.running:

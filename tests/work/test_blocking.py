@@ -40,14 +40,14 @@ class Apart(msgspec.Struct):
 
 
 class Odd(Exception):
-    """Cannot be pickled and read back."""
+    """An exception that can be pickled but not unpickled."""
 
     def __init__(self, one: str, two: str) -> None:
         super().__init__(f"{one} and {two}")
 
 
 def work_apart(job: Job[Apart]) -> None:
-    """What a job does in a process of its own."""
+    """The function of the jobs in a process of their own."""
     if job.args.do == "ignore":
         assert not job.cancelled.is_set()
     if job.args.do == "program":
@@ -87,7 +87,7 @@ class Watch(msgspec.Struct):
 
 
 def watch(job: Job[Watch]) -> None:
-    """Wait for the cancellation, and say that it was seen."""
+    """Wait for the cancellation, and record that it was seen."""
     directory, cancelled = Path(job.args.directory), job.cancelled
     assert not cancelled.is_set()
     assert not cancelled.wait(0)
@@ -99,7 +99,7 @@ def watch(job: Job[Watch]) -> None:
 
 
 def register_apart(rig: Rig, timeout: timedelta) -> None:
-    """Register the above."""
+    """Register the functions above."""
     later = timedelta(hours=1)
     rig.workers.blocking_job(executor="process", timeout=timeout, next_retry=lambda job: later)(
         work_apart
@@ -107,8 +107,8 @@ def register_apart(rig: Rig, timeout: timedelta) -> None:
 
 
 async def test_thread(rig: Rig) -> None:
-    """A blocking job runs in a thread, several at a time; what it records, returns and raises
-    counts as for any other."""
+    """Blocking jobs run in threads, several at a time. What they record, return and raise counts as
+    for any other job."""
     both = threading.Barrier(2, timeout=20)
     context: ContextVar[int] = ContextVar("context", default=0)
 
@@ -146,7 +146,7 @@ async def test_thread(rig: Rig) -> None:
 
 
 async def test_thread_raises_stop_iteration(rig: Rig) -> None:
-    """StopIteration, which no future can hold, is a failure like any other."""
+    """A StopIteration, which a future cannot hold, is a failure like any other."""
 
     @rig.job(executor="thread")
     def work(job: Job[Task]) -> None:
@@ -161,8 +161,8 @@ async def test_thread_raises_stop_iteration(rig: Rig) -> None:
 
 
 async def test_thread_past_its_timeout(rig: Rig) -> None:
-    """A thread cannot be stopped: past its timeout it goes on and keeps its slot; what it returns
-    counts."""
+    """A thread cannot be stopped: after its timeout it keeps running and keeps its slot, and what
+    it returns counts."""
     started, release = threading.Event(), threading.Event()
 
     @rig.job(executor="thread", timeout=timedelta(milliseconds=20))
@@ -189,8 +189,8 @@ async def test_thread_past_its_timeout(rig: Rig) -> None:
 async def test_thread_in_a_scope_that_is_cancelled(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A scope of a middleware's that is cancelled while a thread works does not wake the loop at
-    each of its turns."""
+    """A cancelled scope of a middleware does not wake the loop at each turn while a thread
+    works."""
     started, release = threading.Event(), threading.Event()
     scopes: list[anyio.CancelScope] = []
     waits, wait = 0, asyncio.wait
@@ -226,7 +226,7 @@ async def test_thread_in_a_scope_that_is_cancelled(
 
 
 async def test_interrupted_thread_that_fails(rig: Rig) -> None:
-    """A thread that raises after a stop asked it to end has failed, for its code saw no stop."""
+    """A thread that raises after a stop has failed, since its code did not see the stop."""
     started, release = threading.Event(), threading.Event()
 
     @rig.job(executor="thread")
@@ -248,9 +248,9 @@ async def test_interrupted_thread_that_fails(rig: Rig) -> None:
 async def test_process(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A job in a process: what it records, returns and raises arrives; a process that dies is a
-    failed attempt. It runs in a daemonic process, too, which multiprocessing allows no children.
-    What it writes to stdout is found on stderr (FR-01)."""
+    """What a job in a process records, returns and raises arrives, and a process that dies is a
+    failed attempt. This also works in a daemonic process, in which multiprocessing allows no
+    children. What the job writes to stdout appears on stderr (FR-01)."""
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     register_apart(rig, timedelta(seconds=60))
     async with rig.working(slots=2) as client:
@@ -283,8 +283,8 @@ async def test_process(
 
 @pytest.mark.timeout(120)
 def test_child_of_a_worker_that_has_ended() -> None:
-    """A child whose worker ended before the kernel was asked to kill it with that ends by itself,
-    though its pipe is open."""
+    """A child ends by itself if its worker ended before the kernel was told to kill it, even if its
+    pipe is open."""
     code = f"from {child_process.__name__} import serve; serve({os.getpid() + 1}, {{}})"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
@@ -295,7 +295,7 @@ def test_child_of_a_worker_that_has_ended() -> None:
 
 
 def test_child_is_out_of_reach_of_the_terminal() -> None:
-    """A Ctrl-C there is for the worker alone."""
+    """Ctrl-C in a terminal reaches only the worker, not its child."""
     child = child_process.ChildProcess()
     try:
         assert os.getsid(child._process.pid) != os.getsid(0)
@@ -304,7 +304,7 @@ def test_child_is_out_of_reach_of_the_terminal() -> None:
 
 
 def test_which_children_work_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle child takes the next job, unless its last one was cancelled or was long ago: such a
+    """An idle child takes the next job, unless its last job was cancelled or is long ago. Then the
     child is ended."""
     children = child_process.ChildProcesses()
     one, two = ClaimKey(1, 1, 1), ClaimKey(2, 1, 1)
@@ -326,7 +326,7 @@ def test_which_children_work_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_as_many_processes_as_slots(rig: Rig, tmp_path: Path) -> None:
-    """Jobs in processes run as many at a time as there are slots, however few CPUs there are."""
+    """As many process jobs run at a time as there are slots, even with fewer CPUs."""
     count = 2 * (os.cpu_count() or 1) + 1
     register_apart(rig, timedelta(seconds=60))
     files = [tmp_path / str(n) for n in range(count)]
@@ -338,7 +338,7 @@ async def test_as_many_processes_as_slots(rig: Rig, tmp_path: Path) -> None:
 
 
 async def end_by(how: str, client: riverpy.Client, job_id: int) -> None:
-    """Let the running job be cancelled."""
+    """Cancel the running job in one of three ways."""
     if how == "cancel":
         await client.job_cancel(job_id)
     elif how == "stop":
@@ -346,13 +346,13 @@ async def end_by(how: str, client: riverpy.Client, job_id: int) -> None:
     else:
         assert client._run is not None
         running = client._run.running
-        for attempt in running:  # the minute is over
+        for attempt in running:  # the timeout has passed
             attempt.timeout, attempt.deadline = 0.0, time.monotonic()
             running.watch(attempt.deadline)
 
 
 async def until_exists(file: Path) -> None:
-    """Wait for a file."""
+    """Wait until a file exists."""
     async with asyncio.timeout(90):
         while not file.exists():
             await asyncio.sleep(0.01)
@@ -363,7 +363,7 @@ CANCELLED = {
     "cancel": (EventKind.JOB_CANCELLED, "cancelled", 1),
     "stop": (EventKind.JOB_INTERRUPTED, "available", 0),
 }
-"""What becomes of a job that was cancelled so."""
+"""The event, the state and the attempt of a job after each kind of cancellation."""
 
 
 @pytest.mark.timeout(120)
@@ -394,13 +394,13 @@ async def test_process_is_killed(rig: Rig, tmp_path: Path, how: str) -> None:
 async def test_job_sees_that_it_is_cancelled(
     rig: Rig, tmp_path: Path, executor: Literal["thread", "process"], how: str
 ) -> None:
-    """A blocking job sees its timeout, a cancel and a hard stop in `job.cancelled`, and ends itself
-    as cancelled."""
+    """A blocking job sees its timeout, a cancel and a hard stop in `job.cancelled`, and can end
+    itself as cancelled."""
     later = timedelta(hours=1)
     rig.workers.blocking_job(
         executor=executor, timeout=timedelta(minutes=1), next_retry=lambda job: later
     )(watch)
-    # A cancelled process may take a share of the hard stop's time, and be late here.
+    # A cancelled process may use a share of the hard stop timeout, and be late here.
     stop = {"soft_stop_timeout": timedelta(0), "hard_stop_timeout": timedelta(minutes=1)}
     async with rig.working(**stop) as client:
         assert client._run is not None
@@ -416,7 +416,7 @@ async def test_job_sees_that_it_is_cancelled(
 
 @pytest.mark.timeout(120)
 async def test_process_that_sees_and_goes_on(rig: Rig, tmp_path: Path) -> None:
-    """A process whose job uses `job.cancelled` and does not end is killed a moment later."""
+    """A process whose job uses `job.cancelled` but does not end is killed a moment later."""
     register_apart(rig, timedelta(minutes=1))
     async with rig.working() as client:
         inserted = await client.insert(Apart("ignore", str(tmp_path / "pid")))
@@ -427,8 +427,8 @@ async def test_process_that_sees_and_goes_on(rig: Rig, tmp_path: Path) -> None:
 
 
 async def test_cancelled_of_an_async_job(rig: Rig) -> None:
-    """In an async job `job.cancelled` is set when it gets its CancelledError; to wait for it would
-    block the loop, and is refused."""
+    """In an async job `job.cancelled` is set when the job gets its CancelledError. Waiting for it
+    would block the loop and is refused."""
     seen: list[bool] = []
 
     @rig.job
@@ -451,7 +451,8 @@ async def test_cancelled_of_an_async_job(rig: Rig) -> None:
 
 
 def test_what_is_refused() -> None:
-    """A coroutine function is no blocking job, a plain function no other, and executors are two."""
+    """A coroutine function is refused as a blocking job and a plain function as an async one. There
+    are two executors."""
 
     async def coroutine(job: Job[Task]) -> None: ...
 

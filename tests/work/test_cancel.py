@@ -1,4 +1,4 @@
-"""Cancels from outside, while a job runs, drains, or has ended."""
+"""Cancels of jobs that run, drain, or have ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOREVER = 3600
 
 @pytest.fixture
 def started(rig: Rig) -> asyncio.Queue[Job[Task]]:
-    """Jobs that run until they are cancelled put themselves here."""
+    """Jobs that run until they are cancelled put themselves into this queue."""
     queue: asyncio.Queue[Job[Task]] = asyncio.Queue()
 
     @rig.job(next_retry=lambda job: timedelta(0))
@@ -37,8 +37,8 @@ def started(rig: Rig) -> asyncio.Queue[Job[Task]]:
 
 
 async def test_running_job(rig: Rig, started: asyncio.Queue[Job[Task]]) -> None:
-    """With all slots busy and a poll of minutes a running job hears of its cancel at once, and is
-    cancelled, not retried (SC-10)."""
+    """A running job is cancelled at once, and not retried, also when all slots are busy and the
+    poll is minutes away (SC-10)."""
     async with rig.working(slots=1) as client:
         inserted = await client.insert(Task())
         await started.get()
@@ -54,8 +54,7 @@ async def test_running_job(rig: Rig, started: asyncio.Queue[Job[Task]]) -> None:
 async def test_before_the_answer_to_the_claim(
     rig: Rig, started: asyncio.Queue[Job[Task]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cancel that is heard after a claim took the job, and before the claim's answer, cancels it
-    too (SC-10)."""
+    """A cancel that arrives between a claim and its answer cancels the claimed job (SC-10)."""
 
     async def never(_: Reconciler) -> None:
         pass
@@ -81,7 +80,7 @@ async def test_before_the_answer_to_the_claim(
 
 
 async def test_another_job_of_the_number(rig: Rig, started: asyncio.Queue[Job[Task]]) -> None:
-    """A control message that names another queue or an unknown job cancels nothing."""
+    """A control message with another queue or an unknown job cancels nothing."""
     async with rig.working(slots=2) as client:
         inserted = await client.insert(Task())
         await started.get()
@@ -93,7 +92,7 @@ async def test_another_job_of_the_number(rig: Rig, started: asyncio.Queue[Job[Ta
         ):
             await rig.schema.execute("SELECT pg_notify($1, $2)", channel, payload)
         await client.insert(Task(n=1))
-        await started.get()  # what was sent before is handled
+        await started.get()  # earlier messages are handled by now
         assert client._run is not None
         assert len(client._run.running) == 2
         client.stop_and_cancel()
@@ -101,7 +100,7 @@ async def test_another_job_of_the_number(rig: Rig, started: asyncio.Queue[Job[Ta
 
 
 async def test_while_draining(rig: Rig, started: asyncio.Queue[Job[Task]]) -> None:
-    """A job that a stop waits for can still be cancelled, and then the stop is over (SC-08)."""
+    """A job that a stop waits for can still be cancelled. Then the stop ends (SC-08)."""
     async with rig.working(soft_stop_timeout=None) as client:
         inserted = await client.insert(Task())
         await started.get()
@@ -132,7 +131,7 @@ async def test_after_a_lost_notification(
 async def test_poll_only(
     rig: Rig, started: asyncio.Queue[Job[Task]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without LISTEN a running job is cancelled too, and queues pause and resume; no connection
+    """Without LISTEN a running job is cancelled too, and queues pause and resume. No connection
     ever listens (NR-13)."""
     monkeypatch.setattr(riverpy._work.reconciler, "INTERVAL_UNNOTIFIED", 0.05)
     soon = timedelta(milliseconds=50)
@@ -158,8 +157,8 @@ async def test_poll_only(
 
 @pytest.mark.parametrize("end", ["fail", "snooze", "fail at last", "return"])
 async def test_unheard_cancel(rig: Rig, end: str, log: list[dict[str, Any]]) -> None:
-    """A job that never heard of its cancel: one that would run again is cancelled instead, with its
-    error, and the log says so; one that completed stays completed."""
+    """If the notification of a cancel never arrives, a job that would be retried is cancelled with
+    its error, and this is logged. A job that completed stays completed."""
 
     @rig.job(next_retry=lambda job: timedelta(0))
     async def work(job: Job[Task]) -> None:
@@ -187,7 +186,7 @@ async def test_unheard_cancel(rig: Rig, end: str, log: list[dict[str, Any]]) -> 
 
 
 async def test_retry_clears_the_mark(rig: Rig) -> None:
-    """A cancelled job that is retried by hand runs to its end: the old mark is gone."""
+    """A cancelled job that is retried by hand is worked to its end: the old cancel mark is gone."""
     runs: list[int] = []
 
     @rig.job(next_retry=lambda job: timedelta(0))
@@ -212,7 +211,8 @@ async def test_retry_clears_the_mark(rig: Rig) -> None:
 
 
 async def test_transaction_of_a_cancelled_job(rig: Rig, started: asyncio.Queue[Job[Task]]) -> None:
-    """Jobs cancelled in the middle of a transaction leave no transaction and no lock (SC-18)."""
+    """Jobs that are cancelled inside a transaction leave no transaction and no lock behind
+    (SC-18)."""
     await rig.schema.execute("CREATE TABLE things (id int PRIMARY KEY)")
     await rig.schema.execute("INSERT INTO things SELECT generate_series(1, 20)")
     rig.workers = riverpy.Workers()

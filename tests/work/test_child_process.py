@@ -1,4 +1,4 @@
-"""Process jobs and the end of their worker: no child works on, and no row is released before its
+"""Process jobs when their worker ends: no child keeps running, and no row is released before its
 child has ended."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ riverpy._work.child_process.ChildProcess.cancel = lambda self: None
 
 @asynccontextmanager
 async def child_of(tmp_path: Path) -> AsyncGenerator[psutil.Process]:
-    """The child that runs the job. It is killed in the end."""
+    """Yield the child that runs the job. Kill it at the end."""
     async with asyncio.timeout(SIGNAL_TIMEOUT):
         while not (tmp_path / "pid").exists():
             await asyncio.sleep(0.01)
@@ -59,7 +59,7 @@ async def child_of(tmp_path: Path) -> AsyncGenerator[psutil.Process]:
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether it still works."""
+    """Whether the process still runs."""
     with suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE
     return False
@@ -67,8 +67,8 @@ def runs(process: psutil.Process) -> bool:
 
 @pytest.mark.parametrize("what", ["sleeps", "without the kernel", "holds the GIL"])
 async def test_child_of_a_killed_worker(schema: Schema, tmp_path: Path, what: str) -> None:
-    """A child ends when its worker is killed: by the kernel, even while C code holds its GIL, and
-    by the end of the pipe where the kernel does not do it."""
+    """A child ends when its worker is killed: through the kernel, even while C code holds the
+    child's GIL, and through the closed pipe where the kernel does not do it."""
     await insert(schema, what, kind="child")
     async with (
         worker_of(schema, tmp_path, "jobs", code=CODE) as worker,
@@ -86,7 +86,7 @@ async def test_row_of_a_child(
     schema: Schema, tmp_path: Path, blocker: str | None, *, ends: bool
 ) -> None:
     """After SIGTERM, also while another job blocks the event loop, the row of a process job is
-    released once its child has ended; where the child does not end, the row stays `running`."""
+    released after its child has ended. If the child does not end, the row stays `running`."""
     await insert(schema, "sleeps", kind="child")
     args = ("jobs", "--soft-stop=100ms")
     code = CODE if ends else IMMORTAL

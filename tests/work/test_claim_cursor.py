@@ -1,4 +1,4 @@
-"""Claims that start behind what they have seen, while those from the beginning are slow."""
+"""Claims start after the last seen position while claims from the beginning are slow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.work.rig import Rig
 
 FAST, SLOW = 0.001, 0.02
-"""Seconds that claims take."""
+"""Durations of claims in seconds."""
 SEEN = 10_000_000
 LATE = 1_000_000
 """Raw times: microseconds."""
@@ -36,7 +36,7 @@ FIRST = -(2**63)
 
 
 def row(priority: int, scheduled_at: int, job_id: int) -> list[Any]:
-    """A claimed row, as far as its place goes."""
+    """Return a claimed row with the columns that define its position."""
     columns: list[Any] = [None] * 18
     columns[JobColumn.PRIORITY] = priority
     columns[JobColumn.SCHEDULED_AT] = scheduled_at
@@ -45,7 +45,7 @@ def row(priority: int, scheduled_at: int, job_id: int) -> list[Any]:
 
 
 def places(cursor: ClaimCursor, now: float) -> list[tuple[int, int] | None]:
-    """The time and id after which each claim starts; None for one from the beginning."""
+    """Return the time and id after which each claim starts; None for a claim from the beginning."""
     ranges = cursor.ranges(now)
     parts = [part for part in ranges if part != WHOLE_QUEUE]
     assert [(part.after.priority, part.last_priority) for part in parts] == [
@@ -57,7 +57,7 @@ def places(cursor: ClaimCursor, now: float) -> list[tuple[int, int] | None]:
 
 
 def slow_cursor(*rows: list[Any], is_full: bool) -> ClaimCursor:
-    """A cursor after a fast claim, and a slow one at time 0 that brought these rows."""
+    """Return a cursor after a fast claim and a slow one at time 0 that returned these rows."""
     cursor = ClaimCursor()
     assert not cursor.is_slow(WHOLE_QUEUE, 0, FAST)
     assert not cursor.is_slow(WHOLE_QUEUE, len(rows), SLOW)
@@ -67,8 +67,8 @@ def slow_cursor(*rows: list[Any], is_full: bool) -> ClaimCursor:
 
 
 def test_fast_claims_start_at_the_beginning() -> None:
-    """Fast means: compared to the fastest claim, which the way to the server decides, and to the
-    number of rows. A single slow one does not count."""
+    """Whether a claim is slow depends on the fastest claim and on the number of rows. A single slow
+    claim does not count."""
     cursor = ClaimCursor()
     for rows, took in ((1, 0.3), (1, 0.309), (1, 0.309), (1000, 0.34), (1000, 0.34), (1, 0.32)):
         assert not cursor.is_slow(WHOLE_QUEUE, rows, took)
@@ -81,8 +81,8 @@ def test_fast_claims_start_at_the_beginning() -> None:
 
 
 def test_slow_claim_that_found_all() -> None:
-    """What a slow claim has seen and left is passed over, in every priority, but for jobs of the
-    last second: the transactions of more of these may commit yet (FR-09)."""
+    """After a slow claim that found everything, the jobs it has seen are skipped in every priority,
+    except those of the last second, which may still be committed (FR-09)."""
     cursor = slow_cursor(row(2, 7, 1), is_full=False)
     assert places(cursor, 0.5) == [(SEEN - LATE, 0)] * 4
     cursor = slow_cursor(is_full=False)
@@ -90,8 +90,9 @@ def test_slow_claim_that_found_all() -> None:
 
 
 def test_slow_claim_that_is_full() -> None:
-    """The next ones start behind its last row, whatever the order of the rows; lower priorities
-    have not been seen. One that is not full leaves its place for what commits late (PF-03)."""
+    """After a slow claim that returned all it could, the next claims start after its last row, in
+    any order of the rows. Lower priorities were not seen. A range that returned less keeps its
+    position for jobs that commit late (PF-03)."""
     cursor = slow_cursor(row(2, 7, 1), row(1, 5, 9), is_full=True)
     assert places(cursor, 0.5) == [(SEEN - LATE, 0), (7, 1), (FIRST, 0), (FIRST, 0)]
     part = QueueRange(Position(2, 7, 1), 2)
@@ -103,8 +104,9 @@ def test_slow_claim_that_is_full() -> None:
 
 
 def test_claim_from_the_beginning_again() -> None:
-    """It comes last when it is time; first, where the others leave it no turn. One that is fast
-    ends it all; a slow and full one goes back to where it ended, so that nothing is passed over."""
+    """A claim from the beginning comes last when it is due, and first if the others left no room
+    for it. A fast one ends the skipping. A slow and full one sets the position back to its end, so
+    that no job is skipped."""
     cursor = slow_cursor(row(2, 7, 1), is_full=True)
     now = cursor.seconds_to_full_claim(0.0)
     assert now == SLOW / FULL_SHARE
@@ -119,8 +121,8 @@ def test_claim_from_the_beginning_again() -> None:
 
 
 def test_pause_is_bounded() -> None:
-    """However slow claims are, a job that was passed over waits for seconds at most; and however
-    fast, claims from the beginning are few."""
+    """The interval between claims from the beginning is limited: a skipped job waits only seconds,
+    and claims from the beginning stay few."""
     cursor = ClaimCursor()
     cursor.start_skipping([], is_full=False, seen_at=SEEN, took=60.0, now=0.0)
     assert cursor.seconds_to_full_claim(0.0) == FULL_INTERVAL_MAX
@@ -129,7 +131,7 @@ def test_pause_is_bounded() -> None:
 
 
 async def test_stretch_ends_with_its_priority(rig: Rig) -> None:
-    """A claim of a part reads no job of a lower priority: those have ranges of their own."""
+    """A claim of one range returns no job of a lower priority, which has its own range."""
     for priority in (1, 2):
         await rig.insert_rows(1, priority=priority)
     async with rig.schema.connected() as connection:
@@ -153,7 +155,7 @@ async def test_stretch_ends_with_its_priority(rig: Rig) -> None:
 
 @pytest.fixture
 def claims(monkeypatch: pytest.MonkeyPatch) -> list[QueueRange]:
-    """Where each claim looked; every one from the beginning counts as slow."""
+    """Record the range of each claim. Every claim from the beginning counts as slow."""
     seen: list[QueueRange] = []
     claim = riverpy._work.producer.job_claim
 
@@ -168,9 +170,8 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[QueueRange]:
 
 
 async def test_nothing_is_passed_over(rig: Rig, claims: list[QueueRange]) -> None:
-    """With claims that start behind the last one's rows, every job runs once, also those that come
-    before these, of a higher priority and of an earlier time, though nobody tells of them
-    (PF-03)."""
+    """With claims that start after the last rows, every job runs once, also jobs with a higher
+    priority or an earlier time that come without a notification (PF-03)."""
     runs: list[int] = []
 
     @rig.job
@@ -197,13 +198,13 @@ async def test_nothing_is_passed_over(rig: Rig, claims: list[QueueRange]) -> Non
 
 
 def is_behind(claim: QueueRange) -> bool:
-    """Whether it looks for new jobs alone, of the first priority."""
+    """Whether the claim searches only for new jobs of the first priority."""
     return claim.last_priority == 1 and claim.after.scheduled_at > FIRST
 
 
 async def test_other_kinds_are_passed_over(rig: Rig, claims: list[QueueRange]) -> None:
-    """Behind jobs of other kinds, a claim finds a job that is inserted without reading these again,
-    and one that committed late is found by a claim from the beginning (FR-09)."""
+    """A claim finds a new job after jobs of other kinds without reading those again. A claim from
+    the beginning finds a job that committed late (FR-09)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -216,9 +217,7 @@ async def test_other_kinds_are_passed_over(rig: Rig, claims: list[QueueRange]) -
     async with rig.working() as client:
         await rig.work(client, Task())  # the claims before it are slow
         before = len(claims)
-        with anyio.fail_after(
-            PATIENCE
-        ):  # where the machine is busy, it may be time for a whole one
+        with anyio.fail_after(PATIENCE):  # on a busy machine a claim from the beginning may be due
             while not any(is_behind(claim) for claim in claims[before:]):
                 before = len(claims)
                 await rig.work(client, Task())
@@ -234,8 +233,8 @@ async def test_other_kinds_are_passed_over(rig: Rig, claims: list[QueueRange]) -
 async def test_claims_longer_than_the_pause(
     rig: Rig, claims: list[QueueRange], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where claims behind the last rows take longer than the pause between claims from the
-    beginning, the queue's end is no end of these: they find a job that committed late (PF-03)."""
+    """If claims after the last rows take longer than the interval between claims from the
+    beginning, these still read the whole queue and find a job that committed late (PF-03)."""
     pause, took = 0.02, 0.03
     for name in ("FULL_INTERVAL_MIN", "FULL_INTERVAL_MAX"):
         monkeypatch.setattr(riverpy._work.claim_cursor, name, pause)

@@ -1,5 +1,5 @@
-"""What ends an attempt names it by its claim key (id, attempt, attempted_at), and changes no row
-that has another one, or is in another state."""
+"""Statements that end an attempt change only the row with its claim key (id, attempt, attempted_at)
+and state."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_claim_key(
     state: str,
     other_state: str,
 ) -> None:
-    """Each part of the key counts, and the state."""
+    """The state and each part of the key must match."""
     await schema.execute(
         "INSERT INTO river_job (kind, max_attempts, args, state, attempt, attempted_at,"
         " finalized_at) SELECT 'task', 25, '{}', state::river_job_state, 3, now(),"

@@ -1,4 +1,4 @@
-"""The server's clock is stepped: no living client is taken for dead, and dead ones are found."""
+"""Steps of the server's clock: no live client is treated as dead, and dead clients are found."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ INSERT = "INSERT INTO river_job (kind, queue, max_attempts, args) VALUES ('task'
 
 @pytest.mark.timeout(120)
 async def test_server_clock(tmp_path: Path) -> None:
-    """Steps of the server's clock by ten minutes, each within the life of one heartbeat, let the
-    leader rescue none of its own jobs. A worker that is killed before the clock is set back is
-    found dead all the same, and its job runs again."""
+    """If the server's clock steps by ten minutes, each time within one heartbeat interval, the
+    leader rescues none of its own jobs. A worker that is killed before the clock is set back is
+    still found dead, and its job runs again."""
     if not WallClock.is_possible():
         pytest.skip("no C compiler, which makes the clock of the server")
     with tempfile.TemporaryDirectory(prefix="rp-", dir="/tmp") as base:
@@ -46,7 +46,7 @@ async def test_server_clock(tmp_path: Path) -> None:
 
 
 async def with_steps(server: SteppedPostgres, url: str, directory: Path) -> None:
-    """The test above, with its server."""
+    """Run the test above with its server."""
     connection = await asyncpg.connect(url)
     await migrate_all(connection)
     ran: list[int] = []
@@ -82,7 +82,7 @@ async def with_steps(server: SteppedPostgres, url: str, directory: Path) -> None
         with anyio.fail_after(60):
             while not in_contact(leader):
                 await anyio.sleep(0.02)
-        for _ in range(STEPS):  # a pass of the rescuer falls between a step and a heartbeat
+        for _ in range(STEPS):  # the rescuer runs between a step and a heartbeat
             server.clock.step(STEP)
             await anyio.sleep(DEAD_AFTER.total_seconds() / STEPS)
         arguments = ("jobs:client", "--database-url", url, "--dead-after=3s")
@@ -103,6 +103,6 @@ async def with_steps(server: SteppedPostgres, url: str, directory: Path) -> None
 
 
 def in_contact(client: Client) -> bool:
-    """Whether it leads, and could know a dead client."""
+    """Whether the client is the leader and could detect a dead client."""
     run: Any = client._run
     return client.is_leader and run._heartbeat.contact() > DEAD_AFTER.total_seconds()

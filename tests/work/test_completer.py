@@ -1,4 +1,4 @@
-"""Storing results: group commit, locked rows, poison, refusals, and a database that fails."""
+"""Storing results: group commit, locked rows, refused rows, lost claims, and a failing database."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ RESULTS = "riverpy results"
 
 
 def refusals(log: list[dict[str, Any]]) -> list[Any]:
-    """The job ids of refused results, as they were logged."""
+    """Return the job ids of refused results from the log."""
     return [entry["job_id"] for entry in log if entry["event"] == JOB_RESULT_REFUSED]
 
 
 def id_of(event: Event) -> int:
-    """The id of an event's job."""
+    """Return the id of the event's job."""
     assert event.job is not None
     return event.job.id
 
 
 @pytest.mark.parametrize("n", [0, 1])
 async def test_time_of_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    """When a job ended is told from the moment at which its result is sent, though the transaction
-    began before, to look for locks: no job ends before it began (SK-19)."""
+    """The end of a job is computed from the moment at which its result is sent, although the
+    transaction started earlier to check for locks. No job ends before it started (SK-19)."""
     look = jobs.job_lock_attempts
 
     async def slow(*args: Any) -> set[int]:
@@ -66,7 +66,7 @@ async def test_time_of_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch, n: int
 
 
 class Gate:
-    """Jobs wait here, so that the test decides when they end."""
+    """Jobs wait at the gate, so that the test decides when they end."""
 
     def __init__(self) -> None:
         self.started: asyncio.Queue[Job[Task]] = asyncio.Queue()
@@ -79,7 +79,7 @@ class Gate:
 
 @pytest.fixture
 def gate(rig: Rig) -> Gate:
-    """A gate for the jobs of kind `task`; those with n = -1 fail after it."""
+    """Return a gate for jobs of kind `task`. Those with n = -1 fail after it."""
     gate = Gate()
 
     @rig.job(next_retry=lambda job: timedelta(0))
@@ -92,8 +92,8 @@ def gate(rig: Rig) -> Gate:
 
 
 async def test_group_commit(rig: Rig, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs that end together are stored by one statement, plain ones apart from the rest; rows go
-    in the order of their ids."""
+    """Jobs that end together are stored by one statement, separately for plain completions and
+    others. Rows go in the order of their ids."""
     batches: list[list[int]] = []
     complete, settle = jobs.job_complete, jobs.job_settle
 
@@ -124,7 +124,7 @@ async def test_group_commit(rig: Rig, gate: Gate, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_locked_row_rides_later(rig: Rig, gate: Gate, fails: bool) -> None:
-    """The result for a row that somebody's transaction has locked waits; the others do not."""
+    """The result for a row that another transaction has locked waits. The other results do not."""
     await rig.insert_rows(20)
     if fails:
         await rig.schema.execute("""UPDATE river_job SET args = '{"n": -1}'""")
@@ -148,7 +148,8 @@ async def test_locked_row_rides_later(rig: Rig, gate: Gate, fails: bool) -> None
 async def test_locked_row_is_told_of(
     rig: Rig, gate: Gate, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row that stays locked is told of once, and once that no result waits any more."""
+    """A row that stays locked is logged once, and so is the moment at which no result waits any
+    more."""
     monkeypatch.setattr(riverpy._work.completer, "LOCK_LOG_DELAY", 0.0)
     await rig.insert_rows(3)
     async with rig.working(slots=3) as client:
@@ -175,8 +176,8 @@ async def test_locked_row_is_told_of(
 
 
 async def test_locked_row_rides_along_under_load(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A result that had to wait is stored although other results never cease to come: here one that
-    is stored already comes again with each statement."""
+    """A waiting result is stored although other results keep arriving: here one that is already
+    stored is sent again with each statement."""
     held = asyncio.Event()
     seen: list[Any] = []
     outcomes = jobs.job_stored_outcomes
@@ -219,8 +220,8 @@ async def test_locked_row_rides_along_under_load(rig: Rig, monkeypatch: pytest.M
 
 
 async def test_poison_row_is_isolated(rig: Rig, gate: Gate, log: list[dict[str, Any]]) -> None:
-    """A result that the database refuses for its value fails alone; the rest of its batch is
-    stored. It is a failed attempt, which may be the last one."""
+    """A result whose value the database refuses fails alone, and the rest of its batch is stored.
+    It counts as a failed attempt, which may be the last one."""
     await rig.schema.execute(
         "ALTER TABLE river_job ADD CONSTRAINT poison"
         " CHECK (id NOT IN (13, 14) OR NOT metadata ? 'bad')"
@@ -254,8 +255,8 @@ async def test_poison_row_is_isolated(rig: Rig, gate: Gate, log: list[dict[str, 
 async def test_result_that_can_never_be_stored(
     rig: Rig, gate: Gate, log: list[dict[str, Any]]
 ) -> None:
-    """A row that takes no result at all is left running; the worker goes on and stops cleanly. The
-    failure that is stored in place of the result is made once."""
+    """A row that accepts no result at all stays running. The worker continues and stops cleanly.
+    The failure that replaces the result is made once."""
     await rig.schema.execute(
         "ALTER TABLE river_job ADD CONSTRAINT poison CHECK (id <> 2 OR state = 'running'"
         " OR state = 'available')"
@@ -274,7 +275,7 @@ async def test_result_that_can_never_be_stored(
 async def test_results_are_sent_in_the_order_of_ids(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However jobs end: two statements that lock rows in one order cannot deadlock."""
+    """Two statements that lock rows in the same order cannot deadlock, for each outcome of jobs."""
     ends: dict[int, asyncio.Event] = {}
     sent: list[list[int]] = []
     complete = jobs.job_complete
@@ -317,8 +318,8 @@ TAKEN = {
 async def test_late_result_is_refused(
     rig: Rig, gate: Gate, log: list[dict[str, Any]], how: str, fails: bool
 ) -> None:
-    """A result for a row that is no longer this attempt's is logged once and not stored; no event
-    tells of it, and the rest of its batch is stored (LD-13)."""
+    """A result for a row that no longer belongs to the attempt is logged once and not stored. It
+    causes no event, and the rest of its batch is stored (LD-13)."""
     await rig.insert_rows(20)
     if fails:
         await rig.schema.execute("""UPDATE river_job SET args = '{"n": -1}'""")
@@ -345,9 +346,9 @@ async def test_late_result_is_refused(
 async def test_two_attempts_of_one_job_end_together(
     rig: Rig, gate: Gate, log: list[dict[str, Any]], fails: bool
 ) -> None:
-    """Where a crash of the server undid a claim, one client can have two attempts at a job, whose
-    results come at once: the one that holds the row is stored and told of, the other is refused
-    (LD-18)."""
+    """After a crash of the server undid a claim, a client can have two attempts at a job whose
+    results arrive together. The result of the attempt that owns the row is stored and published.
+    The other one is refused (LD-18)."""
     await rig.insert_rows(1)
     if fails:
         await rig.schema.execute("""UPDATE river_job SET args = '{"n": -1}'""")
@@ -370,8 +371,8 @@ async def test_two_attempts_of_one_job_end_together(
 
 @pytest.mark.parametrize("end", ["return", "fail", "snooze", "cancel"])
 async def test_lost_answer_is_success(rig: Rig, log: list[dict[str, Any]], end: str) -> None:
-    """A result that was stored by a statement whose answer was lost is a success when it is sent
-    again: stored once, told once."""
+    """A result whose statement succeeded but lost its answer is sent again, which counts as
+    success: it is stored once and published once."""
 
     @rig.job(next_retry=lambda job: timedelta(hours=1))
     async def work(job: Job[Task]) -> None:
@@ -399,8 +400,8 @@ async def test_lost_answer_is_success(rig: Rig, log: list[dict[str, Any]], end: 
 
 
 async def test_terminated_backends(rig: Rig, gate: Gate) -> None:
-    """Every connection is terminated again and again while jobs end: each result is stored once, by
-    its own attempt (LD-18)."""
+    """While all connections are terminated repeatedly, each result is stored once, by its own
+    attempt (LD-18)."""
     await rig.insert_rows(30)
     async with rig.working(slots=30):
         for _ in range(30):
@@ -417,8 +418,8 @@ async def test_terminated_backends(rig: Rig, gate: Gate) -> None:
 
 
 async def test_database_that_is_away(rig: Rig, gate: Gate, log: list[dict[str, Any]]) -> None:
-    """Results wait while nothing can connect, and are stored when it can; the log has one line for
-    the loss and one for the return (LD-18)."""
+    """Results wait while no connection is possible, and are stored afterwards. The log has one
+    event for the loss and one for the recovery (LD-18)."""
     async with proxied(rig.url) as proxy, rig.working(url=proxy.url) as client:
         await client.insert(Task())
         await gate.started.get()
@@ -452,8 +453,8 @@ async def test_database_that_is_away(rig: Rig, gate: Gate, log: list[dict[str, A
 async def test_errors_of_a_driver(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Whatever a connection that is just being lost raises, in a claim or when a result is stored,
-    is tried again and ends nothing."""
+    """Errors of a connection that is just being lost, in a claim or while storing, are retried and
+    end nothing."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -476,7 +477,7 @@ async def test_errors_of_a_driver(
 
 
 async def test_half_open_connection(rig: Rig, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A results connection that answers nothing is given up after its bound; the result is stored
+    """A results connection that does not answer is given up after its timeout. The result is stored
     over a new one."""
     monkeypatch.setattr(riverpy._work.completer, "STATEMENT_TIMEOUT", 0.3)
     async with proxied(rig.url) as proxy, rig.working(url=proxy.url) as client:
@@ -493,7 +494,7 @@ async def test_half_open_connection(rig: Rig, gate: Gate, monkeypatch: pytest.Mo
 
 
 async def test_read_only_spell(rig: Rig, gate: Gate) -> None:
-    """While the server refuses to write (a fail-over) results wait; then they are stored."""
+    """While the server refuses writes, as in a failover, results wait. Then they are stored."""
     name = await rig.schema.fetchval("SELECT quote_ident(current_database())")
     await rig.insert_rows(3)
     async with rig.working(slots=3) as client:
@@ -526,7 +527,7 @@ async def test_read_only_spell(rig: Rig, gate: Gate) -> None:
 
 
 async def test_statement_timeout(rig: Rig, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch that takes longer than the server allows is halved until its parts are stored."""
+    """A batch that exceeds the server's statement timeout is split until its parts are stored."""
     await rig.schema.execute(
         "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
         " $$ BEGIN PERFORM pg_sleep(0.02); RETURN NEW; END $$"
@@ -558,8 +559,8 @@ async def test_statement_timeout(rig: Rig, gate: Gate, monkeypatch: pytest.Monke
 async def test_stop_while_a_result_is_stored(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, hard: bool
 ) -> None:
-    """A result that a job returned is not lost to a stop that comes while it is being stored: 25
-    tries each way, with a slowed completion."""
+    """A result is not lost to a stop that arrives while it is being stored: 25 tries each way, with
+    a slow completion."""
     sending = asyncio.Event()
     go_on = asyncio.Event()
     complete = jobs.job_complete
@@ -594,7 +595,7 @@ async def test_stop_while_a_result_is_stored(
 async def test_results_that_cannot_be_stored_in_time(
     rig: Rig, gate: Gate, log: list[dict[str, Any]]
 ) -> None:
-    """A stop while the database is away ends within its bound and reports what is left."""
+    """A stop while the database is away ends within its timeout and reports what is left."""
     async with proxied(rig.url) as proxy:
         bound = timedelta(milliseconds=500)
         client = rig.client(url=proxy.url, hard_stop_timeout=bound)
@@ -613,7 +614,7 @@ async def test_results_that_cannot_be_stored_in_time(
 
 
 async def test_serializable_default(rig: Rig) -> None:
-    """Under a serializable default no job is lost, run twice, or failed (TX-06)."""
+    """With a serializable default isolation no job is lost, run twice, or failed (TX-06)."""
     name = await rig.schema.fetchval("SELECT quote_ident(current_database())")
     ran: list[int] = []
 
@@ -635,7 +636,7 @@ async def test_serializable_default(rig: Rig) -> None:
 
 
 async def test_backlog_holds_claims(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When results cannot be stored claiming waits, so that what is lost in a crash is bounded."""
+    """When results cannot be stored, claiming waits, which limits what a crash can lose."""
     monkeypatch.setattr(riverpy._work.completer, "BACKLOG_MAX", 10)
     go_on = asyncio.Event()
     complete = jobs.job_complete

@@ -1,4 +1,4 @@
-"""Rows that the server cannot read any more: all others are claimed and stored."""
+"""Rows that the server can no longer read: all other rows are claimed and stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 async def test_claims_beside_a_damaged_row(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, column: str
 ) -> None:
-    """A job with a column that cannot be read is named and set aside; all others are worked."""
+    """A job with an unreadable column is logged and set aside. All others are worked."""
     monkeypatch.setattr("riverpy._postgres.set_aside.DELAY_MIN", 0.05)
 
     @rig.job
@@ -40,7 +40,7 @@ async def test_claims_beside_a_damaged_row(
 async def test_results_beside_a_damaged_row(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, column: str
 ) -> None:
-    """The result of a job that cannot be read any more is named and set aside; those of all others
+    """The result of a job that became unreadable is logged and set aside. The results of all others
     are stored."""
     monkeypatch.setattr("riverpy._postgres.set_aside.DELAY_MIN", 0.05)
 
@@ -65,8 +65,8 @@ async def test_results_beside_a_damaged_row(
 async def test_lost_claims_beside_a_damaged_row(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, is_of_this_run: bool
 ) -> None:
-    """Claims whose answer was lost, of this run or of an earlier one, are released although the
-    server cannot read who claimed another running job; its id is logged."""
+    """Claims whose answer was lost, of this run or an earlier one, are released although the server
+    cannot read who claimed another running job. Its id is logged."""
     monkeypatch.setattr("riverpy._work.reconciler.CLAIM_TIMEOUT", 0.0)
     monkeypatch.setattr("riverpy._work.reconciler.RETRY", 0.05)
 

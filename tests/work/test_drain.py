@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 async def test_empty_queue(rig: Rig) -> None:
-    """With nothing to do a drain ends at once."""
+    """A drain of empty queues ends at once."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -29,8 +29,8 @@ async def test_empty_queue(rig: Rig) -> None:
 
 
 async def test_everything_is_worked(rig: Rig) -> None:
-    """All jobs of the queues are worked, those that jobs insert too; other queues stay, and so does
-    what is far from due."""
+    """A drain works all jobs of its queues, including those that jobs insert. Other queues and jobs
+    that are due much later stay."""
     client = rig.client(queues={"default": QueueConfig(max_workers=3), "b": QueueConfig()})
 
     @rig.job
@@ -48,8 +48,8 @@ async def test_everything_is_worked(rig: Rig) -> None:
 
 
 async def test_available_and_far_from_due(rig: Rig) -> None:
-    """A drain does not wait for rows that are available and far from due, as only SQL makes
-    them."""
+    """A drain does not wait for rows that are available but due much later, which only SQL can
+    make."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -67,7 +67,7 @@ async def test_available_and_far_from_due(rig: Rig) -> None:
 
 @pytest.mark.timeout(180)
 async def test_pending_retry(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that fails once and is due again at once: a drain returns only when it is completed, 50
+    """A drain returns only after a job has completed that fails once and is due again at once, 50
     times (LD-16)."""
     monkeypatch.setattr(riverpy._work.run, "DRAIN_POLL_INTERVAL", 0.0)
 
@@ -84,8 +84,7 @@ async def test_pending_retry(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_claim_in_flight(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that a claim has taken, but whose answer is still on its way, are no empty queue
-    (LD-16)."""
+    """A queue is not empty while a claim has taken rows and its answer has not arrived (LD-16)."""
     monkeypatch.setattr(riverpy._work.run, "DRAIN_POLL_INTERVAL", 0.0)
     ended = asyncio.Event()
 
@@ -126,8 +125,8 @@ async def test_claim_in_flight(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_job_that_ends_while_the_queues_are_read(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The queues are read when nothing runs or is to be stored, not before: a job that fails and is
-    stored between their reading and its answer is seen nowhere (LD-16)."""
+    """The queues are read only when no job runs and no result waits. Otherwise a job that fails and
+    is stored during the read would be missed (LD-16)."""
     monkeypatch.setattr(riverpy._work.run, "DRAIN_POLL_INTERVAL", 0.0)
     look, busy = riverpy._work.run.job_any_available, []
     client = rig.client()

@@ -1,4 +1,4 @@
-"""What goes on while a stop waits for the last jobs."""
+"""What keeps working while a stop waits for the last jobs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 async def test_signs_of_life(rig: Rig) -> None:
-    """A client that waits for its last job counts as alive until that has ended, so nobody runs it
-    again meanwhile; it is gone from the list of clients afterwards (SC-08)."""
+    """A client that waits for its last job keeps its heartbeat, so no other client runs the job.
+    Afterwards its row is deleted (SC-08)."""
     go_on, runs = anyio.Event(), 0
 
     @rig.job
@@ -42,8 +42,8 @@ async def test_signs_of_life(rig: Rig) -> None:
 
 
 async def test_signals_stay_the_application_s(rig: Rig) -> None:
-    """A client that works beside other code, as in a web server, takes no signal and no wake-up of
-    the interpreter's, while it works or after (SC-07)."""
+    """A client inside another program, such as a web server, changes no signal handler and no
+    wake-up descriptor, during its work or after it (SC-07)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:

@@ -1,5 +1,5 @@
-"""Databases whose encoding is not UTF8: texts that they lack are refused or replaced, and no other
-job waits for them."""
+"""Databases whose encoding is not UTF8: texts that they cannot encode are refused or replaced, and
+delay no other job."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 TEXT = "\u65e5\u672c"
-"""What LATIN1 lacks, and SQL_ASCII takes as bytes."""
+"""A text that LATIN1 cannot encode and SQL_ASCII accepts as bytes."""
 ONCE = InsertOpts(max_attempts=1)
 UNSTORABLE = "the result of this attempt could not be stored"
 
 
 class Task(msgspec.Struct):
-    """What the handler is to do, and with which text."""
+    """The action of the handler, and its text."""
 
     kind: ClassVar[str] = "task"
     act: str = ""
@@ -45,7 +45,7 @@ class Task(msgspec.Struct):
 
 @asynccontextmanager
 async def database(server_url: str, encoding: str) -> AsyncGenerator[str]:
-    """The URL of a database with River's tables in this encoding."""
+    """Yield the URL of a database with River's tables in this encoding."""
     name = new_database_name()
     options = f"ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
     url = await create_database(server_url, name, options)
@@ -72,7 +72,7 @@ async def work(job: Job[Task]) -> None:
 
 
 async def ends_of(url: str) -> dict[str, tuple[str, str | None]]:
-    """Work jobs that end in each way; the state of each, and its error."""
+    """Work one job for each kind of end. Returns the state and the error of each."""
     acts = ("nothing", "fail", "cancel", "output")
     client = Client(url, workers=workers, queues={"default": QueueConfig(max_workers=10)})
     async with client, client.subscribe(*EventKind) as events:
@@ -92,8 +92,8 @@ async def ends_of(url: str) -> dict[str, tuple[str, str | None]]:
 
 
 async def test_latin1(server_url: str) -> None:
-    """Errors that the encoding lacks are stored with `?`, and end their attempts as before; an
-    output that it lacks makes a failure. An insert of such a text is an ArgsError."""
+    """Errors that the encoding cannot represent are stored with `?`, and their attempts end as
+    usual. Such an output makes the attempt fail. Inserting such a text raises ArgsError."""
     async with database(server_url, "LATIN1") as url:
         assert await ends_of(url) == {
             "nothing": ("completed", None),
@@ -111,8 +111,8 @@ async def test_latin1(server_url: str) -> None:
 
 
 async def test_sql_ascii(server_url: str) -> None:
-    """Such a database takes any bytes: what riverpy stores is UTF-8. A job of another program that
-    is not UTF-8 is named, and the others are listed."""
+    """A database of encoding SQL_ASCII accepts any bytes. riverpy stores UTF-8. A job of another
+    program that is not UTF-8 is reported, and the others are listed."""
     async with database(server_url, "SQL_ASCII") as url:
         assert await ends_of(url) == {
             "nothing": ("completed", None),

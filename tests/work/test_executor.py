@@ -1,4 +1,4 @@
-"""How attempts end: completed, failed, snoozed, cancelled, and what their rows look like then."""
+"""Outcomes of attempts: completed, failed, snoozed, cancelled, and the rows after them."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 
 
 def delay_of(row: asyncpg.Record) -> timedelta:
-    """From the claim of an attempt to the next one."""
+    """Return the time from the claim of an attempt to the next one."""
     return row["scheduled_at"] - row["attempted_at"]
 
 
 async def first_failure(rig: Rig, **settings: Any) -> Row:
-    """A job after its first attempt, which fails, as that was stored (it may have run again since),
-    and whose formula for the time of the next holds, however long the attempt took."""
+    """Return the stored row of a job whose first attempt failed. (It may have run again since.)
+    Check the time of its retry against the formula."""
     began = time.monotonic()
     await rig.run_one(**settings)
     took = timedelta(seconds=time.monotonic() - began)
@@ -62,7 +62,7 @@ async def first_failure(rig: Rig, **settings: Any) -> Row:
 
 
 async def test_completed(rig: Rig) -> None:
-    """A job that returns is completed; nothing but the columns of the attempt changes."""
+    """A job that returns is completed. Only the columns of the attempt change."""
     seen: list[Job[Task]] = []
 
     @rig.job
@@ -86,7 +86,7 @@ async def test_completed(rig: Rig) -> None:
 
 
 async def test_no_job_outside_of_one() -> None:
-    """`current_job` outside of a job says so."""
+    """`current_job` raises an error outside of a job."""
     with pytest.raises(riverpy.ClientStateError, match="inside a job"):
         riverpy.current_job()
 
@@ -118,7 +118,7 @@ async def test_failed_is_retryable(rig: Rig) -> None:
 
 
 async def test_soon_due_is_available(rig: Rig) -> None:
-    """A first failure is due within River's 5 seconds, so the job is available at once."""
+    """A first failure is retried within River's 5 seconds, so the job is available at once."""
     assert timedelta(seconds=5) == AVAILABLE_DELAY_MAX
 
     @rig.job
@@ -131,8 +131,8 @@ async def test_soon_due_is_available(rig: Rig) -> None:
 
 @pytest.mark.parametrize("snoozes", [False, True])
 async def test_what_is_soon(rig: Rig, snoozes: bool) -> None:
-    """What is due within these seconds is available, what is due later is not."""
-    soon = outcomes.AVAILABLE_DELAY_MAX  # as the rig has it
+    """A job that is due within the limit is available. A later one is not."""
+    soon = outcomes.AVAILABLE_DELAY_MAX  # as the rig sets it
 
     @rig.job(next_retry=lambda job: soon + timedelta(milliseconds=job.args.n))
     async def work(job: Job[Task]) -> None:
@@ -147,7 +147,7 @@ async def test_what_is_soon(rig: Rig, snoozes: bool) -> None:
 
 
 async def test_retried_until_it_succeeds(rig: Rig) -> None:
-    """A job due again soon is worked again without any notification or poll."""
+    """A job that is soon due again is worked without a notification or a poll."""
     attempts: list[int] = []
 
     @rig.job(next_retry=lambda job: timedelta(milliseconds=30 * (job.attempt - 1)))
@@ -183,7 +183,7 @@ async def test_discarded_after_the_last_attempt(rig: Rig) -> None:
 
 
 def job_row(*, errors: int, metadata: str = "{}") -> Row:
-    """A row with so many errors."""
+    """Return a row with so many errors."""
     values: list[Any] = [None] * 18
     values[JobColumn.METADATA] = metadata
     values[JobColumn.ERRORS] = ["{}"] * errors
@@ -203,20 +203,20 @@ def test_retry_formula(errors: int) -> None:
 
 @pytest.mark.parametrize("errors", [309, 310, 5000])
 def test_retry_formula_is_capped(errors: int) -> None:
-    """From the 310th error on the delay is River's longest, without jitter: 2^63 - 1 ns, to the
+    """From the 310th error on, the delay is River's maximum without jitter: 2^63 - 1 ns, to the
     microsecond."""
     assert DefaultRetryPolicy().next_retry(job_row(errors=errors)) == RETRY_DELAY_MAX
     assert timedelta(microseconds=(2**63 - 1) // 1000) == RETRY_DELAY_MAX
 
 
 def test_no_delay_is_longer() -> None:
-    """Before the 310th error the jitter makes no delay longer than the longest."""
+    """Before the 310th error, jitter never makes a delay longer than the maximum."""
     delays = [DefaultRetryPolicy().next_retry(job_row(errors=308)) for _ in range(200)]
     assert max(delays) == RETRY_DELAY_MAX > min(delays)
 
 
 def test_errors_that_are_not_kept_count() -> None:
-    """The formula counts the errors that the row keeps no longer, too."""
+    """Errors that the row no longer keeps still count in the formula."""
     job = job_row(errors=100, metadata='{"riverpy:errors_dropped": 50}')
     assert job.error_count == 150
     delay = DefaultRetryPolicy().next_retry(job).total_seconds()
@@ -226,7 +226,8 @@ def test_errors_that_are_not_kept_count() -> None:
 
 
 async def test_longest_delay_is_stored(rig: Rig) -> None:
-    """The cap of some 292 years is a time that the database takes, and one that can be read."""
+    """The maximum delay of about 292 years is a time that the database stores and that can be
+    read."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -247,7 +248,7 @@ async def test_longest_delay_is_stored(rig: Rig) -> None:
 
 
 async def test_next_retry_of_function_and_class(rig: Rig) -> None:
-    """A worker's own `next_retry` wins over the client's policy; None leaves it to the policy."""
+    """A worker's own `next_retry` overrides the client's policy. None means the policy."""
 
     class Policy:
         def next_retry(self, job: Row, /) -> timedelta:
@@ -283,7 +284,8 @@ async def test_next_retry_of_function_and_class(rig: Rig) -> None:
 
 @pytest.mark.parametrize("value", [timedelta(seconds=-1), "soon", OSError("raised"), SystemExit(3)])
 async def test_bad_next_retry(rig: Rig, log: list[dict[str, Any]], value: Any) -> None:
-    """A `next_retry` that looks back, raises or gives nonsense is logged; River's formula holds."""
+    """A `next_retry` that returns a negative or invalid value, or raises, is logged. River's
+    formula is used."""
 
     def next_retry(job: Job[Task]) -> timedelta:
         if isinstance(value, BaseException):
@@ -301,7 +303,7 @@ async def test_bad_next_retry(rig: Rig, log: list[dict[str, Any]], value: Any) -
 
 
 async def test_bad_next_retry_of_many(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """Of many jobs whose `next_retry` fails the log names ten; the others are for debugging."""
+    """Of many jobs whose `next_retry` fails, ten are logged as warnings and the rest at debug."""
 
     @rig.job(next_retry=lambda _: timedelta(seconds=-1))
     async def work(job: Job[Task]) -> None:
@@ -316,7 +318,7 @@ async def test_bad_next_retry_of_many(rig: Rig, log: list[dict[str, Any]]) -> No
 
 
 async def test_job_cancel(rig: Rig) -> None:
-    """JobCancel ends the job for good, with River's text, also from inside exception groups."""
+    """JobCancel ends the job for good with River's text, also from inside exception groups."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -343,7 +345,8 @@ async def test_job_cancel(rig: Rig) -> None:
 
 
 async def test_job_snooze(rig: Rig) -> None:
-    """A snooze gives the attempt back and counts in the metadata; a long one is scheduled."""
+    """A snooze does not count as an attempt and is counted in the metadata. After a long snooze the
+    job is scheduled."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -390,7 +393,7 @@ async def test_job_snooze(rig: Rig) -> None:
     ],
 )
 async def test_snooze_counter(rig: Rig, text: str, after: str) -> None:
-    """The counter is read as River reads it, and never leaves 64 bits."""
+    """The snooze counter is read as River reads it, and stays within 64 bits."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -435,7 +438,7 @@ async def test_zero_snooze(rig: Rig) -> None:
 
 @pytest.mark.timeout(180)
 async def test_a_thousand_snoozes(rig: Rig) -> None:
-    """A job that snoozes 1,000 times uses up no attempt and its row does not grow (LD-20)."""
+    """A job that snoozes 1,000 times uses up no attempt, and its row does not grow (LD-20)."""
     runs = 0
 
     @rig.job
@@ -457,7 +460,7 @@ async def test_a_thousand_snoozes(rig: Rig) -> None:
 
 
 def test_snooze_refuses_nonsense() -> None:
-    """A snooze takes a timedelta of zero or more, and says so."""
+    """A snooze refuses anything but a timedelta of zero or more."""
     with pytest.raises(ValueError, match="zero or more"):
         JobSnooze(timedelta(seconds=-1))
     with pytest.raises(TypeError, match="timedelta"):
@@ -465,7 +468,7 @@ def test_snooze_refuses_nonsense() -> None:
 
 
 async def test_longest_snooze(rig: Rig) -> None:
-    """A snooze of a thousand years is cut to what can be stored."""
+    """A snooze of a thousand years is cut to the longest delay that can be stored."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -477,7 +480,7 @@ async def test_longest_snooze(rig: Rig) -> None:
 
 
 async def test_unknown_kind(rig: Rig) -> None:
-    """A kind without a worker is a failed attempt with River's text; another job is not harmed."""
+    """A job of a kind without a worker fails with River's text. Another job is not affected."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -500,8 +503,8 @@ async def test_unknown_kind(rig: Rig) -> None:
 async def test_kind_that_names_code(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kind is looked up among the workers and nowhere else: one that names a function or a module
-    of Python's is as unknown as any other (SE-01)."""
+    """A kind is looked up only among the workers. The name of a Python function or module is an
+    unknown kind too (SE-01)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -521,7 +524,7 @@ async def test_kind_that_names_code(
 
 
 async def test_kind_aliases(rig: Rig) -> None:
-    """A worker works rows of the older names of its kind too."""
+    """A worker also works rows with the older names of its kind."""
 
     class Renamed(msgspec.Struct):
         kind: ClassVar[str] = "new_name"
@@ -565,7 +568,7 @@ class Loose(dict[str, Any]):
 
 
 async def test_args_of_each_type(rig: Rig) -> None:
-    """A Struct, a dataclass and a dict arrive as what was inserted."""
+    """A Struct, a dataclass and a dict arrive as they were inserted."""
     got: list[object] = []
 
     @rig.job
@@ -602,7 +605,7 @@ async def test_args_of_each_type(rig: Rig) -> None:
     ],
 )
 async def test_undecodable_args(rig: Rig, args: str, path: str) -> None:
-    """Args of the wrong type are a job error that names the path; the worker is not called."""
+    """Args of the wrong type are a job error with the path. The worker is not called."""
     called: list[object] = []
 
     @rig.job(args=Parcel)
@@ -622,7 +625,7 @@ async def test_undecodable_args(rig: Rig, args: str, path: str) -> None:
 
 
 async def test_unknown_fields_are_ignored(rig: Rig) -> None:
-    """A newer sender may add fields."""
+    """Fields that a newer sender added are ignored."""
     got: list[Task] = []
 
     @rig.job
@@ -639,7 +642,7 @@ async def test_unknown_fields_are_ignored(rig: Rig) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_metadata_is_merged(rig: Rig, fails: bool) -> None:
-    """What an attempt records is merged into the metadata, however the attempt ends."""
+    """What an attempt records is merged into the metadata for each outcome."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -663,7 +666,7 @@ async def test_metadata_is_merged(rig: Rig, fails: bool) -> None:
 
 
 async def test_metadata_is_another_sessions_too(rig: Rig) -> None:
-    """Keys that somebody else wrote while the job ran are kept."""
+    """Keys that another session wrote while the job ran are kept."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -675,7 +678,7 @@ async def test_metadata_is_another_sessions_too(rig: Rig) -> None:
 
 
 async def test_metadata_that_is_no_object(rig: Rig) -> None:
-    """A row whose metadata is no object can be worked; what is recorded is joined to it."""
+    """A row whose metadata is not an object can be worked. What is recorded is joined to it."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -695,8 +698,8 @@ async def test_metadata_that_is_no_object(rig: Rig) -> None:
 async def test_recording_refuses_what_cannot_be_stored(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NaN, NUL, surrogates, `river:` keys and huge outputs are refused at the call; the job goes on
-    (BI-03, BI-04)."""
+    """NaN, NUL, surrogates, `river:` keys and huge outputs are refused at the call. The job
+    continues (BI-03, BI-04)."""
     refused: list[str] = []
     assert riverpy.job.OUTPUT_SIZE_MAX == 32 * 1024 * 1024
     limit = 64 * 1024

@@ -1,4 +1,4 @@
-"""What is stored of an error, and errors that would end a naive worker."""
+"""Stored error entries, and errors that are hard to handle."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class RaisingStr(Exception):
-    """Cannot say what it is."""
+    """Raises when it is converted to a string."""
 
     def __str__(self) -> str:
         raise ValueError("no text")
@@ -37,21 +37,22 @@ class RaisingStr(Exception):
 
 
 class DeadlyStr(Exception):
-    """Would end the process when it is asked what it is."""
+    """Raises SystemExit when it is converted to a string."""
 
     def __str__(self) -> str:
         raise SystemExit(4)
 
 
 class NoText(Exception):
-    """Its text is no text."""
+    """Its string conversion returns something else."""
 
     def __str__(self) -> str:
         return None  # type: ignore[return-value]
 
 
 async def outcome_of(rig: Rig, error: Callable[[], BaseException]) -> dict[str, Any]:
-    """The error entry of a job that raises this. The same worker then completes another job."""
+    """Return the error entry of a job that raises this. Then complete another job with the same
+    worker."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -66,8 +67,8 @@ async def outcome_of(rig: Rig, error: Callable[[], BaseException]) -> dict[str, 
 
 
 async def test_entry(rig: Rig) -> None:
-    """An entry has River's keys; its time is the start of the attempt in UTC, with an offset that
-    Go reads."""
+    """An entry has River's keys. Its time is the start of the attempt in UTC, in a form that Go
+    reads."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -77,7 +78,7 @@ async def test_entry(rig: Rig) -> None:
     row = await rig.run_one()
     after = datetime.now(UTC)
     (entry,) = errors_of(row)
-    assert list(entry) == ["at", "error", "trace", "attempt"]  # jsonb's order: Go has the same
+    assert list(entry) == ["at", "error", "trace", "attempt"]  # jsonb's order; Go has the same
     assert entry["error"] == "ValueError: <boom> é😀"
     assert entry["attempt"] == 1
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z", entry["at"])
@@ -89,7 +90,7 @@ async def test_entry(rig: Rig) -> None:
 
 
 async def test_trace(rig: Rig) -> None:
-    """A trace starts at the job's own code and shows no local variables and no code of ours."""
+    """A trace starts at the job's own code, and shows no local variables and no code of riverpy."""
 
     def inner(secret: str) -> None:
         raise KeyError("missing")
@@ -112,7 +113,7 @@ async def test_trace(rig: Rig) -> None:
 
 
 def caused(error: BaseException, cause: BaseException) -> BaseException:
-    """The error, as `raise error from cause` makes it."""
+    """Return the error as `raise error from cause` makes it."""
     error.__cause__ = cause
     return error
 
@@ -159,16 +160,16 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
 async def test_error_is_a_failed_attempt(
     rig: Rig, error: Callable[[], BaseException], text: str
 ) -> None:
-    """Whatever a job raises is a failed attempt with an entry that can be stored; the slot is used
-    again and the worker lives. Its text has the type, and those of the leaves of a group
-    (FR-07, SC-17, BI-04)."""
+    """Everything a job raises is a failed attempt with a storable entry. The slot is free again and
+    the worker keeps running. The text has the type, or the leaves of a group (FR-07, SC-17,
+    BI-04)."""
     entry = await outcome_of(rig, error)
     assert entry["error"] == text
     assert "\0" not in entry["trace"]
 
 
 async def test_cancelled_future_of_somebody(rig: Rig) -> None:
-    """Awaiting a future that somebody cancelled is a failed attempt, no cancelled job (SC-17)."""
+    """Awaiting a cancelled future is a failed attempt, not a cancelled job (SC-17)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -183,7 +184,7 @@ async def test_cancelled_future_of_somebody(rig: Rig) -> None:
 
 
 async def test_job_that_cancels_its_own_task(rig: Rig) -> None:
-    """A job that cancels itself and waits has failed; one that returns at once has completed."""
+    """A job that cancels itself and waits has failed. One that returns at once has completed."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -199,7 +200,7 @@ async def test_job_that_cancels_its_own_task(rig: Rig) -> None:
 
 
 async def test_recursion(rig: Rig) -> None:
-    """5,000 frames are a failed attempt whose trace has a bound (PF-08)."""
+    """A recursion of 5,000 frames is a failed attempt with a bounded trace (PF-08)."""
 
     def deeper(depth: int) -> int:
         return deeper(depth + 1) + 1
@@ -221,8 +222,8 @@ async def test_recursion(rig: Rig) -> None:
 
 @pytest.mark.timeout(120)
 async def test_megabytes_of_text(rig: Rig) -> None:
-    """Of a 20 MB message 16 Ki characters are stored, with a mark; the trace keeps its frames; 25
-    attempts make a row of less than 2 MB (PF-08)."""
+    """Of a message of 20 MB, 16 Ki characters are stored with a mark, and the trace keeps its
+    frames. A row with 25 attempts has less than 2 MB (PF-08)."""
 
     @rig.job(next_retry=lambda job: timedelta(0))
     async def work(job: Job[Task]) -> None:
@@ -247,7 +248,7 @@ async def test_megabytes_of_text(rig: Rig) -> None:
 
 
 class Handler:
-    """Remembers what it was told and answers as it was made to."""
+    """Remembers its calls and returns what the test set."""
 
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer
@@ -261,7 +262,7 @@ class Handler:
 
 
 async def test_error_handler_is_told(rig: Rig) -> None:
-    """The handler is told of failures and unknown kinds, not of snoozes and cancels."""
+    """The error handler is called for failures and unknown kinds, not for snoozes and cancels."""
     handler = Handler()
 
     @rig.job
@@ -286,7 +287,7 @@ async def test_error_handler_is_told(rig: Rig) -> None:
 
 
 async def test_error_handler_cancels(rig: Rig) -> None:
-    """A handler that returns True ends the job; its error is recorded as it was."""
+    """A handler that returns True cancels the job. The recorded error stays."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -301,7 +302,7 @@ async def test_error_handler_cancels(rig: Rig) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("x"), asyncio.CancelledError(), SystemExit(2)])
 async def test_error_handler_raises(rig: Rig, error: BaseException) -> None:
-    """A handler that raises counts as one that said nothing."""
+    """A handler that raises counts as one that returned None."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -313,7 +314,7 @@ async def test_error_handler_raises(rig: Rig, error: BaseException) -> None:
 
 
 async def test_error_handler_hangs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler that hangs is cut after its limit, and the failure stands."""
+    """A handler that hangs is cancelled after its timeout, and the failure stays."""
     monkeypatch.setattr(riverpy._work.executor, "ERROR_HANDLER_TIMEOUT", 0.05)
     cut = asyncio.Event()
 
@@ -334,7 +335,8 @@ async def test_error_handler_hangs(rig: Rig, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_one_bad_result_harms_no_other(rig: Rig) -> None:
-    """Jobs with every kind of nasty text end in one batch with good ones, and all are stored."""
+    """Jobs with all kinds of difficult texts end in one batch with normal ones, and all are
+    stored."""
     texts = ["\0", "\ud800", "x" * 100_000, "ok"]
 
     @rig.job
@@ -349,7 +351,7 @@ async def test_one_bad_result_harms_no_other(rig: Rig) -> None:
 
 
 async def test_the_last_attempt_of_a_base_exception(rig: Rig) -> None:
-    """A job that exits in its last attempt is discarded like any other (SC-17)."""
+    """A job that raises SystemExit in its last attempt is discarded like any other (SC-17)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -360,7 +362,8 @@ async def test_the_last_attempt_of_a_base_exception(rig: Rig) -> None:
 
 
 async def test_error_that_cannot_be_classified(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if classifying an error fails, the job that raised it has failed: never completed."""
+    """If the classification of an error fails, the job still counts as failed, never as
+    completed."""
 
     def broken(*args: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
@@ -376,8 +379,8 @@ async def test_error_that_cannot_be_classified(rig: Rig, monkeypatch: pytest.Mon
 
 
 async def test_errors_are_bounded(rig: Rig) -> None:
-    """Of a job's errors the first and the newest 99 are kept, whoever adds one, and the metadata
-    says how many were dropped (FR-20)."""
+    """A row keeps the first and the newest 99 errors, whoever adds one. The metadata has the number
+    of dropped errors (FR-20)."""
 
     @rig.job(next_retry=lambda job: timedelta(0))
     async def work(job: Job[Task]) -> None:
@@ -414,8 +417,8 @@ async def _rescue(connection: Any, schema: str, keys: list[ClaimKey], _error: st
 async def test_errors_are_bounded_whoever_adds_one(
     schema: Schema, end: Callable[[Any, str, list[ClaimKey], str], Awaitable[None]]
 ) -> None:
-    """So a result and a rescue do; another version may have stored more. The number is added to
-    what was dropped before, and left out where the metadata are no object (FR-20)."""
+    """Results and rescues both limit the errors, also if another version stored more. The number is
+    added to the count of dropped errors, and left out if the metadata is not an object (FR-20)."""
     given = {
         (99, '{"own": 1}'): {"own": 1},
         (100, '{"own": 1}'): {"own": 1, "riverpy:errors_dropped": 1},

@@ -1,4 +1,4 @@
-"""A client with nothing to do: how little it sends, and that it keeps no transaction open."""
+"""Idle clients: how few statements they send, and that they keep no transaction open."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from tests.work.rig import Rig
 
 POLL = 1.05
-"""A poll waits up to a tenth longer than its interval, half of that on average."""
+"""Seconds of a poll: at most a tenth longer than its interval, half of that on average."""
 
 
 async def statements_of(sent: list[Sent], step: Callable[[], Awaitable[Any]]) -> int:
-    """How many a step sends when it is repeated, over connections that are open."""
+    """Return how many statements a repeated step sends over open connections."""
     await step()
     before = len(sent)
     await step()
@@ -42,8 +42,8 @@ async def statements_of(sent: list[Sent], step: Callable[[], Awaitable[Any]]) ->
 
 
 async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> float:
-    """Statements a second of a client that follows, but for the polls of its queues. (One that
-    leads renews its lease where this one bids.)"""
+    """Return the statements per second of a follower, without the polls of its queues. (A leader
+    renews its lease where a follower tries to acquire it.)"""
     config = Config(schema=rig.schema.name, **settings)
     queues = {"default": QueueConfig(max_workers=10)}
     run: Any = Client(rig.url, workers=rig.workers, queues=queues, config=config)._new_run()
@@ -74,12 +74,12 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
     await run._connections.close()
     assert counts == [1] * len(steps)
     assert reporter._reported is not None
-    assert again == 0  # it tells what is new
+    assert again == 0  # it reports only changes
     return sum(1 / interval for _, interval in steps)
 
 
 async def rate_of_maintenance(schema: Schema, sent: list[Sent], inserter: Inserter) -> float:
-    """Statements a second of the services of a term."""
+    """Return the statements per second of the services of a term."""
 
     class InContact:
         registered_at = 1
@@ -103,8 +103,8 @@ async def rate_of_maintenance(schema: Schema, sent: list[Sent], inserter: Insert
 
 
 async def test_statements_while_idle(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At default settings an idle client sends less than two statements a second, though it leads;
-    with 35 queues that are polled each 5 s, 35/5 and a half (PF-04)."""
+    """With default settings an idle client sends less than two statements per second, even as
+    leader. With 35 queues that are polled every 5 s it sends 35/5 and a half (PF-04)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -116,7 +116,7 @@ async def test_statements_while_idle(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
     await rig.schema.execute("TRUNCATE river_leader, riverpy_client")
     maintenance = await rate_of_maintenance(rig.schema, sent, inserter) + 1 / UNDIVIDED
     poll = Config().fetch_poll_interval.total_seconds() * POLL
-    # The leader of `default` does not look for a leader.
+    # The leader of `default` does not check for a leader.
     beside_polls -= leader_watch.LOOKS / Config().dead_after.total_seconds()
     assert beside_polls <= 0.5 + 0.05
     assert maintenance <= 0.38
@@ -141,7 +141,7 @@ async def test_statements_of_a_quiet_client(rig: Rig, monkeypatch: pytest.Monkey
 
 
 async def test_all_sessions_of_a_quiet_client_are_closed(rig: Rig) -> None:
-    """After the server has closed every session, the next insert of another program works, and the
+    """After the server has closed all sessions, the next insert of another program works, and the
     worker runs the job long before its poll (PB-06)."""
 
     @rig.job
@@ -170,7 +170,7 @@ async def test_all_sessions_of_a_quiet_client_are_closed(rig: Rig) -> None:
 
 
 def claims_of(sent: list[Sent]) -> int:
-    """How many claims were sent."""
+    """Return the number of claims that were sent."""
     return sum("skip locked" in one.text for one in sent if one.connection == "riverpy claims")
 
 
@@ -183,8 +183,8 @@ async def first_claim(sent: list[Sent]) -> None:
 
 @pytest.mark.usefixtures("fast_claims")
 async def test_claims_of_single_jobs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One look at the queue is one claim, whatever it brings: only one that fills all it asked for
-    is followed by another, and the end of a job by none (PF-05)."""
+    """A check of the queue is one claim. Only a full claim is followed by another. The end of a job
+    causes no claim (PF-05)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -206,8 +206,8 @@ async def test_claims_of_single_jobs(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("fast_claims")
 async def test_claims_of_a_notification(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notification is followed by one claim, and one for each time at which a sender that
-    notifies rarely may have inserted more; none for the jobs that it brought (PF-05)."""
+    """After a notification there is one claim, and one for each time at which a sender may have
+    inserted more. The jobs that it returned cause none (PF-05)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -225,12 +225,12 @@ async def test_claims_of_a_notification(rig: Rig, monkeypatch: pytest.MonkeyPatc
             await producer.claimed.wait()
     assert claims_of(sent) <= 1 + 1 + 2 * len(
         FOLLOW_UP_DELAYS
-    )  # a timer may be early, and is set again
+    )  # a timer may fire early, and is set again
 
 
 async def test_no_transaction_during_a_job(rig: Rig) -> None:
-    """While jobs run, none of riverpy's connections has a transaction open, or a snapshot that
-    keeps dead rows from being removed (PF-03)."""
+    """While jobs run, riverpy's connections have no open transaction and no snapshot that would
+    keep dead rows (PF-03)."""
     go_on = asyncio.Event()
 
     @rig.job

@@ -14,14 +14,14 @@ from tests.work.rig import PATIENCE, Rig, Task
 
 
 class Beta(msgspec.Struct):
-    """Args of a kind that only new clients know, by a new name."""
+    """Args of a kind that only new clients work, under a new name."""
 
     kind: ClassVar[str] = "beta"
     kind_aliases: ClassVar[tuple[str, ...]] = ("old_beta",)
 
 
 def new_workers() -> Workers:
-    """Workers of a new release: `task` and `beta`."""
+    """Return the workers of a new release: `task` and `beta`."""
     workers = Workers()
 
     @workers.job
@@ -34,9 +34,8 @@ def new_workers() -> Workers:
 
 
 async def test_other_kinds_wait_for_their_workers(rig: Rig) -> None:
-    """Jobs of a kind that a client has no worker for stay as they were inserted, those behind them
-    run at once, and a client that knows the kind or its alias completes each at the first attempt
-    (FR-09)."""
+    """Jobs without a worker in this client stay as they were inserted. Jobs after them run at once.
+    A client that works the kind or its alias completes each at the first attempt (FR-09)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -58,7 +57,7 @@ async def test_other_kinds_wait_for_their_workers(rig: Rig) -> None:
 
 
 async def test_drain_leaves_other_kinds(rig: Rig) -> None:
-    """A drain ends when no job of its kinds is left, whatever waits beside them (FR-09)."""
+    """A drain ends when no job of its kinds is left, although other jobs wait (FR-09)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -72,7 +71,7 @@ async def test_drain_leaves_other_kinds(rig: Rig) -> None:
 
 
 async def test_known_kinds_are_those_of_the_start(rig: Rig) -> None:
-    """A worker that is registered while the client runs works from the next start on (CF-106)."""
+    """A worker that is registered while the client runs is used after the next start (CF-106)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -91,8 +90,8 @@ async def test_known_kinds_are_those_of_the_start(rig: Rig) -> None:
 
 
 async def test_notifications_of_other_kinds(rig: Rig) -> None:
-    """A stream of notifications for jobs of other kinds does not keep a client busy with claims
-    that bring nothing; a job of its own is found beside them (FR-09)."""
+    """Many notifications for jobs of other kinds do not cause a stream of empty claims. A job of
+    the client's own kinds is found among them (FR-09)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...

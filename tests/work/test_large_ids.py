@@ -1,4 +1,4 @@
-"""Ids that other types would change: behind those of a 32-bit integer, and of a float."""
+"""Ids above the range of a 32-bit integer and of exact floats."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LARGE = [2**31, 2**53 + 1, 2**63 - 50]
 
 @pytest.mark.parametrize("first", LARGE)
 async def test_insert_and_work(rig: Rig, first: int) -> None:
-    """Jobs with such ids are inserted in each way, worked to each end, cancelled and retried, one
-    by one and in batches, and each is the one that it was (PF-07)."""
+    """Jobs with such ids can be inserted in each way, worked to each outcome, cancelled and
+    retried, singly and in batches, and keep their ids (PF-07)."""
     seen: dict[int, int] = {}
 
     @rig.job(next_retry=lambda job: timedelta(hours=1))
@@ -39,7 +39,7 @@ async def test_insert_and_work(rig: Rig, first: int) -> None:
             await asyncio.sleep(3600)
 
     await rig.schema.execute("SELECT setval('river_job_id_seq', $1, false)", first)
-    poll = timedelta(milliseconds=50)  # nobody notifies of a retry
+    poll = timedelta(milliseconds=50)  # no notification announces a retry
     async with rig.working(slots=10, fetch_poll_interval=poll) as client:
         ids = [(await client.insert(Task(n=n))).job.id for n in range(4)]
         assert (await client.job_get(first)).id == first
@@ -65,7 +65,7 @@ async def test_insert_and_work(rig: Rig, first: int) -> None:
 
 @pytest.mark.parametrize("first", LARGE)
 async def test_rescue(rig: Rig, first: int) -> None:
-    """They are rescued from a dead client (PF-07)."""
+    """Jobs with large ids are rescued from a dead client (PF-07)."""
     await rig.schema.execute("SELECT setval('river_job_id_seq', $1, false)", first)
     await rig.insert_rows(3)
     await rig.schema.execute(
@@ -91,7 +91,7 @@ async def test_rescue(rig: Rig, first: int) -> None:
 
 @pytest.mark.parametrize("first", LARGE)
 async def test_command(rig: Rig, first: int) -> None:
-    """The command line shows them as they are, in text and in JSON (PF-07)."""
+    """The command line shows large ids unchanged, in text and in JSON (PF-07)."""
     await rig.schema.execute("SELECT setval('river_job_id_seq', $1, false)", first)
     await rig.insert_rows(1)
 

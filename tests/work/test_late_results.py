@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 OTHER = "cancelled", "completed", "discarded"
-"""The final states, in which another session leaves a job."""
+"""The final states that another session can set."""
 EVENTS = {
     "cancelled": EventKind.JOB_CANCELLED,
     "completed": EventKind.JOB_COMPLETED,
@@ -32,7 +32,7 @@ END = (
 
 
 class Endings:
-    """Jobs that record something and end in one way, when the test lets them."""
+    """Jobs that record something and end in one way when the test allows it."""
 
     def __init__(self, rig: Rig) -> None:
         self.started: asyncio.Queue[int] = asyncio.Queue()
@@ -58,7 +58,7 @@ class Endings:
 
 @pytest.fixture
 def endings(rig: Rig) -> Endings:
-    """How the jobs of the test end."""
+    """Return the controls of the test's jobs."""
     return Endings(rig)
 
 
@@ -66,8 +66,8 @@ def endings(rig: Rig) -> Endings:
 async def test_job_that_another_session_made_final(
     rig: Rig, endings: Endings, log: list[dict[str, Any]], how: str
 ) -> None:
-    """A job that others made final keeps its state, its time and its errors. What the attempt
-    recorded is merged into its metadata, and its event is of the state that is stored."""
+    """A job that another session made final keeps its state, time and errors. What the attempt
+    recorded is merged into its metadata. Its event has the stored state."""
     endings.how = how
     await rig.insert_rows(4)
     async with rig.working() as client:
@@ -111,8 +111,7 @@ async def test_job_that_another_session_made_final(
 
 
 async def test_row_that_is_locked(rig: Rig, endings: Endings) -> None:
-    """A late result for a row that another transaction has locked waits for it, while others are
-    stored."""
+    """A late result for a locked row waits for the lock. Other results are stored."""
     endings.how = "completes"
     await rig.insert_rows(2)
     async with rig.working() as client, rig.schema.connected() as connection:
@@ -131,7 +130,7 @@ async def test_row_that_is_locked(rig: Rig, endings: Endings) -> None:
 
 
 async def test_merge_waits_for_no_lock(schema: Schema) -> None:
-    """The rows that others have locked are left out."""
+    """The merge skips rows that are locked by others."""
     await schema.execute(
         "INSERT INTO river_job (kind, max_attempts, args, state, attempt, attempted_at,"
         " finalized_at) SELECT 'task', 25, '{}', 'completed', 1, now(), now()"

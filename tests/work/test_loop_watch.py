@@ -1,4 +1,4 @@
-"""Jobs that block the event loop: what is said, and what becomes of their own and others' jobs."""
+"""Jobs that block the event loop: what is logged, and how they and other jobs end."""
 
 from __future__ import annotations
 
@@ -26,27 +26,25 @@ PATIENCE = 30.0
 
 @pytest.fixture(autouse=True)
 def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever blocks the loop is told of soon; but a thread that is this late, on a busy machine,
-    takes the process for one that stood still."""
+    """Log a blocked loop soon. (A thread that is later than this treats the process as frozen.)"""
     monkeypatch.setattr(loop_watch, "CHECK_INTERVAL", 0.05)
     monkeypatch.setattr(loop_watch, "BLOCKED_AFTER", LATE)
 
 
 def block_until_told(log: list[dict[str, Any]]) -> None:
-    """Block the loop until the log has a line about it."""
+    """Block the loop until the log has an event about it."""
     give_up = time.monotonic() + PATIENCE
     while not told(log, EVENT_LOOP_BLOCKED) and time.monotonic() < give_up:
         time.sleep(0.01)
 
 
 def told(log: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
-    """The log's entries of this event that are about `block_until_told`: a busy machine may make
-    others."""
+    """Return the events about `block_until_told`. A busy machine may cause others."""
     return [e for e in log if e["event"] == event and "block_until_told" in e.get("at", "")]
 
 
 async def until_told(log: list[dict[str, Any]], event: str) -> dict[str, Any]:
-    """Wait for a line of the log."""
+    """Wait for an event in the log."""
     async with asyncio.timeout(PATIENCE):
         while not told(log, event):
             await asyncio.sleep(0.01)
@@ -55,8 +53,8 @@ async def until_told(log: list[dict[str, Any]], event: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("where", ["job", "task of the job"])
 async def test_who_blocks_the_loop(rig: Rig, log: list[dict[str, Any]], where: str) -> None:
-    """While the loop is blocked a warning names kind, id and place in the code, and afterwards
-    another has the length; the job's result counts, and no one else is blamed (LM-14)."""
+    """While the loop is blocked, a warning names kind, id and code position. Afterwards another has
+    the duration. The result of the job counts, and no other job is named (LM-14)."""
 
     async def block() -> None:
         block_until_told(log)
@@ -86,8 +84,7 @@ async def test_who_blocks_the_loop(rig: Rig, log: list[dict[str, Any]], where: s
 
 
 async def test_blocked_by_no_job(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """In a program that hosts a client other code may block the loop: no job is blamed, its place
-    in the code is named."""
+    """If other code of the program blocks the loop, no job is named, but the code position is."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -96,7 +93,7 @@ async def test_blocked_by_no_job(rig: Rig, log: list[dict[str, Any]]) -> None:
         run = client._run
         assert run is not None
         waiting = Attempt([0] * 20, None, lambda: None, 0.0)
-        run.running.add([waiting])  # as one that was claimed ahead, and has no task
+        run.running.add([waiting])  # like a prefetched job, without a task
         asyncio.get_running_loop().call_soon(block_until_told, log)
         after = await until_told(log, EVENT_LOOP_RESUMED)
         run.running._attempts.remove(waiting)
@@ -106,7 +103,8 @@ async def test_blocked_by_no_job(rig: Rig, log: list[dict[str, Any]]) -> None:
 
 
 async def test_blocked_thread_is_no_blocked_loop(rig: Rig) -> None:
-    """A blocking job in a thread causes no stall: other jobs run meanwhile (LM-14)."""
+    """A blocking job in a thread does not block the loop: other jobs run at the same time
+    (LM-14)."""
     release = threading.Event()
 
     @rig.job(executor="thread")

@@ -1,4 +1,4 @@
-"""Claims whose answer never came: their rows go back and are worked, those of others stay."""
+"""Claims whose answer was lost: their rows are released and worked, and rows of others stay."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ CLAIMS = "riverpy claims"
 
 @pytest.fixture(autouse=True)
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim is looked for half a second after it may have been lost, instead of ten."""
+    """Search for a lost claim after half a second instead of ten."""
     monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 0.5)
     monkeypatch.setattr(riverpy._work.reconciler, "SWEEP_MARGIN", 0.05)
 
 
 async def hold_claims(client: Client, proxy: Proxy) -> None:
-    """Hold the answers of claims back, from the next claim that has a reason."""
+    """Hold back the answers of claims, from the next claim on."""
     run = client._run
     assert run is not None
-    while run.producers["default"]._follow_ups:  # claims that find nothing
+    while run.producers["default"]._follow_ups:  # empty claims
         await asyncio.sleep(0.01)
     async with run._connections.claims.use("holding", 2 * PATIENCE):
         proxy.hold(CLAIMS)
@@ -46,8 +46,8 @@ async def hold_claims(client: Client, proxy: Proxy) -> None:
 async def test_answer_of_a_claim_is_lost(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """The connection dies, or freezes, between a claim and its answer: the rows go back without a
-    lost attempt, and are worked by this very client (NR-17)."""
+    """If a connection dies or freezes between a claim and its answer, the rows are released without
+    a lost attempt, and worked by the same client (NR-17)."""
     ran: list[int] = []
     if how == "frozen":
         monkeypatch.setattr(riverpy._work.producer, "CLAIM_TIMEOUT", 0.5)
@@ -75,13 +75,13 @@ async def test_answer_of_a_claim_is_lost(
     }
     assert sorted(ran) == [1, 2, 3, 4, 5, 6, 7]
     counts = [entry["count"] for entry in log if entry["event"] == JOBS_OF_LOST_CLAIMS_RELEASED]
-    assert sum(counts) >= 6  # a busy machine may lose other claims, where they are given up so soon
+    assert sum(counts) >= 6  # on a busy machine more claims may be lost, with such a short timeout
     assert sum(counts) == 6 or how == "frozen"
 
 
 async def test_answer_is_lost_at_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim whose answer is lost just before a stop leaves no row behind: they go back before
-    the run ends, long before they would be old enough to be looked for."""
+    """A claim whose answer is lost just before a stop leaves no row behind. Its rows are released
+    before the run ends, although they are younger than the claim timeout."""
     monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 600.0)
     monkeypatch.setattr(riverpy._work.reconciler, "LAST_SWEEP_TIMEOUT", 10.0)
 
@@ -104,9 +104,8 @@ async def test_answer_is_lost_at_the_end(rig: Rig, monkeypatch: pytest.MonkeyPat
 
 
 async def test_running_jobs_are_not_put_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are worked, that wait to be stored, or that another client claimed (not so long ago
-    that a leader rescues them by their age) stay running however often this client looks for lost
-    claims."""
+    """Rows that run, wait to be stored, or belong to another client stay running, however often
+    this client searches for lost claims."""
     monkeypatch.setattr(riverpy._work.reconciler, "INTERVAL", 0.02)
     monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 0.0)
     release, storing, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -133,7 +132,7 @@ async def test_running_jobs_are_not_put_back(rig: Rig, monkeypatch: pytest.Monke
         await storing.wait()
         await client.queue_pause("default")
         assert (await rig.event()).kind is EventKind.QUEUE_PAUSED
-        # One that this client claimed in the past and lost: it shows that looks take place.
+        # A lost claim of this client from the past shows that the search takes place.
         await rig.schema.execute(
             "INSERT INTO river_job (kind, max_attempts, args, state, attempt, attempted_by,"
             " attempted_at) VALUES ('lost', 5, '{}', 'running', 3, array['someone:1', 'me'],"
@@ -161,7 +160,7 @@ async def test_running_jobs_are_not_put_back(rig: Rig, monkeypatch: pytest.Monke
 
 
 async def test_lost_claim_with_a_cancel(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost claim whose job somebody asked to cancel is cancelled when it is put back."""
+    """A lost claim whose job was cancelled in the meantime is cancelled when it is released."""
     monkeypatch.setattr(riverpy._work.reconciler, "INTERVAL", 0.02)
 
     @rig.job
@@ -182,9 +181,9 @@ async def test_lost_claim_with_a_cancel(rig: Rig, monkeypatch: pytest.MonkeyPatc
 async def test_every_connection_is_cut_again_and_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is cut while jobs are claimed, run and stored: no job is lost, none runs twice at
-    once, and each is stored once. Claims that are lost late, too young for the first look, do not
-    wait for the next regular one."""
+    """While connections are cut at random, no job is lost, none runs twice at once, and each is
+    stored once. Claims that are too young for the first check do not wait for the next regular
+    one."""
     monkeypatch.setattr(riverpy._work.producer, "CLAIM_TIMEOUT", 0.5)
     monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 1.0)
     now: set[int] = set()
@@ -213,8 +212,8 @@ async def test_every_connection_is_cut_again_and_again(
 
 
 async def test_listener_is_killed(rig: Rig) -> None:
-    """A listener that is terminated comes back, and what was inserted meanwhile is found; each
-    cancel and insert after it is heard once."""
+    """A listener that is terminated reconnects, and jobs inserted in between are found. Each later
+    cancel and insert is received once."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -237,8 +236,8 @@ async def test_listener_is_killed(rig: Rig) -> None:
 
 
 async def test_claims_that_are_looked_at(schema: Schema) -> None:
-    """They are the running jobs of the client's queues whose last claim was its own, and older than
-    a claim may take."""
+    """Lost claims are the running jobs of the client's queues that it claimed last, longer ago than
+    a claim can take."""
     claimed = "now() - interval '1 minute'"
     for state, queue, by, at in (
         ("running", "default", "array['other', 'me']", claimed),

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Heavy:
-    """Something that a job holds in a local variable."""
+    """An object in a local variable of a job."""
 
 
 @pytest.fixture
 def no_collector() -> Generator[None]:
-    """The cycle collector is off."""
+    """Turn the cycle collector off."""
     gc.collect()
     gc.disable()
     yield
@@ -36,7 +36,7 @@ def no_collector() -> Generator[None]:
 @pytest.mark.parametrize("executor", [None, "thread"])
 @pytest.mark.parametrize("end", ["return", "fail", "group", "cancel", "timeout"])
 async def test_locals_of_a_job(rig: Rig, executor: str | None, end: str) -> None:
-    """Without the cycle collector, what a job held is gone when its event is there (ME-02)."""
+    """Without the cycle collector, the objects of a job are gone when its event arrives (ME-02)."""
     held: list[weakref.ref[Heavy]] = []
 
     def body() -> None:
@@ -69,7 +69,7 @@ async def test_locals_of_a_job(rig: Rig, executor: str | None, end: str) -> None
         await client.insert(Task())
         await rig.event()
         assert held
-        async with asyncio.timeout(PATIENCE):  # a thread may have to let go of its last frame yet
+        async with asyncio.timeout(PATIENCE):  # a thread may still have to release its last frame
             while executor and any(reference() for reference in held):
                 await asyncio.sleep(0.001)
         for _ in range(3):
@@ -79,7 +79,7 @@ async def test_locals_of_a_job(rig: Rig, executor: str | None, end: str) -> None
 
 @pytest.mark.timeout(180)
 async def test_many_jobs(rig: Rig) -> None:
-    """After 4,000 jobs more there are no more objects, tasks or timers (ME-01)."""
+    """After 4,000 more jobs there are no more objects, tasks or timers (ME-01)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -103,7 +103,8 @@ async def test_many_jobs(rig: Rig) -> None:
 
 
 async def test_collector_in_a_tight_loop(rig: Rig) -> None:
-    """Tasks are held while they run: with a collector that never rests none is lost (ME-03)."""
+    """Running tasks are referenced: even with a constantly running collector no task is lost
+    (ME-03)."""
     done = asyncio.Event()
 
     @rig.job

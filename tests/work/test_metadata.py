@@ -1,5 +1,5 @@
-"""Metadata that is no object, or whose keys have values of other types than River's, as SQL by hand
-and other programs leave it."""
+"""Metadata that is not an object, or whose keys have other types than River's, as SQL by hand and
+other programs write it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def client(rig: Rig) -> AsyncGenerator[Client]:
 
 
 async def add(schema: Schema, state: str, texts: list[str] = ALL) -> dict[int, str]:
-    """A job in this state for each of these metadata; which has which."""
+    """Insert a job in this state for each of these metadata. Returns them by id."""
     rows = await schema.fetch(
         "INSERT INTO river_job (kind, args, max_attempts, state, attempt, attempted_at,"
         " scheduled_at, metadata, finalized_at)"
@@ -91,7 +91,7 @@ async def states(schema: Schema) -> set[str]:
 
 
 async def check_kept(schema: Schema, jobs: dict[int, str]) -> None:
-    """Metadata that is no object stays as it is; of an object each key does."""
+    """Check that metadata other than an object is unchanged, and that an object keeps each key."""
     for job_id, text in jobs.items():
         operator = "@>" if text in ODD_OBJECTS else "="
         found = await schema.fetchval(
@@ -101,7 +101,7 @@ async def check_kept(schema: Schema, jobs: dict[int, str]) -> None:
 
 
 async def check_joined(schema: Schema, job_id: int, text: str, updates: str) -> None:
-    """The metadata are what `||` of a current PostgreSQL makes of both."""
+    """Check that the metadata is what `||` of a current PostgreSQL makes of both."""
     joined = (
         "SELECT metadata = CASE WHEN jsonb_typeof(old) IN ('object', 'array') THEN old"
         " ELSE jsonb_build_array(old) END || $2::text::jsonb"
@@ -111,7 +111,7 @@ async def check_joined(schema: Schema, job_id: int, text: str, updates: str) -> 
 
 
 async def test_text_is_no_mark(schema: Schema) -> None:
-    """The text `cancel_attempted_at` in metadata that is no object cancels no job: in none of the
+    """The text `cancel_attempted_at` in metadata that is not an object cancels no job, in all
     statements that read the mark."""
     jobs = await add(schema, "running")
     running = await claim_keys(schema)
@@ -135,8 +135,8 @@ async def test_text_is_no_mark(schema: Schema) -> None:
 
 
 async def test_updates_of_any_metadata(schema: Schema) -> None:
-    """Each result that records something is stored, whatever the metadata: what is no object is
-    kept, and the updates follow it in a list."""
+    """Each result that records something is stored for any metadata. If that is not an object, it
+    is kept, and the updates follow it in a list."""
     jobs = await add(schema, "running")
     running = await claim_keys(schema)
     async with schema.connected() as connection:
@@ -153,8 +153,8 @@ async def test_updates_of_any_metadata(schema: Schema) -> None:
 
 
 async def test_due_jobs_of_any_metadata(schema: Schema) -> None:
-    """The scheduler makes each due job available, and discards each whose key another holds. The
-    note of that does not replace the metadata."""
+    """The scheduler makes each due job available, and discards each whose key another job holds.
+    Its note does not replace the metadata."""
     jobs = await add(schema, "scheduled")
     twins = await add(schema, "scheduled")
     await schema.execute(
@@ -172,9 +172,9 @@ async def test_due_jobs_of_any_metadata(schema: Schema) -> None:
 
 @pytest.mark.parametrize("text", ALL, ids=range(len(ALL)))
 async def test_verbs(schema: Schema, client: Client, text: str) -> None:
-    """A job of any metadata is read, cancelled, retried and given an output. Of one that does not
-    run the metadata stay. The mark of a running one is found, and its metadata that are no object
-    are kept under a key."""
+    """A job with any metadata can be read, cancelled, retried and given an output. Metadata of a
+    job that does not run stays. The cancel mark of a running job is found, and metadata that is not
+    an object is kept under a key."""
     for state in ("available", "scheduled", "pending", "retryable"):
         jobs = await add(schema, state, [text])
         (job_id,) = jobs
@@ -202,7 +202,7 @@ async def test_verbs(schema: Schema, client: Client, text: str) -> None:
 
 
 async def test_attempts(rig: Rig, schema: Schema) -> None:
-    """Jobs of any metadata are worked, and end in each way."""
+    """Jobs with any metadata are worked, for each outcome."""
     jobs = await add(schema, "available")
     ends: dict[int, int] = {}
 
@@ -231,8 +231,8 @@ async def test_attempts(rig: Rig, schema: Schema) -> None:
 
 
 async def test_commands(schema: Schema) -> None:
-    """A row whose metadata are no object, or that a trigger refuses, keeps no command from the
-    others: list, show, cancel, retry, doctor."""
+    """A row whose metadata is not an object, or that a trigger refuses, does not affect the other
+    rows in list, show, cancel, retry and doctor."""
     jobs = await add(schema, "pending")
     await schema.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
