@@ -1,5 +1,5 @@
-"""What every maintenance service is: a pass over the tables, again and again while the term
-lasts."""
+"""MaintenanceService: the base class of the services that a leader runs during its term. A service
+makes one pass over its tables after the other."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from riverpy.worker import Workers
 
 STAGGER = 1.0
-"""Seconds within which the services of a term begin, each at a moment of its own."""
-RETRY_FIRST = timedelta(seconds=1)
-RETRY_MOST = timedelta(seconds=8)
-"""The delay after a pass that failed doubles up to this; it never gives up."""
+"""Each service of a term starts its first pass after a random delay of at most so many seconds."""
+RETRY_MIN = timedelta(seconds=1)
+RETRY_MAX = timedelta(seconds=8)
+"""The delay after a failed pass doubles up to this. There is no last try."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +48,21 @@ class TermContext:
     config: Config
     workers: Workers
     connection: DedicatedConnection
-    """For statements that are short."""
+    """The connection for short statements."""
     cleaning: DedicatedConnection
-    """For statements that may take their whole limit."""
+    """The connection for statements that may take their whole timeout."""
     timer: Timer
     connect_direct: Callable[[], Awaitable[Connection]] | None = None
-    """Makes a session that leads past any pooler in transaction mode; None: there is no way."""
+    """Makes a session that uses no pooler in transaction mode. None if there is no other way to the
+    database."""
     scope: Callable[[], Awaitable[Scope]] = everything
-    """Which queues are maintained; asked at each pass, as queues come and go meanwhile.
+    """Returns the queues to maintain. Each pass calls it, because queues change.
 
     Raises:
-        Exception: one of DATABASE_ERRORS; the pass is tried again soon.
+        Exception: one of DATABASE_ERRORS. The pass is tried again soon.
     """
     up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when all services of the term have started: no pass begins before."""
+    """Set when all services of the term have started. No pass begins before that."""
 
     @property
     def schema(self) -> str | None:
@@ -77,48 +78,48 @@ class MaintenanceService(ABC):
     def __init__(self, context: TermContext) -> None:
         self.context = context
         self.log = get_logger(service=self.name)
-        self._stirred = asyncio.Event()
-        self._backoff = Backoff(RETRY_FIRST, RETRY_MOST)
+        self._woken = asyncio.Event()
+        self._backoff = Backoff(RETRY_MIN, RETRY_MAX)
         self._run_failures = RepeatedFailureLog(self.log)
         self.reports: list[Callable[[], list[SetAsideRow]]] = []
-        """Each lists the rows that one of the service's statements has set aside."""
+        """Functions that return the rows which the service's statements have set aside."""
         self.ran = TestSignal(f"{type(self).__name__}.ran")
-        """Emitted after each pass that succeeded."""
+        """Emitted after each successful pass."""
 
-    async def prepare(self) -> None:  # noqa: B027 (most services need nothing)
-        """What must succeed before the term's maintenance is up. It is done once; raising makes the
-        start fail. Default nothing."""
+    async def prepare(self) -> None:  # noqa: B027 (most services prepare nothing)
+        """Prepare the service. It is called once; if it raises, the start of the term's
+        maintenance fails."""
 
     @abstractmethod
     async def run_once(self, scope: StopScope) -> float:
-        """One pass; returns the seconds until the next.
+        """Make one pass. Return the seconds until the next one.
 
         Raises:
             FencedOutError: the term is over.
-            Exception: one of DATABASE_ERRORS; the pass is tried again soon.
+            Exception: one of DATABASE_ERRORS. The pass is tried again soon.
         """
 
     def wake(self) -> None:
         """Begin the next pass now."""
-        self._stirred.set()
+        self._woken.set()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Start, wait until the other services have, and pass until stopped."""
+        """Start, wait until the other services have started, and make passes until stopped."""
         await self.prepare()
         task_status.started()
         await self.context.up.wait()
         await self.context.timer.sleep(random.uniform(0, STAGGER))  # noqa: S311 (no secret)
         while True:
-            self._stirred.clear()
+            self._woken.clear()
             delay = await self._pass(scope)
-            await self.context.timer.wait(self._stirred, delay)
+            await self.context.timer.wait(self._woken, delay)
 
     async def _pass(self, scope: StopScope) -> float:
         try:
             self.context.fence.expect_valid()  # a process that was frozen begins nothing
             delay = await self.run_once(scope)
         except FencedOutError:  # the elector knows too, and ends the term
-            return RETRY_FIRST.total_seconds()
+            return RETRY_MIN.total_seconds()
         except Exception as error:
             self._log_failure(error)
             return self._backoff.next()

@@ -1,8 +1,8 @@
-"""Batches: the rows that a service of the leader handles, in fenced transactions as large as their
-time limit allows.
+"""Batches: handles rows for a maintenance service, in fenced transactions that are as large as
+their time limit allows.
 
-A row that the database refuses, or that takes longer than the limit, is set aside. It is tried
-again alone with growing delays, and no other row waits for it.
+A row that the database refuses, or that takes longer than the limit, is set aside: it is tried
+again later, alone, and delays no other row.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
 
 BATCH_SIZE = 10_000
-"""Rows of a statement, at most."""
+"""The largest number of rows in one statement."""
 PAUSE_MIN = 0.05
 PAUSE_MAX = 5.0
-"""Seconds between two batches: about half of what the last one took, within these limits but never
-longer than it took, so that the database has time for the workers."""
+"""Seconds between two batches, so that the database has time for the workers: about half of the
+time that the last batch took, within these limits, and never more than it took."""
 ASIDE_MAX = 1_000
-"""Rows that a service remembers as set aside. Past that it forgets the oldest, and finds it again
-when it reads all rows anew."""
+"""How many rows a service can set aside. Then it forgets the oldest one, and finds it again when it
+reads all rows again."""
 ASIDE_DELAY_MIN = 5.0
 ASIDE_DELAY_MAX = 300.0
-"""Seconds until a row that is set aside is tried again: they double up to this."""
+"""Seconds until a row that is set aside is tried again. They double up to the maximum."""
 DELAY_MIN = 1.0
-"""Seconds between two passes, at least."""
+"""The shortest time between two passes in seconds."""
 PAGE_MIN = 100
-"""Rows that are read at a time, even where statements handle fewer."""
+"""The smallest number of rows read at a time, even if statements handle fewer."""
 FAILURES_MAX = 1_000
-"""Statements that may fail one after the other in a pass. The rest waits for the next pass."""
+"""Statements that may fail in a row in one pass. Then the other rows wait for the next pass."""
 
 Row = TypeVar("Row")
 
 
 class Batches(Generic[Row]):
-    """The rows of one statement of one service, in one term."""
+    """The rows of one statement of one service in one term."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class Batches(Generic[Row]):
         """Make it.
 
         Args:
-            service: whose rows these are.
-            purpose: of the statement, for the texts of errors.
-            send: handles rows, in `transaction`. An error means that none of them was handled.
-            key: what a row is known by.
-            name: what the log calls it. Default: the key.
-            connection: that of the transactions. Default: the context's for short statements.
+            service: the service.
+            purpose: the purpose of the statement, for logs and error texts.
+            send: handles rows in a `transaction`. An error means that no row was handled.
+            key: returns the key of a row.
+            name: returns the name of a row for the log. Default: its key.
+            connection: for the transactions. Default: the context's for short statements.
         """
         self._context, self._log = service.context, service.log
         self._purpose, self._name = purpose, name or key
@@ -86,38 +86,39 @@ class Batches(Generic[Row]):
         )
         self._scope: object = None
         self._failures = 0
-        """Statements that failed one after the other."""
+        """Statements that failed in a row."""
         self._limited_log = self._log.limited()
         service.reports.append(lambda: report_rows(purpose, self.aside.entries, self._name))
 
     def delay(self, interval: float) -> float:
-        """The seconds until the next pass, which comes earlier for a row that is set aside."""
+        """Return the seconds until the next pass: `interval`, or less if a row that is set aside is
+        due earlier."""
         return min(interval, max(self.aside.next_due - time.monotonic(), DELAY_MIN))
 
     @property
     def rows(self) -> int:
-        """How many rows the next statement may have."""
+        """How many rows the next statement handles."""
         return self._sender.size.rows
 
     def begin(self, scope: object) -> None:
-        """Begin a pass. Rows that are set aside are forgotten when the scope changes: they may be
-        those of another leader now."""
+        """Begin a pass. If the scope has changed, forget the rows that are set aside: they may
+        belong to another leader now."""
         if scope != self._scope:
             self._scope = scope
             for aside in self.aside.entries:
                 self._sender.forget(aside.row)
 
     async def handle(self, rows: Iterable[Row]) -> bool:
-        """Handle rows, but for those that are set aside and not due.
+        """Handle rows, except for those that are set aside and not due.
 
         Returns:
-            Whether to go on: False after too many failures one after the other.
+            False if too many statements have failed in a row, and the pass should end.
 
         Raises:
             FencedOutError: the term is over.
             Exception: one of DATABASE_ERRORS that says nothing about the rows.
         """
-        self._sender.discard()  # a pass that failed has left some, and its successor reads anew
+        self._sender.discard()  # rows that a failed pass has left are read again
         for row in rows:
             self._sender.add(row)
         while self._sender.is_ready:
@@ -136,9 +137,10 @@ class Batches(Generic[Row]):
         return True
 
     async def handle_pages(self, read: Callable[[Row | None, int], Awaitable[list[Row]]]) -> bool:
-        """Read rows page by page, each page from behind the last row on, and handle them.
+        """Read rows page by page, each page after the last row of the one before, and handle them.
 
-        Raises and returns as `handle`."""
+        Raises and returns as `handle`.
+        """
         after: Row | None = None
         while True:
             limit = max(self.rows, PAGE_MIN)
@@ -150,12 +152,12 @@ class Batches(Generic[Row]):
             after = page[-1]
 
     async def pause(self, took: float) -> None:
-        """Leave the database to the workers, after a statement that took so many seconds."""
+        """Wait after a statement that took so many seconds, so that the workers have time."""
         first, last = min(took, PAUSE_MIN), min(took, PAUSE_MAX)
         await self._context.timer.sleep(random.uniform(first, last))  # noqa: S311 (no secret)
 
     def transaction(self) -> AbstractAsyncContextManager[Connection]:
-        """A fenced transaction. Raises as `TermFence.transaction`."""
+        """Return a fenced transaction. Raises as `TermFence.transaction`."""
         return self._context.fence.transaction(self._connection, self._purpose)
 
     async def _send(self, rows: list[Row]) -> None:

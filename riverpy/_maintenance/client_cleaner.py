@@ -1,4 +1,4 @@
-"""ClientCleaner: forgets clients that are dead for long."""
+"""ClientCleaner: deletes the rows of clients that have been dead for a while."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from riverpy._maintenance.base import TermContext
 
 INTERVAL = 600.0
-"""Seconds between two passes: a row more or less costs nothing, and a look does."""
+"""Seconds between two passes."""
 KEPT = 600.0
-"""Seconds for which a dead client is remembered."""
+"""Seconds for which the row of a dead client is kept."""
 MARGIN = 1.0
-"""Seconds that the pass which may forget a client comes later than that is so."""
-_LOOK_TIMEOUT = 5.0
+"""Seconds by which a pass comes later than the time at which a row may be deleted."""
+_READ_TIMEOUT = 5.0
 
 
 class ClientCleaner(MaintenanceService):
-    """Deletes their rows, whatever queues they worked: the table of clients is the schema's."""
+    """Deletes rows of dead clients, whatever their queues and domains."""
 
     name = "client reaper"
 
@@ -35,25 +35,25 @@ class ClientCleaner(MaintenanceService):
         """Make it.
 
         Args:
-            context: of the term.
-            contact: seconds for which this process has been in unbroken contact with the server.
-                Without contact it cannot judge other clients.
+            context: the term's.
+            contact: returns the seconds of this process's unbroken contact with the server. Without
+                contact it cannot judge other clients.
         """
         super().__init__(context)
         self._observer = HeartbeatObserver(context.timer, contact)
         self.batches: Batches[tuple[str, bytes]] = Batches(
-            self, "forgetting dead clients", self._reap, key=itemgetter(0), name=itemgetter(0)
+            self, "deleting dead clients", self._delete, key=itemgetter(0), name=itemgetter(0)
         )
 
     async def run_once(self, scope: StopScope) -> float:
-        """Forget all that may be: mostly no client is dead, and then one read is the whole pass.
+        """Delete the rows that may be deleted. Mostly no client is dead, and a pass is one read.
 
         Raises:
             FencedOutError: the term is over.
             Exception: one of DATABASE_ERRORS.
         """
         context = self.context
-        async with context.connection.use("looking for dead clients", _LOOK_TIMEOUT) as connection:
+        async with context.connection.use("looking for dead clients", _READ_TIMEOUT) as connection:
             self._observer.observe(*await client_heartbeats(connection, context.schema))
         dead_after = context.config.dead_after.total_seconds()
         silent = self._observer.silent(dead_after, kept=KEPT)
@@ -61,9 +61,9 @@ class ClientCleaner(MaintenanceService):
             await self.batches.handle(silent.heartbeats.items())
         return self.batches.delay(min(INTERVAL, silent.next_in + MARGIN))
 
-    async def _reap(self, heartbeats: list[tuple[str, bytes]]) -> None:
-        """Delete the rows of clients, each with the heartbeat that was observed."""
+    async def _delete(self, heartbeats: list[tuple[str, bytes]]) -> None:
+        """Delete the rows of clients whose last heartbeat is still the observed one."""
         async with self.batches.transaction() as connection:
-            reaped = await client_delete_idle(connection, self.context.schema, dict(heartbeats))
-        if reaped:
-            self.log.info(DEAD_CLIENTS_DELETED, client_ids=reaped)
+            deleted = await client_delete_idle(connection, self.context.schema, dict(heartbeats))
+        if deleted:
+            self.log.info(DEAD_CLIENTS_DELETED, client_ids=deleted)

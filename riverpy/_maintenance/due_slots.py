@@ -1,4 +1,4 @@
-"""Slots: which times of a schedule are due, and which of them get a job."""
+"""Due slots: the times of a schedule that are due, and those of them that get a job."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ if TYPE_CHECKING:
     from riverpy.schedules import PeriodicSchedule
 
 LATE = timedelta(seconds=30)
-"""How late a slot may be that is not missed: a change of the leader takes less."""
+"""A slot that is at most so late does not count as missed. A change of the leader takes less."""
 MISSED_MAX = 1000
-"""Slots of one periodic job that are caught up with after a gap."""
+"""The largest number of missed slots of one periodic job that get a job."""
 STEPS_MAX = 10_000
-"""Slots of a schedule of the user's own that are gone through one by one."""
+"""How many slots of a user's own schedule are computed one by one."""
 _SPAN_FIRST = timedelta(milliseconds=1)
 
 
 class DueSlots(NamedTuple):
-    """What a schedule says of the time that has passed."""
+    """The due slots of a schedule."""
 
     slots: list[datetime]
-    """Those that get a job, the oldest first."""
+    """The slots that get a job, oldest first."""
     following: datetime | None
-    """The first slot that is not due yet; None: there is none."""
+    """The first slot that is not due yet. None if there is none."""
     passed_over: bool
-    """Whether slots get no job though their policy is `all`: there are too many."""
+    """Whether slots get no job although the policy is `all`, because there are too many."""
 
 
 def due_slots(
     schedule: PeriodicSchedule, missed: Missed, slot: datetime, now: datetime
 ) -> DueSlots:
-    """What is due between `slot`, which is, and `now`.
+    """Return the due slots from `slot`, which is due, to `now`.
 
     Raises:
-        Exception: the schedule failed, or returned what it must not.
+        Exception: the schedule failed, or returned a wrong value.
     """
     most = MISSED_MAX if missed == "all" else 1
     slots: deque[datetime] = deque(maxlen=most)
@@ -55,11 +55,11 @@ def due_slots(
 
 
 def _skip(schedule: PeriodicSchedule, slot: datetime, now: datetime, most: int) -> datetime | None:
-    """A slot, from which on there are the newest `most` that are due, and few more: a long gap has
-    too many to go through.
+    """Return a slot from which on there are the newest `most` due slots and few more. After a long
+    gap there are too many slots to compute each of them.
 
-    Looking back from `now` finds it, as slots do not depend on those before. Those of an interval
-    do, and those of a user's schedule may.
+    The slot is searched backwards from `now`. That works for a schedule whose slots do not depend
+    on earlier slots. An interval's do, and those of a user's schedule may.
     """
     if isinstance(schedule, IntervalSchedule):
         passed = (now - slot) // schedule.interval
@@ -67,7 +67,7 @@ def _skip(schedule: PeriodicSchedule, slot: datetime, now: datetime, most: int) 
     if not (isinstance(schedule, CronSchedule) or _has(schedule, slot, now, STEPS_MAX)):
         return slot
     span = _SPAN_FIRST
-    while now - slot > span:  # an ancient slot: the calendar has no time so far before it
+    while now - slot > span:  # before an ancient slot the calendar ends
         if _has(schedule, now - span, now, most):
             return next_time(schedule, now - span)
         span *= 2
@@ -75,7 +75,7 @@ def _skip(schedule: PeriodicSchedule, slot: datetime, now: datetime, most: int) 
 
 
 def _has(schedule: PeriodicSchedule, after: datetime, until: datetime, most: int) -> bool:
-    """Whether so many slots are in this time."""
+    """Whether at least `most` slots are between these times."""
     due: datetime | None = after
     for _ in range(most):
         due = next_time(schedule, due)

@@ -1,4 +1,4 @@
-"""ExecutionCleaner: forgets what was done once when its time is over."""
+"""ExecutionCleaner: deletes the keys of `run_once` whose retention is over."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 INTERVAL = 3600.0
 """Seconds between two passes."""
 STATEMENT_TIMEOUT = 5.0
-"""Seconds for what is read."""
+"""Seconds for one read."""
 
 
 class ExecutionCleaner(MaintenanceService):
-    """Deletes such rows, whichever domain it serves: two leaders do not disturb each other."""
+    """Deletes expired keys of the whole schema. Two leaders may do this at once."""
 
     name = "execution cleaner"
 
@@ -32,22 +32,24 @@ class ExecutionCleaner(MaintenanceService):
         """Make it.
 
         Args:
-            context: what the services of the term share.
+            context: the term's.
         """
         super().__init__(context)
         self.batches: Batches[ExpiredCursor] = Batches(
-            self, "forgetting what was done once", self._forget, key=lambda row: row.key
+            self, "deleting expired keys", self._delete, key=lambda row: row.key
         )
 
     async def run_once(self, scope: StopScope) -> float:
-        """Forget all that may be. Without the table there is nothing to forget.
+        """Delete all expired keys, if the table exists.
 
         Raises:
             FencedOutError: the term is over.
             Exception: one of DATABASE_ERRORS.
         """
         context = self.context
-        async with context.connection.use("looking for a table", STATEMENT_TIMEOUT) as connection:
+        async with context.connection.use(
+            "looking for the table of executions", STATEMENT_TIMEOUT
+        ) as connection:
             is_there = await exec_exists(connection, context.schema)
         if is_there:
             await self.batches.handle_pages(self._read)
@@ -58,7 +60,7 @@ class ExecutionCleaner(MaintenanceService):
         async with context.connection.use("reading expired keys", STATEMENT_TIMEOUT) as connection:
             return await exec_expired(connection, context.schema, after=after, limit=limit)
 
-    async def _forget(self, rows: list[ExpiredCursor]) -> None:
+    async def _delete(self, rows: list[ExpiredCursor]) -> None:
         async with self.batches.transaction() as connection:
             await exec_delete_expired(
                 connection, self.context.schema, keys=[row.key for row in rows]

@@ -1,4 +1,4 @@
-"""JobCleaner: deletes jobs that ended longer ago than they are kept."""
+"""JobCleaner: deletes finished jobs whose retention is over."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 INTERVAL = 30.0
 """Seconds between two passes."""
 SWEEP_INTERVAL = 3600.0
-"""Seconds after which jobs are read again that were passed over: they are kept longer, or were
-locked."""
+"""Seconds after which a rule reads from the beginning again, for jobs that it has skipped because
+they are kept longer or were locked."""
 _STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
 _PURPOSE = "deleting ended jobs"
 _READ_TIMEOUT = 5.0
 
 
 class Rule(NamedTuple):
-    """One retention of one state, and whose it is."""
+    """The retention of some jobs of one state."""
 
     state: JobState
     retention: timedelta
@@ -48,8 +48,8 @@ class Rule(NamedTuple):
 
 
 def rules_of(config: Config, scope: Scope) -> list[Rule]:
-    """What to delete in this scope, as a client is configured: a job's kind decides, or else its
-    queue, or else its state alone."""
+    """Return the rules of a configuration for these queues. The retention of a job's kind comes
+    first, then that of its queue, then the default."""
     if scope == NOTHING:
         return []
     return [
@@ -76,7 +76,7 @@ def _scopes_of(
 
 
 def _grouped(retentions: Mapping[str, JobRetention], state: JobState) -> dict[timedelta, list[str]]:
-    """The names of each retention, so that those alike share a statement."""
+    """Return the names by retention, so that names with one retention share a statement."""
     names: dict[timedelta, list[str]] = defaultdict(list)
     for name, kept in retentions.items():
         if (retention := _kept(kept, state)) is not None:
@@ -96,8 +96,8 @@ class Ended(NamedTuple):
 
 
 class JobCleaner(MaintenanceService):
-    """Finds jobs by state and retention, and deletes them in batches. One that cannot be deleted,
-    as by a foreign key that refers to it, is set aside."""
+    """Deletes finished jobs in batches. A job that cannot be deleted, for example because a foreign
+    key refers to it, is set aside."""
 
     name = "job cleaner"
 
@@ -110,16 +110,16 @@ class JobCleaner(MaintenanceService):
             key=lambda job: job.id,
             connection=context.cleaning,
         )
-        self._marks: dict[Rule, EndedCursor | None] = {}
-        """Up to where each rule has read. A rule that another scope makes starts from the
-        beginning: it may mean jobs that were passed over."""
+        self._cursors: dict[Rule, EndedCursor | None] = {}
+        """The position up to which each rule has read. A rule of a new scope starts at the
+        beginning, because it may match jobs that were skipped."""
         self._unfinished: set[Rule] = set()
-        """Rules that have not read to the end since their beginning."""
+        """Rules that have not yet read to the end."""
         self._swept_at = context.timer.boottime()
         self._deleted = 0
 
     async def run_once(self, scope: StopScope) -> float:
-        """Delete all that is kept no longer.
+        """Delete all jobs whose retention is over.
 
         Raises:
             FencedOutError: the term is over.
@@ -127,27 +127,27 @@ class JobCleaner(MaintenanceService):
         """
         rules = rules_of(self.context.config, await self.context.scope())
         self.batches.begin(rules)
-        self._renew_marks(rules)
+        self._renew_cursors(rules)
         states = await self._states(rules)
         for rule in rules:
             if rule.state.value in states:
                 await self._apply(rule)
-        await self.batches.handle(())  # those that are set aside and due
+        await self.batches.handle(())  # rows that are set aside and due
         return self.batches.delay(INTERVAL)
 
-    def _renew_marks(self, rules: Sequence[Rule]) -> None:
-        """Let each rule begin where it ended, and now and then at its beginning."""
+    def _renew_cursors(self, rules: Sequence[Rule]) -> None:
+        """Let each rule continue where it ended, or, once an hour, begin again."""
         now = self.context.timer.boottime()
-        marks = self._marks
+        cursors = self._cursors
         if now - self._swept_at >= SWEEP_INTERVAL:
-            marks = {rule: mark for rule, mark in marks.items() if rule in self._unfinished}
+            cursors = {rule: mark for rule, mark in cursors.items() if rule in self._unfinished}
             self._swept_at = now
-        self._marks = {rule: marks.get(rule) for rule in rules}
+        self._cursors = {rule: cursors.get(rule) for rule in rules}
         self._unfinished.intersection_update(rules)
 
     async def _states(self, rules: Sequence[Rule]) -> set[str]:
-        """The states in which there may be something to delete: mostly none, and then one read is
-        the whole pass."""
+        """Return the states in which there may be jobs to delete. Mostly there are none, and a pass
+        is one read."""
         shortest: dict[str, timedelta] = {}
         for rule in rules:
             known = shortest.get(rule.state.value, rule.retention)
@@ -168,11 +168,11 @@ class JobCleaner(MaintenanceService):
                 self.log.info(FINISHED_JOBS_DELETED, state=rule.state.value, count=self._deleted)
 
     async def _sweep(self, rule: Rule) -> None:
-        """Read the jobs of a rule page by page, and delete them. A rule for all jobs reads from the
-        beginning each time, as it passes nothing over but what is set aside, unless that is too
-        much to be remembered."""
+        """Read the jobs of a rule page by page, and delete them. A rule for all jobs always reads
+        from the beginning: it skips only jobs that are set aside, unless there are too many of
+        these."""
         if rule.scope is None and not self.batches.aside.is_full:
-            self._marks[rule] = None
+            self._cursors[rule] = None
         self._unfinished.add(rule)
         while True:
             limit = max(self.batches.rows, PAGE_MIN)
@@ -181,7 +181,7 @@ class JobCleaner(MaintenanceService):
             if not await self.batches.handle(meant):
                 return
             if jobs:
-                self._marks[rule] = jobs[-1].cursor
+                self._cursors[rule] = jobs[-1].cursor
             if len(jobs) < limit:
                 self._unfinished.discard(rule)
                 return
@@ -196,12 +196,12 @@ class JobCleaner(MaintenanceService):
                 state=rule.state,
                 retention=rule.retention,
                 scope=rule.scope or JobScope(),
-                after=self._marks[rule],
+                after=self._cursors[rule],
                 limit=limit,
             )
 
     async def _delete(self, jobs: list[Ended]) -> None:
-        """Delete jobs of one rule: they were read for one, or are one job that was set aside."""
+        """Delete jobs that all belong to one rule."""
         rule = jobs[0].rule
         async with self.batches.transaction() as connection:
             deleted = await job_delete_ended(

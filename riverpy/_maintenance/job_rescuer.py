@@ -1,4 +1,4 @@
-"""JobRescuer: takes running jobs from clients that work them no more, so that others can."""
+"""JobRescuer: rescues running jobs of dead clients, so that other clients can work them."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ if TYPE_CHECKING:
 
     EndAttempts: TypeAlias = Callable[[Connection, list[Rescue]], Awaitable[dict[int, str]]]
 
-INTERVAL_MOST = 30.0
+INTERVAL_MAX = 30.0
 INTERVAL_SHARE = 1 / 5
-"""Seconds between two reads of all heartbeats: a share of `dead_after`, and not more. A client is
-found dead so much later, at most."""
+"""Seconds between two reads of all heartbeats: a share of `dead_after`, and at most this. A dead
+client is found at most so much later."""
 MARGIN = 0.01
-"""Seconds that a timer may be early."""
+"""Seconds by which a timer may be early."""
 STUCK_INTERVAL = 30.0
 STUCK_SHARE = 1 / 12
-"""Seconds between two looks for jobs that run for too long, River's; or a share of that time, if
-that is less."""
+"""Seconds between two searches for jobs that run for too long, as in River. Less if `rescue_after`
+is short: then it is a share of that."""
 PAGE = 1_000
-"""Jobs that are read, and rescued, at a time."""
+"""Jobs that are read and rescued at a time."""
 STATEMENT_TIMEOUT = 5.0
 RUNNING = ("running",)
 CLIENT_DEAD = "its client is dead"
 TOO_LONG = "it ran for too long"
-"""Why a job was rescued, for the log."""
+"""Reasons for a rescue, for the log."""
 
 
 class _StuckJob(Job[Any]):
-    """A job that runs for long, as the code of its worker is asked about it."""
+    """A job that has been running for long, as it is passed to code of its worker."""
 
     __slots__ = ("age",)
 
@@ -81,21 +81,21 @@ class _StuckJob(Job[Any]):
 
     @property
     def claim_key(self) -> ClaimKey:
-        """The attempt."""
+        """The claim key of the attempt."""
         at = wire_timestamp(self._row[JobColumn.ATTEMPTED_AT])
         return ClaimKey(self.id, self.attempt, at)
 
     @property
     def client_id(self) -> str | None:
-        """Who claimed it."""
+        """The client that claimed it."""
         return next(reversed(self.attempted_by), None)
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether somebody asked to cancel it."""
+        """Whether `job_cancel` was called for it."""
         try:
             return "cancel_attempted_at" in self.metadata
-        except (ValueError, RecursionError):  # SQL stores what Python cannot read
+        except (ValueError, RecursionError):  # SQL can store metadata that Python cannot read
             return False
 
     def decode(self, unit: WorkUnit) -> None:
@@ -104,7 +104,7 @@ class _StuckJob(Job[Any]):
 
 
 class Ending(NamedTuple):
-    """An attempt to end, and how."""
+    """An attempt to end, and the function that ends it."""
 
     rescue: Rescue
     end: EndAttempts
@@ -112,7 +112,8 @@ class Ending(NamedTuple):
 
 
 class JobRescuer(MaintenanceService):
-    """Rescues by liveness where clients give signs of life, and by age where they give none."""
+    """Rescues jobs of clients whose heartbeat has stopped, and, for clients without heartbeats,
+    jobs that run for too long."""
 
     name = "job rescuer"
 
@@ -120,15 +121,15 @@ class JobRescuer(MaintenanceService):
         """Make it.
 
         Args:
-            context: of the term.
-            contact: seconds for which this process has been in unbroken contact with the server.
-                Without contact it cannot judge other clients. None: there is no table of clients.
+            context: the term's.
+            contact: returns the seconds of this process's unbroken contact with the server. Without
+                contact it cannot judge other clients. None: there is no table of clients.
         """
         super().__init__(context)
         self._observer = None if contact is None else HeartbeatObserver(context.timer, contact)
         self._config = context.config
         self._dead_after = self._config.dead_after.total_seconds()
-        self._interval = min(INTERVAL_MOST, self._dead_after * INTERVAL_SHARE)
+        self._interval = min(INTERVAL_MAX, self._dead_after * INTERVAL_SHARE)
         rescue_age = self._config.rescue_age.total_seconds()
         self._stuck_interval = min(STUCK_INTERVAL, rescue_age * STUCK_SHARE)
         self._stuck_at = 0.0
@@ -145,30 +146,30 @@ class JobRescuer(MaintenanceService):
         self._damaged = DamagedJobs("finding jobs of dead clients", self.log)
         self.reports.append(lambda: self._damaged.set_aside)
         self._found: list[Record] = []
-        """The stuck jobs that were read and not rescued yet."""
+        """Stuck jobs that were read and not rescued yet."""
         self.unknown: Counter[str] = Counter()
-        """Stuck jobs per kind that this client has no worker for, as of the last pass."""
-        self._told: set[str] = set()
+        """Stuck jobs by kind for which this client has no worker, as of the last pass."""
+        self._logged: set[str] = set()
         self._limited_log = self.log.limited()
 
     async def run_once(self, scope: StopScope) -> float:
-        """One pass; returns the seconds until the next."""
+        """Make one pass. Return the seconds until the next one."""
         now = self.context.timer.boottime()
         filters = (await self.context.scope()).filters()
         self.batches.begin(filters)
         self.reads.begin(filters)
-        quiet = await self._rescue_dead(filters)
+        next_in = await self._rescue_dead(filters)
         if now >= self._stuck_at:
             await self._rescue_stuck(filters)
             self._stuck_at = now + self._stuck_interval
-        await self.batches.handle(())  # those that are set aside and due
-        return min(quiet, self._stuck_at - now)
+        await self.batches.handle(())  # rows that are set aside and due
+        return min(next_in, self._stuck_at - now)
 
-    # -- by liveness
+    # -- by heartbeat
 
     async def _rescue_dead(self, filters: Sequence[QueueFilter | None]) -> float:
-        """Release what dead clients were working, whatever kinds this client knows. Returns the
-        seconds until there may be more of them."""
+        """Rescue the jobs of dead clients, of all kinds. Return the seconds until another client
+        may be dead."""
         if self._observer is None or not filters:
             return self._interval
         async with self._reading() as connection:
@@ -195,7 +196,7 @@ class JobRescuer(MaintenanceService):
     async def _claims_of(
         self, client_ids: list[str], within: QueueFilter | None, after: int
     ) -> list[RunningClaim]:
-        """Read a page of what these clients were working."""
+        """Read a page of running attempts of these clients."""
         schema = self.context.schema
         async with self._reading() as connection:
 
@@ -215,8 +216,9 @@ class JobRescuer(MaintenanceService):
     async def _end_of_dead(
         self, heartbeats: Mapping[str, bytes], connection: Connection, rescues: list[Rescue]
     ) -> dict[int, str]:
-        """A heartbeat that is written before the rows change saves the jobs."""
-        assert self._observer is not None  # noqa: S101 (or no client would be taken for dead)
+        """End attempts of clients that are still dead: a heartbeat that was written since saves a
+        client's jobs."""
+        assert self._observer is not None  # noqa: S101 (without it no client is found dead)
         clients = {rescue.client_id for rescue in rescues if rescue.client_id}
         dead = await client_lock_dead(
             connection,
@@ -233,11 +235,11 @@ class JobRescuer(MaintenanceService):
     # -- by age
 
     async def _rescue_stuck(self, filters: Sequence[QueueFilter | None]) -> None:
-        """Give back what clients that give no signs of life work for too long, as River does."""
+        """Rescue jobs that run for too long, of clients without heartbeats, as River does."""
         unknown: Counter[str] = Counter()
         for within in filters:
             await self._rescue_stuck_within(within, unknown)
-        self._say_unknown(unknown)
+        self._log_unknown(unknown)
 
     async def _rescue_stuck_within(self, within: QueueFilter | None, unknown: Counter[str]) -> None:
         after = 0
@@ -252,30 +254,29 @@ class JobRescuer(MaintenanceService):
                     limit=PAGE,
                 )
             self._found = []
-            is_going_on = await self.reads.handle(ids)
+            can_go_on = await self.reads.handle(ids)
             jobs = await self._unregistered([_StuckJob(row) for row in self._found])
             rescues: list[Rescue] = []
             for job in jobs:
-                delay = self._verdict(job, unknown)
+                delay = self._delay_of(job, unknown)
                 if delay is not None:
                     rescues.append(Rescue(job.claim_key, job.client_id, delay.total_seconds()))
             await self.batches.handle(
                 Ending(rescue, self._end_of_stuck, TOO_LONG) for rescue in rescues
             )
-            if len(ids) < PAGE or not is_going_on:
+            if len(ids) < PAGE or not can_go_on:
                 return
             after = ids[-1]
 
     async def _read(self, ids: list[int]) -> None:
-        """Read stuck jobs whole: one whose columns are damaged fails alone."""
+        """Read all columns of stuck jobs. A job with a damaged column fails alone."""
         async with self._reading() as connection:
             self._found += await job_stuck_rows(
                 connection, self.context.schema, ids=ids, age=self._config.rescue_age
             )
 
     async def _unregistered(self, jobs: list[_StuckJob]) -> list[_StuckJob]:
-        """Without those whose client gives signs of life, or will be found dead for want of them:
-        it alone knows how long they may run."""
+        """Leave out the jobs of registered clients: they are rescued only if the client is dead."""
         ids = {job.client_id for job in jobs}
         if self._observer is None or not ids:
             return jobs
@@ -284,12 +285,12 @@ class JobRescuer(MaintenanceService):
                 registered = await client_registered(
                     connection, self.context.schema, client_ids=[one for one in ids if one]
                 )
-        except UndefinedTableError:  # it was dropped: nobody is registered
+        except UndefinedTableError:  # the table was dropped, so no client is registered
             return jobs
         return [job for job in jobs if job.client_id not in registered]
 
-    def _verdict(self, job: _StuckJob, unknown: Counter[str]) -> timedelta | None:
-        """The delay until it runs again, if it may; None: leave it alone."""
+    def _delay_of(self, job: _StuckJob, unknown: Counter[str]) -> timedelta | None:
+        """Return the delay until the job runs again, or None to leave it alone."""
         if job.is_cancelled:
             return timedelta(0)
         unit = self.context.workers.get(job.kind)
@@ -300,7 +301,7 @@ class JobRescuer(MaintenanceService):
             with only_exceptions(f"code of the worker of {job.kind!r}"):
                 job.decode(unit)
                 of_job = UNSET if unit.job_timeout is None else unit.job_timeout(job)
-        except Exception as error:  # args of another age, or code of the user's
+        except Exception as error:  # old args, or an error in code of the user
             self.log.debug(STUCK_JOB_DECODING_FAILED, job_id=job.id, error=describe(error))
             return self._retry_delay(job, None)
         timeout = unit.resolve_timeout(self._config.job_timeout, of_job)
@@ -325,10 +326,10 @@ class JobRescuer(MaintenanceService):
     async def _end_of_stuck(self, connection: Connection, rescues: list[Rescue]) -> dict[int, str]:
         return await job_rescue(connection, self.context.schema, rescues)
 
-    def _say_unknown(self, unknown: Counter[str]) -> None:
+    def _log_unknown(self, unknown: Counter[str]) -> None:
         self.unknown = unknown
-        for kind in sorted(unknown.keys() - self._told):
-            self._told.add(kind)
+        for kind in sorted(unknown.keys() - self._logged):
+            self._logged.add(kind)
             self.log.warning(
                 JOBS_OF_UNKNOWN_KIND_SKIPPED,
                 kind=kind,
@@ -338,13 +339,13 @@ class JobRescuer(MaintenanceService):
     # -- both
 
     async def _end(self, endings: list[Ending]) -> None:
-        """End attempts of one kind: they were given together, or are one that was set aside."""
+        """End attempts that all have the same `end` function."""
         rescues = [ending.rescue for ending in endings]
         async with self.batches.transaction() as connection:
             states = await endings[0].end(connection, rescues)
-        self._say_rescued(rescues, states, endings[0].reason)
+        self._log_rescued(rescues, states, endings[0].reason)
 
-    def _say_rescued(self, rescues: list[Rescue], states: dict[int, str], reason: str) -> None:
+    def _log_rescued(self, rescues: list[Rescue], states: dict[int, str], reason: str) -> None:
         if states:
             clients = {rescue.client_id for rescue in rescues if rescue.claim_key.id in states}
             self.log.warning(

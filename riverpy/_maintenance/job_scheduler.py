@@ -19,27 +19,28 @@ if TYPE_CHECKING:
 INTERVAL = 5.0
 """Seconds between two passes."""
 AHEAD = timedelta(seconds=INTERVAL)
-"""Jobs that are due before the next pass are made available too: workers take none before its
-time."""
+"""Jobs that are due before the next pass are made available too. Workers do not claim them before
+they are due."""
 LOCK_LIMIT = timedelta(milliseconds=50)
-"""How long a pass waits for a transaction that inserts a job with a key that a due one needs."""
+"""How long a statement waits for a transaction that inserts a job with the unique key of a due
+job."""
 
 
 class JobScheduler(MaintenanceService):
-    """Moves jobs in batches. One that cannot be moved is set aside."""
+    """Makes due jobs available, in batches. A job that fails is set aside."""
 
     name = "job scheduler"
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
         self.batches: Batches[int] = Batches(
-            self, "making due jobs available", self._move, key=lambda job_id: job_id
+            self, "making due jobs available", self._schedule, key=lambda job_id: job_id
         )
         self._left: list[int] = []
-        """Jobs that this pass did not move: they are locked, or cannot give up a unique key."""
+        """Jobs that this pass left unchanged: they are locked, or cannot give up a unique key."""
 
     async def run_once(self, scope: StopScope) -> float:
-        """Move all that are due.
+        """Make all due jobs available.
 
         Raises:
             FencedOutError: the term is over.
@@ -49,12 +50,12 @@ class JobScheduler(MaintenanceService):
         queues = await self.context.scope()
         self.batches.begin(queues)
         for within in queues.filters():
-            if not await self._move_due(within):
+            if not await self._schedule_due(within):
                 break
         return INTERVAL
 
-    async def _move_due(self, within: QueueFilter | None) -> bool:
-        """Returns whether to go on."""
+    async def _schedule_due(self, within: QueueFilter | None) -> bool:
+        """Make due jobs of these queues available. Return False if the pass should end."""
         while True:
             limit = self.batches.rows
             ids = await self._find(within, limit)
@@ -76,10 +77,10 @@ class JobScheduler(MaintenanceService):
                 limit=limit,
             )
 
-    async def _move(self, ids: list[int]) -> None:
+    async def _schedule(self, ids: list[int]) -> None:
         async with self.batches.transaction() as connection:
             await job_lock_limit(connection, LOCK_LIMIT)
-            moved = await job_schedule(connection, self.context.schema, ids=ids, ahead=AHEAD)
-        self._left += moved.left
-        if moved.discarded:
-            self.log.info(DUPLICATE_JOBS_DISCARDED, count=moved.discarded)
+            scheduled = await job_schedule(connection, self.context.schema, ids=ids, ahead=AHEAD)
+        self._left += scheduled.left
+        if scheduled.discarded:
+            self.log.info(DUPLICATE_JOBS_DISCARDED, count=scheduled.discarded)

@@ -1,4 +1,4 @@
-"""QueueCleaner: forgets queues that nobody works any more."""
+"""QueueCleaner: deletes the rows of queues that no client works any more."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 INTERVAL = 3600.0
 """Seconds between two passes."""
 RETENTION = timedelta(hours=24)
-"""How long the row of a queue is kept that nobody touches. Clients touch theirs each few
+"""How long the row of an unused queue is kept. Clients touch the rows of their queues every ten
 minutes."""
 _READ_TIMEOUT = 5.0
 
 
 class QueueCleaner(MaintenanceService):
-    """Deletes the rows of such queues, but never one that is paused or has metadata: it says
-    something that a worker of the queue must find when it comes back."""
+    """Deletes unused queues. A row that is paused or has metadata is kept for the queue's next
+    worker."""
 
     name = "queue cleaner"
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
         self.batches: Batches[str] = Batches(
-            self, "forgetting queues", self._forget, key=lambda name: name
+            self, "deleting unused queues", self._delete, key=lambda name: name
         )
 
     async def run_once(self, scope: StopScope) -> float:
-        """Forget all that may be.
+        """Delete all unused queues.
 
         Raises:
             FencedOutError: the term is over.
@@ -61,12 +61,10 @@ class QueueCleaner(MaintenanceService):
                 limit=limit,
             )
 
-    async def _forget(self, names: list[str]) -> None:
+    async def _delete(self, names: list[str]) -> None:
         async with self.batches.transaction() as connection:
-            forgotten = await queue_delete_unused(
+            deleted = await queue_delete_unused(
                 connection, self.context.schema, names=names, age=RETENTION
             )
-        if forgotten:
-            self.log.info(
-                UNUSED_QUEUES_DELETED, count=len(forgotten), queues=sorted(forgotten)[:10]
-            )
+        if deleted:
+            self.log.info(UNUSED_QUEUES_DELETED, count=len(deleted), queues=sorted(deleted)[:10])

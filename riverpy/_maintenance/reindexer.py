@@ -1,5 +1,4 @@
-"""Reindexer: rebuilds River's indexes while they are used, and drops what rebuilds leave that did
-not finish."""
+"""Reindexer: rebuilds River's indexes concurrently, and drops what interrupted rebuilds leave."""
 
 from __future__ import annotations
 
@@ -64,32 +63,32 @@ INDEX_NAMES_DEFAULT = (
     "river_job_state_and_finalized_at_index",
     "river_job_unique_idx",
 )
-"""River's list: the indexes of its table of jobs."""
+"""The indexes of the table of jobs that River rebuilds."""
 STATEMENT_LIMIT = timedelta(seconds=5)
 LOCK_LIMIT = timedelta(seconds=1)
 IDLE_LIMIT = timedelta(seconds=30)
-"""The limits of the session but during a rebuild. A session whose process was frozen, or cannot be
-reached, ends by the last one, and its lock with it."""
+"""The timeouts of the session, except during a rebuild. If the process is frozen or unreachable,
+the last one ends the session, and so releases its lock."""
 ANSWER_MARGIN = 5.0
-"""Seconds by which an answer may be later than the server's limit; then the session is cut."""
+"""Seconds by which an answer may come later than the server's timeout. Then the session is cut."""
 CLEAN_UP_LIMIT = 15.0
-"""Seconds that a stop may take to drop what it interrupted."""
-DROP_AGAIN = 0.1
-"""Seconds between two attempts at that."""
-HELD_AGAIN = 5.0
-"""Seconds until the next look at a lock that another reindexer holds: after its process was killed
-the server takes a moment to notice."""
-LOOK_AGAIN = 3600.0
-"""Seconds between two looks at the server's clock, at most."""
+"""Seconds that a stop may take to drop what the interrupted rebuild left."""
+DROP_RETRY = 0.1
+"""Seconds between two attempts to drop it."""
+LOCKED_RETRY = 5.0
+"""Seconds until the lock of another reindexer is tried again. After its process was killed, the
+server needs a moment to release it."""
+CLOCK_INTERVAL = 3600.0
+"""The longest time between two reads of the server's clock in seconds."""
 POSTPONED_DAYS = (1, 2, 4)
-"""How long an index rests that timed out once, twice in a row, and more often."""
+"""Days for which an index is postponed after one timeout, after two in a row, and after more."""
 
 
 class Midnight:
-    """Daily at midnight, UTC."""
+    """The schedule "daily at midnight, UTC"."""
 
     def next(self, after: datetime, /) -> datetime:
-        """The midnight that follows."""
+        """Return the next midnight."""
         day = after.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         return day + timedelta(days=1)
 
@@ -100,47 +99,46 @@ _POSTPONED = re.compile(
 
 
 class Postponement(NamedTuple):
-    """Why an index rests. It stands in the index's comment: every leader reads it there, and so
-    does an operator."""
+    """The postponement of an index whose rebuild timed out. It is stored in the index's comment,
+    where every leader and operator can read it."""
 
     timeouts: int
-    """In a row."""
+    """How often in a row."""
     until: datetime
 
     @classmethod
     def read(cls, comment: str) -> Postponement | None:
-        """What the comment says."""
+        """Return the postponement in a comment, if there is one."""
         found = _POSTPONED.search(comment)
         if found is None:
             return None
         try:
             return cls(int(found[1]), datetime.fromisoformat(found[2]).replace(tzinfo=UTC))
-        except ValueError:  # somebody wrote over it
+        except ValueError:  # the comment was edited
             return None
 
     @classmethod
     def after(cls, comment: str, begin: datetime) -> Postponement:
-        """One timeout more than the comment says, in a run that was due at `begin`."""
+        """Return the postponement after another timeout in a run that was due at `begin`."""
         before = cls.read(comment)
         timeouts = 1 if before is None else before.timeouts + 1
         days = POSTPONED_DAYS[min(timeouts, len(POSTPONED_DAYS)) - 1]
         return cls(timeouts, begin + timedelta(days=days))
 
     def written(self, comment: str) -> str:
-        """The comment with this at its end."""
+        """Return the comment with this postponement at its end."""
         until = self.until.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat()
         said = f"riverpy: {self.timeouts} rebuilds timed out, next after {until}Z"
         return "\n".join(filter(None, (without_postponement(comment), said)))
 
 
 def without_postponement(comment: str) -> str:
-    """What else the comment says."""
+    """Return the comment without a postponement."""
     return _POSTPONED.sub("", comment)
 
 
 class Reindexer(MaintenanceService):
-    """Rebuilds the indexes when its schedule says so. Its session is made for a run and ends with
-    it."""
+    """Rebuilds the indexes by a schedule. Each run has a session of its own."""
 
     name = "reindexer"
 
@@ -173,24 +171,25 @@ class Reindexer(MaintenanceService):
         self._missing: list[str] = []
 
     async def run_once(self, scope: StopScope) -> float:
-        """Rebuild what is due. The first pass of a term only drops what an earlier one left."""
+        """Rebuild the indexes if that is due. The first pass of a term only drops what an earlier
+        term left."""
         now = await self._now()
         if not self._has_begun:
             self._has_begun, self._run_at, self._due = True, now, next_time(self._schedule, now)
-        elif self._due is not None and now >= self._due:  # what was missed is not caught up
-            self._run_at = max(self._due, now - timedelta(seconds=LOOK_AGAIN))
+        elif self._due is not None and now >= self._due:  # missed runs are not made up for
+            self._run_at = max(self._due, now - timedelta(seconds=CLOCK_INTERVAL))
             self._pending, self._due = list(self._names), next_time(self._schedule, now)
         if self._pending or not self._is_clean:
             if not await self._work(scope):
-                return HELD_AGAIN
+                return LOCKED_RETRY
             now = await self._now()
         if self._due is None:
-            return LOOK_AGAIN
-        return min(max((self._due - now).total_seconds(), 0.0), LOOK_AGAIN)
+            return CLOCK_INTERVAL
+        return min(max((self._due - now).total_seconds(), 0.0), CLOCK_INTERVAL)
 
     async def _work(self, scope: StopScope) -> bool:
-        """Drop what was left, rebuild what is pending. False: another session keeps it from
-        that. After an error the next call goes on behind the index that met it."""
+        """Drop what was left, and rebuild the pending indexes. False: another session holds the
+        lock. After an error the next call continues after the index that failed."""
         self._is_clean = False
         async with self._session() as connection:
             if not await self._lock(connection):
@@ -198,7 +197,7 @@ class Reindexer(MaintenanceService):
             indexes = await self._clean(connection)
             self._leave_out({index.name for index in indexes if not index.is_owner})
             while self._pending:
-                await self._visit(connection, self._pending.pop(0), scope)
+                await self._handle(connection, self._pending.pop(0), scope)
         self._is_clean = True
         return True
 
@@ -220,15 +219,15 @@ class Reindexer(MaintenanceService):
             await close(connection)
 
     async def _limit(self, connection: Connection) -> None:
-        """The limits of every step but a rebuild."""
-        with _answered(STATEMENT_LIMIT):
+        """Set the timeouts of every step but a rebuild."""
+        with _answer_within(STATEMENT_LIMIT):
             await index_limits(
                 connection, statement=STATEMENT_LIMIT, lock=LOCK_LIMIT, idle=IDLE_LIMIT
             )
 
     async def _lock(self, connection: Connection) -> bool:
-        """Whether this is the only reindexer, until the end of the session."""
-        with _answered(STATEMENT_LIMIT):
+        """Lock out other reindexers until the end of the session. Return whether that worked."""
+        with _answer_within(STATEMENT_LIMIT):
             is_locked = await index_lock(connection, self.context.schema)
         if is_locked:
             self._lock_failures.recovered()
@@ -239,8 +238,8 @@ class Reindexer(MaintenanceService):
     # -- artifacts
 
     async def _clean(self, connection: Connection) -> list[Index]:
-        """Drop what interrupted rebuilds left, of this process or another. Returns the indexes."""
-        with _answered(STATEMENT_LIMIT):
+        """Drop what interrupted rebuilds of any process left. Return the indexes."""
+        with _answer_within(STATEMENT_LIMIT):
             indexes = await index_list(connection, self.context.schema, self._names)
         self._warn_of_missing({index.name for index in indexes})
         for index in indexes:
@@ -270,8 +269,8 @@ class Reindexer(MaintenanceService):
     async def _drop_artifacts(
         self, connection: Connection, name: str, before_each: Callable[[], None]
     ) -> bool:
-        """Drop those that nobody builds. Returns whether all of those are gone."""
-        with _answered(STATEMENT_LIMIT):
+        """Drop the artifacts that no session is building. Return whether all of these are gone."""
+        with _answer_within(STATEMENT_LIMIT):
             artifacts = await index_artifacts(connection, self.context.schema, name)
         is_done = True
         for artifact in artifacts:
@@ -279,7 +278,7 @@ class Reindexer(MaintenanceService):
                 continue
             before_each()
             try:
-                with _answered(STATEMENT_LIMIT):
+                with _answer_within(STATEMENT_LIMIT):
                     await index_drop(connection, artifact)
             except PostgresError as error:
                 if connection.is_closed():
@@ -293,23 +292,23 @@ class Reindexer(MaintenanceService):
         return is_done
 
     async def _clean_up(self, connection: Connection, name: str) -> None:
-        """Drop what the rebuild left that a stop has just interrupted: before it there was
-        nothing. This process may not lead any more, but its session still excludes others."""
+        """Drop what a rebuild left that a stop has just interrupted. This process may not be the
+        leader any more, but its session still locks out other reindexers."""
         with anyio.move_on_after(CLEAN_UP_LIMIT, shield=True):
             try:
-                await self._limit(connection)  # returns when the server has ended the rebuild
+                await self._limit(connection)  # returns when the rebuild has ended
                 while True:
                     if await self._drop_artifacts(connection, name, _nothing):
                         return
-                    await anyio.sleep(DROP_AGAIN)
+                    await anyio.sleep(DROP_RETRY)
             except DATABASE_ERRORS as error:
                 self.log.debug(INDEX_CLEANUP_FAILED, index=name, error=describe(error))
         self.log.warning(INDEX_ARTIFACTS_LEFT_BEHIND, index=name)
 
     # -- rebuilding
 
-    async def _visit(self, connection: Connection, name: str, scope: StopScope) -> None:
-        with _answered(STATEMENT_LIMIT):
+    async def _handle(self, connection: Connection, name: str, scope: StopScope) -> None:
+        with _answer_within(STATEMENT_LIMIT):
             found = await index_list(connection, self.context.schema, [name])
         if not found:
             return
@@ -326,7 +325,7 @@ class Reindexer(MaintenanceService):
         if postponed is not None and index.read_at < postponed.until:
             times = "once" if postponed.timeouts == 1 else f"{postponed.timeouts} times"
             return f"its rebuild timed out {times}; next after {postponed.until}"
-        with _answered(STATEMENT_LIMIT):
+        with _answer_within(STATEMENT_LIMIT):
             artifacts = await index_artifacts(connection, self.context.schema, index.name)
         if artifacts:
             names = ", ".join(artifact.name for artifact in artifacts)
@@ -334,12 +333,12 @@ class Reindexer(MaintenanceService):
         return None
 
     async def _rebuild(self, connection: Connection, index: Index, scope: StopScope) -> None:
-        with _answered(STATEMENT_LIMIT):
+        with _answer_within(STATEMENT_LIMIT):
             await index_limits(connection, statement=self._timeout, lock=None, idle=IDLE_LIMIT)
         self.context.fence.expect_valid()
         began = self.context.timer.boottime()
         try:
-            with _answered(self._timeout):
+            with _answer_within(self._timeout):
                 await index_rebuild(connection, index)
         except anyio.get_cancelled_exc_class():
             if scope.cause is not None:
@@ -357,7 +356,8 @@ class Reindexer(MaintenanceService):
     async def _failed(
         self, connection: Connection, index: Index, error: PostgresError, seconds: float
     ) -> None:
-        """The others are rebuilt nevertheless. What the rebuild left stays until the next run."""
+        """Log a failed rebuild, and postpone the index if the rebuild timed out. What the rebuild
+        left stays until the next run."""
         limit = self._timeout
         if limit is None or not is_statement_timeout(error) or seconds < limit.total_seconds():
             self.log.warning(INDEX_REBUILD_FAILED, index=index.name, reason=describe(error))
@@ -373,7 +373,7 @@ class Reindexer(MaintenanceService):
         await self._describe(connection, index, postponed.written(index.comment))
 
     async def _rebuilt(self, connection: Connection, index: Index, seconds: float) -> None:
-        with _answered(STATEMENT_LIMIT):
+        with _answer_within(STATEMENT_LIMIT):
             found = await index_list(connection, self.context.schema, [index.name])
         self.log.info(
             INDEX_REBUILT,
@@ -386,13 +386,13 @@ class Reindexer(MaintenanceService):
             await self._describe(connection, index, without_postponement(index.comment))
 
     async def _describe(self, connection: Connection, index: Index, comment: str) -> None:
-        with _answered(STATEMENT_LIMIT):
+        with _answer_within(STATEMENT_LIMIT):
             await index_comment(connection, self.context.schema, name=index.name, comment=comment)
 
 
 def reindexers(context: TermContext) -> list[Reindexer]:
-    """The reindexer of a term. There is none without indexes to rebuild, or if only a pooler leads
-    to the database."""
+    """Return the reindexer of a term. There is none if no index is to be rebuilt, or if a pooler is
+    the only way to the database."""
     names = context.config.reindexer_index_names
     names = INDEX_NAMES_DEFAULT if names is None else names
     if not names:
@@ -405,11 +405,11 @@ def reindexers(context: TermContext) -> list[Reindexer]:
     return [Reindexer(context, names, context.connect_direct)]
 
 
-def _answered(limit: timedelta | None) -> AbstractContextManager[object]:
-    """Wait for a statement a little longer than the server lets it run."""
+def _answer_within(limit: timedelta | None) -> AbstractContextManager[object]:
+    """Return a timeout that is a little longer than the server's."""
     seconds = None if limit is None else limit.total_seconds() + ANSWER_MARGIN
     return anyio.fail_after(seconds)
 
 
 def _nothing() -> None:
-    """Before a step that needs no trust."""
+    """Do nothing before a step that needs no valid lease."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Services begin, and begin again, without a delay."""
     monkeypatch.setattr(base, "STAGGER", 0.0)
-    monkeypatch.setattr(base, "RETRY_FIRST", timedelta(milliseconds=50))
+    monkeypatch.setattr(base, "RETRY_MIN", timedelta(milliseconds=50))
 
 
 def make_client(

@@ -26,9 +26,9 @@ from riverpy._log_events import (
 )
 from riverpy._maintenance import reindexer as module
 from riverpy._maintenance.reindexer import (
-    HELD_AGAIN,
+    CLOCK_INTERVAL,
     INDEX_NAMES_DEFAULT,
-    LOOK_AGAIN,
+    LOCKED_RETRY,
     Midnight,
     Postponement,
     reindexers,
@@ -214,7 +214,7 @@ async def test_first_pass_rebuilds_nothing(schema: Schema, log: Log) -> None:
     before = await oid(schema, KIND)
     async with contexts(schema, KIND, reindexer_schedule=Never()) as held:
         reindexer = reindexer_of(held)
-        assert [await held.run(reindexer) for _ in range(3)] == [LOOK_AGAIN] * 3
+        assert [await held.run(reindexer) for _ in range(3)] == [CLOCK_INTERVAL] * 3
     assert await oid(schema, KIND) == before
     assert log == []
 
@@ -643,7 +643,7 @@ async def test_two_at_once(schema: Schema, log: Log) -> None:
     async with contexts(schema, KIND) as held:
         second = reindexer_of(held)
         async with snapshot(schema), running(held, SNAPSHOTS) as (_, task):
-            assert [await held.run(second) for _ in range(3)] == [HELD_AGAIN] * 3
+            assert [await held.run(second) for _ in range(3)] == [LOCKED_RETRY] * 3
             assert await artifacts(schema) == ["river_job_kind_ccnew"]
             assert len([entry for entry in log if entry["event"] == REINDEXING_POSTPONED]) == 1
             await cancel(task)
