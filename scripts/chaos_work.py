@@ -593,5 +593,5 @@ def show(found: dict[str, Any]) -> None:
     for kind in sorted({*found["faults"], *recoveries}):
         count = found["faults"].get(kind, "")
         times = recoveries.get(kind)
-        told = f"median {times['median']:.3f}, max {times['max']:.3f}" if times else ""
-        print(f"  {count:>4} {kind:<36} {told}")
+        summary = f"median {times['median']:.3f}, max {times['max']:.3f}" if times else ""
+        print(f"  {count:>4} {kind:<36} {summary}")

@@ -166,17 +166,17 @@ def _cancelled_later(
 ) -> Callable[..., Awaitable[None]]:
     @functools.wraps(test)
     async def limited(*args: Any, **kwargs: Any) -> None:
-        told = asyncio.get_running_loop().call_later(seconds, _tell_tasks)
+        timer = asyncio.get_running_loop().call_later(seconds, _print_tasks)
         try:
             async with asyncio.timeout(seconds):
                 await test(*args, **kwargs)
         finally:
-            told.cancel()
+            timer.cancel()
 
     return limited
 
 
-def _tell_tasks() -> None:
+def _print_tasks() -> None:
     """Print where each task waits. `Task.print_stack` prints only its outermost call."""
     for task in asyncio.all_tasks():
         sys.stderr.write(f"{task.get_name()} waits at\n")

@@ -134,10 +134,10 @@ async def test_frozen_rarely_used_connections(stage: Stage) -> None:
                 await until(lambda member=member: member.count(RESTORED) == member.count(LOST) > 0)
     for member in stage.members:
         assert {line["event"] for line in member.warnings} == {LOST}
-        told = [line["connection"] for line in member.warnings]
-        assert "reserved" in told  # the others have longer timeouts and may be thawed by then
-        assert {*told} <= {"reserved", "notifier", "maintenance"}
-        assert len({*told}) == len(told)
+        lost = [line["connection"] for line in member.warnings]
+        assert "reserved" in lost  # the others have longer timeouts and may be thawed by then
+        assert {*lost} <= {"reserved", "notifier", "maintenance"}
+        assert len({*lost}) == len(lost)
 
 
 async def test_frozen_pool(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,11 +157,11 @@ async def test_everything_but_the_notifications_is_stored(
             assert found["data"]["pids"] == [pid]
             assert '"lazy"' in found["text"]
             assert report.one("listen", "warn")["data"] == {"seconds": None}
-        heard = asyncio.Event()
+        received = asyncio.Event()
         async with connected(rig.url) as listener:
-            await listener.add_listener("public.river_insert", lambda *_: heard.set())
+            await listener.add_listener("public.river_insert", lambda *_: received.set())
             with anyio.fail_after(PATIENCE, reason="notifications do not arrive again"):
-                while not (heard.is_set() and run._is_notified()):
+                while not (received.is_set() and run._is_notified()):
                     await client.insert(Task(0))
                     await asyncio.sleep(0.02)
         assert [line["event"] for line in log if line["event"] == NOTIFICATION_QUEUE_DRAINED] == [

@@ -75,11 +75,11 @@ def rig(schema: Schema) -> Rig:
 
 
 @pytest.fixture
-async def mark_unheard(schema: Schema) -> AsyncGenerator[None]:
-    """Give jobs with the metadata `UNHEARD` a cancel mark as they are claimed."""
-    await schema.execute((HERE / "unheard_cancel.sql").read_text("utf-8"))
+async def mark_silently(schema: Schema) -> AsyncGenerator[None]:
+    """Give jobs with the metadata `SILENT_CANCEL` a cancel mark as they are claimed."""
+    await schema.execute((HERE / "silent_cancel.sql").read_text("utf-8"))
     yield
-    await schema.execute("DROP FUNCTION mark_unheard CASCADE")
+    await schema.execute("DROP FUNCTION mark_silently CASCADE")
 
 
 @pytest.fixture

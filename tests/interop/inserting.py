@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from riverpy import Client
     from tests.interop.river_go import GoProcess, RiverGo
 
-UNHEARD = {"unheard": True}
-"""Metadata that the fixture `mark_unheard` replaces by a cancel mark without a notification."""
+SILENT_CANCEL = {"silent_cancel": True}
+"""Metadata that the fixture `mark_silently` replaces by a cancel mark without a notification."""
 
 Request = dict[str, Any]
 """In the form of `go/insert.go`; `args` is JSON text. With `of_kind` the options are the kind's."""

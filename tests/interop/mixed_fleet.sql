@@ -1,5 +1,5 @@
--- What the test of a mixed fleet records: every change of the leader's row, what the maintenance of each term did to two
--- jobs that the election itself inserts (a due one and one that ended long ago), each completion, and the slot of each
+-- The records of the test of a mixed fleet: every change of the leader's row, the effects of each term's maintenance on
+-- two jobs that the election inserts (a due one and one that finished long ago), each completion, and the slot of each
 -- periodic job.
 
 create table leader_history (

@@ -15,7 +15,7 @@ from riverpy._postgres import jobs as job_statements
 from riverpy._postgres.job_maintenance import RESCUE_ERROR
 from riverpy._work import reconciler
 from tests.interop.conform import conform, error_text
-from tests.interop.inserting import UNHEARD
+from tests.interop.inserting import SILENT_CANCEL
 from tests.interop.notifications import notifications
 from tests.interop.test_jobs import ended, same_row
 from tests.interop.test_wakeups import KILL, LISTENS, NAMES
@@ -273,7 +273,7 @@ async def test_stop(language: str, callers: Callers, fleet: Fleet, schema: Schem
 
 
 @EITHER
-@pytest.mark.usefixtures("mark_unheard")
+@pytest.mark.usefixtures("mark_silently")
 async def test_mark_against_outcome(
     language: str, callers: Callers, fleet: Fleet, schema: Schema
 ) -> None:
@@ -287,11 +287,11 @@ async def test_mark_against_outcome(
         ("fail", {}, "cancelled", [failure]),
         ("snooze", {"duration_ms": 1}, "cancelled", []),
         ("snooze", {"duration_ms": 3_600_000}, "cancelled", []),
-        ("fail", {"metadata": UNHEARD | {"retry_ms": -1000}}, "cancelled", [failure]),
+        ("fail", {"metadata": SILENT_CANCEL | {"retry_ms": -1000}}, "cancelled", [failure]),
         ("signal", {}, "cancelled", []),  # interrupted by the stop
     ]
     requests = [
-        conform(behavior, message="no", **{"metadata": UNHEARD} | options)
+        conform(behavior, message="no", **{"metadata": SILENT_CANCEL} | options)
         for behavior, options, *_ in ends
     ]
     async with fleet.worker(language) as worker:

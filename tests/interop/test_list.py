@@ -23,7 +23,7 @@ from riverpy import (
     RawArgs,
     UniqueOpts,
 )
-from tests.interop.inserting import UNHEARD, PythonSide, request
+from tests.interop.inserting import SILENT_CANCEL, PythonSide, request
 from tests.interop.seen import seen_by_go, seen_by_python
 from tests.interop.test_unique import TEXTS, VALUES
 
@@ -58,7 +58,7 @@ METADATA = [
     {},
     {"k": "v", "n": 1.5, "deep": {"a": [1, None, {"b": "é😀<"}]}},
     {"": "", "river:something": 1, "snoozes": 3, "output": {"old": True}},
-    UNHEARD,
+    SILENT_CANCEL,
 ]
 
 
@@ -156,7 +156,7 @@ def waiting_jobs() -> list[InsertManyParams]:
     ]
 
 
-@pytest.mark.usefixtures("mark_unheard")
+@pytest.mark.usefixtures("mark_silently")
 async def test_go_reads_what_python_writes(go: RiverGo, rig: Rig) -> None:
     """River's own list decodes whatever Python stores, in every state (MG-07)."""
     register(rig)

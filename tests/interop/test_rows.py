@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from riverpy import DefaultRetryPolicy, QueueConfig
-from tests.interop.inserting import UNHEARD, GoSide, PythonSide, request
+from tests.interop.inserting import SILENT_CANCEL, GoSide, PythonSide, request
 from tests.work.test_rows import (
     INTERRUPTED,
     OURS,
@@ -146,7 +146,7 @@ async def work_marked(stage: Stage, row: Recorded) -> int:
     assert row["args"] is not None
     quick = row["args"].replace("5000", "1")
     stage.rig.release.set()  # Python's jobs wait for this, not for a time
-    job_id = await stage.side.insert(request_of(row, args=quick, metadata=UNHEARD))
+    job_id = await stage.side.insert(request_of(row, args=quick, metadata=SILENT_CANCEL))
     await stage.until_ended(job_id, row)
     stage.rig.release = anyio.Event()
     await stage.update(job_id, "args = $2::text::jsonb", row["args"])
@@ -280,7 +280,7 @@ def test_every_scenario_is_played() -> None:
     assert set(PLAYS) | {INTERRUPTED} == set(SCENARIOS)
 
 
-@pytest.mark.usefixtures("mark_unheard")
+@pytest.mark.usefixtures("mark_silently")
 async def test_go_works_what_python_inserts(go: RiverGo, rig: Rig) -> None:
     """Python inserts, cancels and retries, and Go works: the rows are those that Go alone left
     (MG-07)."""
@@ -336,7 +336,7 @@ async def python_workers(rig: Rig) -> AsyncGenerator[None]:
         yield
 
 
-@pytest.mark.usefixtures("mark_unheard")
+@pytest.mark.usefixtures("mark_silently")
 async def test_python_works_what_go_inserts(go: RiverGo, rig: Rig) -> None:
     """Go inserts, cancels and retries, and Python works: the rows are those that Go alone left.
     Exceptions: a job with a cancel request is not retried, and an interrupted one has no error

@@ -184,7 +184,7 @@ async def test_cancel_of_a_scheduled_job(language: str, callers: Callers, schema
     job = await other.insert(conform(scheduled_at=in_an_hour))
     cancelled = [("river_control", {"action": "cancel", "job_id": job["id"], "queue": "default"})]
     async with notifications(schema) as sent:
-        for end, told in ((caller.rollback, []), (caller.commit, cancelled)):
+        for end, expected in ((caller.rollback, []), (caller.commit, cancelled)):
             await caller.begin()
             inside = await caller.cancel(job["id"])
             assert inside == await caller.get(job["id"])
@@ -194,8 +194,8 @@ async def test_cancel_of_a_scheduled_job(language: str, callers: Callers, schema
             await end()
             after = await stored(schema, job["id"])
             assert after == await caller.get(job["id"]) == await other.get(job["id"])
-            assert after == (inside if told else job)
-            assert await sent.take() == told
+            assert after == (inside if expected else job)
+            assert await sent.take() == expected
 
 
 @EITHER

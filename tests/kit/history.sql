@@ -1,5 +1,5 @@
--- The history of a fleet: what its workers did, in tables of their own. `at` is by the clock of the machine, which
--- the server's clock shows too unless it is stepped.
+-- The history of a fleet: the acts of its workers, in tables of their own. `at` is a time of the machine's clock. The
+-- server has the same clock unless it is stepped.
 
 -- name: create
 create schema history;
@@ -24,7 +24,7 @@ create table history.term_write (
 );
 
 -- name: act
--- An answer that was lost makes the process send it twice.
+-- A process sends an act again when the answer was lost.
 insert into history.act (process, number, what, leader_id, elected_at, stalled_since, job_id, attempt, at)
 values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 on conflict do nothing;
@@ -38,7 +38,7 @@ from history.act
 order by at, process, number;
 
 -- name: term_writes
--- The server's clock may have been wrong by ten minutes; `at` is by the true one, and shortly before the commit.
+-- The server's clock may be wrong by ten minutes. `at` is the true time, shortly before the commit.
 select
   leader_id, elected_at, number,
   committed_at - interval '10 minutes' * round(extract(epoch from committed_at - at) / 600) as committed_at
@@ -77,7 +77,7 @@ from river_job
 where metadata ? 'river:periodic_job_id' and created_at > $1;
 
 -- name: alive_since
--- The places of the fleet whose process has given a sign of life.
+-- The workers of the fleet whose process has sent a heartbeat.
 select count(distinct split_part(client_id, ':', 1)) from riverpy_client where heartbeat_at > $1;
 
 -- name: leader

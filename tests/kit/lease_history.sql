@@ -1,5 +1,5 @@
--- What holders of leases did, in tables of their own. Grants of a lease and what is written under it have a place each
--- in one order, that of their commits: who takes one keeps the row of the counter locked until its end.
+-- The acts of holders of leases, in tables of their own. Grants and writes of a lease have positions in the order of their
+-- commits: a transaction that takes a position keeps the row of the counter locked until its end.
 
 -- name: create
 create schema lease_history;

@@ -1,4 +1,4 @@
--- A load of jobs, and what became of them.
+-- The jobs of a load and their states.
 
 -- name: create
 create schema load;
@@ -48,6 +48,6 @@ left join (select job_id as id, count(*) as finishes from load.finish group by j
 order by id;
 
 -- name: clear
--- Nothing is under way.
+-- No job is available, running or due.
 truncate load.finish;
 delete from river_job;

@@ -1,5 +1,5 @@
 /* A wall clock that can be stepped, for the process that loads this by LD_PRELOAD and its children.
-   The file that WALL_CLOCK_OFFSET names holds the seconds by which it is wrong. */
+   The file in WALL_CLOCK_OFFSET has the seconds by which the clock is ahead. */
 
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,4 +1,4 @@
--- How the jobs of a fleet under random faults stand when all is over, and what lets them be worked meanwhile.
+-- The final states of jobs in a fleet under random faults, and statements for its faults.
 
 -- name: jobs
 select
@@ -28,15 +28,15 @@ select count(*) from river_job where finalized_at is null;
 select id from river_job where kind = 'endless' and finalized_at is null;
 
 -- name: lock
--- Rows that a user's transaction locks: some that run, and some that wait.
+-- Rows that a user's transaction locks: some running and some available ones.
 select id from river_job where finalized_at is null order by id limit 50 for update skip locked;
 
 -- name: future_id
--- A job that is inserted soon.
+-- The next job to be inserted.
 select last_value + 100 as id from river_job_id_seq;
 
 -- name: make_due
--- What an administrator does after the clock was ahead: jobs that were due meanwhile are due now.
+-- An administrator's repair after the clock was ahead: jobs that became due in that time are due now.
 update river_job
 set scheduled_at = now()
 where state in ('available', 'retryable', 'scheduled') and scheduled_at > now() + interval '5 minutes';

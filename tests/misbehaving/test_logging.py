@@ -230,11 +230,11 @@ def test_reader_has_gone(ends: Callable[[], tuple[int, int]]) -> None:
     """When the reader has exited, the code that waits for a stop is notified once, even while a
     line waits for the reader. Later lines are discarded."""
     reader, writer = ends()
-    told = Counter[str]()
+    calls = Counter[str]()
     is_told = threading.Event()
 
     def broken() -> None:
-        told["broken"] += 1
+        calls["broken"] += 1
         is_told.set()
 
     with os.fdopen(writer, "w", encoding="utf-8") as end:
@@ -247,4 +247,4 @@ def test_reader_has_gone(ends: Callable[[], tuple[int, int]]) -> None:
         stream.write("z")
         end.write("of others")
         end.flush()
-    assert told == {"broken": 1}
+    assert calls == {"broken": 1}

@@ -1,5 +1,4 @@
-"""Jobs that misbehave in a worker process: it keeps running, stays leader, and stops when it is
-told to."""
+"""Jobs that misbehave in a worker process: it keeps running, stays leader, and stops at SIGTERM."""
 
 from __future__ import annotations
 

@@ -77,10 +77,10 @@ class Handler:
 
     def __init__(self, answer: bool | type[BaseException]) -> None:
         self.answer = answer
-        self.told: list[StuckJob] = []
+        self.reported: list[StuckJob] = []
 
     def handle_stuck(self, job: StuckJob, /) -> bool:
-        self.told.append(job)
+        self.reported.append(job)
         if isinstance(self.answer, bool):
             return self.answer
         raise self.answer
@@ -111,7 +111,7 @@ async def test_stuck_job(
             await client.job_cancel(stuck.job.id)
         else:
             await jobs.time_out(client)
-        told = await entry(log, STUCK_JOB_FOUND)
+        reported = await entry(log, STUCK_JOB_FOUND)
         for n in (2, 3, 4):
             await client.insert(Task(n=n))
             assert (await rig.event()).kind is EventKind.JOB_COMPLETED
@@ -127,11 +127,11 @@ async def test_stuck_job(
         assert client.stats().stuck_jobs == 0
         assert run.producers["default"]._free == 2
         await rig.until("SELECT stuck FROM riverpy_client", [])
-    assert told["job_id"] == stuck.job.id
-    assert (told["kind"], told["queue"], told["stuck"]) == ("task", "default", 1)
-    assert told["reason"] == ("job timeout" if how == "timeout" else "job cancelled remotely")
-    assert told["seconds"] > SOON.total_seconds()
-    assert told["keeps_slot"] is True
+    assert reported["job_id"] == stuck.job.id
+    assert (reported["kind"], reported["queue"], reported["stuck"]) == ("task", "default", 1)
+    assert reported["reason"] == ("job timeout" if how == "timeout" else "job cancelled remotely")
+    assert reported["seconds"] > SOON.total_seconds()
+    assert reported["keeps_slot"] is True
     ended = await entry(log, STUCK_JOB_ENDED)
     assert (ended["job_id"], ended["stuck"]) == (stuck.job.id, 0)
 
@@ -154,9 +154,14 @@ async def test_slot_for_a_stuck_job(rig: Rig, executor: str | None) -> None:
         await rig.event()
         assert client._run is not None
         assert client._run.producers["default"]._free == 1
-    (told,) = handler.told
-    assert (told.id, told.kind, told.queue, told.total) == (stuck.job.id, "task", "default", 1)
-    assert told.running > SOON
+    (reported,) = handler.reported
+    assert (reported.id, reported.kind, reported.queue, reported.total) == (
+        stuck.job.id,
+        "task",
+        "default",
+        1,
+    )
+    assert reported.running > SOON
 
 
 @pytest.mark.parametrize("answer", [False, ValueError, SystemExit])

@@ -46,7 +46,7 @@ async def test_pause_heard_before_an_older_answer(
     async with rig.working(queues=both) as client:
         assert client._run is not None
         run = client._run
-        heard, unheard = run.producers["default"], run.producers["other"]
+        heard, silent_cancel = run.producers["default"], run.producers["other"]
         change = client.queue_pause if is_pause else client.queue_resume
         if not is_pause:
             await client.queue_pause("default")
@@ -64,7 +64,7 @@ async def test_pause_heard_before_an_older_answer(
             patch.setattr(queues, question, answered_late)
             await ask(run._reconciler)
         assert heard.paused is is_pause
-        assert unheard.paused
+        assert silent_cancel.paused
 
 
 async def test_retried_before_an_older_answer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ const (
 	pickupTimeout = 10 * time.Second
 )
 
-// benchVerb measures, one after the other, what its flags ask for, and prints one object. The
+// benchVerb makes the measurements that its flags select, one after the other, and prints one object. The
 // tables should be empty. Fetching is set as in River's own benchmark: a cooldown of 2 ms and a
-// poll each 20 ms; the measure of pickup has River's defaults.
+// poll every 20 ms; the measurement of pickup has River's defaults.
 func benchVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	jobs := flags.Int("jobs", 0, "jobs to insert beforehand and work")
 	slots := flags.Int("slots", 2_000, "most jobs at once")
@@ -68,7 +68,7 @@ type benchArgs struct {
 
 func (benchArgs) Kind() string { return "bench" }
 
-// benchWorker hands on when a job began, if anybody wants to know.
+// benchWorker sends the start time of a job to a channel, if there is one.
 type benchWorker struct {
 	river.WorkerDefaults[benchArgs]
 	began chan<- time.Time
@@ -81,7 +81,7 @@ func (w *benchWorker) Work(context.Context, *river.Job[benchArgs]) error {
 	return nil
 }
 
-// noopArgs are of jobs that somebody else has inserted.
+// noopArgs are args of jobs that another program inserted.
 type noopArgs struct{}
 
 func (noopArgs) Kind() string { return "noop" }
@@ -146,7 +146,7 @@ func (b *bench) insertFast(ctx context.Context, count int) error {
 	return nil
 }
 
-// work inserts the jobs, then times a client from its start until it has told of each job's end.
+// work inserts the jobs, then times a client from its start until the event of the last job.
 func (b *bench) work(ctx context.Context, jobs, slots int) error {
 	inserter, err := b.base.inserter()
 	if err != nil {
@@ -190,7 +190,7 @@ func (b *bench) fastClient(slots int) (*river.Client[pgx.Tx], error) {
 	})
 }
 
-// serve works what is there until SIGTERM.
+// serve works the jobs in the table until SIGTERM.
 func (b *bench) serve(ctx context.Context, slots int) error {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM)

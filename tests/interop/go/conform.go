@@ -52,7 +52,7 @@ type conformArgs struct {
 
 func (conformArgs) Kind() string { return "conform" }
 
-// releases are the messages whose jobs may go on.
+// releases are the messages whose jobs are released.
 type releases struct {
 	mutex    sync.Mutex
 	channels map[string]chan struct{}
@@ -123,7 +123,7 @@ func (w *conformWorker) Timeout(job *river.Job[conformArgs]) time.Duration {
 	return 0
 }
 
-// errDone ends a job that has no steps left to do.
+// errDone ends a job without more steps.
 var errDone = errors.New("done")
 
 func (w *conformWorker) Work(ctx context.Context, job *river.Job[conformArgs]) error {
@@ -184,7 +184,7 @@ func (w *conformWorker) do(ctx context.Context, job *river.Job[conformArgs], ste
 	return nil
 }
 
-// ending does one of the steps after which nothing comes.
+// ending does one of the steps that end a job.
 func ending(
 	ctx context.Context, job *river.Job[conformArgs], step string, duration time.Duration,
 ) error {
@@ -256,7 +256,7 @@ func jobLog() rivertype.Middleware {
 	}, nil)
 }
 
-// errorHandler prints each failure as the event "error_handler" and then does as it is told.
+// errorHandler prints each failure as the event "error_handler" and then does what its flag says.
 type errorHandler struct {
 	out *output
 	do  string

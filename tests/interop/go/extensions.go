@@ -25,7 +25,7 @@ type places struct {
 	fail   string
 }
 
-// at notes a place, and fails there if it is the one to fail at.
+// at records a place, and fails there if the test says so.
 func (p *places) at(place string) error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -36,7 +36,7 @@ func (p *places) at(place string) error {
 	return nil
 }
 
-// begin forgets what was called, and says where to fail next.
+// begin removes the recorded places, and sets the next place to fail at.
 func (p *places) begin(fail string) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -49,8 +49,8 @@ func (p *places) all() []string {
 	return p.called
 }
 
-// extensionPlaces are those of the one client of the process: River makes the args, and asks them
-// for their hooks, itself.
+// extensionPlaces are the places of the only client of the process: River makes the args, and calls them
+// for their hooks.
 var extensionPlaces = &places{}
 
 type extendedArgs struct{}
@@ -163,7 +163,7 @@ func extensionsVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	}
 }
 
-// insertAndWork says how the insert of a job, or its attempt, ended.
+// insertAndWork returns the end of a job's insert or attempt.
 func insertAndWork(
 	ctx context.Context, client *client, events <-chan *river.Event,
 ) map[string]any {

@@ -88,7 +88,7 @@ func (r *request) params() (river.InsertManyParams, error) {
 	return river.InsertManyParams{Args: args, InsertOpts: opts}, nil
 }
 
-// requests calls `each` for every object of standard input as it comes.
+// requests calls `each` for every object of standard input when it arrives.
 func requests(each func(params river.InsertManyParams, err error) error) error {
 	decoder := json.NewDecoder(os.Stdin)
 	for {
@@ -116,7 +116,7 @@ func insertVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	}
 }
 
-// insertEach answers each line before it reads the next. A failure is one line, and no end.
+// insertEach answers each line before it reads the next. A failure is one line, and the verb continues.
 func insertEach(ctx context.Context, base *base) error {
 	client, err := base.inserter()
 	if err != nil {

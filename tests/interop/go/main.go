@@ -1,4 +1,4 @@
-// Command interop is River in Go, as the tests of a mixed fleet and the benchmarks see it.
+// Command interop runs River in Go for the tests of a mixed fleet and the benchmarks.
 //
 // Each verb takes --database-url and --schema, prints JSON lines on standard output, and prints
 // its error on standard error, with exit code 1.
@@ -20,7 +20,7 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 )
 
-// A verb declares its flags and returns what runs once they are parsed.
+// A verb declares its flags and returns the function that runs after they are parsed.
 type verb func(flags *flag.FlagSet) func(ctx context.Context, base *base) error
 
 var verbs = map[string]verb{
@@ -43,7 +43,7 @@ var verbs = map[string]verb{
 	"work":           workVerb,
 }
 
-// base is what all verbs share.
+// base has the flags of all verbs.
 type base struct {
 	args   []string
 	out    *output
@@ -113,7 +113,7 @@ func run(ctx context.Context, name string, args []string) error {
 	})
 }
 
-// usage has -h print this text after the flags.
+// usage makes -h print this text after the flags.
 func usage(flags *flag.FlagSet, text string) {
 	flags.Usage = func() {
 		fmt.Fprintf(flags.Output(), "Usage of %s:\n", flags.Name())

@@ -10,7 +10,7 @@ import (
 	"github.com/riverqueue/river/rivermigrate"
 )
 
-// migrateVerb prints the versions that up or down went through, or what validate found.
+// migrateVerb prints the versions of an up or down migration, or the result of validate.
 func migrateVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	target := flags.Int("target", 0, "version to end at, or to validate up to (-1: down to nothing)")
 	return func(ctx context.Context, base *base) error {

@@ -11,8 +11,8 @@ import (
 	"github.com/riverqueue/river"
 )
 
-// What River's older versions lack is left out here, so that the tests can be run against them:
-// those that need it then fail at what they assert.
+// This leaves out what River's older versions lack, so that the tests can run with them:
+// tests that need it then fail at an assertion.
 
 // minorVersion is River's: 51 for v0.51.2.
 func minorVersion() int {

@@ -60,7 +60,7 @@ func setOutput(ctx context.Context, c *client, id int64, rest []string) (*rivert
 	return c.JobUpdate(ctx, id, &river.JobUpdateParams{Output: jsonText(rest[0])})
 }
 
-// jsonText is JSON that stays as it is.
+// jsonText is JSON that is passed on unchanged.
 type jsonText string
 
 func (t jsonText) MarshalJSON() ([]byte, error) { return []byte(t), nil }

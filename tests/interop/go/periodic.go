@@ -44,7 +44,7 @@ func (p periodicJob) build() (*river.PeriodicJob, error) {
 
 func milliseconds(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// addPeriodicJobs adds what the flag --periodic-jobs describes.
+// addPeriodicJobs adds the periodic jobs of the flag --periodic-jobs.
 func addPeriodicJobs(config *river.Config, text string) error {
 	var described []periodicJob
 	if err := json.Unmarshal([]byte(text), &described); err != nil {
@@ -60,7 +60,7 @@ func addPeriodicJobs(config *river.Config, text string) error {
 	return nil
 }
 
-// parseCron is ParseStandard, which panics at some texts.
+// parseCron calls ParseStandard, and turns its panics into errors.
 func parseCron(text string) (schedule cron.Schedule, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {

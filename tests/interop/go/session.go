@@ -39,7 +39,7 @@ type command struct {
 	Requests []request       `json:"requests"`
 }
 
-// session carries out commands, in a transaction while there is one.
+// session executes commands, in a transaction while one is open.
 type session struct {
 	base   *base
 	client *client

@@ -165,7 +165,7 @@ type plainNestedArgs struct {
 	A int            `json:"a"`
 }
 
-// decode returns args of a struct type, as River's reflection wants them: by value.
+// decode returns args of a struct type by value, as River's reflection needs them.
 func decode[T river.JobArgs](text []byte) (river.JobArgs, error) {
 	var args T
 	err := json.Unmarshal(text, &args)
@@ -194,7 +194,7 @@ var structs = map[string]func([]byte) (river.JobArgs, error){
 	"plainnested": decode[plainNestedArgs],
 }
 
-// argsOf makes args: of a struct's name, of "any" (decoded to Go's maps first), or raw.
+// argsOf makes args for the name of a struct, for "any" (decoded to Go's maps first), or raw ones.
 func argsOf(name, kind string, text json.RawMessage) (river.JobArgs, error) {
 	switch name {
 	case "":

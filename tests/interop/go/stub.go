@@ -9,7 +9,7 @@ import (
 	"github.com/riverqueue/river"
 )
 
-// stub stands for the worker of a kind that another language works: a leader that knows the kind
+// stub registers a kind that another language works: a leader that knows the kind
 // does not discard its jobs, and without a timeout leaves them alone.
 type stub struct {
 	river.WorkerDefaults[task]

@@ -14,7 +14,7 @@ import (
 	"github.com/riverqueue/river"
 )
 
-// workVerb works queues until SIGTERM or SIGINT, that stop softly, and a second one, that cancels.
+// workVerb works queues until SIGTERM or SIGINT. The first one stops softly, the second one cancels.
 func workVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	queues := flags.String("queues", "default:10", "NAME:SLOTS[,NAME:SLOTS...]")
 	var periodic periodicFlags
@@ -163,7 +163,7 @@ func queuesOf(text string) (map[string]river.QueueConfig, error) {
 	return queues, err
 }
 
-// periodicFlags say which periodic jobs a worker has.
+// periodicFlags select the periodic jobs of a worker.
 type periodicFlags struct {
 	unique, plain, queue string
 	runOnStart, withID   bool

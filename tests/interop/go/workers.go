@@ -19,9 +19,9 @@ type task struct {
 
 	Msg       string          `json:"msg"`        // text of a failure, panic or cancellation
 	Ms        int             `json:"ms"`         // milliseconds to sleep or snooze
-	IgnoreCtx bool            `json:"ignore_ctx"` // go on as if the sleep had ended when cancelled
-	Then      string          `json:"then"`       // what to do after the sleep
-	Output    json.RawMessage `json:"output"`     // what to record
+	IgnoreCtx bool            `json:"ignore_ctx"` // ignore a cancellation of the sleep
+	Then      string          `json:"then"`       // the step after the sleep
+	Output    json.RawMessage `json:"output"`     // the output to record
 }
 
 func (t task) Kind() string { return t.kind }
@@ -44,16 +44,16 @@ func (w *worker) Work(ctx context.Context, job *river.Job[task]) error {
 	return w.work(ctx, job)
 }
 
-// wishes are what a job's metadata may ask of its worker.
+// wishes are settings for the worker in a job's metadata.
 type wishes struct {
 	RetryMs   int `json:"retry_ms"`   // the pause after a failed attempt
 	Snoozes   int `json:"snoozes"`    // River's count
 	TimeoutMs int `json:"timeout_ms"` // the job's timeout
-	Until     int `json:"until"`      // the attempt before which a retry is at once
+	Until     int `json:"until"`      // retries before this attempt are immediate
 }
 
 func wishesOf(metadata []byte) (w wishes) {
-	_ = json.Unmarshal(metadata, &w) // metadata of another shape ask nothing
+	_ = json.Unmarshal(metadata, &w) // metadata of another form have no settings
 	return w
 }
 
