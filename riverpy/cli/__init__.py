@@ -1,4 +1,4 @@
-"""The command `riverpy`: one module per noun, imported only when its command runs."""
+"""The command `riverpy`. Each of its commands has a module, which is imported when it runs."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from riverpy.cli._run import debug_option, expected_errors, show_error
 from riverpy.cli._streams import open_missing_streams
 
 _COMMANDS = {
-    "bench": "Measure insert rate, work rate and pickup latency on a database.",
+    "bench": "Measure how fast jobs are inserted, worked and picked up.",
     "db": "Start, stop and inspect the embedded PostgreSQL.",
-    "demo": "Run real jobs on real files, with no database to set up.",
-    "dev": "Work jobs while you write them: database, migrations, restart on change.",
-    "doctor": "Find what is wrong, and say what to do.",
-    "domain": "List domains, and change which of them has a queue.",
+    "demo": "Run example jobs, without a database to set up.",
+    "dev": "Run a worker for development, with a database and restarts on change.",
+    "doctor": "Find problems, and show how to fix them.",
+    "domain": "List leader domains, and move queues between them.",
     "events": "Follow the events of a worker on this machine.",
-    "health": "Say whether work goes on, for probes and scripts.",
-    "insert": "Insert one job with raw JSON args.",
+    "health": "Report whether jobs are being worked, for probes and scripts.",
+    "insert": "Insert one job with JSON args.",
     "job": "List, show, cancel and retry jobs.",
-    "leader": "Show who leads, and ask the leader to resign.",
-    "migrate": "Make, update and check River's tables.",
-    "periodic": "List periodic jobs, foretell, run, pause and resume them.",
+    "leader": "Show the leader, and request that it resigns.",
+    "migrate": "Create, update and check the tables of River and riverpy.",
+    "periodic": "List, preview, run, pause and resume periodic jobs.",
     "queue": "List, pause and resume queues.",
-    "top": "Watch queues, workers, rates, waits and the leader.",
-    "worker": "Work jobs until told to stop.",
+    "top": "Watch queues, workers, rates, waiting times and the leader.",
+    "worker": "Work jobs until the process is stopped.",
 }
 
 
 class _Commands(click.Group):
-    """Commands whose modules are imported when they are needed: `--help` stays quick."""
+    """The group of commands. It imports the module of a command only when needed, so that `--help`
+    is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
@@ -55,7 +56,7 @@ class _Commands(click.Group):
             return super().invoke(ctx)
 
     def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
-        """Run a command and leave the process; an error is one line on stderr."""
+        """Run a command and exit. An error is printed as one line on stderr."""
         if not standalone_mode:
             return super().main(*args, standalone_mode=False, **kwargs)
         open_missing_streams()

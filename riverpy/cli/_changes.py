@@ -1,5 +1,4 @@
-"""Changes by hand: one thing after the other, each in a transaction of its own and told of when it
-is done."""
+"""Commands that change several items, each in a transaction of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import click
 
 from riverpy._postgres.driver import DATABASE_ERRORS, is_refusal
-from riverpy.cli._connected import bounded, connected
+from riverpy.cli._connected import connected, with_timeout
 from riverpy.cli._output import print_json, print_note
 from riverpy.cli._run import EXIT_FAILURE, CommandError, describe, run, show_traceback
 from riverpy.client import Client
@@ -22,121 +21,120 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection, Transaction
     from riverpy.cli._options import DatabaseSettings
 
-ThingT = TypeVar("ThingT", int, str)
+ItemT = TypeVar("ItemT", int, str)
 
 UNCHANGED = "none"
 FAILED = "failed"
 NOTE_INTERVAL = 2.0
-"""Seconds from one note of how many are done to the next, where lines do not tell."""
+"""Seconds between two notes about the progress, with `--json`."""
 
 
-class Noun(NamedTuple):
-    """What is changed, and the names that `--json` has for it."""
+class ItemNames(NamedTuple):
+    """The words for the changed items, in messages and in `--json` output."""
 
-    one: str
-    many: str
+    singular: str
+    plural: str
     key: str
 
 
-class Change(NamedTuple):
-    """What was done to one thing."""
+class ItemResult(NamedTuple):
+    """The result of changing one item."""
 
     action: str
-    """For programs. `UNCHANGED`: nothing was to be done. `FAILED`: it could not be done."""
+    """The change, for programs. `UNCHANGED` if no change was needed, `FAILED` if it failed."""
     message: str
 
 
-class _Teller:
-    """Prints each change: its line at once, or with `--json` one object in the end."""
+class _ResultPrinter:
+    """Prints each result at once, or with `--json` all results as one object at the end."""
 
-    def __init__(self, noun: Noun, total: int, *, as_json: bool) -> None:
-        self._noun = noun
+    def __init__(self, names: ItemNames, total: int, *, as_json: bool) -> None:
+        self._names = names
         self._total = total
         self._as_json = as_json
-        self._changes: list[dict[str, object]] = []
+        self._results: list[dict[str, object]] = []
         self._noted_at = time.monotonic()
         self.has_failed = False
 
-    def tell(self, thing: object, change: Change) -> None:
-        """One thing was dealt with."""
-        self._changes.append({self._noun.key: thing, **change._asdict()})
-        self.has_failed = self.has_failed or change.action == FAILED
+    def add(self, item: object, result: ItemResult) -> None:
+        """Add the result of one item."""
+        self._results.append({self._names.key: item, **result._asdict()})
+        self.has_failed = self.has_failed or result.action == FAILED
         if self._as_json:
-            self._note()
-        elif change.action == FAILED:
-            print_note(f"riverpy: {change.message}")
+            self._print_progress()
+        elif result.action == FAILED:
+            print_note(f"riverpy: {result.message}")
         else:
-            click.echo(change.message)
+            click.echo(result.message)
 
-    def end(self) -> None:
-        """Nothing more is dealt with, also if it was not all."""
-        if self._as_json and self._changes:
-            print_json({self._noun.many: self._changes})
+    def finish(self) -> None:
+        """Print the JSON object, also if some items are missing in it."""
+        if self._as_json and self._results:
+            print_json({self._names.plural: self._results})
 
-    def _note(self) -> None:
+    def _print_progress(self) -> None:
         if time.monotonic() - self._noted_at >= NOTE_INTERVAL:
             self._noted_at = time.monotonic()
-            print_note(f"{len(self._changes):,} of {self._total:,} {self._noun.many}")
+            print_note(f"{len(self._results):,} of {self._total:,} {self._names.plural}")
 
 
 def change_each(
     database: DatabaseSettings,
-    noun: Noun,
-    things: Sequence[ThingT],
-    change: Callable[[Client, ThingT, Transaction], Awaitable[Change]],
+    names: ItemNames,
+    items: Sequence[ItemT],
+    change: Callable[[Client, ItemT, Transaction], Awaitable[ItemResult]],
     *,
     as_json: bool,
 ) -> None:
-    """Apply `change` to each thing, in their order. One that is not there, or cannot be changed, is
-    told of, and the others are changed.
+    """Apply `change` to each item in order. If one item fails, the others are still changed.
 
     Raises:
-        Exit: one of them could not be changed; the exit code is 1.
-        CommandError: the database failed. What was told of is done, and nothing else.
+        Exit: with code 1, if an item failed.
+        CommandError: the database failed. Only the items whose results are printed are changed.
     """
-    teller = _Teller(noun, len(things), as_json=as_json)
+    printer = _ResultPrinter(names, len(items), as_json=as_json)
 
-    async def apply() -> None:
+    async def change_all() -> None:
         async with connected(database) as (connection, schema, _state):
             client = Client(config=Config(schema=schema))
-            for number, thing in enumerate(things, 1):
+            for number, item in enumerate(items, 1):
                 try:
-                    done = await bounded("it", _change_one(client, thing, connection, change))
+                    result = await with_timeout("it", _change_one(client, item, connection, change))
                 except DATABASE_ERRORS as error:
                     if _is_refused(error):
-                        message = f"{noun.one} {thing} cannot be changed: {describe(error)}"
-                        teller.tell(thing, Change(FAILED, message))
+                        message = f"{names.singular} {item} cannot be changed: {describe(error)}"
+                        printer.add(item, ItemResult(FAILED, message))
                         continue
                     show_traceback(error)
-                    rest = "; those after it are left as they are" if number < len(things) else ""
+                    rest = "; those after it are unchanged" if number < len(items) else ""
                     raise CommandError(
-                        f"changing {noun.one} {thing} failed: {describe(error)}{rest}"
+                        f"changing {names.singular} {item} failed: {describe(error)}{rest}"
                     ) from error
-                teller.tell(thing, done)
+                printer.add(item, result)
 
     try:
-        run(apply)
+        run(change_all)
     finally:
-        teller.end()
-    if teller.has_failed:
+        printer.finish()
+    if printer.has_failed:
         raise click.exceptions.Exit(EXIT_FAILURE)
 
 
 def _is_refused(error: Exception) -> bool:
-    """Whether this one row is refused, as by a trigger. What the role may not do, or what is not
-    there, is the same for all rows."""
+    """Whether the database refuses to change this row, for example because of a trigger. A missing
+    permission or table (class 42) affects all rows."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
     return is_refusal(error) and not sqlstate.startswith("42")
 
 
 async def _change_one(
     client: Client,
-    thing: ThingT,
+    item: ItemT,
     connection: Connection,
-    change: Callable[[Client, ThingT, Transaction], Awaitable[Change]],
-) -> Change:
+    change: Callable[[Client, ItemT, Transaction], Awaitable[ItemResult]],
+) -> ItemResult:
     try:
         async with connection.transaction():
-            return await change(client, thing, connection)
+            return await change(client, item, connection)
     except (JobDamagedError, NotFoundError, UniqueConflictError) as error:
-        return Change(FAILED, str(error))
+        return ItemResult(FAILED, str(error))

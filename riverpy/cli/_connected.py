@@ -1,4 +1,4 @@
-"""The connection of a command that reads or changes River's tables."""
+"""The database connection of a command, and the tables that the command needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import anyio
 
 from riverpy._postgres.driver import close, connect
-from riverpy._postgres.schema import check_schema
+from riverpy._postgres.periodic import periodic_exists
+from riverpy._postgres.schema import DOMAINS_VERSION, OWN_LINE, check_schema, migrate_command
+from riverpy.errors import SchemaMissingError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 STATEMENT_TIMEOUT = 10.0
-"""Seconds that reading or changing a few rows may take: somebody may have locked the table."""
+"""Seconds that reading or changing a few rows may take. Another session may lock the table."""
 
 
 class Connected(NamedTuple):
@@ -33,7 +35,7 @@ class Connected(NamedTuple):
 
 @asynccontextmanager
 async def connected(database: DatabaseSettings) -> AsyncGenerator[Connected]:
-    """Connect, and look whether the tables are there.
+    """Connect, and check that River's tables exist.
 
     Raises:
         ConfigError, DatabaseError, or one of DATABASE_ERRORS.
@@ -41,7 +43,7 @@ async def connected(database: DatabaseSettings) -> AsyncGenerator[Connected]:
     url = database.required_url()
     connection = await connect(url)
     try:
-        state = await bounded(
+        state = await with_timeout(
             "reading the schema", check_schema(connection, database.schema, url=url)
         )
         yield Connected(connection, database.schema, state)
@@ -49,12 +51,32 @@ async def connected(database: DatabaseSettings) -> AsyncGenerator[Connected]:
         await close(connection)
 
 
-async def bounded(purpose: str, answer: Awaitable[ResultT]) -> ResultT:
-    """The answer to a statement.
+async def with_timeout(purpose: str, result: Awaitable[ResultT]) -> ResultT:
+    """Wait for the result of a statement, at most `STATEMENT_TIMEOUT`.
 
     Raises:
-        TimeoutError: there was none in time; the text has the purpose.
+        TimeoutError: with the purpose in its text.
     """
     reason = f"{purpose} took longer than {STATEMENT_TIMEOUT:g} s"
     with anyio.fail_after(STATEMENT_TIMEOUT, reason=reason):
-        return await answer
+        return await result
+
+
+def expect_domains(database: DatabaseSettings, found: Connected) -> None:
+    """Raise SchemaMissingError, with the command to run, if the tables of domains are missing."""
+    if DOMAINS_VERSION not in found.state.versions(OWN_LINE):
+        raise _missing(database, found, "tables of domains")
+
+
+async def expect_periodic_jobs(database: DatabaseSettings, found: Connected) -> None:
+    """Raise SchemaMissingError, with the command to run, if their table is missing."""
+    exists = periodic_exists(found.connection, found.schema)
+    if not await with_timeout("looking for the table of periodic jobs", exists):
+        raise _missing(database, found, "table of periodic jobs")
+
+
+def _missing(database: DatabaseSettings, found: Connected, what: str) -> SchemaMissingError:
+    command = migrate_command(
+        f"riverpy migrate up --line {OWN_LINE}", found.schema, database.required_url()
+    )
+    return SchemaMissingError(f"the database lacks the {what}: run `{command}`")

@@ -1,4 +1,4 @@
-"""Finds the embedded PostgreSQL, on a system that can have one."""
+"""Find and start embedded PostgreSQL servers."""
 
 from __future__ import annotations
 
@@ -6,50 +6,72 @@ import hashlib
 import os
 import re
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from riverpy.cli._output import print_note
 from riverpy.cli._run import CommandError
 from riverpy.errors import RiverError
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from riverpy.embedded import EmbeddedPostgres
 
 
 def embedded_server(name: str) -> EmbeddedPostgres:
-    """The embedded server of this name; it is not started.
+    """Return the embedded server of this name, without starting it.
 
     Raises:
-        CommandError: this system has none.
+        CommandError: this system does not support embedded servers.
         ConfigError, DatabaseError: as EmbeddedPostgres.
     """
     return _embedded_postgres()(name)
 
 
-def existing_servers(name: str) -> list[EmbeddedPostgres]:
-    """The embedded servers of this name that have data, one for each major, the oldest first.
+def start_server(stack: ExitStack, name: str, command: str) -> EmbeddedPostgres:
+    """Start the embedded server of this name until the stack ends, and print a note about it.
 
     Raises:
-        CommandError: there is none, or this system has none.
+        CommandError, ConfigError, DatabaseError: as `embedded_server`.
+    """
+    started = time.monotonic()
+    server = embedded_server(name)
+    stack.enter_context(server)
+    number = ".".join(map(str, server.version))
+    print_note(
+        f"{command}: PostgreSQL {number} ({server.source}) in {server.directory}, ready in "
+        f"{time.monotonic() - started:.1f} s"
+    )
+    return server
+
+
+def existing_servers(name: str) -> list[EmbeddedPostgres]:
+    """Return the embedded servers of this name that have data, one for each major version of
+    PostgreSQL, the oldest first.
+
+    Raises:
+        CommandError: there is none, or this system does not support embedded servers.
         ConfigError, DatabaseError: as EmbeddedPostgres.
     """
     servers = _embedded_postgres().existing(name)
     if not servers:
         raise CommandError(
-            f"there is no embedded server {name}: `riverpy db start {name}` makes one"
+            f"there is no embedded server {name}: create it with `riverpy db start {name}`"
         )
     return servers
 
 
 def dev_server_name(directory: Path) -> str:
-    """The name of the embedded server of `riverpy dev` in a directory; each has its own."""
+    """Return the name of the embedded server of `riverpy dev` in a directory."""
     slug = re.sub("[^a-z0-9]+", "-", directory.name.lower()).strip("-")[:24]
     digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:6]
     return f"dev-{slug}-{digest}" if slug else f"dev-{digest}"
 
 
 def running_dev_server() -> EmbeddedPostgres | None:
-    """The embedded server of `riverpy dev` in the current directory; None if it does not run."""
+    """Return the running embedded server of `riverpy dev` in the current directory, if any."""
     if sys.platform == "win32":
         return None
     from riverpy._tools.embedded.server import default_base_directory
@@ -58,7 +80,7 @@ def running_dev_server() -> EmbeddedPostgres | None:
     try:
         name = dev_server_name(Path.cwd())
         if not any(default_base_directory().glob(f"{name}-pg*")):
-            return None  # so that most commands do not search for PostgreSQL's programs
+            return None  # most commands need not search for PostgreSQL's programs
         running = [server for server in EmbeddedPostgres.existing(name) if server.is_running]
     except (OSError, RiverError):
         return None

@@ -1,4 +1,4 @@
-"""How a job is printed: as a JSON object with every column, or as text."""
+"""The output of jobs, as JSON objects or as text."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class DamagedOutput(msgspec.Struct, frozen=True):
-    """A job that the server cannot read, as `--json` prints it."""
+    """A damaged job in `--json` output."""
 
     id: int
     error: str
 
 
 class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One job as `--json` prints it, in the words of the table."""
+    """A job in `--json` output. Its fields are the columns of the table."""
 
     id: int
     kind: str
@@ -49,7 +49,7 @@ class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Eight bits, from the left: scheduled, running, retryable, pending, discarded, completed,
     cancelled, available."""
     duplicate: bool | msgspec.UnsetType = msgspec.UNSET
-    """Of an insert: whether the job existed, so that nothing was inserted."""
+    """Only for an insert: whether the job existed already, so that nothing was inserted."""
 
     @classmethod
     def of(cls, job: JobRow, duplicate: bool | msgspec.UnsetType = msgspec.UNSET) -> JobOutput:
@@ -80,8 +80,7 @@ class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def print_job(job: JobOutput) -> None:
-    """One column of the table a line; what is empty is left out. Errors follow, the oldest first,
-    each with the lines of its traceback."""
+    """Print the columns of a job that are not empty, then its errors, the oldest first."""
     values = msgspec.structs.asdict(job)
     del values["errors"]
     print_table(
@@ -94,7 +93,7 @@ def print_job(job: JobOutput) -> None:
 
 def _error_lines(entry: str) -> list[str]:
     error = read_error(entry)
-    if not error.error and error.at == NO_TIME:  # nothing that could be read
+    if not error.error and error.at == NO_TIME:  # not in the usual format
         return [f"error {entry}"]
     first, *others = error.error.splitlines() or [""]
     number = f" of attempt {error.attempt}" if error.attempt else ""
@@ -104,7 +103,7 @@ def _error_lines(entry: str) -> list[str]:
 
 
 def print_jobs(jobs: Sequence[JobOutput]) -> None:
-    """One job a line."""
+    """Print jobs as a table."""
     print_table(
         ("ID", "KIND", "QUEUE", "STATE", "ATTEMPT", "PRIORITY", "SCHEDULED AT"),
         [

@@ -1,9 +1,9 @@
-"""LogStream: stderr for log lines, which nobody in the process waits for.
+"""Writes log lines to stderr without blocking the process.
 
-A line is written at once where that does not wait. Where it would, because the reader of a pipe or
-terminal is slow or has stopped, it is kept and a thread writes it on; what does not fit into
-`KEPT_MAX` is dropped, counted, and told of when the reader is back. When the reader has gone, the
-log goes silent and a stop can be asked for.
+A line is written at once if the write does not block. If it would, because the reader of a pipe or
+terminal is slow, the line is buffered and a thread writes it. Lines that do not fit into `KEPT_MAX`
+are dropped, and their number is logged later. If the reader ends, all further lines are dropped,
+and `on_broken` is called.
 """
 
 from __future__ import annotations
@@ -26,72 +26,71 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KEPT_MAX = 4 * 2**20
-"""Bytes of lines that wait for their reader, at most."""
-END_LIMIT = 0.5
-"""Seconds that the end of the process waits for that reader, at most."""
-_GONE = {errno.EPIPE, errno.ECONNRESET, errno.EIO}
-"""Of a pipe or socket without a reader; of a socket whose reader left something unread; of a
-terminal that was hung up."""
+"""Maximum number of buffered bytes."""
+DRAIN_TIMEOUT = 0.5
+"""Seconds that the process waits at its end until buffered lines are written."""
+_BROKEN_ERRORS = {errno.EPIPE, errno.ECONNRESET, errno.EIO}
+"""The errors of a pipe, socket or terminal whose reader has ended."""
 
 
 class LogStream:
-    """Where log lines are written. All but the constructor may be called from any thread, and from
-    a finalizer that the garbage collector runs while a line is being written.
+    """A stream for log lines. Its methods can be called from any thread, and from a finalizer that
+    runs while a line is written.
 
     Args:
-        stream: of the process; one without a descriptor is simply written to.
+        stream: the target. If it has no descriptor, writes to it may block.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._number = _descriptor(stream)
-        self._write_at_once = None if self._number is None else _unwaiting_write(self._number)
+        self._write_at_once = None if self._number is None else _nonblocking_write(self._number)
         self.on_broken: Callable[[], None] | None = None
-        """Called once, from any thread, when the reader has gone."""
+        """Called once, in any thread, when the reader has ended."""
         self._is_broken = False
         self.reset()
         _streams.append(self)
 
     def reset(self) -> None:
-        """Begin anew: in a forked child no thread writes on, and what waits is the parent's."""
+        """Start without buffered lines, in a forked child: they belong to the parent."""
         self._lock = threading.RLock()
         self._new: deque[bytes] = deque()
-        """Lines of which nothing is written yet."""
+        """Lines that are not yet written or buffered."""
         self._is_taking = False
         self._kept: deque[bytes] = deque()
         self._size = self._dropped = 0
         self._thread: threading.Thread | None = None
-        """Writes on what is kept, while there is any."""
+        """Writes the buffered lines. None if there are none."""
 
     def write(self, text: str) -> None:
-        """Write, now or later, or drop it."""
+        """Write a text now or later, or drop it."""
         if self._number is None:
             self._stream.write(text)
             return
         data = text.encode(self._stream.encoding or "utf-8", "backslashreplace")
         with self._lock:
             self._new.append(data)
-            if self._is_taking:  # by this very thread, which has come to a finalizer meanwhile
+            if self._is_taking:  # by this thread, which is running a finalizer
                 return
             self._is_taking = True
             try:
-                is_gone = self._take()
+                is_broken = self._take()
             finally:
                 self._is_taking = False
-        if is_gone and self.on_broken:
+        if is_broken and self.on_broken:
             self.on_broken()
 
     def flush(self) -> None:
-        """Nothing: what waits, waits for its reader."""
+        """Do nothing. Buffered lines are written by the thread."""
 
     def drain(self, seconds: float) -> None:
-        """Wait until nothing waits any more, for so many seconds at most."""
+        """Wait until the buffered lines are written, at most so many seconds."""
         if (thread := self._thread) is not None:
             thread.join(seconds)
 
     def _take(self) -> bool:
-        """Write or keep what is new. Returns whether the reader is found to have gone."""
-        is_gone = False
+        """Write or buffer the new lines. Return whether the reader has ended."""
+        is_broken = False
         while self._new:
             data = self._new.popleft()
             if self._is_broken:
@@ -102,8 +101,8 @@ class LogStream:
                 if data:
                     self._keep(data)
             except OSError as error:
-                is_gone = self._fails(error)
-        return is_gone
+                is_broken = self._handle_error(error)
+        return is_broken
 
     def _keep(self, data: bytes) -> None:
         if self._size + len(data) > KEPT_MAX:
@@ -112,7 +111,7 @@ class LogStream:
         self._kept.append(data)
         self._size += len(data)
         if self._thread is None:
-            thread = threading.Thread(target=self._write_on, name="riverpy log", daemon=True)
+            thread = threading.Thread(target=self._write_buffered, name="riverpy log", daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # no more threads
@@ -121,9 +120,9 @@ class LogStream:
             else:
                 self._thread = thread
 
-    def _write_on(self) -> None:
-        """The thread, which lives while something waits."""
-        assert self._number is not None  # noqa: S101 (nothing is kept without it)
+    def _write_buffered(self) -> None:
+        """Write the buffered lines, in a thread that ends with them."""
+        assert self._number is not None  # noqa: S101 (nothing is buffered without it)
         while True:
             data = self._kept[0]
             try:
@@ -131,8 +130,8 @@ class LogStream:
                     data = data[_write(self._number, data) :]
             except OSError as error:
                 with self._lock:
-                    is_gone = self._fails(error)
-                if is_gone:
+                    is_broken = self._handle_error(error)
+                if is_broken:
                     if self.on_broken:
                         self.on_broken()
                     return
@@ -151,9 +150,9 @@ class LogStream:
                 lines=dropped,
             )
 
-    def _fails(self, error: OSError) -> bool:
-        """A line could not be written. Returns whether none can be any more."""
-        if error.errno not in _GONE:
+    def _handle_error(self, error: OSError) -> bool:
+        """Handle an error of a write. Return whether the reader has ended."""
+        if error.errno not in _BROKEN_ERRORS:
             self._dropped += 1
             return False
         self._is_broken = True
@@ -171,9 +170,9 @@ _streams: list[LogStream] = []
 
 
 def drain_logs() -> None:
-    """Have what waits written, as far as `END_LIMIT` reaches: the process ends."""
+    """Wait until buffered lines are written, at most `DRAIN_TIMEOUT`, since the process ends."""
     for stream in _streams:
-        stream.drain(END_LIMIT)
+        stream.drain(DRAIN_TIMEOUT)
 
 
 def _reset_logs() -> None:
@@ -194,7 +193,7 @@ def _descriptor(stream: TextIO) -> int | None:
 
 
 def _write(number: int, data: bytes) -> int:
-    """As `os.write`, waiting also where somebody has made the descriptor one that does not."""
+    """Write, and wait if the descriptor was made non-blocking."""
     try:
         return os.write(number, data)
     except BlockingIOError:
@@ -202,11 +201,11 @@ def _write(number: int, data: bytes) -> int:
         return 0
 
 
-def _unwaiting_write(number: int) -> Callable[[bytes], int] | None:
-    """A way to write what can be written without waiting. Returns None where there is none.
+def _nonblocking_write(number: int) -> Callable[[bytes], int] | None:
+    """Return a function that writes without blocking; None if that is not possible.
 
-    The descriptor itself stays as it is, for it is shared with other processes: a pipe or terminal
-    is opened once more, a socket has a flag for it, and a file never makes anybody wait.
+    The descriptor is shared with other processes, so it must not be made non-blocking. A pipe or
+    terminal is opened a second time, a socket has a flag for each write, and a file never blocks.
     """
     mode = os.fstat(number).st_mode
     try:
@@ -217,7 +216,7 @@ def _unwaiting_write(number: int) -> Callable[[bytes], int] | None:
             return lambda data: _count(end.send, data, flags)
         flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY
         again = os.open(f"/dev/fd/{number}", flags)
-    except (OSError, AttributeError):  # of another user; of another kind of system
+    except (OSError, AttributeError):  # owned by another user; no /dev/fd
         return None
     return lambda data: _count(os.write, again, data)
 
@@ -230,7 +229,7 @@ def _count(write: Callable[..., int], *args: object) -> int:
 
 
 def _silence(stream: TextIO) -> None:
-    """Let stderr, and stdout if it is the same pipe, lead nowhere: nobody's write fails."""
+    """Redirect stderr, and stdout if it is the same pipe, to the null device."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     numbers = {stream.fileno()}
     with suppress(OSError):

@@ -1,5 +1,4 @@
-"""The log of a worker process, to stderr: of structlog, of the standard library's loggers, and of
-errors that nobody can catch."""
+"""Logging to stderr: of structlog, of the standard library, and of uncaught errors."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class _LineLogger:
-    """What structlog's loggers end in. (That of structlog holds a lock while it writes: a finalizer
-    that logs, run by the garbage collector meanwhile, would wait for itself.)"""
+    """Writes the lines of structlog without a lock. With a lock, a finalizer that logs during a
+    write would wait forever."""
 
     def __init__(self, stream: LogStream) -> None:
         self._stream = stream
@@ -37,7 +36,7 @@ class _LineLogger:
 
 
 class _Stderr:
-    """Whatever stderr is at the time."""
+    """Writes to the current `sys.stderr`, which a test or program can replace."""
 
     def write(self, text: str) -> None:
         """Write to it."""
@@ -49,11 +48,8 @@ class _Stderr:
 
 
 def log_to_stderr() -> None:
-    """Send structlog's log to stderr, but for lines for debugging, with all else as structlog has
-    it.
-
-    Its own choice is stdout, which is for data, as it was when structlog was imported.
-    """
+    """Send structlog's log to stderr from level info on. By default structlog writes to stdout, but
+    commands print their data there."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(_Stderr()),  # pyright: ignore[reportArgumentType]
@@ -64,11 +60,11 @@ def configure_logging(log: str, level: str) -> LogStream:
     """Send structlog's and the standard library's log to stderr.
 
     Args:
-        log: `console` for people, `json` for machines: one object a line.
-        level: the least level that is written: debug, info, warning or error.
+        log: `console` for text, `json` for one object per line.
+        level: the lowest level that is written: debug, info, warning or error.
 
     Returns:
-        The stream, to be told what to do when its reader has gone.
+        The stream. Its `on_broken` can be set.
     """
     stream = LogStream(sys.stderr)
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -99,13 +95,13 @@ def configure_logging(log: str, level: str) -> LogStream:
 
 
 def _log_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """Where Python cannot raise it: in `__del__`, or a callback of the garbage collector."""
+    """Log an error in `__del__` or in a callback of the garbage collector."""
     place = getattr(unraisable.object, "__qualname__", type(unraisable.object).__name__)
     _log_uncaught(unraisable.exc_type, unraisable.exc_value, unraisable.exc_traceback, place)
 
 
 def _log_thread(args: threading.ExceptHookArgs) -> None:
-    if args.exc_type is not SystemExit:  # as Python has it
+    if args.exc_type is not SystemExit:  # Python ignores it too
         name = "thread" if args.thread is None else args.thread.name
         _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback, name)
 
@@ -128,7 +124,7 @@ def _last_processors(log: str) -> list[Processor]:
             _mask_passwords,
             structlog.processors.JSONRenderer(),
         ]
-    # Not rich's traceback, which structlog takes where rich is installed: it shows local variables.
+    # If rich is installed, structlog prefers its tracebacks, which show local variables.
     return [
         structlog.processors.format_exc_info,
         _trace_as_lines,
@@ -140,7 +136,7 @@ def _last_processors(log: str) -> list[Processor]:
 
 
 def _trace_as_lines(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Show the traceback of a failed job below its line, as that of any error."""
+    """Show the traceback of a failed job below its line, like that of other errors."""
     if trace := event.pop("trace", None):
         event["exception"] = trace
     return event

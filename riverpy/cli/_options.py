@@ -1,4 +1,4 @@
-"""The options that commands share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -31,47 +31,57 @@ ResultT = TypeVar("ResultT")
 LIMIT_DEFAULT = 100
 LIMIT_MAX = 10_000
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as one JSON object."
+)
 kinds_option = click.option(
-    "--kind", "kinds", type=TEXT, multiple=True, help="Only of this kind; repeatable."
+    "--kind",
+    "kinds",
+    type=TEXT,
+    multiple=True,
+    help="Show only jobs of this kind. Can be repeated.",
 )
 queues_option = click.option(
-    "--queue", "queues", type=TEXT, multiple=True, help="Only in this queue; repeatable."
+    "--queue",
+    "queues",
+    type=TEXT,
+    multiple=True,
+    help="Show only jobs in this queue. Can be repeated.",
 )
 limit_option = click.option(
     "--limit",
     type=IntegerType(1, LIMIT_MAX),
     default=LIMIT_DEFAULT,
     show_default=True,
-    help="At most so many.",
+    help="Maximum number of rows.",
 )
 
 HOW_TO_GIVE_A_DATABASE = (
-    "use --database-url, RIVERPY_DATABASE_URL, DATABASE_URL, PGHOST and its like, or database-url "
-    "in [tool.riverpy] of pyproject.toml; or start one with `riverpy dev` in this directory, or "
-    "with `riverpy db start`, which prints its URL"
+    "use --database-url, RIVERPY_DATABASE_URL, DATABASE_URL, PGHOST and related variables, or "
+    "database-url in [tool.riverpy] of pyproject.toml; or start one with `riverpy dev` in this "
+    "directory, or with `riverpy db start`, which prints its URL"
 )
 
 _NOT_SET: Value[str] = Value(msgspec.UNSET, "default")
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True):
-    """Which database a command works on, after flags, environment and file were read."""
+    """The database of a command."""
 
     url: str | None
-    """None: nothing names a database."""
+    """None if no database is configured."""
     schema: str | None
-    """River's schema. None: the one that the database's search path finds."""
+    """The schema of River's tables. None: the search path of the database decides."""
     url_value: Value[str] = _NOT_SET
-    """The URL with its source."""
+    """The URL and its source."""
     schema_value: Value[str] = _NOT_SET
-    """The schema with its source."""
+    """The schema and its source."""
 
     def required_url(self) -> str:
-        """The URL; where none is given, that of the running `riverpy dev` of this directory.
+        """Return the URL. Default: that of a running `riverpy dev` in the current directory.
 
         Raises:
-            SettingsError: there is none; the text says how to give one.
+            SettingsError: there is none. Its text explains how to configure one.
         """
         if self.url is None:
             found = _dev_url()
@@ -88,7 +98,7 @@ def _dev_url() -> str | None:
     server = running_dev_server()
     if server is None:
         return None
-    print_note(f"riverpy: the database is that of `riverpy dev` in this directory ({server.name})")
+    print_note(f"riverpy: using the database of `riverpy dev` in this directory ({server.name})")
     return server.url
 
 
@@ -97,20 +107,20 @@ def _note_other_database(url: str, source: str) -> None:
     server = running_dev_server()
     if server is not None and server.url != url:
         print_note(
-            f"riverpy: the database is {show_url(url)}, which {source} names, not that of the "
-            f"running `riverpy dev` in this directory ({server.name})"
+            f"riverpy: using the database {show_url(url)} from {source}, not that of the running "
+            f"`riverpy dev` in this directory ({server.name})"
         )
 
 
 def database_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    """Add `--database-url`, `--schema`, `--debug`; pass `database: DatabaseSettings`."""
+    """Add `--database-url`, `--schema` and `--debug`, and pass them as `database`."""
 
     @wraps(command)
     def with_database(
         *args: object, database_url: str | None, schema: str | None, **kwargs: object
     ) -> ResultT:
         sources = Sources()
-        sources.value(DEBUG, debug_flag())  # a wrong value is an error now, not at a failure
+        sources.value(DEBUG, debug_flag())  # report a wrong value at once, not when an error occurs
         url_value = sources.value(DATABASE_URL, database_url)
         schema_value = sources.value(SCHEMA, schema)
         database = DatabaseSettings(
@@ -123,13 +133,13 @@ def database_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
         setting_option(
             SCHEMA,
             metavar="NAME",
-            help="Schema of River's tables. Default: by search path.",
+            help="Schema of River's tables. Default: the search path of the database.",
         ),
         setting_option(
             DATABASE_URL,
             metavar="URL",
-            help="Where the database is, as postgres://user@host/name. Default: "
-            "RIVERPY_DATABASE_URL, DATABASE_URL, PGHOST and its like, or the file.",
+            help="URL of the database, such as postgres://user@host/name. Default: "
+            "RIVERPY_DATABASE_URL, DATABASE_URL, PGHOST and related variables, or the file.",
         ),
     ):
         with_database = option(with_database)

@@ -1,4 +1,4 @@
-"""What a command prints: data on stdout, as JSON or plain tables; notes on stderr; no password."""
+"""The output of commands: data on stdout as JSON or tables, notes on stderr, without passwords."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ if TYPE_CHECKING:
     from typing import IO
 
 _STDERR = 2
-_NEVER_WAITS = 512
-"""Bytes that a pipe which can be written takes at once, on any system."""
+_ATOMIC_WRITE = 512
+"""Bytes that a write to a ready pipe accepts at once, on any system."""
 
 
 def printable(text: str) -> str:
-    """`text` without what commands a terminal: a name in a database may hold it."""
+    """Return the text with control characters replaced, since they could control the terminal."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def print_text(text: str) -> None:
-    """A line, or several, on stdout. When its reader has gone, the command goes on, and ends as if
-    all had been read."""
+    """Print text on stdout. If the reader of stdout has ended, drop this and all later output."""
     try:
         click.echo(text)
     except BrokenPipeError:
@@ -41,18 +40,18 @@ def print_text(text: str) -> None:
 
 
 def drop_output() -> None:
-    """The reader of stdout has gone: what is still written, or flushed at the exit, is dropped."""
+    """Drop all further output, since the reader of stdout has ended."""
     with open(os.devnull, "w") as devnull:
         os.dup2(devnull.fileno(), sys.stdout.fileno())
 
 
 def print_json(value: object) -> None:
-    """One JSON document on one line of stdout. Times are RFC 3339, Structs objects."""
+    """Print a value on stdout as one line of JSON. Times are in the format of RFC 3339."""
     print_text(msgspec.json.encode(value).decode())
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table of aligned columns on stdout. None is shown as `-`; numbers stand to the right."""
+    """Print a table with aligned columns on stdout. None is `-`, and numbers are aligned right."""
     table = list(rows)
     cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in table]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -69,7 +68,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def format_time(value: datetime | None) -> str | None:
-    """Whole seconds, unless it has parts of one; an offset, unless it is UTC."""
+    """Format a time in seconds, or milliseconds if it has a fraction. UTC has no offset."""
     if value is None:
         return None
     spec = "milliseconds" if value.microsecond else "seconds"
@@ -77,26 +76,26 @@ def format_time(value: datetime | None) -> str | None:
 
 
 def print_note(text: str) -> None:
-    """One line for the person at the terminal, on stderr."""
+    """Print one line for the user on stderr."""
     click.echo(mask_url(text), err=True)
 
 
 def print_last_note(text: str) -> None:
-    """As `print_note`, for a process that must end: dropped if stderr would make it wait."""
+    """Print one line on stderr, or drop it if the write would block. For a process that exits."""
     with suppress(OSError, ValueError):
         if select.select([], [_STDERR], [], 0)[1]:
-            os.write(_STDERR, f"{mask_url(text)}\n".encode()[:_NEVER_WAITS])
+            os.write(_STDERR, f"{mask_url(text)}\n".encode()[:_ATOMIC_WRITE])
 
 
 def has_color(stream: IO[str]) -> bool:
-    """Whether colours may be written: the stream is a terminal, which TERM does not call dumb, and
-    NO_COLOR is not set."""
+    """Whether to print colours: the stream is a terminal, TERM is not `dumb`, and NO_COLOR is not
+    set."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return stream.isatty() and not is_plain
 
 
 def program() -> str:
-    """How to call this program again from a shell: by its name where the PATH leads to it."""
+    """Return the shell command that runs this program: its name if it is found on the PATH."""
     path = Path(sys.argv[0])
     if path.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m riverpy"

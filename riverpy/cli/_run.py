@@ -1,8 +1,8 @@
-"""Runs a command: its event loop, and what becomes of its errors.
+"""Run a command in an event loop, and print its errors.
 
-A failure that can be expected (of the database, the network, a file) is one line on stderr and exit
-code 1; a setting, an argument or a job that riverpy refuses is one line and exit code 2. Anything
-else is a defect of riverpy and keeps its traceback. The setting `debug` shows the traceback always.
+An expected failure (of the database, the network, a file) prints one line on stderr, with exit code
+1. A wrong setting, argument or job prints one line, with exit code 2. Any other error is a fault of
+riverpy and shows its traceback. The setting `debug` shows all tracebacks.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _DEBUG = "riverpy.debug"
 
 
 class CommandError(click.ClickException):
-    """Ends a command with one line on stderr and an exit code (1 if none is given)."""
+    """Ends a command with one line on stderr and an exit code (default 1)."""
 
     def __init__(self, message: str, *, exit_code: int = EXIT_FAILURE) -> None:
         super().__init__(message)
-        self.exit_code = exit_code  # pyright: ignore[reportAttributeAccessIssue] (click sets it so too)
+        self.exit_code = exit_code  # pyright: ignore[reportAttributeAccessIssue] (click does it too)
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the line."""
@@ -55,17 +55,17 @@ class CommandError(click.ClickException):
 
 
 def run(function: Callable[[*ArgsT], Coroutine[Any, Any, ResultT]], *args: *ArgsT) -> ResultT:
-    """Run `function(*args)` in a new event loop, uvloop's where it is installed.
+    """Run `function(*args)` in a new event loop, of uvloop if it is installed.
 
     Raises:
-        CommandError: the function failed with an error that can be expected.
+        CommandError: the function failed with an expected error.
     """
     with expected_errors():
         return anyio.run(function, *args, backend_options={"use_uvloop": _has_uvloop()})
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """An event loop, uvloop's where it is installed."""
+    """Return a new event loop, of uvloop if it is installed."""
     if _has_uvloop():
         import uvloop
 
@@ -73,20 +73,20 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-def run_to_end(
+def run_until_complete(
     coroutine: Coroutine[Any, Any, ResultT],
     loop: asyncio.AbstractEventLoop,
     running: Callable[[], object],
 ) -> ResultT:
-    """Run it in a loop that runs the code of others too, which cannot end the loop.
+    """Run a coroutine to its end, in a loop that also runs code of the user.
 
-    A SystemExit or KeyboardInterrupt in any task or callback leaves a loop at once, and so does
-    `loop.stop()`: it is logged as an error, and the loop goes on.
+    A SystemExit or KeyboardInterrupt in any task or callback, or `loop.stop()`, ends the loop. This
+    is logged as an error, and the loop is started again.
 
     Args:
         coroutine: the main task.
-        loop: is not closed.
-        running: called in the loop whenever it begins to run.
+        loop: stays open.
+        running: called in the loop each time it starts.
     """
     task = loop.create_task(coroutine)
     while True:
@@ -105,7 +105,7 @@ def run_to_end(
 
 
 def close_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what still runs in it, wait for it and for the threads of the loop, and close it."""
+    """Cancel the tasks that still run in a loop, wait for them and its threads, and close it."""
     try:
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
@@ -116,7 +116,7 @@ def close_loop(loop: asyncio.AbstractEventLoop) -> None:
             loop.run_until_complete(asyncio.wait(tasks))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
-    except (SystemExit, KeyboardInterrupt):  # of one of these tasks
+    except (SystemExit, KeyboardInterrupt):  # raised by one of these tasks
         pass
     finally:
         loop.close()
@@ -124,7 +124,7 @@ def close_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 @contextmanager
 def expected_errors() -> Generator[None]:
-    """Turn errors that can be expected into CommandError, also one that is alone in a group."""
+    """Raise CommandError for an expected error, also if it is alone in an exception group."""
     try:
         yield
     except Exception as error:
@@ -134,13 +134,15 @@ def expected_errors() -> Generator[None]:
         if isinstance(cause, BrokenPipeError) or not is_expected(cause):
             raise
         show_traceback(error)
-        is_usage = isinstance(cause, ConfigError | InsertError)  # of what the command was given
+        is_usage = isinstance(
+            cause, ConfigError | InsertError
+        )  # caused by the input of the command
         code = EXIT_USAGE if is_usage else EXIT_FAILURE
         raise CommandError(describe(cause), exit_code=code) from error
 
 
 def show_error(error: click.ClickException) -> int:
-    """Print what ended a command, as one line on stderr; returns the exit code."""
+    """Print the error that ended a command as one line on stderr. Return the exit code."""
     CommandError(_with_hint(error)).show()
     return error.exit_code
 
@@ -162,12 +164,12 @@ def _takes_arguments(command: click.Command) -> bool:
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether this is a failure of the surroundings rather than of the code."""
+    """Whether an error comes from the environment or the input, and not from a fault of riverpy."""
     return isinstance(error, (RiverError, *DATABASE_ERRORS))
 
 
 def describe(error: BaseException) -> str:
-    """The error in one line, without passwords; its type before it if it is not `is_expected`."""
+    """Return the text of an error in one line, without passwords."""
     text = one_line(describe_error(error))
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
@@ -175,7 +177,7 @@ def describe(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` with its line breaks turned into spaces, and `printable`."""
+    """Return the text in one line, without control characters."""
     return printable(" ".join(text.split()))
 
 
@@ -189,12 +191,12 @@ def _is_debugging() -> bool:
     flag = debug_flag()
     try:
         return bool(Sources().value(DEBUG, flag).or_none())
-    except SettingsError:  # it may be the error that is to be shown
+    except SettingsError:  # perhaps the error to show is this one
         return bool(flag)
 
 
 def debug_flag() -> bool | None:
-    """What the command line gave: True for `--debug`, False for `--no-debug`, None for neither."""
+    """Return True for `--debug`, False for `--no-debug`, None if neither is given."""
     context = click.get_current_context(silent=True)
     return None if context is None else context.find_root().meta.get(_DEBUG)
 
@@ -206,7 +208,7 @@ def _set_debug(ctx: click.Context, _param: click.Parameter, value: bool | None) 
 
 debug_option = boolean_option(
     DEBUG,
-    help="Show the traceback of an error. Default: no.",
+    help="Show the tracebacks of errors. Default: no.",
     expose_value=False,
     callback=_set_debug,
 )

@@ -1,8 +1,8 @@
-"""Where the value of a setting comes from.
+"""The settings of commands, and the sources of their values.
 
-In this order: a flag, RIVERPY_<NAME>, DATABASE_URL or PG* (for the database), `[tool.riverpy]` of
-the nearest pyproject.toml or the nearest riverpy.toml, the default. A name that nobody knows is an
-error, so that a slip of the pen does not go unseen.
+Sources, in this order: the option, RIVERPY_<NAME>, for the database DATABASE_URL or PG*, the
+nearest riverpy.toml or `[tool.riverpy]` of the nearest pyproject.toml, the default. An unknown name
+is an error, since it may be misspelled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from riverpy._duration import format_duration, parse_duration
 from riverpy._names import validate_client_id, validate_domain, validate_schema
 from riverpy._tools.health.address import Address
 from riverpy.cli._output import print_table
-from riverpy.cli._types import check_queues, format_queues, parse_queues
+from riverpy.cli._types import ParsedType, check_queues, format_queues, parse_queues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -39,32 +39,32 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 OTHER_VARIABLES = ("RIVERPY_EMBEDDED_DIR", "RIVERPY_PG_BIN")
-"""Variables of ours that are no settings of a command."""
+"""Variables of riverpy that are not settings of a command."""
 TESTS_PREFIX = "RIVERPY_TEST_"
-"""Begins the variables of riverpy's own tests."""
+"""Prefix of the variables of riverpy's own tests."""
 SERVICE_SUFFIX = "_SERVICE_HOST"
-"""Ends the variable that Kubernetes sets for each Service of a container's namespace."""
+"""Suffix of the variables that Kubernetes sets for the Services of a namespace."""
 
 
 class SettingsError(click.UsageError):
-    """A setting is wrong. The text names its source."""
+    """A setting is wrong. The text names the source of its value."""
 
 
 @dataclass(frozen=True)
 class Setting(Generic[T]):
-    """A setting: flag `--soft-stop`, variable RIVERPY_SOFT_STOP, key `soft-stop` of the file."""
+    """A setting, such as option `--soft-stop`, variable RIVERPY_SOFT_STOP and key `soft-stop`."""
 
     name: str
     parse: Callable[[str], T]
     show: Callable[[T], str] = str
     parse_toml: Callable[[object], T] | None = None
-    """Reads the file's value. Default: it is text, for `parse`."""
+    """Parses the value in the file. Default: the value is text, for `parse`."""
     default: str = "-"
-    """What holds if nobody says otherwise, in words."""
+    """The default, in words."""
 
     @property
     def parameter(self) -> str:
-        """What its flag is called as an argument of a command."""
+        """The name of its option as a parameter of a command."""
         return self.name.replace("-", "_")
 
     @property
@@ -74,34 +74,24 @@ class Setting(Generic[T]):
 
 
 class Value(msgspec.Struct, Generic[T], frozen=True):
-    """A value and where it was found; UNSET if nowhere."""
+    """The value of a setting, UNSET if it has none, and its source."""
 
     value: T | msgspec.UnsetType
     source: str
 
     def or_none(self) -> T | None:
-        """The value; None if it is unset."""
+        """Return the value; None if it is unset."""
         return None if self.value is msgspec.UNSET else self.value
 
 
-def _database_url(text: str) -> str:
-    validate_url(text)
-    return text
+def _validated(validate: Callable[[str], object]) -> Callable[[str], str]:
+    """Return a parser that only validates the text."""
 
+    def parse(text: str) -> str:
+        validate(text)
+        return text
 
-def _schema(text: str) -> str:
-    validate_schema(text)
-    return text
-
-
-def _domain(text: str) -> str:
-    validate_domain(text)
-    return text
-
-
-def _name(text: str) -> str:
-    validate_client_id(text)
-    return text
+    return parse
 
 
 def _positive_duration(text: str) -> timedelta:
@@ -118,7 +108,7 @@ def _boolean(text: str) -> bool:
         case "0" | "false" | "no" | "off":
             return False
         case _:
-            raise ValueError(f"{text!r} is neither true nor false")
+            raise ValueError(f"{text!r} is not true or false")
 
 
 def _toml_boolean(value: object) -> bool:
@@ -132,10 +122,10 @@ def _toml_queues(value: object) -> dict[str, int]:
         queues = msgspec.convert(value, dict[str, int])
     except msgspec.ValidationError:
         raise ValueError(
-            f"expected a table of names and slots, as in {{ default = 50 }}, got {value!r}"
+            f"expected a table of names and slots, such as {{ default = 50 }}, got {value!r}"
         ) from None
     if not queues:
-        raise ValueError("expected at least one queue, as in { default = 50 }")
+        raise ValueError("expected at least one queue, such as { default = 50 }")
     check_queues(queues)
     return queues
 
@@ -143,7 +133,7 @@ def _toml_queues(value: object) -> dict[str, int]:
 def _one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.lower() not in choices:
-            raise ValueError(f"{text!r} is none of {', '.join(choices)}")
+            raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
         return text.lower()
 
     return parse
@@ -153,9 +143,11 @@ def _boolean_setting(name: str, default: str) -> Setting[bool]:
     return Setting(name, _boolean, lambda on: str(on).lower(), _toml_boolean, default)
 
 
-DATABASE_URL: Setting[str] = Setting("database-url", _database_url, show_url)
+DATABASE_URL: Setting[str] = Setting("database-url", _validated(validate_url), show_url)
 SCHEMA: Setting[str] = Setting(
-    "schema", _schema, default="the client's, else where the search path finds them"
+    "schema",
+    _validated(validate_schema),
+    default="the client's, else by search path",
 )
 QUEUES: Setting[dict[str, int]] = Setting(
     "queues", parse_queues, format_queues, _toml_queues, "the client's"
@@ -164,7 +156,7 @@ POLL_ONLY = _boolean_setting("poll-only", "the client's, else false")
 KNOWN_KINDS_ONLY = _boolean_setting("known-kinds-only", "the client's, else true")
 CANDIDATE = _boolean_setting("candidate", "the client's, else true")
 LEADER_DOMAIN: Setting[str] = Setting(
-    "leader-domain", _domain, default="the client's, else default"
+    "leader-domain", _validated(validate_domain), default="the client's, else default"
 )
 SOFT_STOP: Setting[timedelta] = Setting(
     "soft-stop", parse_duration, format_duration, default="the client's, else 30s"
@@ -172,7 +164,9 @@ SOFT_STOP: Setting[timedelta] = Setting(
 DEAD_AFTER: Setting[timedelta] = Setting(
     "dead-after", _positive_duration, format_duration, default="the client's, else 1m"
 )
-NAME: Setting[str] = Setting("name", _name, default="the client's, else the host's")
+NAME: Setting[str] = Setting(
+    "name", _validated(validate_client_id), default="the client's, else the host's"
+)
 HEALTH: Setting[Address] = Setting("health", Address.parse, default="none")
 LOG: Setting[str] = Setting("log", _one_of("console", "json"), default="console")
 LOG_LEVEL: Setting[str] = Setting(
@@ -199,14 +193,14 @@ SETTINGS: tuple[Setting[Any], ...] = (
 
 
 class Sources:
-    """The environment and the file.
+    """The environment and the settings file.
 
     Args:
         environ: default: that of the process.
-        directory: where the search for the file starts. Default: the current one.
+        directory: the search for the file starts here. Default: the current directory.
 
     Raises:
-        SettingsError: one of them has a name of ours that is not known, or the file cannot be read.
+        SettingsError: a name is unknown, or the file cannot be read.
     """
 
     def __init__(
@@ -217,7 +211,7 @@ class Sources:
         self._path, self._table = _read_file(directory or Path.cwd())
 
     def value(self, setting: Setting[T], flag: T | None) -> Value[T]:
-        """The value of a setting; `flag` is what the command line gave, None for nothing.
+        """Return the value of a setting. `flag` is the value of its option, None if not given.
 
         Raises:
             SettingsError: the value is not allowed.
@@ -252,15 +246,10 @@ class Sources:
 
 
 def setting_option(setting: Setting[Any], *, metavar: str, help: str) -> Callable[[F], F]:  # noqa: A002 (click's name)
-    """The click option that gives this setting, under its name."""
+    """Return the click option for a setting."""
 
-    def callback(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
-        try:
-            return None if value is None else setting.parse(value)
-        except ValueError as error:
-            raise click.BadParameter(mask_url(str(error)), ctx, param) from None
-
-    return click.option(f"--{setting.name}", metavar=metavar, callback=callback, help=help)
+    kind = ParsedType(setting.name, setting.parse)
+    return click.option(f"--{setting.name}", metavar=metavar, type=kind, help=help)
 
 
 def boolean_option(
@@ -269,19 +258,13 @@ def boolean_option(
     help: str,  # noqa: A002 (click's name)
     **attributes: Any,
 ) -> Callable[[F], F]:
-    """The click option pair `--NAME/--no-NAME` of this setting. None: neither is given.
-
-    Args:
-        setting: what it sets.
-        help: its line in `--help`.
-        attributes: of `click.option`.
-    """
+    """Return the click option `--NAME/--no-NAME` for a setting. Its value is None if not given."""
     flags = f"--{setting.name}/--no-{setting.name}"
     return click.option(flags, default=None, help=help, **attributes)
 
 
 class Settings:
-    """The values of settings, each by its setting and with its source."""
+    """The values of all settings, with their sources."""
 
     def __init__(self, values: Iterable[tuple[Setting[Any], Value[Any]]]) -> None:
         self._values = {setting.name: (setting, value) for setting, value in values}
@@ -290,7 +273,7 @@ class Settings:
         return self._values[setting.name][1]
 
     def print(self) -> None:
-        """A table on stdout: name, value with its password masked, source."""
+        """Print a table of names, values without passwords, and sources."""
         rows = [
             (
                 setting.name,

@@ -1,14 +1,16 @@
-"""How signals stop a worker process, whatever its event loop is doing.
+"""Stop a worker process on signals, even if its event loop is blocked.
 
-The first SIGTERM, SIGINT, SIGQUIT or SIGHUP stops softly, the second hard, the third leaves the
-process at once. But a SIGHUP hurries no stop that has begun: a terminal that closes may send two of
-them, and takes the reader of the log away as well.
-Python runs a signal handler when the main thread comes back to Python code, which a job that blocks
-the event loop may never do. So a thread reads the byte that the interpreter writes at once for each
-signal. It also ends the process when a stop takes longer than it may. C code that holds the GIL
-stops that thread too: the bound then is a timer of faulthandler's, which needs no GIL.
+The first SIGTERM, SIGINT, SIGQUIT or SIGHUP starts a soft stop, the second a hard stop, and the
+third ends the process at once. A SIGHUP does not make a started stop hard: a terminal that closes
+can send two of them.
 
-A forked child is no worker: it gets the handlers back that were there before.
+Python runs a signal handler only when the main thread returns to Python code. A job that blocks the
+event loop can prevent this. So a thread reads the byte that the interpreter writes for each signal.
+The thread also ends the process when a stop exceeds its time limit. C code that holds the GIL
+blocks this thread too. For that case a timer of faulthandler, which needs no GIL, ends the
+process.
+
+A forked child is not a worker, so the earlier signal handlers are restored in it.
 """
 
 from __future__ import annotations
@@ -42,26 +44,26 @@ STOP_SIGNALS = tuple(
     if hasattr(signal, name)
 )
 SIGNALS_MAX = 2
-"""Signals that a stop takes; the next one leaves the process at once."""
+"""The number of signals that a stop handles. The next one ends the process at once."""
 GRACE = 1.0
-"""Seconds, after the soft and the hard limit, until the last resort begins."""
+"""Seconds after the soft and the hard limit until the last resort starts."""
 LAST_RESORT = 2.5
-"""Seconds that the last resort may take; then the process is left without it."""
-FLUSH = 0.3
+"""Seconds that the last resort may take. Then the process ends without it."""
+FLUSH_TIMEOUT = 0.3
 """Seconds."""
 _STDERR = 2
 _WAKE = 0
-"""No signal: makes the thread look at the deadline."""
-_ASK = 255
-"""No signal: a stop is requested."""
-_LONGEST_WAIT = 3600.0
+"""Not a signal number: the thread checks the deadline."""
+_REQUEST = 255
+"""Not a signal number: a stop is requested."""
+_WAIT_MAX = 3600.0
 
 _handlers_before: dict[signal.Signals, Any] = {}
-"""What this module's handlers stand in for, while they do."""
+"""The handlers that this module has replaced."""
 
 
 class StoppedBeforeStart(BaseException):
-    """A signal came while there was nothing to stop yet."""
+    """A signal arrived before there was anything to stop."""
 
 
 def _raise_stopped(_number: int, _frame: types.FrameType | None) -> NoReturn:
@@ -70,9 +72,9 @@ def _raise_stopped(_number: int, _frame: types.FrameType | None) -> NoReturn:
 
 @contextmanager
 def stopping_before_start() -> Generator[None]:
-    """Let a signal raise StoppedBeforeStart, until `StopSignals` takes it."""
-    for number in filter(_is_free, STOP_SIGNALS):
-        # None: a handler that is not Python's, which Python cannot set again.
+    """Make signals raise StoppedBeforeStart until `StopSignals` handles them."""
+    for number in filter(_may_handle, STOP_SIGNALS):
+        # None: a handler set by C code, which Python cannot restore.
         _handlers_before[number] = signal.signal(number, _raise_stopped) or signal.SIG_DFL
     try:
         yield
@@ -83,10 +85,10 @@ def stopping_before_start() -> Generator[None]:
                 del _handlers_before[number]
 
 
-def _is_free(number: int, *ours: Callable[..., object]) -> bool:
-    """Whether a stop may take the signal. `nohup` has SIGHUP ignored, and code of the user's may
-    have a handler of its own for SIGHUP and SIGQUIT. A shell has SIGINT and SIGQUIT ignored in what
-    it runs in the background: these still stop."""
+def _may_handle(number: int, *ours: Callable[..., object]) -> bool:
+    """Whether this signal stops the worker. Not SIGHUP under `nohup`, which ignores it, and not a
+    SIGHUP or SIGQUIT that the user's code handles. A shell ignores SIGINT and SIGQUIT for processes
+    in the background, but they still stop the worker."""
     if number in {signal.SIGTERM, signal.SIGINT}:
         return True
     handler = signal.getsignal(number)
@@ -94,22 +96,22 @@ def _is_free(number: int, *ours: Callable[..., object]) -> bool:
     return handler in (signal.SIG_DFL, None, _raise_stopped, *ours) or is_ignored_quit
 
 
-def _hurries(number: int) -> bool:
-    """Whether the signal makes a stop that has begun a hard one."""
-    return number not in {_ASK, getattr(signal, "SIGHUP", None)}
+def _makes_hard(number: int) -> bool:
+    """Whether this signal makes a started stop hard."""
+    return number not in {_REQUEST, getattr(signal, "SIGHUP", None)}
 
 
 class StopPlan:
-    """What a stop does and how long it may take.
+    """The steps of a stop, and their time limits.
 
     Args:
         soft: called in the event loop at the first signal.
         hard: called in the event loop at the second signal.
-        soft_limit: after how long the hard stop begins by itself; None: never.
-        hard_limit: how long the hard stop may take.
-        last_resort: called in a thread of its own when the limits and `GRACE` have passed; has
-            `LAST_RESORT` to leave the process.
-        exit_code: for a last resort that does not.
+        soft_limit: time until the hard stop starts by itself; None: never.
+        hard_limit: maximum time of the hard stop.
+        last_resort: called in a separate thread after the limits and `GRACE`. It must end the
+            process within `LAST_RESORT`.
+        exit_code: the exit code if `last_resort` does not end the process.
     """
 
     def __init__(
@@ -128,86 +130,84 @@ class StopPlan:
         self._hard_limit = hard_limit.total_seconds()
 
     def limit(self, signals: int) -> float:
-        """Seconds until the last resort, counted from the signal with this number."""
+        """Return the seconds from this signal (1 for the first) to the last resort."""
         soft = self._soft_limit if signals == 1 else 0.0
         return soft + self._hard_limit + GRACE
 
 
 class StopSignals:
-    """Takes the signals of the process, from `start` to the end of the process.
+    """Handles the signals of the process, from `start` to the end of the process.
 
     Args:
-        plan: what a stop does.
-        loop: where it does it.
+        plan: the steps of a stop.
+        loop: calls the steps.
     """
 
     def __init__(self, plan: StopPlan, loop: asyncio.AbstractEventLoop) -> None:
         self._plan = plan
         self._loop = loop
-        # next() is atomic: a handler may come in between.
+        # next() is atomic, so a signal handler cannot interrupt it.
         self._requests = itertools.count(1)
         self._numbers = itertools.count(1)
-        """Of the requests that count: see `_hurries`."""
+        """Counts the requests that start a stop or make it hard."""
         self._handled = itertools.count(1)
         self._deadline = math.inf
         self._exit_code: int | None = None
-        """The code to leave with at the deadline; None: the last resort comes first."""
+        """The exit code at the deadline. None: the last resort runs first."""
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         self._wakeup_before = -1
 
     def start(self) -> None:
-        """Take the signals. Called in the main thread. A crash in C code, which nothing can take,
-        tells where it was."""
-        faulthandler.enable(_STDERR if _is_socket(_STDERR) else _unwaiting_stderr())
-        for number in filter(_is_free, STOP_SIGNALS):
+        """Handle signals from now on. Called in the main thread. A crash in C code prints where it
+        happened."""
+        faulthandler.enable(_STDERR if _is_socket(_STDERR) else _nonblocking_stderr())
+        for number in filter(_may_handle, STOP_SIGNALS):
             signal.signal(number, self._handler)
-        self.take_wake_ups()
+        self.install_wakeup_fd()
         threading.Thread(target=self._run, name="riverpy signals", daemon=True).start()
 
-    def take_wake_ups(self) -> None:
-        """Have the interpreter tell the thread of each signal. A loop that begins to run takes that
-        for itself. Called in the main thread."""
+    def install_wakeup_fd(self) -> None:
+        """Make the interpreter write a byte to the thread for each signal. A starting event loop
+        replaces this. Called in the main thread."""
         ours = self._writer.fileno()
         before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
         if before != ours:
             self._wakeup_before = before
 
-    def follow(self, plan: StopPlan) -> None:
-        """From now on do what this plan says. Called in the event loop."""
+    def set_plan(self, plan: StopPlan) -> None:
+        """Replace the plan. Called in the event loop."""
         self._plan = plan
 
     def request_stop(self) -> None:
-        """Stop softly, unless a stop has begun. May be called from any thread."""
-        self._send(_ASK)
+        """Start a soft stop, unless a stop has started. Can be called in any thread."""
+        self._send(_REQUEST)
 
     def finish(self, exit_code: int, limit: float) -> None:
-        """The run has ended: if the process has not, it is left with this code in `limit` seconds.
-
-        Called in the main thread.
-        """
+        """End the process with this exit code in `limit` seconds, if it has not ended by then.
+        Called in the main thread."""
         self._exit_code = exit_code
         self._set_deadline(time.monotonic() + limit)
         self._send(_WAKE)
 
     def _handler(self, number: int, _frame: types.FrameType | None) -> None:
-        # The byte has told the thread already, unless other code has put its own descriptor there,
-        # as asyncio does when a handler is added to the loop.
+        # The byte has reached the thread already, unless other code has installed its own
+        # descriptor, as asyncio does when a handler is added to the loop.
         ours = self._writer.fileno()
         current = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
         if current != ours:
             signal.set_wakeup_fd(current)
             self._send(number)
-        # C code as that of `re` lets handlers run, but no other thread: what that thread had read
-        # when it began is not acted on, so handlers are counted too.
+        # Some C code, such as `re`, runs signal handlers but no other thread. Then the thread
+        # cannot act on what it has read, so calls of the handler are counted too.
         self._take_all()
-        if _hurries(number) and next(self._handled) > SIGNALS_MAX:
+        if _makes_hard(number) and next(self._handled) > SIGNALS_MAX:
             os._exit(128 + number)
         self._send(_WAKE)
 
     def _send(self, number: int) -> None:
-        with suppress(OSError):  # full of signals: enough was said
+        with suppress(OSError):  # full: enough signals are queued
             self._writer.send(bytes([number]))
 
     def _run(self) -> None:
@@ -218,29 +218,31 @@ class StopSignals:
                 if left <= 0:
                     self._force()
                 else:
-                    selector.select(min(left, _LONGEST_WAIT))
+                    selector.select(min(left, _WAIT_MAX))
                     self._take_all()
 
     def _take_all(self) -> None:
-        """Act on each signal that has come: in the thread or in the handler, whichever is first."""
+        """Handle all received signals, in the thread or in the signal handler."""
         while True:
             try:
                 number = self._reader.recv(1)[0]
             except BlockingIOError:
                 return
-            if number == _ASK or (number in STOP_SIGNALS and _is_free(number, self._handler)):
+            if number == _REQUEST or (
+                number in STOP_SIGNALS and _may_handle(number, self._handler)
+            ):
                 self._stop(number)
             elif number != _WAKE and self._wakeup_before != -1:
-                with suppress(OSError):  # full: then it wakes up anyway
+                with suppress(OSError):  # full: it wakes up anyway
                     os.write(self._wakeup_before, bytes([number]))
 
     def _stop(self, signal_number: int) -> None:
-        if next(self._requests) > 1 and not _hurries(signal_number):
+        if next(self._requests) > 1 and not _makes_hard(signal_number):
             return
         number = next(self._numbers)
         if number > SIGNALS_MAX:
             os._exit(128 + signal_number)
-        if self._exit_code is not None:  # it is being left
+        if self._exit_code is not None:  # the process is ending
             return
         self._set_deadline(min(self._deadline, time.monotonic() + self._plan.limit(number)))
         with suppress(RuntimeError):  # the loop is closed
@@ -253,11 +255,11 @@ class StopSignals:
         self._deadline = deadline
         left = max(deadline - time.monotonic(), 0.0) + LAST_RESORT + GRACE
         if left < threading.TIMEOUT_MAX:
-            faulthandler.dump_traceback_later(left, exit=True, file=_unwaiting_stderr())
+            faulthandler.dump_traceback_later(left, exit=True, file=_nonblocking_stderr())
 
     def _force(self) -> None:
         if self._exit_code is not None:
-            leave(self._exit_code, f"riverpy: left while {_what_holds()}")
+            leave(self._exit_code, f"riverpy: ended although {_running_threads()}")
         self._exit_code = self._plan.exit_code
         self._deadline = time.monotonic() + LAST_RESORT
         with suppress(RuntimeError):  # no more threads
@@ -266,22 +268,20 @@ class StopSignals:
             ).start()
 
 
-def _what_holds() -> str:
-    """What a process that does not end waits for, as far as can be seen."""
+def _running_threads() -> str:
+    """Return a text about what a process that does not end waits for."""
     held = [one.name for one in threading.enumerate() if not one.daemon and one.is_alive()]
     names = ", ".join(name for name in held if name != threading.main_thread().name)
-    return f"threads went on: {names}" if names else "something did not end"
+    return f"threads still run: {names}" if names else "something did not end"
 
 
 def leave(exit_code: int, note: str) -> NoReturn:
-    """End the process, whatever runs in it or waits for whom. Called in any thread.
-
-    Whoever reads stdout or stderr may be slow or stuck: it has `FLUSH` for what is buffered.
-    """
+    """End the process at once, and print a note. Called in any thread. Buffered output is written
+    for at most `FLUSH_TIMEOUT`, since its reader may be slow."""
     with suppress(RuntimeError):  # no more threads
         flush = threading.Thread(target=_flush, daemon=True)
         flush.start()
-        flush.join(FLUSH)
+        flush.join(FLUSH_TIMEOUT)
     print_last_note(note)
     os._exit(exit_code)
 
@@ -289,39 +289,39 @@ def leave(exit_code: int, note: str) -> NoReturn:
 def _flush() -> None:
     drain_logs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # None: user code took it away
+        with suppress(OSError, ValueError, AttributeError):  # None: user code removed it
             stream.flush()
 
 
 def _is_socket(number: int) -> bool:
-    """Whether it is one, as that of systemd, which cannot be opened once more. What a crash says
-    finds room there."""
+    """Whether a descriptor is a socket, such as that of systemd, which cannot be opened again. Its
+    buffer has room for the report of a crash."""
     try:
         return stat.S_ISSOCK(os.fstat(number).st_mode)
     except OSError:  # closed
         return False
 
 
-def _unwaiting_stderr() -> int:
-    """A descriptor for stderr to which nothing waits to be written, or one that leads nowhere."""
-    global _unwaiting
-    if _unwaiting is None:
+def _nonblocking_stderr() -> int:
+    """Return a non-blocking descriptor of stderr, or one of the null device."""
+    global _nonblocking
+    if _nonblocking is None:
         try:
             flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK
-            _unwaiting = os.open("/dev/fd/2", flags)
+            _nonblocking = os.open("/dev/fd/2", flags)
         except (OSError, AttributeError):
-            _unwaiting = os.open(os.devnull, os.O_WRONLY)
-    return _unwaiting
+            _nonblocking = os.open(os.devnull, os.O_WRONLY)
+    return _nonblocking
 
 
-_unwaiting: int | None = None
+_nonblocking: int | None = None
 
 
 # -- forks
 
 
 class _Mask(threading.local):
-    """The signals that a thread that forks blocked before."""
+    """The signals that a forking thread had blocked before."""
 
     before: set[Any] | None = None
 
@@ -330,7 +330,8 @@ _mask = _Mask()
 
 
 def _before_fork() -> None:
-    """Until the child has its own handlers, a signal to it must not count as one to us."""
+    """Block signals until the child has restored its handlers. Otherwise a signal to the child
+    could count as one to this process."""
     if _handlers_before:
         _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 

@@ -1,4 +1,4 @@
-"""The standard streams of the process, also where who started it has closed some."""
+"""The standard streams of a process that may have been started with some of them closed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ _MODES = ("r", "w", "w")
 
 
 def open_missing_streams() -> None:
-    """Put the null device where stdin, stdout or stderr is closed.
+    """Open the null device in place of each closed stdin, stdout and stderr.
 
-    Else the next descriptor that is opened, of a socket or an event loop, becomes a standard
-    stream: what is meant for the terminal goes to the database, or the process is aborted.
+    Otherwise the next descriptor that is opened, for example a socket, becomes a standard stream,
+    and output for the terminal is sent to the database.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < len(_MODES):
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
     streams = [
-        stream or open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 (it stays)
+        stream or open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 (it stays open)
         for number, (stream, mode) in enumerate(
             zip((sys.stdin, sys.stdout, sys.stderr), _MODES, strict=True)
         )

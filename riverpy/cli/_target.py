@@ -1,4 +1,4 @@
-"""The object that MODULE:ATTR names on the command line, and the client that comes out of it."""
+"""Load the client that MODULE:ATTR names on the command line."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ if TYPE_CHECKING:
 
 _RIVERPY = Path(__file__).resolve().parent.parent
 ATTRIBUTES_DEFAULT = ("client", "app", "riverpy")
-"""What is looked for in MODULE when no :ATTR is given."""
+"""The names that are tried in MODULE if no :ATTR is given."""
 
 
 class TargetError(click.UsageError):
-    """MODULE:ATTR leads to no client. The text says what was tried and what there is."""
+    """MODULE:ATTR does not name a client. The text lists what the module has."""
 
 
 def load(spec: str) -> object:
-    """Import MODULE, with the current directory first on the path, and take ATTR from it.
+    """Import MODULE, with the current directory first on Python's path, and return its ATTR.
 
     Raises:
         TargetError: there is no such module or attribute.
-        CommandError: the module failed when it was imported.
+        CommandError: importing the module failed.
     """
     module_name, _, attribute = spec.partition(":")
     if not module_name or spec.endswith(":"):
-        raise TargetError(f"{spec!r} is not MODULE:ATTR, as in jobs:client")
+        raise TargetError(f"{spec!r} is not MODULE:ATTR, such as jobs:client")
     if "/" in module_name or "\\" in module_name or module_name.endswith(".py"):
         dotted = module_name.removesuffix(".py").replace("\\", "/").strip("./").replace("/", ".")
         better = f"{dotted}:{attribute}" if attribute else dotted
-        raise TargetError(f"{spec!r} is a path: give a module, as in {better}")
+        raise TargetError(f"{spec!r} is a path: give a module, such as {better}")
     if module_name.startswith("."):
-        raise TargetError(f"{spec!r} is relative: give its full name, as in jobs:client")
+        raise TargetError(f"{spec!r} is relative: give its full name, such as jobs:client")
     module = _import(module_name)
     if attribute:
         return _attribute(module, attribute)
     found = {name: getattr(module, name) for name in ATTRIBUTES_DEFAULT if hasattr(module, name)}
     for name, value in sorted(found.items(), key=lambda item: not isinstance(item[1], Client)):
-        if inspect.ismodule(value):  # as after `import riverpy`
+        if inspect.ismodule(value):  # for example after `import riverpy`
             continue
         if not _may_be_target(value):
             raise _wrong(f"{module_name}:{name}", f"is {_article(value)}")
@@ -71,11 +71,12 @@ def load(spec: str) -> object:
 
 @asynccontextmanager
 async def entered(spec: str, target: object) -> AsyncGenerator[Client]:
-    """The client that the target is, makes, or yields; what it holds is released at the end.
+    """Yield the client of a target: the target itself, or what it returns or yields. A context
+    manager is closed at the end.
 
     Raises:
-        TargetError: the target comes to no client.
-        CommandError: it failed.
+        TargetError: the target gives no client.
+        CommandError: the target raised an error.
     """
     if not isinstance(target, Client | AbstractAsyncContextManager):
         target = await _called(spec, target)
@@ -95,9 +96,7 @@ async def entered(spec: str, target: object) -> AsyncGenerator[Client]:
                 )
             yield client
     else:
-        raise TargetError(
-            f"{spec} comes to {_article(target)}, not to a riverpy.Client{_hint(spec)}"
-        )
+        raise TargetError(f"{spec} returns {_article(target)}, not a riverpy.Client{_hint(spec)}")
 
 
 async def _called(spec: str, target: object) -> object:
@@ -110,7 +109,7 @@ async def _called(spec: str, target: object) -> object:
     except TypeError as error:
         raise TargetError(f"{spec} must take no arguments: {error}") from None
     except ValueError:
-        pass  # it has no signature to look at
+        pass  # it has no signature
     try:
         result = target()
         return await result if inspect.isawaitable(result) else result
@@ -119,7 +118,8 @@ async def _called(spec: str, target: object) -> object:
 
 
 def _may_be_target(value: object) -> bool:
-    """Whether it can be a client or make one. An ASGI application can be called, but not so."""
+    """Whether it can be a client or return one. An ASGI application is callable, but needs
+    arguments."""
     if isinstance(value, Client | AbstractAsyncContextManager):
         return True
     if inspect.isclass(value):
@@ -145,7 +145,7 @@ def _wrong(spec: str, what: str) -> TargetError:
 
 
 def _hint(spec: str) -> str:
-    """The clients that the module of MODULE:ATTR has."""
+    """Return a hint at a client that the module has."""
     name = spec.partition(":")[0]
     clients = _clients(sys.modules[name]) if name in sys.modules else []
     if not clients:
@@ -191,8 +191,8 @@ def _attribute(module: ModuleType, path: str) -> object:
 
 
 def _failed(what: str, error: BaseException) -> NoReturn:
-    """Say where in the user's code the error arose; the traceback is for `--debug`. What riverpy
-    refuses there is a wrong setting."""
+    """Raise a CommandError that names the line of the user's code that raised the error. The
+    traceback is printed with `--debug`."""
     show_traceback(error)
     place = ""
     frames = [

@@ -1,34 +1,36 @@
-"""The types of command-line values: durations, points in time, queues with their slots."""
+"""Types of command-line values: durations, times, numbers, names and queues."""
 
 from __future__ import annotations
 
 import math
 import re
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from riverpy._dsn import mask_url
 from riverpy._duration import parse_duration
-from riverpy._names import validate_queue
+from riverpy._names import validate_domain, validate_queue
 from riverpy.config import MAX_WORKERS_MAX
-from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
 
 
 def parse_timestamp(text: str) -> datetime:
-    """An ISO 8601 date and time with its zone, in UTC.
+    """Parse a date and time with its zone, in the format of ISO 8601. Return it in UTC.
 
     Raises:
-        ValueError: the text is no such time, or it has no zone.
+        ValueError: the text is not such a time.
     """
     try:
         time = datetime.fromisoformat(text.strip())
     except ValueError:
         raise ValueError(
-            f"{text!r} is no time: give a date, a time and a zone, as in 2026-01-31T18:00:00Z"
+            f"{text!r} is not a time: give a date, a time and a zone, such as 2026-01-31T18:00:00Z"
         ) from None
     if time.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone: add Z for UTC, or an offset such as +02:00")
@@ -38,18 +40,29 @@ def parse_timestamp(text: str) -> datetime:
         raise ValueError(f"{text!r} is outside the years 1 to 9999 in UTC") from None
 
 
+def parse_queue(text: str) -> str:
+    """Return the name of a queue. Raises ConfigError if it is not allowed."""
+    validate_queue(text)
+    return text
+
+
+def parse_domain(text: str) -> str:
+    """Return the name of a leader domain. Raises ConfigError if it is not allowed."""
+    validate_domain(text)
+    return text
+
+
 def parse_queues(text: str) -> dict[str, int]:
-    """`default:50,mail:5`: queues, each with the number of jobs it may run at once.
+    """Parse queues and their numbers of slots from a text like `default:50,mail:5`.
 
     Raises:
-        ValueError: a part is not NAME:SLOTS, a name is wrong or given twice, or SLOTS is not
-            allowed.
+        ValueError: the format, a name or a number is wrong, or a name is repeated.
     """
     queues: dict[str, int] = {}
     for part in text.split(","):
         name, colon, slots = part.strip().partition(":")
         if not colon or not re.fullmatch("[0-9]{1,9}", slots):
-            raise ValueError(f"{part!r} is not NAME:SLOTS, as in default:50,mail:5")
+            raise ValueError(f"{part!r} is not NAME:SLOTS, such as default:50,mail:5")
         if name in queues:
             raise ValueError(f"queue {name!r} is given twice")
         queues[name] = int(slots)
@@ -58,18 +71,15 @@ def parse_queues(text: str) -> dict[str, int]:
 
 
 def check_queues(queues: Mapping[str, int]) -> None:
-    """Each name is allowed and has 1 to `MAX_WORKERS_MAX` slots; else ValueError."""
+    """Raise ValueError for a queue with a wrong name or number of slots."""
     for name, slots in queues.items():
-        try:
-            validate_queue(name)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
+        validate_queue(name)
         if not 1 <= slots <= MAX_WORKERS_MAX:
             raise ValueError(f"queue {name!r} needs 1 to {MAX_WORKERS_MAX} slots, got {slots}")
 
 
 def format_queues(queues: Mapping[str, int]) -> str:
-    """The text that `parse_queues` reads back."""
+    """Return a text that `parse_queues` accepts."""
     return ",".join(f"{name}:{slots}" for name, slots in queues.items())
 
 
@@ -80,11 +90,11 @@ class IntegerType(click.IntRange):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            self.fail(_why_no_number(self, value), param, ctx)
+            self.fail(_number_error(self, value), param, ctx)
 
 
 class NumberType(click.FloatRange):
-    """A number within limits, which may have a fraction."""
+    """A number within limits, with or without a fraction."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -92,13 +102,13 @@ class NumberType(click.FloatRange):
         try:
             number = super().convert(value, param, ctx)
         except click.BadParameter:
-            self.fail(_why_no_number(self, value), param, ctx)
+            self.fail(_number_error(self, value), param, ctx)
         if math.isnan(number):
-            self.fail(_why_no_number(self, value), param, ctx)
+            self.fail(_number_error(self, value), param, ctx)
         return number
 
 
-def _why_no_number(limits: click.IntRange | click.FloatRange, value: object) -> str:
+def _number_error(limits: click.IntRange | click.FloatRange, value: object) -> str:
     is_whole = isinstance(limits, click.IntRange)
     try:
         (int if is_whole else float)(str(value))
@@ -110,40 +120,26 @@ def _why_no_number(limits: click.IntRange | click.FloatRange, value: object) -> 
     return f"{what}: {limits.min} {most}"
 
 
-class DurationType(click.ParamType[timedelta]):
-    """A duration, given as in `90s`, `1h30m` or `2d`."""
+class ParsedType(click.ParamType[T]):
+    """A value that a function reads from its text. The function raises ValueError for a wrong
+    text."""
 
-    name = "duration"
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> timedelta:
-        if isinstance(value, timedelta):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        if not isinstance(value, str):  # it is converted already
             return value
         try:
-            return parse_duration(str(value))
+            return self._parse(value)
         except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class TimestampType(click.ParamType[datetime]):
-    """A point in time, given in ISO 8601 with its zone."""
-
-    name = "time"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        try:
-            return parse_timestamp(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+            self.fail(mask_url(str(error)), param, ctx)
 
 
 class TextType(click.ParamType[str]):
-    """A text that the database can hold: bytes that are not UTF-8 reach us as lone surrogates."""
+    """A text that the database can store. Python passes invalid UTF-8 as lone surrogates, which are
+    refused."""
 
     name = "text"
 
@@ -159,11 +155,13 @@ class TextType(click.ParamType[str]):
         except UnicodeEncodeError as error:
             self.fail(f"{text!a} is not UTF-8 (at index {error.start})", param, ctx)
         if not text and not self._may_be_empty:
-            self.fail("expected a text that is not empty", param, ctx)
+            self.fail("the text must not be empty", param, ctx)
         return text
 
 
 TEXT = TextType()
 NAME = TextType(may_be_empty=False)
-DURATION = DurationType()
-TIMESTAMP = TimestampType()
+DURATION = ParsedType("duration", parse_duration)
+TIMESTAMP = ParsedType("time", parse_timestamp)
+QUEUE = ParsedType("queue", parse_queue)
+DOMAIN = ParsedType("domain", parse_domain)

@@ -1,4 +1,4 @@
-"""`riverpy bench`: how fast this machine, this database and riverpy are together."""
+"""`riverpy bench`: measure how fast jobs are inserted, worked and picked up."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from riverpy.config import MAX_WORKERS_MAX
 from riverpy.migrate import migrate_all
 
 SERVER = "bench"
-"""The name of the embedded server, which holds nothing but measurements."""
+"""The name of the embedded server, which is only used for measurements."""
 
 _EPILOG = f"""\b
-Measured, in this order:
-  insert  `insert_many_fast` (COPY) in batches of 10,000, from the first call to the last answer
-  work    from the first claim until the last completion is stored, all features on
-  CPU     of this process, and of the server's where it is on this machine, while it works
-  occupancy  with --sleep-ms: the share of the slots' time that is spent in jobs, but for the ramp
-          up and the tail
-  memory  of this process, after it has worked
-  pickup  {PICKUPS} single inserts, one each {PICKUP_INTERVAL * 1e3:.0f} ms, into the idle worker:
-          from before the call that inserts to the first line of the job
+Measurements, in this order:
+  insert     `insert_many_fast` (COPY) in batches of 10,000, from the first call to the last result
+  work       from the first claim until the last result is stored, with all features on
+  CPU        time of this process while it works, and of the server if it is on this machine
+  occupancy  with --sleep-ms: the share of the slots' time that jobs use, without start and end
+  memory     of this process, after the work
+  pickup     {PICKUPS} single inserts, one each {PICKUP_INTERVAL * 1e3:.0f} ms, while the worker is
+             idle: from the call that inserts to the first line of the job
 
 The jobs stay in the table. Exit codes: 0 measured, 1 failed or refused, 2 wrong usage, 130 after
 Ctrl-C.
@@ -40,28 +39,26 @@ Ctrl-C.
     type=IntegerType(min=1),
     default=50_000,
     show_default=True,
-    help="How many jobs to insert and work.",
+    help="Number of jobs to insert and work.",
 )
 @click.option(
     "--slots",
     type=IntegerType(1, MAX_WORKERS_MAX),
     default=100,
     show_default=True,
-    help="How many may run at once.",
+    help="Number of jobs that run at the same time.",
 )
 @click.option(
     "--sleep-ms",
     type=NumberType(0, 10_000),
     default=0.0,
-    help="How long each job sleeps, and up to half of it more or less. Default: not at all.",
+    help="Milliseconds that a job sleeps, on average; each varies by up to half of it. Default: 0.",
 )
 @click.option(
-    "--prefetch/--no-prefetch", default=False, help="Whether to claim ahead of free slots."
+    "--prefetch/--no-prefetch", default=False, help="Claim jobs before slots are free. Default: no."
 )
-@click.option("--force", is_flag=True, help="Delete all jobs that are in the table before.")
-@click.option(
-    "--embedded", is_flag=True, help="Measure on an embedded PostgreSQL, made for it alone."
-)
+@click.option("--force", is_flag=True, help="First delete all jobs in the table.")
+@click.option("--embedded", is_flag=True, help="Use an embedded PostgreSQL only for this.")
 @json_option
 @database_options
 def bench(
@@ -75,23 +72,23 @@ def bench(
     as_json: bool,
     database: DatabaseSettings,
 ) -> None:
-    """Measure insert rate, work rate and pickup latency on a database.
+    """Measure how fast jobs are inserted, worked and picked up on a database.
 
-    Inserts jobs that do nothing, or sleep, into a queue of their own and works them as `riverpy
-    worker` does. The table of jobs must be empty, or is emptied with --force.
+    It inserts jobs that do nothing, or sleep, and works them as `riverpy worker` does. The table of
+    jobs must be empty. --force deletes its jobs first.
     """
     configure_logging("console", "warning")
     load = Load(jobs=jobs, slots=slots, sleep=sleep_ms / 1e3, prefetch=prefetch)
     if embedded:
         if database.url_value.source == "--database-url":
-            raise click.UsageError("--embedded and --database-url are two databases: choose one")
+            raise click.UsageError("--embedded and --database-url exclude each other")
         with embedded_server(SERVER) as url:
             run(_migrate, url)
             measurement = run(_measure, url, None, load, True)
     elif database.url is None:
         raise click.UsageError(
             "no database is given: use --database-url, RIVERPY_DATABASE_URL or DATABASE_URL, or "
-            "--embedded for one that is made for measurements"
+            "--embedded for a temporary one"
         )
     else:
         measurement = run(_measure, database.url, database.schema, load, force)
@@ -108,7 +105,7 @@ async def _migrate(url: str) -> None:
 async def _measure(url: str, schema: str | None, load: Load, force: bool) -> Measurement:
     measured = Bench(url, schema, load)
     if deleted := await measured.empty(force=force):
-        print_note(f"deleted {deleted:,} jobs that were in the table")
+        print_note(f"deleted {deleted:,} jobs from the table")
     return await measured.measure()
 
 

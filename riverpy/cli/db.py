@@ -26,7 +26,7 @@ _name_argument = click.argument("name", default=_NAME_DEFAULT)
 def db() -> None:
     """Start, stop and inspect the embedded PostgreSQL.
 
-    NAME tells servers apart; each has its own data.
+    Each server has a NAME and its own data.
     """
 
 
@@ -35,7 +35,7 @@ def db() -> None:
 @json_option
 @debug_option
 def start(name: str, as_json: bool) -> None:
-    """Start the server and print its URL. It runs until `riverpy db stop`."""
+    """Start the server, and print its URL. It runs until `riverpy db stop`."""
     server = embedded_server(name)
     server.keep()
     _print_server(server, as_json=as_json)
@@ -45,10 +45,10 @@ def start(name: str, as_json: bool) -> None:
 @_name_argument
 @debug_option
 def stop(name: str) -> None:
-    """Stop the server, whoever uses it. Its data is kept.
+    """Stop the server, even if programs use it. Its data is kept.
 
-    Of any major version of PostgreSQL: it may have been started with other programs. Exit code 1 if
-    there is no server of this name.
+    This stops the servers of this name of all major versions of PostgreSQL. The exit code is 1 if
+    there is none.
     """
     ran = [server.stop() for server in existing_servers(name)]
     print_note(f"{name}: {'stopped' if any(ran) else 'was not running'}")
@@ -59,7 +59,7 @@ def stop(name: str) -> None:
 @json_option
 @debug_option
 def url(name: str, as_json: bool) -> None:
-    """Print the URL of the running server. Exit code 1 if it does not run."""
+    """Print the URL of the running server. The exit code is 1 if it does not run."""
     running = [server for server in existing_servers(name) if server.is_running]
     if not running:
         raise CommandError(f"{name} is not running: start it with `riverpy db start {name}`")
@@ -70,13 +70,13 @@ def url(name: str, as_json: bool) -> None:
 @db.command(context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]})
 @click.argument("arguments", metavar="[NAME] [PSQL-ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
 def psql(arguments: tuple[str, ...]) -> None:
-    """Open psql on the server, which runs at least as long as psql does."""
+    """Start the server, and open psql on it."""
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0] if named else _NAME_DEFAULT
     server = embedded_server(name)
     if named and not server.exists:  # a name may be mistyped
         raise CommandError(
-            f"there is no embedded server {name}: make it with `riverpy db start {name}`"
+            f"there is no embedded server {name}: create it with `riverpy db start {name}`"
         )
     program = _psql(server)
     server.start()
@@ -86,10 +86,10 @@ def psql(arguments: tuple[str, ...]) -> None:
 
 @db.command()
 @_name_argument
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @debug_option
 def reset(name: str, yes: bool) -> None:
-    """Stop the server, whoever uses it, and delete all of its data."""
+    """Stop the server, even if programs use it, and delete all its data."""
     server = embedded_server(name)
     if not yes:
         _confirm(f"Delete all data in {server.directory}?")
@@ -125,5 +125,7 @@ def _psql(server: EmbeddedPostgres) -> str:
 
 def _confirm(question: str) -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError("this deletes data and there is no terminal to ask: give --yes")
+        raise click.UsageError(
+            "this deletes data, and there is no terminal to ask for confirmation: add --yes"
+        )
     click.confirm(question, abort=True, err=True)

@@ -1,4 +1,4 @@
-"""`riverpy demo`: real jobs on real files, on a database that needs no setting up."""
+"""`riverpy demo`: run example jobs, without a database to set up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from riverpy._dsn import mask_url
 from riverpy._names import DISTRIBUTION
 from riverpy._tools.demo.files import Files
 from riverpy._tools.demo.run import SLOTS, DemoRun
-from riverpy.cli._embedded import embedded_server
+from riverpy.cli._embedded import start_server
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_json, print_note, print_table, program
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 SERVER = "demo"
 """The name of the embedded server."""
 PROBLEMS_SHOWN = 10
-RATE_FROM = 10
-"""Of fewer jobs a rate says nothing."""
+RATE_JOBS_MIN = 10
+"""A rate is shown for this number of jobs or more."""
 _WORDS = {
     EventKind.JOB_COMPLETED: "completed",
     EventKind.JOB_FAILED: "failed attempts",
@@ -48,14 +48,13 @@ _WORDS = {
 
 _EPILOG = """\b
 Exit codes:
-  0    every job ended as intended; this was checked in SQL
-  1    a job did not, or the database failed
+  0    every job ended as expected, which was checked in SQL
+  1    a job did not end as expected, or the database failed
   2    wrong usage: no such directory, no file in it, --jobs below 1
-  130  interrupted by Ctrl-C or SIGTERM: running jobs were put back
+  130  interrupted by Ctrl-C or SIGTERM; running jobs were released
 
-Each run works in a schema of its own, riverpy_demo_<8 hex digits>, which stays until the next run
-drops it, so that one can look at its jobs. --schema names another one, which must exist and hold no
-jobs.
+Each run creates a schema, riverpy_demo_<8 hex digits>. It is kept until the next run, so that you
+can look at its jobs. --schema names another schema, which must exist and contain no jobs.
 """
 
 
@@ -65,27 +64,27 @@ jobs.
     "directory",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="PATH",
-    help="Compress each file below this directory. Default: the standard library's sources.",
+    help="Compress the files below this directory. Default: Python's standard library.",
 )
 @click.option(
     "--jobs",
     "limit",
     type=IntegerType(min=1),
     metavar="N",
-    help="Insert at most N jobs in all. Default: one for each file, and nine of other kinds.",
+    help="Insert at most N jobs. Default: one for each file, and nine of other kinds.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @database_options
 def demo(
     *, directory: Path | None, limit: int | None, as_json: bool, database: DatabaseSettings
 ) -> None:
-    """Run real jobs on real files, with no database to set up.
+    """Run example jobs on your files, without a database to set up.
 
-    Hashes and compresses files, one job for each. Other jobs fail once and succeed when they are
-    tried again, are snoozed, cancel themselves, are cancelled while they run, or are inserted twice
-    and must exist once. At the end all of it is checked in SQL.
+    One job for each file hashes and compresses it. Other jobs fail once and then succeed, are
+    snoozed, cancel themselves, are cancelled while they run, or are inserted twice and must exist
+    once. At the end the results are checked in SQL.
 
-    Without a database URL the jobs are on an embedded PostgreSQL, which is started and stopped.
+    Without a database URL the command starts an embedded PostgreSQL, and stops it at the end.
     """
     configure_logging("console", "error")  # some jobs fail on purpose
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
@@ -97,7 +96,7 @@ def demo(
             f"there is no file to read below {files.directory}", param_hint="--dir"
         )
     with ExitStack() as stack:
-        url = database.url or _start_embedded(stack)
+        url = database.url or start_server(stack, SERVER, f"riverpy {version(DISTRIBUTION)}").url
         result = run(_work, url, database.schema, files, limit)
     for reason in result.unreadable[:PROBLEMS_SHOWN]:
         print_note(f"skipped {reason}")
@@ -108,18 +107,6 @@ def demo(
         _print_next(result, None if database.url is None else mask_url(database.url))
     _print_problems(result)
     sys.exit(0 if result.is_ok else EXIT_FAILURE)
-
-
-def _start_embedded(stack: ExitStack) -> str:
-    began = time.monotonic()
-    server = embedded_server(SERVER)
-    url = stack.enter_context(server)
-    number = ".".join(map(str, server.version))
-    print_note(
-        f"riverpy {version(DISTRIBUTION)}, PostgreSQL {number} ({server.source}) in "
-        f"{server.directory}, ready in {time.monotonic() - began:.1f} s"
-    )
-    return url
 
 
 async def _work(url: str, schema: str | None, files: Files, limit: int | None) -> DemoResult:
@@ -136,7 +123,7 @@ async def _work(url: str, schema: str | None, files: Files, limit: int | None) -
 
 
 class _Progress:
-    """Counts events on stderr: in one line that changes, or in new lines where that is a file."""
+    """Shows the number of events on stderr, on a terminal in one line that is updated."""
 
     def __init__(self) -> None:
         self._counts: Counter[EventKind] = Counter()
@@ -145,13 +132,13 @@ class _Progress:
         self._written_at = time.monotonic()
 
     def count(self, event: Event) -> None:
-        """An event came."""
+        """Count an event."""
         self._counts[event.kind] += 1
         if time.monotonic() - self._written_at >= self._interval:
             self._write()
 
     def end(self) -> None:
-        """Say how it ended."""
+        """Print the final numbers."""
         self._write()
         if self._is_live:
             click.echo(err=True)
@@ -187,7 +174,7 @@ def _print_tables(result: DemoResult, *, unread: int) -> None:
                 line.state,
                 line.jobs,
                 line.attempts,
-                None if line.rate is None or line.jobs < RATE_FROM else round(line.rate),
+                None if line.rate is None or line.jobs < RATE_JOBS_MIN else round(line.rate),
                 *_quantiles(line.wait),
                 *_quantiles(line.run),
             )
@@ -204,14 +191,14 @@ def _print_tables(result: DemoResult, *, unread: int) -> None:
 
 
 def _quantiles(values: tuple[float | None, float | None] | None) -> list[str]:
-    """Seconds, as milliseconds."""
+    """Format seconds as milliseconds."""
     return ["-" if value is None else f"{value * 1000:,.1f} ms" for value in values or (None, None)]
 
 
 def _sizes(summary: Sequence[Summary]) -> str:
     bytes_in = sum(line.bytes_in or 0 for line in summary)
     bytes_out = sum(line.bytes_out or 0 for line in summary)
-    share = f", {100 * bytes_out / bytes_in:.0f} % of that when compressed" if bytes_in else ""
+    share = f", {100 * bytes_out / bytes_in:.0f} % of it after compression" if bytes_in else ""
     return f"{bytes_in / 2**10:,.0f} KiB read and hashed{share}"
 
 
@@ -219,7 +206,7 @@ def _print_next(result: DemoResult, url: str | None) -> None:
     riverpy = program()
     database = f'"$({riverpy} db start {SERVER})"' if url is None else shlex.quote(url)
     options = f"--database-url {database} --schema {result.schema}"
-    click.echo("\nLook at the jobs until the next demo drops them:")
+    click.echo("\nLook at the jobs, which the next demo deletes:")
     click.echo(f"  {riverpy} job list {options}")
     click.echo(f"  {riverpy} job list --state cancelled {options}")
     if url is None:

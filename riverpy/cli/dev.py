@@ -1,11 +1,10 @@
-"""`riverpy dev`: a worker for those who write its jobs, with a database and restarts on change."""
+"""`riverpy dev`: a worker for development, with a database and restarts on change."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import time
 from contextlib import ExitStack
 from datetime import timedelta
 from importlib.util import find_spec
@@ -18,7 +17,7 @@ from riverpy._dsn import show_url
 from riverpy._duration import format_duration
 from riverpy._tools.dev.supervisor import Supervisor
 from riverpy.cli import _settings
-from riverpy.cli._embedded import dev_server_name, embedded_server
+from riverpy.cli._embedded import dev_server_name, start_server
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_note
 from riverpy.cli._run import EXIT_USAGE, CommandError, run
@@ -30,23 +29,23 @@ if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
 
 SOFT_STOP_DEFAULT = timedelta(seconds=5)
-"""Shorter than a worker's own: who writes code waits for each restart."""
-STOP_REST = HARD_STOP_TIMEOUT_DEFAULT.total_seconds() + 5.0
-"""Seconds, after the soft stop, that a worker has to end; then it is killed."""
+"""Shorter than the default of a worker, since a developer waits for each restart."""
+KILL_MARGIN = HARD_STOP_TIMEOUT_DEFAULT.total_seconds() + 5.0
+"""Seconds after the soft stop timeout until a worker that still runs is killed."""
 
 _EPILOG = """\b
 Exit codes: those of `riverpy worker`; 128 + n if the worker was killed by signal n.
 
 Without a database URL the jobs are in an embedded PostgreSQL that belongs to the current directory.
-Its data is kept from run to run. While it runs, other commands in this directory use it, as
-`riverpy insert` and `riverpy top`, unless they are given a URL.
-River's and riverpy's tables are made or updated in either case.
+Its data is kept. While it runs, other commands in this directory, such as `riverpy insert` and
+`riverpy top`, use it if no URL is configured. The tables of River and riverpy are created or
+updated, also in a database of your own.
 
-With --reload a change of a .py file below the current directory, of pyproject.toml or riverpy.toml
-ends the worker and starts a new one. Code that cannot be loaded waits for the next change.
+With --reload, a change of pyproject.toml, riverpy.toml or a .py file below the current directory
+restarts the worker. If the code cannot be loaded, the command waits for the next change.
 
-Ctrl-C or SIGTERM stops; running jobs may end. A second one cancels them: within 2 s all is over.
-Options after -- are those of `riverpy worker`.
+Ctrl-C or SIGTERM stops the worker; running jobs may finish. At a second one they are cancelled, and
+the command ends within 2 s. Options after -- are those of `riverpy worker`.
 """
 
 
@@ -55,17 +54,19 @@ Options after -- are those of `riverpy worker`.
 @click.argument("worker_options", metavar="[-- WORKER-OPTION...]", nargs=-1)
 @click.option("--reload", is_flag=True, help="Restart the worker when code changes.")
 @click.option(
-    "--health", metavar="HOST:PORT", help="Where the worker serves its health, as for `worker`."
+    "--health",
+    metavar="HOST:PORT",
+    help="Address of the worker's health server, as for `riverpy worker`.",
 )
 @setting_option(
     _settings.SOFT_STOP,
     metavar="DURATION",
-    help="How long running jobs may go on after a stop or change. Default 5s.",
+    help="How long running jobs may continue after a stop or a change. Default: 5s.",
 )
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="The least level that is logged. Default debug: there is a line for each job.",
+    help="Lowest level that is logged. Default: debug, which logs each job.",
 )
 @database_options
 def dev(
@@ -78,9 +79,9 @@ def dev(
     log_level: str | None,
     database: DatabaseSettings,
 ) -> None:
-    """Work jobs while you write them.
+    """Run a worker for development, with a database and restarts on change.
 
-    MODULE:ATTR is what `riverpy worker` takes.
+    MODULE:ATTR is the same as for `riverpy worker`.
     """
     if sys.platform == "win32":
         raise CommandError("riverpy dev runs on Linux and macOS")
@@ -101,8 +102,8 @@ def dev(
         url = database.url or _start_embedded(stack)
         if database.url is not None:
             print_note(
-                f"riverpy dev: database {show_url(url)}, which {database.url_value.source} names, "
-                "in place of an embedded one of this directory"
+                f"riverpy dev: using {show_url(url)} from {database.url_value.source}, "
+                "not an embedded database of this directory"
             )
         run(_migrate, url, database.schema)
         if reload:
@@ -111,7 +112,7 @@ def dev(
             [*arguments, *worker_options],
             {**os.environ, _settings.DATABASE_URL.variable: url},
             directory=Path.cwd() if reload else None,
-            stop_timeout=stop.total_seconds() + STOP_REST,
+            stop_timeout=stop.total_seconds() + KILL_MARGIN,
             print_note=print_note,
         )
         code = run(supervisor.run)
@@ -127,16 +128,9 @@ def _expect_watchfiles() -> None:
 
 
 def _start_embedded(stack: ExitStack) -> str:
-    began = time.monotonic()
-    server = embedded_server(dev_server_name(Path.cwd()))
-    url = stack.enter_context(server)
-    server.pass_on()  # should we be killed, the worker still has it, to put its jobs back
-    number = ".".join(map(str, server.version))
-    print_note(
-        f"riverpy dev: PostgreSQL {number} ({server.source}), ready in "
-        f"{time.monotonic() - began:.1f} s; its name is {server.name}"
-    )
-    return url
+    server = start_server(stack, dev_server_name(Path.cwd()), "riverpy dev")
+    server.pass_on()  # if this process is killed, the worker can still release its jobs
+    return server.url
 
 
 async def _migrate(url: str, schema: str | None) -> None:

@@ -1,4 +1,4 @@
-"""`riverpy doctor`: find what is wrong, and say what to do."""
+"""`riverpy doctor`: find problems, and show how to fix them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from riverpy._dsn import mask_url, validate_url
+from riverpy._dsn import validate_url
 from riverpy._duration import format_duration
 from riverpy._tools.doctor.check_runner import CheckRunner, Request
 from riverpy._tools.doctor.finding import LEVEL_NAMES, Finding, Level, worst_level
@@ -21,7 +21,7 @@ from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import has_color, print_json, print_text
 from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, one_line, run, show_traceback
 from riverpy.cli._target import entered, load
-from riverpy.cli._types import DURATION
+from riverpy.cli._types import DURATION, ParsedType
 
 if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
@@ -32,24 +32,20 @@ MAX_LAG_DEFAULT = timedelta(minutes=1)
 _EXIT_CODES = {Level.OK: 0, Level.WARN: EXIT_WARNING, Level.FAIL: EXIT_FAILURE}
 _COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
 _INDENT, _NAME_WIDTH = 6, 14
-_WIDTH_LEAST = 20
+_WIDTH_MIN = 20
 
 
 class DoctorOutput(msgspec.Struct, frozen=True):
-    """Everything that was found, as `--json` prints it."""
+    """The `--json` output of the command."""
 
     level: Level
-    """The worst of all."""
+    """The worst level of the findings."""
     findings: list[Finding]
 
 
-def _listen_url(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    try:
-        if value is not None:
-            validate_url(value)
-    except ValueError as error:
-        raise click.BadParameter(mask_url(str(error)), ctx, param) from None
-    return value
+def _parse_url(text: str) -> str:
+    validate_url(text)
+    return text
 
 
 @click.command
@@ -57,24 +53,24 @@ def _listen_url(ctx: click.Context, param: click.Parameter, value: str | None) -
 @click.option(
     "--listen-url",
     metavar="URL",
-    callback=_listen_url,
-    help="Where clients listen, if not on the database URL: tried as they use it.",
+    type=ParsedType("url", _parse_url),
+    help="URL on which clients listen, if it is not the database URL. It is tested too.",
 )
 @click.option(
     "--stuck-after",
     type=DURATION,
     default=format_duration(STUCK_AFTER_DEFAULT),
     show_default=True,
-    help="Report jobs that run for longer.",
+    help="Report jobs that have run for longer.",
 )
 @click.option(
     "--max-lag",
     type=DURATION,
     default=format_duration(MAX_LAG_DEFAULT),
     show_default=True,
-    help="Report queues with a job that is due for longer.",
+    help="Report queues with a job that has waited for longer.",
 )
-@click.option("--problems", is_flag=True, help="Show only what is not ok.")
+@click.option("--problems", is_flag=True, help="Show only problems.")
 @json_option
 @database_options
 def doctor(
@@ -87,14 +83,14 @@ def doctor(
     problems: bool,
     as_json: bool,
 ) -> None:
-    """Find what is wrong with the database and the clients on it, and say what to do.
+    """Find problems of the database and its clients, and show how to fix them.
 
-    Reads only, in short transactions, and sends one notification to itself. Exit code: 0 if all is
-    ok, 5 if the worst is a warning, 1 if something fails. A script that lets warnings pass:
+    The command only reads, in short transactions, and sends one notification to itself. Exit codes:
+    0 everything is ok, 5 there are warnings, 1 something fails. To accept warnings in a script:
     `riverpy doctor || [ $? -eq 5 ]`.
 
-    With MODULE:ATTR, as `riverpy worker` takes it, also: whether jobs wait of a kind that this
-    program lacks, before it is deployed.
+    With MODULE:ATTR, as for `riverpy worker`, it also checks, before you deploy this program,
+    whether jobs of a kind wait that the program has no worker for.
     """
     request = Request(
         database.required_url(),
@@ -114,10 +110,10 @@ def doctor(
     run(CheckRunner(request, report, show_traceback).run)
     level = worst_level(findings)
     if as_json:
-        told = [one for one in findings if not (problems and one.level is Level.OK)]
-        print_json(DoctorOutput(level, told))
+        shown = [one for one in findings if not (problems and one.level is Level.OK)]
+        print_json(DoctorOutput(level, shown))
     else:
-        print_text(_sum(findings))
+        print_text(_summary(findings))
     raise click.exceptions.Exit(_EXIT_CODES[level])
 
 
@@ -136,17 +132,16 @@ def _show(finding: Finding) -> None:
 
 
 def _wrapped(label: str, text: str) -> str:
-    """On a terminal broken between words, each further line below the first; elsewhere one line,
-    for who searches it."""
+    """Wrap the text on a terminal, and indent it. Elsewhere it stays one line, for `grep`."""
     if not sys.stdout.isatty():
         return label + text
     width = shutil.get_terminal_size().columns - _INDENT - len(label)
-    lines = textwrap.wrap(text, max(width, _WIDTH_LEAST), break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(text, max(width, _WIDTH_MIN), break_on_hyphens=False) or [""]
     return label + f"\n{'':<{_INDENT + len(label)}}".join(lines)
 
 
-def _sum(findings: list[Finding]) -> str:
-    """How many there are of each level, the worst first."""
+def _summary(findings: list[Finding]) -> str:
+    """Return the number of findings of each level, the worst first."""
     numbers = Counter(finding.level for finding in findings)
     return ", ".join(
         f"{numbers[level]} {LEVEL_NAMES[level]}" for level in reversed(Level) if numbers[level]

@@ -1,4 +1,4 @@
-"""`riverpy domain`: list domains, and change which of them has a queue."""
+"""`riverpy domain`: list leader domains, and move queues between them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from riverpy._names import (
     DEFAULT_DOMAIN,
     SCHEMA_LEASE,
     domain_lease,
-    validate_queue,
 )
 from riverpy._postgres.domains import domain_assign_queue, domain_lock, domain_queue
 from riverpy._tools.doctor.domains import NO_PENDING_WORK, domain_problems
 from riverpy._tools.doctor.finding import LEVEL_NAMES, Finding
 from riverpy._tools.domain_map import DomainMap, read_domains
 from riverpy._tools.text import count, span
-from riverpy.cli._connected import bounded, connected
-from riverpy.cli._domain import domain_name, expect_domains
+from riverpy.cli._connected import connected, expect_domains, with_timeout
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_table, print_text, printable
 from riverpy.cli._run import CommandError, run
+from riverpy.cli._types import DOMAIN, QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,101 +32,98 @@ if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
 
 
-def _queue_name(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
-    validate_queue(value)
-    return value
-
-
 class HolderOutput(msgspec.Struct, frozen=True):
-    """Who leads a domain, or holds `@schema`, as `--json` prints it."""
+    """The leader of a domain, or of `@schema`, in `--json` output."""
 
     holder: str
     epoch: int | None
-    """None: the lease is River's own row, of `default`."""
+    """None for domain `default`, whose lease is River's own row."""
     elected_at: datetime
     held_for: float
-    """Seconds since."""
+    """Seconds."""
     expires_at: datetime | None
     expires_in: float | None
     """Seconds, by the server's clock."""
     foreign: bool
-    """Whether it is no client of riverpy's."""
+    """Whether it is not a client of riverpy."""
 
 
 class QueueOutput(msgspec.Struct, frozen=True):
-    """A queue that a domain has, as `--json` prints it."""
+    """A queue of a domain, in `--json` output."""
 
     queue: str
     claimed_by: str
     claimed_at: datetime
     last_seen_at: datetime
     orphaned: bool
-    """Whether no client of the domain has given a sign of life for 10 minutes, so that the leader
-    of `default` keeps it."""
+    """Whether no client of the domain has sent a heartbeat for 10 minutes. Then the leader of
+    `default` maintains the queue."""
 
 
 class DomainOutput(msgspec.Struct, frozen=True):
-    """A domain, as `--json` prints it."""
+    """A domain in `--json` output."""
 
     domain: str
     lease: str
-    """The lease of whoever leads it."""
+    """The name of its leader's lease."""
     leader: HolderOutput | None
-    """None: nobody leads it."""
+    """None if there is none."""
     clients: list[str]
-    """Those that give signs of life."""
+    """The clients with heartbeats."""
     candidates: list[str]
     queues: list[QueueOutput] | None
-    """None: all that no other domain has."""
+    """None for `default`: all queues of no other domain."""
 
 
 class ListOutput(msgspec.Struct, frozen=True):
-    """All domains, as `--json` prints them."""
+    """The `--json` output of `domain list`."""
 
     domains: list[DomainOutput]
     schema: HolderOutput | None
-    """Who does what a schema has one of while nobody leads `default`. None: nobody."""
+    """The leader of `@schema`, which does the tasks of the whole schema while `default` has no
+    leader."""
     problems: list[Finding]
 
 
 class ChangeOutput(msgspec.Struct, frozen=True):
-    """What was changed, as `--json` prints it."""
+    """The `--json` output of `move` and `claim`."""
 
     queue: str
     before: str
     after: str
     leader: str | None
-    """Who leads the domain that it went to. None: nobody does."""
+    """The leader of the new domain. None if there is none."""
 
 
 @click.group
 def domain() -> None:
-    """List domains, and change which of them has a queue."""
+    """List leader domains, and move queues between them."""
 
 
 @domain.command("list")
 @json_option
 @database_options
 def list_(database: DatabaseSettings, *, as_json: bool) -> None:
-    """List domains: leader, clients, queues, and what is wrong. Times are UTC.
+    """List domains with their leaders, clients, queues and problems. Times are UTC.
 
-    LAST SEEN: when a client of the domain last gave a sign of life. @schema: who does what a schema
-    has one of, as rebuilding indexes; `as default`: who leads that does it.
+    LAST SEEN is the last heartbeat of a client of the domain. The row @schema shows the leader that
+    does the tasks of the whole schema, such as rebuilding indexes. `as default` means the leader of
+    default.
     """
     seen = run(_read, database)
-    found = ListOutput(
+    output = ListOutput(
         domains=[_domain(seen, name) for name in (DEFAULT_DOMAIN, *seen.others)],
         schema=_holder(seen.lead(SCHEMA_LEASE)),
         problems=domain_problems(seen, NO_PENDING_WORK),
     )
     if as_json:
-        print_json(found)
+        print_json(output)
         return
     print_table(
         ("DOMAIN", "LEADER", "EPOCH", "SINCE", "LEASE", "CLIENTS", "CANDIDATES", "QUEUES"),
-        [_row(one) for one in found.domains] + [_schema_row(seen)] * bool(seen.others),
+        [_row(one) for one in output.domains] + [_schema_row(seen)] * bool(seen.others),
     )
-    queues = [(one.domain, queue) for one in found.domains for queue in one.queues or ()]
+    queues = [(one.domain, queue) for one in output.domains for queue in one.queues or ()]
     if queues:
         print_text("")
         print_table(
@@ -143,27 +139,25 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
                 for name, queue in queues
             ],
         )
-    for finding in found.problems:
+    for finding in output.problems:
         print_text("")
         print_text(printable(f"{LEVEL_NAMES[finding.level]}  {finding.text}"))
         print_text(printable(f"      fix: {finding.fix}"))
 
 
 @domain.command
-@click.argument("queue", callback=_queue_name)
-@click.option(
-    "--to", metavar="DOMAIN", required=True, callback=domain_name, help="Which is to have it."
-)
+@click.argument("queue", type=QUEUE)
+@click.option("--to", metavar="DOMAIN", required=True, type=DOMAIN, help="Name of the new domain.")
 @json_option
 @database_options
 def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> None:
-    """Give a queue to another domain, or back to default.
+    """Move a queue to another domain, or back to default.
 
-    Waits until neither leader is writing. Then the one stops and the other begins to keep the queue
-    at its next pass. Change the clients' settings too: what they claim at a start is
-    what they are told to. To move it is no sign of life of the domain: if no client of it runs, the
-    output warns, and the queue is kept once the domain was silent for 10 minutes, by the leader of
-    default. Exit code 1 if nobody knows the queue or the domain, or if it has the queue already.
+    The command waits until neither leader is writing. Then the new leader maintains the queue
+    instead of the old one. Change the clients' settings too, because clients claim their queues
+    when they start. If no client of the new domain runs, the command warns. After 10 minutes
+    without a heartbeat of the domain, the leader of default maintains the queue. The exit code is 1
+    if the queue or the domain is unknown, or if the domain has the queue already.
     """
 
     def allow(holder: QueueOwnership) -> None:
@@ -174,7 +168,7 @@ def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> N
             )
         if not holder.is_domain_known:
             raise CommandError(
-                f"no client and no queue is of domain {to!r}: start a worker of it "
+                f"no client or queue has the domain {to!r}: start a worker of it "
                 f"(--leader-domain {to}), or: riverpy domain claim {queue} --domain {to}"
             )
 
@@ -182,35 +176,37 @@ def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> N
 
 
 @domain.command
-@click.argument("queue", callback=_queue_name)
+@click.argument("queue", type=QUEUE)
 @click.option(
     "--domain",
     "to",
     metavar="DOMAIN",
     required=True,
-    callback=domain_name,
-    help="Which is to have it.",
+    type=DOMAIN,
+    help="Name of the new domain.",
 )
-@click.option("--force", is_flag=True, help="Take it from a domain that has living clients.")
+@click.option(
+    "--force", is_flag=True, help="Take the queue from a domain that has running clients."
+)
 @json_option
 @database_options
 def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_json: bool) -> None:
     """Claim a queue for a domain, as its clients do when they start.
 
-    Exit code 1 if the domain has the queue already, or if it is another's that has living clients;
-    then use --force.
+    The exit code is 1 if the domain has the queue already, or if another domain with running
+    clients has it. In the latter case you can use --force.
     """
 
     def allow(holder: QueueOwnership) -> None:
         if holder.living and not force:
             raise CommandError(
                 f"queue {queue!r} belongs to domain {holder.domain!r}, which has "
-                f"{count(holder.living, 'living client')}: stop them, or take it with --force"
+                f"{count(holder.living, 'running client')}: stop them, or take it with --force"
             )
 
     if to == DEFAULT_DOMAIN:
         raise click.BadParameter(
-            f"default has what nobody claims: riverpy domain move {queue} --to default",
+            f"default has all unclaimed queues: use riverpy domain move {queue} --to default",
             param_hint="'--domain'",
         )
     _change(database, queue, to, allow, as_json=as_json)
@@ -218,8 +214,10 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
 
 async def _read(database: DatabaseSettings) -> DomainMap:
     async with connected(database) as found:
-        expect_domains(found, database)
-        return await bounded("reading the domains", read_domains(found.connection, found.schema))
+        expect_domains(database, found)
+        return await with_timeout(
+            "reading the domains", read_domains(found.connection, found.schema)
+        )
 
 
 def _change(
@@ -230,42 +228,44 @@ def _change(
     *,
     as_json: bool,
 ) -> None:
-    done = run(give_queue, database, queue, to, allow)
+    done = run(assign_queue, database, queue, to, allow)
     if as_json:
         print_json(done)
         return
-    led = f"{done.leader} leads it"
+    leader = f"its leader is {done.leader}"
     if done.leader is None:
-        led = "nobody leads it now"
+        leader = "it has no leader now"
         if to != DEFAULT_DOMAIN:
-            led += f": start a worker of it (riverpy worker --leader-domain {to})"
-    print_text(printable(f"queue {queue} was {done.before}'s and is {to}'s; {led}"))
+            leader += f": start a worker of it (riverpy worker --leader-domain {to})"
+    print_text(printable(f"queue {queue} moved from domain {done.before} to {to}; {leader}"))
 
 
-async def give_queue(
+async def assign_queue(
     database: DatabaseSettings, queue: str, to: str, allow: Callable[[QueueOwnership], None]
 ) -> ChangeOutput:
-    """Let a domain have a queue, if `allow` does not raise.
+    """Assign a queue to a domain, unless `allow` raises.
 
     Raises:
-        CommandError: it has the queue already, or as `allow`. Nothing was changed.
+        CommandError: the domain has the queue already, or as `allow`. Nothing was changed.
     """
     async with connected(database) as found:
-        expect_domains(found, database)
+        expect_domains(database, found)
         before: str | None = None
-        purpose = "waiting for what the leaders write"
+        purpose = "waiting for the leaders' transactions"
         while before is None:
-            before = await bounded(purpose, _try_to_give(found, queue, to, allow))
-        seen = await bounded("reading the domains", read_domains(found.connection, found.schema))
+            before = await with_timeout(purpose, _try_to_assign(found, queue, to, allow))
+        seen = await with_timeout(
+            "reading the domains", read_domains(found.connection, found.schema)
+        )
     leader = _holder(seen.lead(to))
     return ChangeOutput(queue, before, to, None if leader is None else leader.holder)
 
 
-async def _try_to_give(
+async def _try_to_assign(
     found: Connected, queue: str, to: str, allow: Callable[[QueueOwnership], None]
 ) -> str | None:
-    """Give the queue to a domain; returns which had it. None: it changed hands meanwhile, and
-    nothing was done."""
+    """Assign the queue, and return its old domain. None: another session has moved the queue, and
+    nothing was changed."""
     connection, schema = found.connection, found.schema
     holder = await domain_queue(connection, schema, queue=queue, domain=to)
     before = holder.domain or DEFAULT_DOMAIN
@@ -316,10 +316,10 @@ def _holder(lead: DomainLeader | None) -> HolderOutput | None:
 
 def _lead_cells(leader: HolderOutput | None) -> tuple[str, int | None, str | None, str | None]:
     if leader is None:
-        return "nobody", None, None, None
+        return "none", None, None, None
     since = format_time(leader.elected_at.replace(microsecond=0))
-    who = f"{leader.holder} (not riverpy's)" if leader.foreign else leader.holder
-    return who, leader.epoch, since, f"{span(leader.expires_in or 0)} more"
+    who = f"{leader.holder} (not riverpy)" if leader.foreign else leader.holder
+    return who, leader.epoch, since, f"{span(leader.expires_in or 0)} left"
 
 
 def _row(one: DomainOutput) -> tuple[object, ...]:

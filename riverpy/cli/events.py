@@ -1,4 +1,4 @@
-"""`riverpy events`: the events of a worker on this machine, as they happen."""
+"""`riverpy events`: follow the events of a worker."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from riverpy._tools.health.http_client import (
 from riverpy.cli._options import kinds_option, queues_option
 from riverpy.cli._output import drop_output, print_note, printable
 from riverpy.cli._run import CommandError, describe, run
+from riverpy.cli._types import ParsedType
 from riverpy.events import EventKind
 from riverpy.job import JobState
 
@@ -33,16 +34,9 @@ if TYPE_CHECKING:
     from riverpy._tools.health.address import Address
 
 SILENCE_MAX = 3 * KEEPALIVE_INTERVAL
-"""Seconds without any line after which a worker is taken for gone."""
-RETRY_FIRST, RETRY_MOST = timedelta(milliseconds=200), timedelta(seconds=5)
+"""Seconds without any line after which the connection counts as lost."""
+RETRY_MIN, RETRY_MAX = timedelta(milliseconds=200), timedelta(seconds=5)
 _ENDS = (anyio.IncompleteRead, anyio.BrokenResourceError)
-
-
-def _address(ctx: click.Context, param: click.Parameter, value: str) -> Address:
-    try:
-        return parse_address(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), ctx, param) from None
 
 
 @click.command
@@ -52,26 +46,26 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> Address:
     metavar="URL",
     default=f":{PORT_DEFAULT}",
     show_default=True,
-    callback=_address,
-    help="Where the worker serves health (riverpy worker --health).",
+    type=ParsedType("url", parse_address),
+    help="URL of the worker's health server (riverpy worker --health).",
 )
 @click.option(
     "--event",
     "events",
     type=click.Choice([kind.value for kind in EventKind]),
     multiple=True,
-    help="Only these; repeatable.",
+    help="Show only these events. Can be repeated.",
 )
 @click.option(
     "--state",
     "states",
     type=click.Choice([state.value for state in JobState]),
     multiple=True,
-    help="Only jobs that are in this state afterwards; repeatable.",
+    help="Show only jobs that are in this state afterwards. Can be repeated.",
 )
 @kinds_option
 @queues_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def events(
     address: Address,
     *,
@@ -81,10 +75,10 @@ def events(
     queues: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Follow the events of a worker until interrupted.
+    """Show the events of a worker as they happen, until interrupted.
 
-    When the worker ends, it is waited for. A worker that has more to tell than is read drops
-    events and says how many.
+    If the worker ends, the command waits for the next one. If events are read too slowly, the
+    worker drops some and reports their number.
     """
     params = [
         *(("event", one) for one in events),
@@ -97,14 +91,14 @@ def events(
         run(_follow, address, target, _print_json if as_json else _print_line)
     except KeyboardInterrupt:
         sys.exit(0)
-    except BrokenPipeError:  # whoever read has seen enough
+    except BrokenPipeError:  # the reader of stdout has ended
         drop_output()
         sys.exit(0)
 
 
 async def _follow(address: Address, target: str, show: Callable[[bytes], Any]) -> None:
-    backoff = Backoff(RETRY_FIRST, RETRY_MOST)
-    is_told = False
+    backoff = Backoff(RETRY_MIN, RETRY_MAX)
+    is_noted = False
     while True:
         try:
             async with http_get(address, target) as answer:
@@ -113,19 +107,19 @@ async def _follow(address: Address, target: str, show: Callable[[bytes], Any]) -
                 if answer.status != 200:
                     raise ConnectionError((await answer.body()).decode().strip())
                 print_note(f"riverpy follows {address}")
-                is_told = False
+                is_noted = False
                 backoff.reset()
                 while True:
-                    with anyio.fail_after(SILENCE_MAX, reason="nothing was heard for long"):
+                    with anyio.fail_after(SILENCE_MAX, reason="no line received"):
                         line = await answer.stream.receive_until(b"\n", LINE_MAX)
                     if line:
                         show(line)
         except (OSError, ValueError, anyio.IncompleteRead, anyio.BrokenResourceError) as error:
             if isinstance(error, BrokenPipeError):
                 raise
-            if not is_told:
+            if not is_noted:
                 print_note(f"{address}: {_why(error)}; waiting for a worker there")
-                is_told = True
+                is_noted = True
         await anyio.sleep(backoff.next())
 
 
@@ -143,7 +137,7 @@ def _print_line(line: bytes) -> None:
     event = msgspec.json.decode(line, type=EventLine)
     now = datetime.now().astimezone().strftime("%H:%M:%S")
     if event.event == "dropped":
-        click.echo(f"{now} … {event.dropped} events were dropped: too many to show")
+        click.echo(f"{now} … {event.dropped} events were dropped: they were read too slowly")
         return
     parts = [now, event.event]
     if event.job_id:

@@ -1,7 +1,8 @@
-"""`riverpy health`: whether work goes on, for probes and scripts."""
+"""`riverpy health`: report whether jobs are being worked, for probes and scripts."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -18,37 +19,28 @@ from riverpy._tools.domain_map import read_domains
 from riverpy._tools.health.http_client import NO_HEALTH_SERVER, http_get, parse_address
 from riverpy._tools.health.leader_check import check_leaders
 from riverpy._tools.health.probes import Check, Verdict
-from riverpy.cli._connected import bounded, connected
+from riverpy.cli._connected import connected, with_timeout
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_text, printable
 from riverpy.cli._run import EXIT_NOT_READY, describe, run, show_traceback
-from riverpy.cli._types import DURATION
+from riverpy.cli._types import DURATION, ParsedType
 from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from riverpy._postgres.driver import Connection
     from riverpy._postgres.schema import SchemaState
     from riverpy._tools.health.address import Address
     from riverpy.cli._options import DatabaseSettings
 
 QUEUES_MAX = 1_000
-MAX_LAG_DEFAULT = "60s"
+MAX_LAG_DEFAULT = timedelta(seconds=60)
 
 _EPILOG = """\b
 Exit codes:
-  0  well
+  0  healthy
   2  wrong usage or a wrong setting
-  3  not well, or nobody answers
+  3  not healthy, or no answer
 """
-
-
-def _url(ctx: click.Context, param: click.Parameter, value: str | None) -> Address | None:
-    try:
-        return None if value is None else parse_address(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), ctx, param) from None
 
 
 @click.command(epilog=_EPILOG)
@@ -56,32 +48,32 @@ def _url(ctx: click.Context, param: click.Parameter, value: str | None) -> Addre
     "--url",
     "address",
     metavar="URL",
-    callback=_url,
-    help="Ask the worker that serves health there, as http://127.0.0.1:8378 or :8378.",
+    type=ParsedType("url", parse_address),
+    help="URL of a worker's health server, such as http://127.0.0.1:8378 or :8378.",
 )
 @click.option(
     "--max-lag",
     type=DURATION,
-    help="How long a due job may wait, and nobody may lead. Default: 60s by database; with --url "
-    "it is not looked at.",
+    help="How long a job may wait after it is due, and how long there may be no leader. Default: "
+    "60s; with --url: not checked.",
 )
 @json_option
 @database_options
 def health(
     database: DatabaseSettings, *, address: Address | None, max_lag: timedelta | None, as_json: bool
 ) -> None:
-    """Say in one line whether work goes on.
+    """Report in one line whether jobs are being worked.
 
-    With --url: whether that worker is ready, as its /readyz says. Without: whether, by the
-    database, a worker of riverpy's gives signs of life, somebody leads, and no due job of a queue
-    that is not paused has waited longer than --max-lag.
+    With --url, it reads /readyz of that worker. Without it, it checks in the database that a
+    riverpy worker sends heartbeats, that there is a leader, and that no job of a queue that is not
+    paused has waited longer than --max-lag.
     """
     try:
         if address is not None:
-            verdict = run(_ask, address, max_lag)
+            verdict = run(_read_worker, address, max_lag)
         else:
-            most = DURATION.convert(MAX_LAG_DEFAULT, None, None) if max_lag is None else max_lag
-            verdict = run(_look, database, most)
+            limit = MAX_LAG_DEFAULT if max_lag is None else max_lag
+            verdict = run(_read_database, database, limit)
     except click.UsageError:
         raise
     except click.ClickException as error:
@@ -89,17 +81,17 @@ def health(
     if as_json:
         print_json(verdict)
     else:
-        line = f"ok: {_well(verdict)}" if verdict.ok else f"not ready: {verdict.summary}"
+        line = f"ok: {_reasons(verdict)}" if verdict.ok else f"not ready: {verdict.summary}"
         print_text(printable(line))
     if not verdict.ok:
         raise click.exceptions.Exit(EXIT_NOT_READY)
 
 
-def _well(verdict: Verdict) -> str:
+def _reasons(verdict: Verdict) -> str:
     return "; ".join(f"{name}: {one.reason}" for name, one in verdict.checks.items())
 
 
-async def _ask(address: Address, max_lag: timedelta | None) -> Verdict:
+async def _read_worker(address: Address, max_lag: timedelta | None) -> Verdict:
     query = "" if max_lag is None else f"?{urlencode({'max_lag': format_duration(max_lag)})}"
     try:
         async with http_get(address, f"/readyz{query}") as answer:
@@ -111,30 +103,33 @@ async def _ask(address: Address, max_lag: timedelta | None) -> Verdict:
         return Verdict.of({"answer": Check(ok=False, reason=reason)})
 
 
-async def _look(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
+async def _read_database(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
     database.required_url()
     try:
-        return await _look_in(database, max_lag)
+        return await _read_checks(database, max_lag)
     except (DatabaseError, *DATABASE_ERRORS) as error:
         show_traceback(error)
         return Verdict.of({"database": Check(ok=False, reason=describe(error))})
 
 
-async def _look_in(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
+async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
     async with connected(database) as (connection, schema, state):
-        await bounded("reading what the server is", expect_primary(connection))
+        await with_timeout("reading the role of the server", expect_primary(connection))
         checks: dict[str, Check] = {}
         if CLIENTS_VERSION in state.versions(OWN_LINE):
-            living = await bounded("reading the clients", client_count(connection, schema))
+            living = await with_timeout("reading the clients", client_count(connection, schema))
             checks["workers"] = Check(
-                ok=living > 0, reason=f"{living} with signs of life" if living else "none lives"
+                ok=living > 0,
+                reason=f"{living} with heartbeats" if living else "none with heartbeats",
             )
         else:
             reason = "not known: riverpy's own tables are missing (riverpy migrate up)"
             checks["workers"] = Check(ok=True, reason=reason)
         checks["leaders"] = await _leaders(connection, schema, state, max_lag)
-        names = await bounded("reading the queues", queue_waiting(connection, schema, QUEUES_MAX))
-        lags = await bounded("looking for due jobs", queue_lag(connection, schema, names))
+        names = await with_timeout(
+            "reading the queues", queue_waiting(connection, schema, QUEUES_MAX)
+        )
+        lags = await with_timeout("reading the waiting jobs", queue_lag(connection, schema, names))
     queue, lag = max(lags.items(), key=lambda one: one[1], default=(None, None))
     if queue is None or lag is None or not lag:
         checks["lag"] = Check(ok=True, reason="no due job waits")
@@ -146,14 +141,14 @@ async def _look_in(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
 
 
 async def _leaders(
-    connection: Connection, schema: str | None, state: SchemaState, most: timedelta
+    connection: Connection, schema: str | None, state: SchemaState, max_lag: timedelta
 ) -> Check:
     if DOMAINS_VERSION not in state.versions(OWN_LINE):
-        reason = "not known: tables of riverpy's own are missing (riverpy migrate up)"
+        reason = "not known: riverpy's own tables are missing (riverpy migrate up)"
         return Check(ok=True, reason=reason)
     try:
-        seen = await bounded("reading who leads", read_domains(connection, schema))
+        seen = await with_timeout("reading the leaders", read_domains(connection, schema))
     except InsufficientPrivilegeError as error:
         show_traceback(error)
         return Check(ok=True, reason=f"not known: {describe(error)}")
-    return check_leaders(most, seen)
+    return check_leaders(max_lag, seen)

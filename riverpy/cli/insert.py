@@ -30,18 +30,28 @@ CommandT = TypeVar("CommandT", bound="Callable[..., object]")
 
 
 def _unique_options(command: CommandT) -> CommandT:
-    """Add the options that say when the job is a duplicate."""
+    """Add the options that define when the job is a duplicate."""
     for option in (
-        click.option("--unique-exclude-kind", is_flag=True, help="Jobs of other kinds count too."),
+        click.option(
+            "--unique-exclude-kind", is_flag=True, help="Also compare with jobs of other kinds."
+        ),
         click.option(
             "--unique-states",
             type=TEXT,
             metavar="A,B",
-            help="States in which the key is held. Default: all but cancelled and discarded.",
+            help="Compare with jobs in these states. Default: all but cancelled and discarded.",
         ),
-        click.option("--unique-by-period", type=DURATION, help="No other in this time, as 1h."),
-        click.option("--unique-by-queue", is_flag=True, help="No other in this queue."),
-        click.option("--unique-by-args", is_flag=True, help="No other with these args."),
+        click.option(
+            "--unique-by-period",
+            type=DURATION,
+            help="Compare with jobs of the same period, such as 1h.",
+        ),
+        click.option(
+            "--unique-by-queue", is_flag=True, help="Compare with jobs in the same queue."
+        ),
+        click.option(
+            "--unique-by-args", is_flag=True, help="Compare with jobs with the same args."
+        ),
     ):
         command = option(command)
     return command
@@ -50,23 +60,38 @@ def _unique_options(command: CommandT) -> CommandT:
 @click.command
 @click.argument("kind", type=NAME)
 @click.argument("args", type=TEXT, default="{}", metavar="[ARGS-JSON|-]")
-@click.option("--queue", type=NAME, metavar="NAME", help="Default: default.")
-@click.option("--at", type=TIMESTAMP, help="When it is due, as 2026-01-31T18:00:00Z.")
-@click.option("--in", "delay", type=DURATION, help="How long from now it is due, as 1h30m.")
+@click.option("--queue", type=NAME, metavar="NAME", help="Queue of the job. Default: default.")
 @click.option(
-    "--priority", type=IntegerType(1, PRIORITY_MAX), help="1 (first) to 4 (last). Default: 1."
+    "--at", type=TIMESTAMP, help="Time from which the job may run, such as 2026-01-31T18:00:00Z."
 )
-@click.option("--tags", type=TEXT, metavar="A,B", help="Default: none.")
-@click.option("--metadata", type=TEXT, metavar="JSON", help="A JSON object. Default: {}.")
-@click.option("--max-attempts", type=IntegerType(1, MAX_ATTEMPTS_MAX), help="Default: 25.")
-@click.option("--pending", is_flag=True, help="Not to be worked until its state is changed.")
+@click.option("--in", "delay", type=DURATION, help="Delay until the job may run, such as 1h30m.")
+@click.option(
+    "--priority",
+    type=IntegerType(1, PRIORITY_MAX),
+    help="Priority from 1 (first) to 4 (last). Default: 1.",
+)
+@click.option("--tags", type=TEXT, metavar="A,B", help="Tags of the job. Default: none.")
+@click.option(
+    "--metadata",
+    type=TEXT,
+    metavar="JSON",
+    help="Metadata of the job, as a JSON object. Default: {}.",
+)
+@click.option(
+    "--max-attempts",
+    type=IntegerType(1, MAX_ATTEMPTS_MAX),
+    help="Maximum number of attempts. Default: 25.",
+)
+@click.option(
+    "--pending", is_flag=True, help="Insert the job in state pending, in which no client works it."
+)
 @_unique_options
 @json_option
 @database_options
 def insert(database: DatabaseSettings, *, kind: str, args: str, as_json: bool, **opts: Any) -> None:
-    """Insert one job of KIND, whose args are a JSON object, or - to read them from stdin.
+    """Insert one job of KIND. Its args are a JSON object, or - to read them from stdin.
 
-    Prints the job; for a duplicate, the one that exists.
+    The command prints the job, or the existing job if it is a duplicate.
     """
     raw = RawArgs(kind, _json.normalize_args(_read_stdin() if args == "-" else args, path="args"))
     result = run(_insert, database.required_url(), database.schema, raw, _insert_opts(**opts))
@@ -80,7 +105,7 @@ def _read_stdin() -> str:
     except UnicodeDecodeError as error:
         raise click.UsageError(f"the args on stdin are not UTF-8: {error}") from None
     if not text.strip():
-        raise click.UsageError("stdin is empty or closed: - reads the args from it")
+        raise click.UsageError("stdin is empty or closed, but - reads the args from it")
     return text
 
 
@@ -128,11 +153,11 @@ def _scheduled_at(at: datetime | None, delay: timedelta | None) -> datetime | No
     if delay is None:
         return at
     if at is not None:
-        raise click.UsageError("--at and --in say the same thing: give one of them")
+        raise click.UsageError("--at and --in exclude each other")
     try:
         return datetime.now(UTC) + delay
     except OverflowError:
-        raise click.UsageError("--in leads past the year 9999") from None
+        raise click.UsageError("--in gives a time after the year 9999") from None
 
 
 def _split(text: str) -> list[str]:

@@ -9,7 +9,7 @@ import click
 
 from riverpy._postgres import jobs
 from riverpy._postgres.damaged_jobs import damage_error, naming_damage, read_parts
-from riverpy.cli._changes import UNCHANGED, Change, Noun, change_each
+from riverpy.cli._changes import UNCHANGED, ItemNames, ItemResult, change_each
 from riverpy.cli._connected import connected
 from riverpy.cli._job_output import DamagedOutput, JobOutput, print_job, print_jobs
 from riverpy.cli._options import (
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 READ_TIMEOUT = 30.0
-"""Seconds that a read of the table may take."""
+"""Seconds that reading jobs may take."""
 _ID = IntegerType(1, 2**63 - 1)
-_JOB = Noun("job", "jobs", "id")
+_JOB = ItemNames("job", "jobs", "id")
 
 _ids_argument = click.argument("job_ids", metavar="ID...", type=_ID, nargs=-1, required=True)
 
@@ -53,7 +53,7 @@ def job() -> None:
     "states",
     type=click.Choice([state.value for state in JobState]),
     multiple=True,
-    help="Only in this state; repeatable.",
+    help="Show only jobs in this state. Can be repeated.",
 )
 @kinds_option
 @queues_option
@@ -69,8 +69,11 @@ def list_(
     limit: int,
     as_json: bool,
 ) -> None:
-    """List jobs, the newest first. Exit code 1 if some are damaged, so that the server cannot read
-    them; the others are listed."""
+    """List jobs, the newest first.
+
+    The exit code is 1 if some are damaged, so that the server cannot read them. The others are
+    listed.
+    """
 
     async def read(connection: Connection) -> tuple[list[JobOutput], dict[int, str]]:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
@@ -102,8 +105,10 @@ def list_(
 @json_option
 @database_options
 def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
-    """Show one job with all of its columns. Exit code 1 if there is none, or if it is damaged, so
-    that the server cannot read it."""
+    """Show all columns of one job.
+
+    The exit code is 1 if the job does not exist, or is damaged, so that the server cannot read it.
+    """
 
     async def read(connection: Connection) -> JobOutput:
         with naming_damage(job_id):
@@ -121,11 +126,11 @@ def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
 @json_option
 @database_options
 def cancel(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool) -> None:
-    """Cancel jobs, so that they are not worked, or not again.
+    """Cancel jobs, so that they are not worked (again).
 
-    The worker of a running one is told to cancel it, and the job is cancelled when its code has
-    ended. One that has ended already stays as it is. Exit code 1 if one of them is not there; the
-    others are cancelled.
+    The worker of a running job is notified. It cancels the attempt, and stores the job as cancelled
+    when its code has ended. A job that has already ended is not changed. The exit code is 1 if a
+    job does not exist; the others are cancelled.
     """
     change_each(database, _JOB, job_ids, _cancel, as_json=as_json)
 
@@ -135,41 +140,41 @@ def cancel(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool)
 @json_option
 @database_options
 def retry(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool) -> None:
-    """Make jobs available now, whatever they wait for or how they ended.
+    """Make waiting or ended jobs available now.
 
-    One that has no attempts left is given one more. A running one stays as it is. Exit code 1 if
-    one of them is not there, or if another job has the same unique key now; the others are retried.
+    A job without attempts left gets one more. A running job is not changed. The exit code is 1 if a
+    job does not exist, or if another job has its unique key; the others are retried.
     """
     change_each(database, _JOB, job_ids, _retry, as_json=as_json)
 
 
-async def _cancel(client: Client, job_id: int, tx: Transaction) -> Change:
+async def _cancel(client: Client, job_id: int, tx: Transaction) -> ItemResult:
     before = await client.job_get(job_id, tx=tx)
     after = await client.job_cancel(job_id, tx=tx)
     if after.state is JobState.RUNNING:
-        message = f"job {job_id} was running: its worker is told to cancel it"
-        return Change("cancel requested", message)
+        message = f"job {job_id} is running: its worker is notified to cancel it"
+        return ItemResult("cancel requested", message)
     if before.finalized_at is not None or after.state is not JobState.CANCELLED:
-        return Change(UNCHANGED, f"job {job_id} is {after.state} already: it stays as it is")
-    return Change("cancelled", f"job {job_id} is cancelled")
+        return ItemResult(UNCHANGED, f"job {job_id} is {after.state} already: nothing was changed")
+    return ItemResult("cancelled", f"job {job_id} is cancelled")
 
 
-async def _retry(client: Client, job_id: int, tx: Transaction) -> Change:
+async def _retry(client: Client, job_id: int, tx: Transaction) -> ItemResult:
     before = await client.job_get(job_id, tx=tx)
     after = await client.job_retry(job_id, tx=tx)
     if after.state is JobState.RUNNING:
-        return Change(UNCHANGED, f"job {job_id} is running: it stays as it is")
+        return ItemResult(UNCHANGED, f"job {job_id} is running: nothing was changed")
     if (before.state, before.scheduled_at) == (after.state, after.scheduled_at):
-        return Change(UNCHANGED, f"job {job_id} is {after.state} already: it stays as it is")
+        return ItemResult(UNCHANGED, f"job {job_id} is {after.state} already: nothing was changed")
     one_more = ", with one more attempt" if after.max_attempts > before.max_attempts else ""
     message = f"job {job_id} was {before.state}: it is available now{one_more}"
-    return Change("retried", message)
+    return ItemResult("retried", message)
 
 
 async def _read(
     database: DatabaseSettings, read: Callable[[Connection], Awaitable[ResultT]]
 ) -> ResultT:
-    """What `read` finds on a connection to a database that has River's tables."""
+    """Return the result of `read` on a connection to the database."""
     async with connected(database) as (connection, _schema, _state):
         reason = f"reading jobs took longer than {READ_TIMEOUT:g} s"
         with anyio.fail_after(READ_TIMEOUT, reason=reason):

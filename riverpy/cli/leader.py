@@ -1,4 +1,4 @@
-"""`riverpy leader`: show who leads `default` or another domain, and ask the leader to resign."""
+"""`riverpy leader`: show the leader of a domain, and request that it resigns."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from riverpy._postgres.leaders import leader_get, leader_request_resign
 from riverpy._postgres.leases import lease_request_resign
 from riverpy._postgres.schema import CLIENTS_VERSION, OWN_LINE
 from riverpy._tools.domain_map import read_domains
-from riverpy.cli._connected import bounded, connected
-from riverpy.cli._domain import domain_name, expect_domains
+from riverpy.cli._connected import connected, expect_domains, with_timeout
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_table
 from riverpy.cli._run import EXIT_FAILURE, run
-from riverpy.cli._types import DURATION
+from riverpy.cli._types import DOMAIN, DURATION
 from riverpy.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -35,52 +34,52 @@ if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
 
 WAIT_DEFAULT = timedelta(seconds=10)
-LOOK_INTERVAL = 0.1
-"""Seconds between two looks at the row of a leader that was asked to resign."""
+READ_INTERVAL = 0.1
+"""Seconds between two reads of the row of a leader that was requested to resign."""
 
 _domain_option = click.option(
     "--domain",
     metavar="NAME",
     default=DEFAULT_DOMAIN,
     show_default=True,
-    callback=domain_name,
-    help="Which leader domain.",
+    type=DOMAIN,
+    help="Name of the leader domain.",
 )
 
 
 class LeaderOutput(msgspec.Struct, frozen=True):
-    """The row of the leader, as `--json` prints it."""
+    """A leader in `--json` output."""
 
     leader_id: str
     elected_at: datetime
     expires_at: datetime
     expires_in: float
-    """Seconds, by the server's clock; below zero: the lease has expired."""
+    """Seconds, by the server's clock. Negative if the lease has expired."""
     expired: bool
     epoch: int | None = None
-    """The number of the term. None: the domain is `default`, whose terms have none."""
+    """The number of the term. None for domain `default`, whose terms have no number."""
 
     @classmethod
     def of(cls, row: LeaderRow) -> LeaderOutput:
-        """What to print of the row of `default`."""
+        """Return the output for the leader of `default`."""
         expires_in = round(row.remaining, 3)
         return cls(row.leader_id, row.elected_at, row.expires_at, expires_in, row.remaining < 0)
 
     @classmethod
     def of_domain(cls, row: DomainLeader) -> LeaderOutput | None:
-        """What to print of a domain's lease. None: it was released."""
+        """Return the output for a domain's lease; None if it was released."""
         if row.expires_at is None or row.remaining is None:
             return None
         left = round(row.remaining, 3)
         return cls(row.holder, row.elected_at, row.expires_at, left, row.remaining < 0, row.epoch)
 
     def is_term_of(self, other: LeaderOutput) -> bool:
-        """Whether it is the same term."""
+        """Whether both are the same term."""
         return (self.leader_id, self.elected_at) == (other.leader_id, other.elected_at)
 
 
 class CandidateOutput(msgspec.Struct, frozen=True):
-    """A client that stands for election, as `--json` prints it."""
+    """A client that takes part in leader election, in `--json` output."""
 
     client_id: str
     version: str
@@ -89,27 +88,27 @@ class CandidateOutput(msgspec.Struct, frozen=True):
 
 
 class ShowOutput(msgspec.Struct, frozen=True):
-    """Who leads, and who could."""
+    """The `--json` output of `leader show`."""
 
     leader: LeaderOutput | None
-    """None: nobody leads."""
+    """None if there is no leader."""
     candidates: list[CandidateOutput] | None
-    """Clients of riverpy that stand for election and give signs of life. None: the database has not
-    the table in which they are."""
+    """The clients of riverpy that take part in leader election and send heartbeats. None if the
+    database lacks the table of clients."""
 
 
 class ResignOutput(msgspec.Struct, frozen=True):
-    """What became of the request."""
+    """The `--json` output of `leader resign`."""
 
     resigned: bool
-    """Whether the term ended that was asked to."""
+    """Whether the leader's term ended."""
     before: LeaderOutput | None
     after: LeaderOutput | None
 
 
 @click.group
 def leader() -> None:
-    """Show who leads, and ask the leader to resign."""
+    """Show the leader, and request that it resigns."""
 
 
 @leader.command
@@ -117,9 +116,9 @@ def leader() -> None:
 @json_option
 @database_options
 def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
-    """Show who leads, and who stands for election.
+    """Show the leader, its lease, and the clients that take part in leader election.
 
-    Also since when somebody leads, and until when the lease lasts. Times are UTC.
+    Times are UTC.
     """
     found = run(_read_show, database, domain)
     if as_json:
@@ -127,9 +126,9 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
         return
     row = found.leader
     if row is None:
-        click.echo("nobody leads")
+        click.echo("there is no leader")
     else:
-        until = "expired, so that any candidate may take over" if row.expired else _left(row)
+        until = "expired: any candidate can become leader" if row.expired else _left(row)
         print_table(
             ("LEADER", "SINCE", "LEASE"),
             [(row.leader_id, format_time(row.elected_at), until)],
@@ -139,10 +138,10 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
         click.echo("candidates are not known: run `riverpy migrate up`")
         return
     if not found.candidates:
-        click.echo("no client of riverpy stands for election")
+        click.echo("no client of riverpy takes part in leader election")
         return
     print_table(
-        ("CANDIDATE", "VERSION", "STARTED", "LAST SIGN OF LIFE"),
+        ("CANDIDATE", "VERSION", "STARTED", "LAST HEARTBEAT"),
         [
             (one.client_id, one.version, format_time(one.started_at), format_time(one.heartbeat_at))
             for one in found.candidates
@@ -156,22 +155,22 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
     type=DURATION,
     default=format_duration(WAIT_DEFAULT),
     show_default=True,
-    help="How long to watch for the next leader.",
+    help="How long to wait for the next leader.",
 )
 @_domain_option
 @json_option
 @database_options
 def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json: bool) -> None:
-    """Ask the leader to resign, so that another client leads.
+    """Request that the leader resigns, so that another client becomes leader.
 
-    Exit code 1 if nobody knows the domain or leads it, or if nobody obeyed: a leader that only
-    polls does not hear it.
+    The exit code is 1 if the domain is unknown, has no leader, or the leader did not resign: one
+    that only polls does not receive the request.
     """
     result = run(_resign, database, domain, wait.total_seconds())
     if as_json:
         print_json(result)
     else:
-        click.echo(_tell(result, wait))
+        click.echo(_resign_text(result, wait))
     if not result.resigned:
         raise click.exceptions.Exit(EXIT_FAILURE)
 
@@ -182,8 +181,8 @@ async def _read_show(database: DatabaseSettings, domain: str) -> ShowOutput:
         leader = await _read_leader(found, database, domain)
         candidates = None
         if CLIENTS_VERSION in found.state.versions(OWN_LINE):
-            rows = await bounded(
-                "reading who could lead",
+            rows = await with_timeout(
+                "reading the candidates",
                 client_candidates(found.connection, found.schema, domain=domain),
             )
             candidates = [CandidateOutput(*candidate) for candidate in rows]
@@ -196,34 +195,33 @@ async def _resign(database: DatabaseSettings, domain: str, wait: float) -> Resig
         before = after = await _read_leader(found, database, domain)
         if before is None or before.expired:
             return ResignOutput(resigned=False, before=before, after=before)
-        await bounded("asking to resign", _request_resign(found, domain))
+        await with_timeout("requesting a resignation", _request_resign(found, domain))
         with anyio.move_on_after(wait):
             while after is None or after.is_term_of(before):
-                await anyio.sleep(LOOK_INTERVAL)
-                with anyio.CancelScope(shield=True):  # a look is not cut, and has its own bound
+                await anyio.sleep(READ_INTERVAL)
+                with anyio.CancelScope(shield=True):  # a read has its own timeout
                     after = await _read_leader(found, database, domain)
         resigned = after is None or not after.is_term_of(before)
         return ResignOutput(resigned, before, after)
 
 
 async def _expect_domain(found: Connected, database: DatabaseSettings, domain: str) -> None:
-    """The domain is `default`, or somebody knows it.
+    """Check that the domain exists.
 
     Raises:
-        NotFoundError: nobody does.
-        SchemaMissingError: the tables of domains are not there.
+        NotFoundError: no client, queue or lease has this domain.
+        SchemaMissingError: the tables of domains are missing.
     """
     if domain == DEFAULT_DOMAIN:
         return
-    expect_domains(found, database)
-    seen = await bounded("reading the domains", read_domains(found.connection, found.schema))
+    expect_domains(database, found)
+    seen = await with_timeout("reading the domains", read_domains(found.connection, found.schema))
     known = {*seen.others, *(one.domain for one in seen.leaders)} - {SCHEMA_LEASE}
     if domain not in known:
         alike = get_close_matches(domain, known)
-        hint = f"; there is {', '.join(map(repr, alike))}" if alike else ""
+        hint = f"; did you mean {' or '.join(map(repr, alike))}?" if alike else ""
         raise NotFoundError(
-            f"no client, queue or lease is of domain {domain!r}{hint}: `riverpy domain list` shows "
-            "all"
+            f"no client, queue or lease has the domain {domain!r}{hint} (see `riverpy domain list`)"
         )
 
 
@@ -238,31 +236,31 @@ async def _request_resign(found: Connected, domain: str) -> None:
 async def _read_leader(
     found: Connected, database: DatabaseSettings, domain: str
 ) -> LeaderOutput | None:
-    purpose = "reading who leads"
+    purpose = "reading the leader"
     if domain == DEFAULT_DOMAIN:
-        row = await bounded(purpose, leader_get(found.connection, found.schema))
+        row = await with_timeout(purpose, leader_get(found.connection, found.schema))
         return None if row is None else LeaderOutput.of(row)
-    rows = await bounded(purpose, domain_leaders(found.connection, found.schema))
+    rows = await with_timeout(purpose, domain_leaders(found.connection, found.schema))
     lead = next((one for one in rows if one.domain == domain), None)
     return None if lead is None else LeaderOutput.of_domain(lead)
 
 
-def _tell(result: ResignOutput, wait: timedelta) -> str:
+def _resign_text(result: ResignOutput, wait: timedelta) -> str:
     before, after = result.before, result.after
     if before is None:
-        return "nobody leads"
+        return "there is no leader"
     if before.expired:
-        return f"nobody leads: the lease of {before.leader_id} has expired"
+        return f"there is no leader: the lease of {before.leader_id} has expired"
     if not result.resigned:
         return (
-            f"{before.leader_id} leads and did not resign within {format_duration(wait)}: one that "
-            "only polls does not hear the request"
+            f"{before.leader_id} is still the leader after {format_duration(wait)}: a client that "
+            "only polls does not receive the request"
         )
     if after is None:
-        return f"{before.leader_id} led and resigned; nobody leads yet"
+        return f"{before.leader_id} resigned; there is no leader yet"
     if after.leader_id == before.leader_id:
-        return f"{before.leader_id} led, resigned, and leads again: no other client took over"
-    return f"{before.leader_id} led; now {after.leader_id} leads"
+        return f"{before.leader_id} resigned and became leader again: no other client took over"
+    return f"{before.leader_id} resigned; {after.leader_id} is the leader now"
 
 
 def _left(row: LeaderOutput) -> str:

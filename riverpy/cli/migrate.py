@@ -1,4 +1,4 @@
-"""`riverpy migrate`: make, update, check and print River's tables, and riverpy's own."""
+"""`riverpy migrate`: create, update, check and print the tables of River and riverpy."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 _line_option = click.option(
     "--line",
     type=click.Choice(lines()),
-    help="Which sequence of migrations: `main` for River's tables, `riverpy` for riverpy's own.",
+    help="Line of migrations: `main` for River's tables, `riverpy` for riverpy's own.",
 )
 
 
 class _StepOptions(msgspec.Struct, frozen=True):
-    """What `up` and `down` are asked to do."""
+    """The options of `up` and `down`."""
 
     line: str | None
     target: int | None
@@ -44,7 +44,7 @@ class _StepOptions(msgspec.Struct, frozen=True):
 
 
 def _step_options(command: Callable[[DatabaseSettings, _StepOptions], None]) -> Callable[..., None]:
-    """Add the options that `up` and `down` share; pass `database` and `options: _StepOptions`."""
+    """Add the options of `up` and `down`, and pass them as `database` and `options`."""
 
     @wraps(command)
     def with_options(database: DatabaseSettings, **values: object) -> None:
@@ -66,10 +66,12 @@ def _step_options(command: Callable[[DatabaseSettings, _StepOptions], None]) -> 
             type=DURATION,
             default="4s",
             show_default=True,
-            help="How long a statement may wait for a table that another transaction holds.",
+            help="How long a statement may wait for a lock of another transaction.",
         ),
         click.option("--show-sql", is_flag=True, help="Print the SQL of each migration."),
-        click.option("--dry-run", is_flag=True, help="Change nothing, say what would be done."),
+        click.option(
+            "--dry-run", is_flag=True, help="Print what would be done, and change nothing."
+        ),
         click.option("--max-steps", type=IntegerType(min=0), help="Migrate at most N versions."),
         _line_option,
     ):
@@ -79,19 +81,18 @@ def _step_options(command: Callable[[DatabaseSettings, _StepOptions], None]) -> 
 
 @click.group
 def migrate() -> None:
-    """Make, update and check River's tables, and riverpy's own."""
+    """Create, update and check the tables of River and riverpy."""
 
 
 def _chosen(line: str | None, *, of_one: bool) -> Sequence[str]:
-    """The lines that a command is about. What can be only of one is of `main`, unless it is
-    named."""
+    """Return the lines to use: the given one, or `main` for a command on one line, or all."""
     if line is not None:
         return (line,)
     return (MAIN_LINE,) if of_one else lines()
 
 
 def _print_lines(objects: Sequence[dict[str, object]]) -> None:
-    """One JSON object: that of the only line, or one with all of them."""
+    """Print one JSON object, for one line or for several."""
     print_json(objects[0] if len(objects) == 1 else {"lines": objects})
 
 
@@ -99,11 +100,11 @@ def _print_lines(objects: Sequence[dict[str, object]]) -> None:
 @click.option("--to", "target", type=IntegerType(min=1), help="Last version to apply.")
 @_step_options
 def up(database: DatabaseSettings, options: _StepOptions) -> None:
-    """Apply what is outstanding of `main`, then of `riverpy`.
+    """Apply the missing migrations of line `main`, then those of line `riverpy`.
 
-    --to and --max-steps are of one line, `main` if none is named. Each migration runs in its own
-    transaction and is recorded in it. If one fails, those before it stay applied: run the command
-    again to go on.
+    With --to or --max-steps, only one line is migrated: --line, or else `main`. Each migration runs
+    in its own transaction. If one fails, the earlier ones stay applied. Run the command again to
+    continue.
     """
     _migrate(Direction.UP, database, options)
 
@@ -113,13 +114,13 @@ def up(database: DatabaseSettings, options: _StepOptions) -> None:
     "--to",
     "target",
     type=IntegerType(min=0),
-    help="Version to end at, which stays applied; 0 removes everything. Default: one step.",
+    help="Last version that stays applied; 0 removes everything. Default: one step.",
 )
 @_step_options
 def down(database: DatabaseSettings, options: _StepOptions) -> None:
-    """Undo migrations of one line: one, or those above --to.
+    """Undo the last migration of one line, or all above --to.
 
-    The line is `main` if none is named. This drops tables, and the jobs in them.
+    The line is --line, or else `main`. This drops tables and the jobs in them.
     """
     _migrate(Direction.DOWN, database, options)
 
@@ -243,7 +244,7 @@ def list_(database: DatabaseSettings, *, line: str | None, as_json: bool) -> Non
     "--to",
     "target",
     type=IntegerType(min=1),
-    help="Check up to this version of one line, `main` if none is named.",
+    help="Check only up to this version of one line: --line, or else `main`.",
 )
 @_line_option
 @json_option
@@ -251,7 +252,7 @@ def list_(database: DatabaseSettings, *, line: str | None, as_json: bool) -> Non
 def validate(
     database: DatabaseSettings, *, target: int | None, line: str | None, as_json: bool
 ) -> None:
-    """Check that no migration is missing in any line. Exit code 1 if one is."""
+    """Check that all migrations are applied. The exit code is 1 if one is missing."""
     chosen = _chosen(line, of_one=target is not None)
     _check_version(chosen[0], target, "--to")
     url = database.required_url()
@@ -283,17 +284,22 @@ def validate(
     "versions",
     type=IntegerType(min=1),
     multiple=True,
-    help="Only this one, of one line, `main` if none is named; repeatable.",
+    help="Print only this version of one line: --line, or else `main`. Can be repeated.",
 )
-@click.option("--down", "is_down", is_flag=True, help="The way back, newest first.")
+@click.option(
+    "--down",
+    "is_down",
+    is_flag=True,
+    help="Print the SQL that undoes migrations, the newest first.",
+)
 @_line_option
 @database_options
 def sql(
     database: DatabaseSettings, *, versions: tuple[int, ...], is_down: bool, line: str | None
 ) -> None:
-    """Print migrations as SQL for another tool to run. Uses no database.
+    """Print migrations as SQL, to run them with another tool. This needs no database.
 
-    The SQL must not be wrapped in one transaction: commit after each version.
+    Do not run the SQL in one transaction: commit after each version.
     """
     chosen = _chosen(line, of_one=bool(versions))
     for version in versions:

@@ -1,4 +1,4 @@
-"""`riverpy periodic`: list periodic jobs, foretell, run, pause and resume them."""
+"""`riverpy periodic`: list, preview, run, pause and resume periodic jobs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import msgspec
 from riverpy._postgres import periodic as table
 from riverpy._postgres.domains import domain_leaders
 from riverpy._postgres.leaders import leader_get
-from riverpy._postgres.schema import OWN_LINE, migrate_command
-from riverpy.cli._connected import bounded, connected
+from riverpy.cli._connected import connected, expect_periodic_jobs, with_timeout
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
 from riverpy.cli._run import run
 from riverpy.cli._types import NAME, IntegerType
-from riverpy.errors import SchemaMissingError
 from riverpy.schedules import CronSchedule, next_time, parse_schedule
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ _id_argument = click.argument("job_id", metavar="ID", type=NAME)
 
 
 class NextOutput(msgspec.Struct, frozen=True):
-    """The coming slots of a periodic job, as `--json` prints them."""
+    """The `--json` output of `periodic next`."""
 
     id: str
     schedule: str
@@ -46,33 +44,33 @@ class NextOutput(msgspec.Struct, frozen=True):
 
 
 class ChangeOutput(msgspec.Struct, frozen=True):
-    """What was done, as `--json` prints it."""
+    """The `--json` output of `pause` and `resume`."""
 
     id: str
     action: str
 
 
 class RunOutput(msgspec.Struct, frozen=True):
-    """What was asked for, as `--json` prints it."""
+    """The `--json` output of `periodic run`."""
 
     id: str
     action: str
     leader_id: str | None
-    """Who is to insert the job. None: nobody leads now; who leads next does it."""
+    """The leader that inserts the job. None if there is no leader now: the next one does."""
 
 
 @click.group
 def periodic() -> None:
-    """List periodic jobs, foretell, run, pause and resume them."""
+    """List, preview, run, pause and resume periodic jobs."""
 
 
 @periodic.command("list")
 @json_option
 @database_options
 def list_(database: DatabaseSettings, *, as_json: bool) -> None:
-    """List the periodic jobs that leaders have had. Times are UTC.
+    """List the periodic jobs that leaders have registered. Times are UTC.
 
-    RUN REQUESTED: since when a run is asked for that no leader has inserted yet.
+    RUN REQUESTED is the time of a `periodic run` whose job no leader has inserted yet.
     """
     states = run(_call, database, table.periodic_list)
     if as_json:
@@ -102,14 +100,14 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     type=IntegerType(1, COUNT_MAX),
     default=COUNT_DEFAULT,
     show_default=True,
-    help="How many.",
+    help="Number of slots.",
 )
 @json_option
 @database_options
 def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool) -> None:
-    """Show the next slots of a periodic job.
+    """Show the next times (slots) of a periodic job.
 
-    Of a schedule that your own code makes only the very next one is known.
+    For a schedule in your own code, only the next one is known.
     """
     state = run(_call, database, partial(_get, job_id=job_id))
     schedule = parse_schedule(state.schedule)
@@ -130,9 +128,9 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
         [(format_time(slot), format_time(slot.astimezone(zone)))[: len(columns)] for slot in slots],
     )
     if state.paused_at is not None:
-        print_note(f"{state.id} is paused: these slots are passed over")
+        print_note(f"{state.id} is paused: no jobs are inserted for these slots")
     if schedule is None and slots:
-        print_note(f"later slots are known only to the code of {state.schedule}")
+        print_note(f"only the code of {state.schedule} can compute later slots")
 
 
 @periodic.command("run")
@@ -140,18 +138,20 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
 @json_option
 @database_options
 def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
-    """Ask the leader to insert one job now, in addition to its schedule.
+    """Request that the leader inserts one job now, in addition to its schedule.
 
-    A leader that listens does so at once, one that polls within 5 seconds. One that does not have
-    this periodic job leaves the request to the next leader that has it.
+    A leader that listens does this at once, and one that polls within 5 seconds. If the leader does
+    not have this periodic job, the next leader that has it inserts the job.
     """
     leader_id = run(_call, database, partial(_run, job_id=job_id))
     if as_json:
         print_json(RunOutput(job_id, "run requested", leader_id))
     elif leader_id is None:
-        click.echo(f"{job_id}: run requested; nobody leads now: it runs when somebody does")
+        click.echo(
+            f"{job_id}: run requested; there is no leader now, so the next leader inserts the job"
+        )
     else:
-        click.echo(f"{job_id}: run requested; {leader_id} leads and inserts it if it has this job")
+        click.echo(f"{job_id}: run requested; the leader {leader_id} inserts it if it has this job")
 
 
 @periodic.command
@@ -159,10 +159,7 @@ def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
 @json_option
 @database_options
 def pause(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
-    """Let its slots pass without a job until it is resumed.
-
-    This holds whoever leads.
-    """
+    """Pause a periodic job: no leader inserts it until it is resumed."""
     _change(database, table.periodic_pause, job_id, "paused", as_json=as_json)
 
 
@@ -171,7 +168,7 @@ def pause(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
 @json_option
 @database_options
 def resume(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
-    """Undo `pause`. What passed meanwhile is not caught up with."""
+    """Resume a paused periodic job. Slots during the pause are not inserted later."""
     _change(database, table.periodic_resume, job_id, "resumed", as_json=as_json)
 
 
@@ -194,7 +191,7 @@ def _change(
 
 
 async def _run(connection: Connection, schema: str | None, *, job_id: str) -> str | None:
-    """Ask for a run; returns who leads the domain that the id names."""
+    """Request a run, and return the leader of the domain that the id names."""
     await table.periodic_run(connection, schema, job_id)
     _, _, domain = job_id.partition("@")
     if domain:
@@ -211,13 +208,7 @@ async def _get(connection: Connection, schema: str | None, *, job_id: str) -> Pe
 async def _call(
     database: DatabaseSettings, act: Callable[[Connection, str | None], Awaitable[ResultT]]
 ) -> ResultT:
-    """What `act` returns on a connection to a database that has the table of periodic jobs."""
-    async with connected(database) as (connection, schema, _state):
-        is_there = table.periodic_exists(connection, schema)
-        if not await bounded("looking for the table of periodic jobs", is_there):
-            command = f"riverpy migrate up --line {OWN_LINE}"
-            command = migrate_command(command, schema, database.required_url())
-            raise SchemaMissingError(
-                f"the database lacks the table of periodic jobs: run `{command}`"
-            )
-        return await bounded("the table of periodic jobs", act(connection, schema))
+    """Return the result of `act` on a connection to a database with periodic jobs."""
+    async with connected(database) as found:
+        await expect_periodic_jobs(database, found)
+        return await with_timeout("the table of periodic jobs", act(found.connection, found.schema))

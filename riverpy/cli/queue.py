@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from riverpy.cli._changes import UNCHANGED, Change, Noun, change_each
-from riverpy.cli._connected import bounded, connected
+from riverpy.cli._changes import UNCHANGED, ItemNames, ItemResult, change_each
+from riverpy.cli._connected import connected, with_timeout
 from riverpy.cli._options import database_options, json_option, limit_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
 from riverpy.cli._run import run
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from riverpy.queue import Queue
 
 _ALL = "*"
-_QUEUE = Noun("queue", "queues", "name")
+_QUEUE = ItemNames("queue", "queues", "name")
 
 _names_argument = click.argument("names", metavar="NAME...", type=NAME, nargs=-1, required=True)
 
@@ -39,10 +39,10 @@ def queue() -> None:
 @json_option
 @database_options
 def list_(database: DatabaseSettings, *, limit: int, as_json: bool) -> None:
-    """List the queues that clients work or worked not long ago, by name. Times are UTC.
+    """List queues by name. Times are UTC.
 
-    LAST USED: when a client that works it last said so, or somebody changed it. How many jobs wait
-    in each: `riverpy top`.
+    A queue is listed while clients work it and for some time afterwards. LAST USED is the last time
+    that a client updated it or that it was changed. `riverpy top` shows the number of waiting jobs.
     """
     found = run(_list, database, limit + 1)
     queues = found[:limit]
@@ -57,7 +57,7 @@ def list_(database: DatabaseSettings, *, limit: int, as_json: bool) -> None:
             ],
         )
     if len(found) > limit:
-        print_note(f"there are more than these {limit:,}: raise --limit")
+        print_note(f"there are more than {limit:,} queues: raise --limit")
 
 
 @queue.command
@@ -65,11 +65,10 @@ def list_(database: DatabaseSettings, *, limit: int, as_json: bool) -> None:
 @json_option
 @database_options
 def pause(database: DatabaseSettings, *, names: Sequence[str], as_json: bool) -> None:
-    """Let no client claim jobs of these queues; '*' is all of them.
+    """Pause queues: no client claims their jobs until they are resumed. '*' means all queues.
 
-    This holds until they are resumed. Running jobs go on, and jobs are inserted as ever. Clients
-    that listen obey at once, others within 2 seconds. Exit code 1 if there is no such queue; the
-    others are paused.
+    Running jobs keep running, and jobs can still be inserted. Clients that listen react at once,
+    others within 2 seconds. The exit code is 1 if a queue does not exist; the others are paused.
     """
     change_each(database, _QUEUE, names, _pause, as_json=as_json)
 
@@ -79,8 +78,10 @@ def pause(database: DatabaseSettings, *, names: Sequence[str], as_json: bool) ->
 @json_option
 @database_options
 def resume(database: DatabaseSettings, *, names: Sequence[str], as_json: bool) -> None:
-    """Undo `pause`; '*' is all queues. Exit code 1 if there is no such queue; the others are
-    resumed."""
+    """Resume paused queues. '*' means all queues.
+
+    The exit code is 1 if a queue does not exist; the others are resumed.
+    """
     change_each(database, _QUEUE, names, _resume, as_json=as_json)
 
 
@@ -88,36 +89,34 @@ async def _list(database: DatabaseSettings, limit: int) -> list[Queue]:
     async with connected(database) as (connection, schema, _state):
         client = Client(config=Config(schema=schema))
         async with connection.transaction():
-            return await bounded("reading queues", client.queue_list(limit=limit, tx=connection))
+            return await with_timeout(
+                "reading queues", client.queue_list(limit=limit, tx=connection)
+            )
 
 
-async def _pause(client: Client, name: str, tx: Transaction) -> Change:
+async def _pause(client: Client, name: str, tx: Transaction) -> ItemResult:
     before = await _before(client, name, tx)
     await client.queue_pause(name, tx=tx)
     if before is None:
-        return Change("paused", "all queues are paused; running jobs go on")
+        return ItemResult("paused", "all queues are paused; running jobs keep running")
     if before.paused_at is not None:
         since = format_time(before.paused_at)
-        return Change(UNCHANGED, f"queue {name} is paused already, since {since} UTC")
-    return Change("paused", f"queue {name} is paused; running jobs go on")
+        return ItemResult(UNCHANGED, f"queue {name} has been paused since {since} UTC")
+    return ItemResult("paused", f"queue {name} is paused; running jobs keep running")
 
 
-async def _resume(client: Client, name: str, tx: Transaction) -> Change:
+async def _resume(client: Client, name: str, tx: Transaction) -> ItemResult:
     before = await _before(client, name, tx)
     await client.queue_resume(name, tx=tx)
     if before is None:
-        return Change("resumed", "all queues are resumed")
+        return ItemResult("resumed", "all queues are resumed")
     if before.paused_at is None:
-        return Change(UNCHANGED, f"queue {name} is not paused")
-    return Change("resumed", f"queue {name} is resumed")
+        return ItemResult(UNCHANGED, f"queue {name} is not paused")
+    return ItemResult("resumed", f"queue {name} is resumed")
 
 
 async def _before(client: Client, name: str, tx: Transaction) -> Queue | None:
-    """The queue as it stands; None for all of them.
-
-    Raises:
-        NotFoundError: there is none.
-    """
+    """Return the queue before its change; None for all queues. Raises NotFoundError."""
     if name != _ALL:
         return await client.queue_get(name, tx=tx)
     if not await client.queue_list(limit=1, tx=tx):

@@ -1,4 +1,4 @@
-"""`riverpy top`: a live table of queues, workers, rates, waits and the leader."""
+"""`riverpy top`: a live table of queues, workers, rates, waiting times and the leader."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     from riverpy._tools.top.view import Line
     from riverpy.cli._options import DatabaseSettings
 
-INTERVAL_LEAST = timedelta(milliseconds=100)
+INTERVAL_MIN = timedelta(milliseconds=100)
 REST = 9.0
-"""The rest after a look is at least so many times as long as the look was, so that the database is
-busy with us for a tenth of the time at most."""
+"""The pause after a read is at least this many times as long as the read, so that reads use at most
+a tenth of the time."""
 
 _EPILOG = """\b
 Exit codes:
   0  ended by Ctrl-C, by a closed pipe, or after --once
-  1  the first look failed: no database, or no River tables in it
+  1  the first read failed: no database, or no River tables in it
   2  wrong usage or a wrong setting
 
-On a terminal the table is painted over; elsewhere looks are printed one below the other. Numbers
-of jobs stop at 10k+. Rates are of the last 10 seconds, and of the newest 10,000 jobs that ended.
-Each look is one read-only transaction over one connection, of statements of at most 5 s that follow
-indexes. After one that took long the next comes later than --interval says: top keeps the database
-busy for at most a tenth of the time. An outage is shown, and survived.
+On a terminal the table is updated in place. Elsewhere each table is printed below the last one.
+Numbers of jobs end at 10k+. Rates are those of the last 10 seconds, and of at most the newest
+10,000 jobs that ended. Each read is one read-only transaction on one connection. Its statements use
+indexes and take at most 5 s. After a slow read, the next one starts later than --interval, so that
+reads use at most a tenth of the time. During an outage the command shows the error and tries again.
 """
 
 
-class Unanswered(msgspec.Struct, frozen=True):
-    """A look that failed, as `--json` prints it."""
+class FailedRead(msgspec.Struct, frozen=True):
+    """A failed read, in `--json` output."""
 
     at: datetime
     error: str
@@ -61,14 +61,14 @@ class Unanswered(msgspec.Struct, frozen=True):
     type=DURATION,
     default="2s",
     show_default=True,
-    help="Time from one look to the next; at least 100ms.",
+    help="Time between two reads, at least 100ms.",
 )
-@click.option("--once", is_flag=True, help="FleetStatus once, print it, and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each look.")
+@click.option("--once", is_flag=True, help="Print the table once, and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each read.")
 @database_options
 def top(*, interval: timedelta, once: bool, as_json: bool, database: DatabaseSettings) -> None:
-    """Show queues, workers, rates, waits and the leader, again and again."""
-    if interval < INTERVAL_LEAST:
+    """Watch queues, workers, rates, waiting times and the leader."""
+    if interval < INTERVAL_MIN:
         raise click.BadParameter("must be 100ms or more", param_hint="--interval")
     reader = StatusReader(database.required_url(), database.schema)
     screen = _Screen(as_json=as_json, once=once)
@@ -79,53 +79,53 @@ def top(*, interval: timedelta, once: bool, as_json: bool, database: DatabaseSet
 
 
 class _Screen:
-    """Where looks are shown: painted over on a terminal, one below the other elsewhere."""
+    """Shows the status, updated in place on a terminal, and one below the other elsewhere."""
 
     def __init__(self, *, as_json: bool, once: bool) -> None:
         self._as_json, self.is_once = as_json, once
         is_screen = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._is_live = is_screen and not as_json and not once
-        self._look: FleetStatus | None = None
+        self._status: FleetStatus | None = None
         self._seen_at = 0.0
         self._error: str | None = None
         self._is_empty = True
         self.is_closed = False
-        """Whether the reader has gone."""
+        """Whether the reader of stdout has ended."""
 
-    def show(self, look: FleetStatus) -> None:
-        """A look succeeded."""
-        self._look, self._seen_at, self._error = look, time.monotonic(), None
+    def show(self, status: FleetStatus) -> None:
+        """Show a status."""
+        self._status, self._seen_at, self._error = status, time.monotonic(), None
         if self._as_json:
-            self._write(_json_line(look))
+            self._write(_json_line(status))
         elif self._is_live:
             self._paint()
         else:
-            self._print(view(look))
+            self._print(view(status))
 
     def show_error(self, error: str) -> None:
-        """A look failed."""
+        """Show the error of a failed read."""
         self._error = error
         if self._as_json:
-            self._write(_json_line(Unanswered(datetime.now(UTC), error)))
+            self._write(_json_line(FailedRead(datetime.now(UTC), error)))
         elif self._is_live:
             self._paint()
         else:
             self._print([no_answer(error, time.monotonic() - self._seen_at)])
 
     async def follow_size(self) -> None:
-        """Paint anew whenever the terminal changes its size."""
+        """Paint again when the terminal changes its size."""
         if self._is_live and sys.platform != "win32":
             with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
                 async for _ in changes:
                     self._paint()
 
     def _paint(self) -> None:
-        if self._look is None:
+        if self._status is None:
             return
         width, height = shutil.get_terminal_size()
         before = scroll(height) if self._is_empty else ""
         age = time.monotonic() - self._seen_at
-        lines = view(self._look, self._error, age, width=width)
+        lines = view(self._status, self._error, age, width=width)
         color = has_color(sys.stdout)
         self._write(before + frame(lines, width=width, height=height, color=color))
 
@@ -146,13 +146,13 @@ class _Screen:
 
 async def _watch(reader: StatusReader, screen: _Screen, interval: float) -> None:
     try:
-        look = await reader.read()  # one that fails ends the command
-        screen.show(look)
+        status = await reader.read()  # the command ends if this fails
+        screen.show(status)
         if screen.is_once:
             return
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(screen.follow_size)
-            busy = look.took
+            busy = status.took
             while not screen.is_closed:
                 await anyio.sleep(max(interval, REST * busy))
                 busy = await _read_again(reader, screen)
@@ -162,15 +162,15 @@ async def _watch(reader: StatusReader, screen: _Screen, interval: float) -> None
 
 
 async def _read_again(reader: StatusReader, screen: _Screen) -> float:
-    """Returns for how many seconds the database was busy with it."""
+    """Read and show the status. Return the seconds that the database needed."""
     try:
-        look = await reader.read()
+        status = await reader.read()
     except (RiverError, *DATABASE_ERRORS) as error:
         screen.show_error(describe(error))
         return STATEMENT_TIMEOUT.total_seconds() if is_statement_timeout(error) else 0.0
-    screen.show(look)
-    return look.took
+    screen.show(status)
+    return status.took
 
 
-def _json_line(value: FleetStatus | Unanswered) -> str:
+def _json_line(value: FleetStatus | FailedRead) -> str:
     return f"{msgspec.json.encode(value).decode()}\n"

@@ -1,4 +1,4 @@
-"""`riverpy worker`: a client's worker as a process of its own."""
+"""`riverpy worker`: run a client in a process of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from msgspec import UNSET
 from riverpy._clock import Backoff
 from riverpy._dsn import mask_url
 from riverpy._duration import format_duration
-from riverpy._log import get_logger
+from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import (
     FIRST_DATABASE_CONNECTION_FAILED,
     WORKER_CANCELLED,
@@ -47,7 +47,7 @@ from riverpy.cli._run import (
     describe,
     expected_errors,
     new_loop,
-    run_to_end,
+    run_until_complete,
     show_error,
 )
 from riverpy.cli._settings import Settings, SettingsError, Sources, boolean_option, setting_option
@@ -74,12 +74,11 @@ if TYPE_CHECKING:
     from riverpy.worker import WorkUnit
 
 DATABASE_WAIT = 10.0
-"""Seconds that the worker waits at its start for a database that cannot be reached or written."""
-END_LIMIT = 3.0
-"""Seconds from the end of the run to that of the process, at most."""
+"""Seconds that the worker waits at its start for a database that it can connect to and write."""
+EXIT_TIMEOUT = 3.0
+"""Maximum seconds from the end of the run to the end of the process."""
 _NOT_READY_STATES = frozenset({"57P03", "53300", "55000"})
-"""SQLSTATEs of a server that is starting, stopping, or has no connection left, and of a database
-that takes none for now."""
+"""SQLSTATEs of a server that starts or stops, or that accepts no more connections now."""
 
 _EPILOG = """\b
 Exit codes:
@@ -87,12 +86,11 @@ Exit codes:
   1  a failure, or C code that could not be stopped
   2  wrong usage or a wrong setting
   3  not ready: no database within 10 s, or no River tables in it
-  4  stopped, but jobs, maintenance or singletons had to be abandoned, or results could not
-     be stored
+  4  stopped, but jobs, maintenance or singletons were abandoned, or results could not be stored
 
-SIGTERM or SIGINT stops claiming and lets running jobs end; after --soft-stop, or at a second
-signal, they are cancelled. A third signal ends the process at once with 128 + its number.
-What user code leaves behind, as threads that do not end, holds the process for 3 s at most.
+At SIGTERM or SIGINT the worker claims no more jobs, and running jobs may finish. After --soft-stop,
+or at a second signal, they are cancelled. A third signal ends the process at once, with exit code
+128 + its number. Threads and tasks that your code leaves running delay the end by at most 3 s.
 """
 
 
@@ -113,62 +111,62 @@ def _parse_queues(
     multiple=True,
     metavar="NAME:SLOTS,…",
     callback=_parse_queues,
-    help="Queues to work and how many jobs of each may run at once. Default: the client's.",
+    help="Queues to work, and how many jobs of each run at the same time. Default: the client's.",
 )
 @database_options
 @boolean_option(
     _settings.POLL_ONLY,
-    help="Whether to find jobs by polling alone, without LISTEN. Default: the client's, else no.",
+    help="Find jobs only by polling, without LISTEN. Default: the client's, else no.",
 )
 @boolean_option(
     _settings.KNOWN_KINDS_ONLY,
-    help="Whether to claim only jobs of kinds that have a worker here. Default: the client's, else"
+    help="Claim only jobs of kinds that this program has a worker for. Default: the client's, else"
     " yes.",
 )
 @boolean_option(
     _settings.CANDIDATE,
-    help="Whether to take part in leader election. Default: the client's, else yes.",
+    help="Take part in leader election. Default: the client's, else yes.",
 )
 @setting_option(
     _settings.LEADER_DOMAIN,
     metavar="NAME",
-    help="Claim the queues for this leader domain, which has a leader of its own. Default: the"
-    " client's, else `default`.",
+    help="Claim the queues for this leader domain, which has its own leader. Default: the client's,"
+    " else `default`.",
 )
 @setting_option(
     _settings.SOFT_STOP,
     metavar="DURATION",
-    help="How long running jobs may go on after a stop. Default: the client's, else 30s.",
+    help="How long running jobs may continue after a stop. Default: the client's, else 30s.",
 )
 @setting_option(
     _settings.DEAD_AFTER,
     metavar="DURATION",
-    help="How long this worker may give no sign of life until its running jobs are given to others."
+    help="How long this worker may send no heartbeat until other workers get its running jobs."
     " Default: the client's, else 1m.",
 )
 @setting_option(
     _settings.NAME,
     metavar="NAME",
-    help="First part of the id that is written into claimed rows. Default: the host's name.",
+    help="First part of the client's id, which is stored in claimed jobs. Default: the host name.",
 )
 @setting_option(
     _settings.HEALTH,
     metavar="[HOST]:PORT",
-    help="Serve /livez, /readyz, /metrics and /events there; without a host for this machine only."
-    " Default: not.",
+    help="Serve /livez, /readyz, /metrics and /events on this address; without a host, only for"
+    " this machine. Default: off.",
 )
-@click.option("--drain", is_flag=True, help="End when the queues hold nothing more to work.")
+@click.option("--drain", is_flag=True, help="Stop when the queues have no more jobs to work.")
 @click.option(
     "--log",
     type=click.Choice(["console", "json"]),
-    help="Form of the log on stderr. Default console.",
+    help="Format of the log on stderr. Default: console.",
 )
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="The least level that is logged. Default info.",
+    help="Lowest level that is logged. Default: info.",
 )
-@click.option("--print-config", is_flag=True, help="Show each setting and its source, and exit.")
+@click.option("--print-config", is_flag=True, help="Print each setting and its source, and exit.")
 def worker(
     target: str,
     *,
@@ -177,11 +175,11 @@ def worker(
     print_config: bool,
     **flags: object,
 ) -> None:
-    """Work jobs until told to stop.
+    """Work jobs until the process is stopped.
 
-    MODULE:ATTR is a riverpy.Client, a function without arguments that returns one, or an async
-    context manager that yields one. Without :ATTR it is `client`, `app` or `riverpy` of MODULE.
-    The current directory is on Python's path.
+    MODULE:ATTR names a riverpy.Client, a function without arguments that returns one, or an async
+    context manager that yields one. Without :ATTR, the names `client`, `app` and `riverpy` are
+    tried. The current directory is on Python's path.
     """
     sources = Sources()
     given = {
@@ -210,7 +208,7 @@ def worker(
 
 
 class _WorkerProcess:
-    """The life of the process, from the loaded target to the exit code."""
+    """The worker process, from the loaded target to the exit code."""
 
     def __init__(self, settings: Settings, stream: LogStream, *, drain: bool) -> None:
         self._settings = settings
@@ -238,26 +236,23 @@ class _WorkerProcess:
         )
 
     def run(self, spec: str, target: object) -> int:
-        """Work until stopped, and return the exit code.
-
-        What a process does at its end, from the loop's to the interpreter's, may take `END_LIMIT`:
-        threads and tasks of user code that do not end hold it no longer.
-        """
+        """Work until stopped, and return the exit code. After the run, threads and tasks of the
+        user's code can delay the end of the process by at most `EXIT_TIMEOUT`."""
         self._stream.on_broken = self._signals.request_stop
         self._signals.start()
         code = EXIT_FAILURE
         try:
             with expected_errors():
                 main = self._start(spec, target)
-                code = run_to_end(main, self._loop, self._signals.take_wake_ups)
+                code = run_until_complete(main, self._loop, self._signals.install_wakeup_fd)
         except click.ClickException as error:
             code = show_error(error)
-        except asyncio.CancelledError:  # nothing of ours cancels it
+        except asyncio.CancelledError:  # by the user's code: riverpy does not cancel it
             self._log.error(WORKER_CANCELLED, effect="the worker stops")
         except Exception as error:
-            sys.excepthook(type(error), error, error.__traceback__)  # there may be no later
+            sys.excepthook(type(error), error, error.__traceback__)  # later may be too late
         finally:
-            self._signals.finish(code, END_LIMIT)
+            self._signals.finish(code, EXIT_TIMEOUT)
         close_loop(self._loop)
         return code
 
@@ -287,7 +282,7 @@ class _WorkerProcess:
             if self._health is not None:
                 self._health.client = client
             await _wait_for_database(client.database_url, pooled=client.config.pooler)
-            self._signals.follow(
+            self._signals.set_plan(
                 StopPlan(
                     soft=self._stop,
                     hard=client.stop_and_cancel,
@@ -346,8 +341,8 @@ class _WorkerProcess:
             raise CommandError(describe(error), exit_code=EXIT_NOT_READY) from error
 
     async def _leave_abandoned(self, client: Client, report: StopReport) -> NoReturn:
-        """Give the rows of jobs that do not end back, and leave before these can do more."""
-        self._signals.finish(EXIT_ABANDONED, END_LIMIT)
+        """Release the jobs that did not end, and exit before their code can do more."""
+        self._signals.finish(EXIT_ABANDONED, EXIT_TIMEOUT)
         self._log.warning(
             WORKER_STOPPED_WITH_ABANDONED_JOBS,
             effect="the jobs are released, and the process exits",
@@ -356,37 +351,38 @@ class _WorkerProcess:
         await _release_and_leave(client, report.abandoned)
 
     def _leave_stuck_loop(self, client: Client) -> None:
-        """In a thread of its own: the event loop has not come back in time."""
+        """Release the jobs and exit, in a separate thread, since the event loop is blocked."""
         claim_keys = self._abandoned or client.running_claims()
         anyio.run(_release_and_leave, client, claim_keys, "the stop took too long; ")
 
     def _leave_stuck_start(self) -> None:
-        """In a thread of its own: the user's own code keeps the process from ending."""
+        """Exit, in a separate thread, since the user's code blocks the start."""
         leave(EXIT_ABANDONED, "riverpy: the start could not be stopped in time")
 
 
 async def _release_and_leave(
     client: Client, claim_keys: Sequence[ClaimKey], why: str = ""
 ) -> NoReturn:
-    """It leaves from within the loop: the end of that could wait for a thread. What is printed or
-    flushed comes last and does not wait, since what reads it may not."""
+    """Release jobs, and exit from inside the event loop, because closing it could wait for a
+    thread. The note is printed last, without blocking."""
     try:
         count = await client.release_claims(claim_keys)
-        note = f"{why}put {count} of {len(claim_keys)} running jobs back"
+        note = f"{why}released {count} of {len(claim_keys)} running jobs"
     except DATABASE_ERRORS as error:
-        note = f"{why}abandoned jobs stay running: {describe(error)}"
+        note = f"{why}could not release the abandoned jobs: {describe(error)}"
     leave(EXIT_ABANDONED, f"riverpy: {note}")
 
 
 class _Started:
-    """Told when the client works: logs it, and takes what lives on out of the collector's sight."""
+    """Called when the client works: logs the start, and excludes current objects from garbage
+    collection."""
 
     def __init__(self, client: Client, systemd: Systemd) -> None:
         self._client, self._systemd = client, systemd
         self.is_up = False
 
     def started(self, value: None = None) -> None:
-        """The client works."""
+        """Handle the start of the client."""
         self.is_up = True
         client, config = self._client, self._client.config
         log = get_logger()
@@ -413,7 +409,7 @@ class _Started:
 
 
 def _limits(unit: WorkUnit, client: Client) -> str:
-    """What a job of this kind may take, unless its worker or its insert says otherwise."""
+    """Return the default timeout and number of attempts of a kind."""
     timeout = unit.resolve_timeout(client.config.job_timeout)
     text = "by job" if unit.job_timeout is not None else format_duration(timeout)
     default = " (default)" if unit.timeout is UNSET and unit.job_timeout is None else ""
@@ -421,37 +417,34 @@ def _limits(unit: WorkUnit, client: Client) -> str:
 
 
 async def _wait_for_database(url: str | None, *, pooled: bool) -> None:
-    """Return when the database answers and can be written.
+    """Wait until the database accepts connections and can be written.
 
     Raises:
-        CommandError: it refuses, or could not be reached for `DATABASE_WAIT`.
+        CommandError: it refuses, or did not become ready within `DATABASE_WAIT`.
     """
-    log = get_logger()
     give_up_at = time.monotonic() + DATABASE_WAIT
     backoff = Backoff(timedelta(milliseconds=100), timedelta(seconds=1))
-    is_told = False
+    failures = RepeatedFailureLog(get_logger())
     while True:
         try:
-            await _look_for_database(url, pooled=pooled)
+            await _check_database(url, pooled=pooled)
         except DATABASE_ERRORS as error:
-            if not _may_pass(error) or time.monotonic() >= give_up_at:
+            if not _is_temporary(error) or time.monotonic() >= give_up_at:
                 raise CommandError(
                     f"the database cannot be used: {describe(error)}", exit_code=EXIT_NOT_READY
                 ) from error
-            if not is_told:
-                log.warning(
-                    FIRST_DATABASE_CONNECTION_FAILED,
-                    effect="the worker tries again",
-                    error=describe(error),
-                )
-                is_told = True
+            failures.failed(
+                FIRST_DATABASE_CONNECTION_FAILED,
+                effect="the worker tries again",
+                error=describe(error),
+            )
             await anyio.sleep(backoff.next())
         else:
             return
 
 
-async def _look_for_database(url: str | None, *, pooled: bool) -> None:
-    """Raise if nobody can write there now."""
+async def _check_database(url: str | None, *, pooled: bool) -> None:
+    """Raise one of DATABASE_ERRORS if the database cannot be written now."""
     connection = await connect(url, application_name="riverpy start", pooled=pooled)
     try:
         with anyio.fail_after(CONNECT_TIMEOUT):
@@ -460,7 +453,7 @@ async def _look_for_database(url: str | None, *, pooled: bool) -> None:
         await close(connection)
 
 
-def _may_pass(error: BaseException) -> bool:
+def _is_temporary(error: BaseException) -> bool:
     sqlstate = getattr(error, "sqlstate", None)
     if sqlstate is None:
         return isinstance(error, OSError | TimeoutError | EOFError)

@@ -127,7 +127,7 @@ async def test_jobs_there(schema: Schema) -> None:
     assert [job["kind"] for job in await schema.jobs()] == ["mine"]
     forced = await asyncio.to_thread(bench, *args, "--force")
     assert forced.returncode == 0, forced.stderr
-    assert forced.stderr == "deleted 1 jobs that were in the table\n"
+    assert forced.stderr == "deleted 1 jobs from the table\n"
     assert "mine" not in {job["kind"] for job in await schema.jobs()}
     lines = forced.stdout.splitlines()
     assert lines[0].endswith("100 jobs, 100 slots")
@@ -142,7 +142,7 @@ async def test_jobs_there(schema: Schema) -> None:
         (["-n", "0", "--embedded"], "0 is out of range: 1 or more"),
         (["--slots", "0", "--embedded"], "0 is out of range: 1 to 10000"),
         (["--slots", "10001", "--embedded"], "10001 is out of range"),
-        (["--embedded", "--database-url", "postgres://u:s3cret@h/d"], "two databases"),
+        (["--embedded", "--database-url", "postgres://u:s3cret@h/d"], "exclude each other"),
     ],
 )
 def test_wrong_usage(args: list[str], message: str) -> None:

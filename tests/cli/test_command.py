@@ -67,12 +67,12 @@ def test_failure_is_one_line(args: list[str], code: int, message: str) -> None:
         (["insert", "k", "[1]"], "args: must be a JSON object, got [1]"),
         (["insert", "k", "{}", "--metadata", "["], "metadata: the text is not JSON"),
         (["insert", "k", "{}", "--in", "-5s"], "'--in': '-5s' is not a duration"),
-        (["insert", "k", "{}", "--at", ""], "'--at': '' is no time"),
+        (["insert", "k", "{}", "--at", ""], "'--at': '' is not a time"),
         (["insert", "k", "{}", "--priority", "9"], "'--priority': 9 is out of range: 1 to 4"),
         (["insert", "k", "{}", "--max-attempts", "0"], "'--max-attempts': 0 is out of range: 1 to"),
-        (["insert", "", "{}"], "'KIND': expected a text that is not empty"),
-        (["queue", "pause", ""], "expected a text that is not empty"),
-        (["periodic", "run", ""], "expected a text that is not empty"),
+        (["insert", "", "{}"], "'KIND': the text must not be empty"),
+        (["queue", "pause", ""], "the text must not be empty"),
+        (["periodic", "run", ""], "the text must not be empty"),
         (["top", "--interval", "99999999999d"], "the duration '99999999999d' is too long"),
         (["worker", "jobs:client", "--soft-stop", "-1s"], "'--soft-stop': '-1s' is not a duration"),
         (["worker", "jobs:client", "-q", "a:0"], "queue 'a' needs 1 to 10000 slots, got 0"),
@@ -115,8 +115,8 @@ def test_help_of_the_worker_tells_exit_codes() -> None:
     """`riverpy worker --help` has everything that exit code 4 stands for (OP-04)."""
     text = " ".join(invoke("worker", "--help").output.split())
     assert (
-        "4 stopped, but jobs, maintenance or singletons had to be abandoned, or results could not "
-        "be stored"
+        "4 stopped, but jobs, maintenance or singletons were abandoned, or results could not be "
+        "stored"
     ) in text
 
 

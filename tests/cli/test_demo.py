@@ -156,7 +156,7 @@ def test_embedded(files: Path, embedded_directory: Path) -> None:
         done = demo("--dir", files, "--json", RIVERPY_EMBEDDED_DIR=str(embedded_directory))
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["ok"] is True
-    assert re.match(r"riverpy \S+, PostgreSQL \d+\.\d+ \(\S+\) in /tmp/rp-", done.stderr)
+    assert re.match(r"riverpy \S+: PostgreSQL \d+\.\d+ \(\S+\) in /tmp/rp-", done.stderr)
 
 
 async def test_at_once(files: Path, fresh_database_url: str) -> None:

@@ -227,11 +227,11 @@ async def test_embedded(embedded_directory: Path, tmp_path: Path) -> None:
         await dev.until_workers(1)
         inserted = await command(tmp_path, "insert", "do", '{"what": "this"}', **place)
         assert inserted[0] == 0, inserted[1]
-        assert f"that of `riverpy dev` in this directory ({server.name})" in inserted[1]
+        assert f"database of `riverpy dev` in this directory ({server.name})" in inserted[1]
         await dev.until_printed("job this")
         code, notes = await command(tmp_path, "job", "list", **place, DATABASE_URL=UNREACHABLE)
         assert code == 1
-        assert "the database is postgres://u:***@127.0.0.1:1/d, which DATABASE_URL names" in notes
+        assert "using the database postgres://u:***@127.0.0.1:1/d from DATABASE_URL" in notes
         assert "s3cret" not in notes
         code, notes = await command(
             tmp_path, "queue", "list", "--database-url", server.url, **place

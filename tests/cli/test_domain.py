@@ -13,7 +13,7 @@ from riverpy._postgres.leaders import leader_elect, leader_fence
 from riverpy._postgres.leases import lease_acquire, lease_fence
 from riverpy.cli import _connected
 from riverpy.cli._options import DatabaseSettings
-from riverpy.cli.domain import give_queue
+from riverpy.cli.domain import assign_queue
 from riverpy.migrate import Migrator
 from tests.cli.test_command import UNREACHABLE, invoke
 from tests.work.rig import PATIENCE
@@ -129,12 +129,12 @@ async def test_list_without_domains(schema: Schema) -> None:
     lines = (await command(schema, "list")).stdout.splitlines()
     assert [" ".join(line.split()) for line in lines] == [
         "DOMAIN LEADER EPOCH SINCE LEASE CLIENTS CANDIDATES QUEUES",
-        "default nobody - - - 0 0 all others",
+        "default none - - - 0 0 all others",
     ]
 
 
 async def test_list(schema: Schema) -> None:
-    """Each domain has its lease, holder, epoch, times, queues, living clients and candidates; what
+    """Each domain has its lease, holder, epoch, times, queues, running clients and candidates; what
     is wrong is told with its remedy."""
     await schema.execute(CLIENTS)
     await schema.execute(OWNERS)
@@ -177,7 +177,7 @@ async def test_list(schema: Schema) -> None:
     assert row[1:3] == ["m1", str(epoch)]
     assert row[-4:] == ["2", "1", "mail,", "mail-slow"]
     assert next(line for line in lines if line and line[0] == "@schema")[1] == "m1"
-    assert "go_1 (not riverpy's)" in result.stdout
+    assert "go_1 (not riverpy)" in result.stdout
     await schema.execute("DELETE FROM riverpy_lease WHERE name = '@schema'")
     await schema.execute("UPDATE river_leader SET leader_id = 'd1'")
     lines = (await command(schema, "list")).stdout.splitlines()
@@ -219,7 +219,9 @@ async def test_move(schema: Schema) -> None:
         }
         assert (await soon(heard.get()))["action"] == "ownership_changed"
         result = await command(schema, "move", "mail", "--to", "default")
-        assert result.stdout == ("queue mail was report's and is default's; nobody leads it now\n")
+        assert result.stdout == (
+            "queue mail moved from domain report to default; it has no leader now\n"
+        )
         assert (await soon(heard.get()))["action"] == "ownership_changed"
         assert epoch
     assert "mail" not in await owned(schema)
@@ -237,7 +239,7 @@ async def test_move_refuses(schema: Schema) -> None:
     await schema.execute(OWNERS)
     assert "there is no queue 'nope'" in await refused(schema, "move", "nope", "--to", "mail")
     text = await refused(schema, "move", "mail", "--to", "nope")
-    assert "no client and no queue is of domain 'nope'" in text
+    assert "no client or queue has the domain 'nope'" in text
     assert "riverpy domain claim mail --domain nope" in text
     text = await refused(schema, "move", "mail", "--to", "mail")
     assert text == "riverpy: queue 'mail' belongs to domain 'mail' already\n"
@@ -246,14 +248,14 @@ async def test_move_refuses(schema: Schema) -> None:
 
 
 async def test_claim(schema: Schema) -> None:
-    """A queue of nobody's, or of a domain without a living client, may be claimed; one of a living
+    """A queue of nobody's, or of a domain without a running client, may be claimed; one of a living
     domain only by force."""
     await schema.execute(CLIENTS)
     await schema.execute(OWNERS)
     assert (await call(schema, "claim", "new", "--domain", "fresh"))["before"] == "default"
     assert (await call(schema, "claim", "old", "--domain", "report"))["before"] == "archive"
     text = await refused(schema, "claim", "mail", "--domain", "report")
-    assert "queue 'mail' belongs to domain 'mail', which has 2 living clients" in text
+    assert "queue 'mail' belongs to domain 'mail', which has 2 running clients" in text
     assert "--force" in text
     assert "already" in await refused(schema, "claim", "mail", "--domain", "mail")
     assert (await call(schema, "claim", "mail", "--domain", "report", "--force"))[
@@ -322,7 +324,7 @@ async def test_move_gives_up(schema: Schema, monkeypatch: pytest.MonkeyPatch) ->
         async with connection.transaction():
             await within(connection, "mail", epoch)
             text = await refused(schema, "move", "mail", "--to", "report")
-    assert text == "riverpy: waiting for what the leaders write took longer than 0.5 s\n"
+    assert text == "riverpy: waiting for the leaders' transactions took longer than 0.5 s\n"
 
 
 async def test_two_moves_at_once(schema: Schema) -> None:
@@ -337,7 +339,7 @@ async def test_two_moves_at_once(schema: Schema) -> None:
         async with connection.transaction():
             await within(connection, "mail", epoch)
             moves = [
-                asyncio.create_task(give_queue(database, "mail", to, lambda _: None))
+                asyncio.create_task(assign_queue(database, "mail", to, lambda _: None))
                 for to in ("report", "archive")
             ]
             await waits(schema, "for update$", 2)

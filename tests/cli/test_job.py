@@ -122,10 +122,10 @@ async def test_cancel(schema: Schema) -> None:
         "job 2 is cancelled",
         "job 3 is cancelled",
         "job 4 is cancelled",
-        "job 5 was running: its worker is told to cancel it",
-        "job 6 is completed already: it stays as it is",
-        "job 7 is cancelled already: it stays as it is",
-        "job 8 is discarded already: it stays as it is",
+        "job 5 is running: its worker is notified to cancel it",
+        "job 6 is completed already: nothing was changed",
+        "job 7 is cancelled already: nothing was changed",
+        "job 8 is discarded already: nothing was changed",
     ]
     states = {row["id"]: row["state"] for row in await schema.fetch(STATES)}
     assert states == dict.fromkeys((1, 2, 3, 4, 7), "cancelled") | {
@@ -142,11 +142,11 @@ async def test_retry(schema: Schema) -> None:
     result = await command(schema, "retry", *map(str, range(1, 9)))
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
-        "job 1 is available already: it stays as it is",
+        "job 1 is available already: nothing was changed",
         "job 2 was scheduled: it is available now",
         "job 3 was retryable: it is available now",
         "job 4 was pending: it is available now",
-        "job 5 is running: it stays as it is",
+        "job 5 is running: nothing was changed",
         "job 6 was completed: it is available now",
         "job 7 was cancelled: it is available now",
         "job 8 was discarded: it is available now, with one more attempt",
@@ -170,12 +170,12 @@ async def test_json(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
             {
                 "id": 5,
                 "action": "cancel requested",
-                "message": "job 5 was running: its worker is told to cancel it",
+                "message": "job 5 is running: its worker is notified to cancel it",
             },
             {
                 "id": 6,
                 "action": "none",
-                "message": "job 6 is completed already: it stays as it is",
+                "message": "job 6 is completed already: nothing was changed",
             },
             {"id": 99, "action": "failed", "message": "there is no job 99"},
         ]
@@ -228,7 +228,7 @@ async def test_worker_obeys(schema: Schema) -> None:
         job_id = str(inserted.job.id)
         assert await begun.get() == 1
         result = await command(schema, "cancel", job_id)
-        assert result.stdout == f"job {job_id} was running: its worker is told to cancel it\n"
+        assert result.stdout == f"job {job_id} is running: its worker is notified to cancel it\n"
         assert (await rig.event()).kind is EventKind.JOB_CANCELLED
         result = await command(schema, "retry", job_id)
         assert result.stdout == f"job {job_id} was cancelled: it is available now\n"
@@ -248,7 +248,7 @@ async def test_locked_row(schema: Schema, *, as_json: bool) -> None:
     assert result.exit_code == 1
     assert result.stderr == (
         "riverpy: changing job 3 failed: canceling statement due to lock timeout; those after it"
-        " are left as they are\n"
+        " are unchanged\n"
     )
     done = json.loads(result.stdout)["jobs"][0]["message"] if as_json else result.stdout.strip()
     assert done == "job 2 is cancelled"
@@ -259,13 +259,13 @@ async def test_locked_row(schema: Schema, *, as_json: bool) -> None:
 async def test_no_answer(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """A statement that gets no answer is waited for in bounds; its transaction ends in silence."""
     await schema.execute(ROWS)
-    bounded = _connected.bounded
+    bounded = _connected.with_timeout
 
     async def impatient(purpose: str, answer: Awaitable[Any]) -> Any:
         monkeypatch.setattr(_connected, "STATEMENT_TIMEOUT", 0.1)
         return await bounded(purpose, answer)
 
-    monkeypatch.setattr(_changes, "bounded", impatient)
+    monkeypatch.setattr(_changes, "with_timeout", impatient)
     async with schema.connected() as connection, connection.transaction():
         await connection.execute("SELECT FROM river_job WHERE id = 3 FOR UPDATE")
         result = await command(schema, "cancel", "3")

@@ -63,7 +63,7 @@ async def test_show(command: Command, schema: Schema) -> None:
     """Who leads, since and until when, and who could: those that stand and give signs of life."""
     assert await call(command, "show") == (0, {"leader": None, "candidates": []})
     text = (await asyncio.to_thread(command, "show")).stdout
-    assert text == "nobody leads\n\nno client of riverpy stands for election\n"
+    assert text == "there is no leader\n\nno client of riverpy takes part in leader election\n"
     await seat(schema, "host:1:abc", 3600)
     await schema.execute(
         "INSERT INTO riverpy_client"
@@ -134,7 +134,7 @@ async def test_resign_in_domain(command: Command, schema: Schema) -> None:
         with anyio.fail_after(20):
             topic, message = await heard.get()
     assert result.exit_code == 1
-    assert "two leads and did not resign within 1ms" in result.stdout
+    assert "two is still the leader after 1ms" in result.stdout
     assert topic == "riverpy_lease"
     assert message == {
         "v": 1,
@@ -158,7 +158,10 @@ async def test_wrong_domain(command: Command, schema: Schema) -> None:
     for verb in ("show", "resign"):
         result = await asyncio.to_thread(command, verb, "--domain", "mailling")
         assert (result.exit_code, result.stdout) == (1, "")
-        assert "is of domain 'mailling'; there is 'mailing': `riverpy domain list`" in result.stderr
+        assert (
+            "has the domain 'mailling'; did you mean 'mailing'? (see `riverpy domain list`)"
+            in result.stderr
+        )
     await schema.execute("UPDATE river_migration SET line = 'hidden' WHERE line = 'riverpy'")
     try:
         result = await asyncio.to_thread(command, "show", "--domain", "mail")
@@ -185,7 +188,7 @@ async def test_show_without_our_table(command: Command, schema: Schema) -> None:
         result = await asyncio.to_thread(command, "show")
     finally:  # the schema is used again
         await schema.execute("UPDATE river_migration SET line = 'riverpy' WHERE line = 'hidden'")
-    assert "nobody leads" in result.stdout
+    assert "there is no leader" in result.stdout
     assert "riverpy migrate up" in result.stdout
 
 
@@ -202,7 +205,7 @@ async def test_resign_hands_over(command: Command, schema: Schema) -> None:
             assert (result["before"]["leader_id"], result["after"]["leader_id"]) == ("a", "b")
             async with rig.working(id="c", **LONG):
                 told = await asyncio.to_thread(command, "resign", "--wait", "40s")
-            assert told.stdout == "b led; now c leads\n"
+            assert told.stdout == "b resigned; c is the leader now\n"
 
 
 async def test_nobody_obeys(command: Command, schema: Schema) -> None:
@@ -210,7 +213,7 @@ async def test_nobody_obeys(command: Command, schema: Schema) -> None:
     await seat(schema, "deaf", 3600)
     result = await asyncio.to_thread(command, "resign", "--wait", "300ms")
     assert result.exit_code == 1
-    assert "deaf leads and did not resign within 300ms" in result.stdout
+    assert "deaf is still the leader after 300ms" in result.stdout
     code, printed = await call(command, "resign", "--wait", "1ms")
     assert code == 1
     assert not printed["resigned"]
@@ -224,7 +227,7 @@ async def test_nobody_leads(command: Command, schema: Schema, *, is_expired: boo
         await seat(schema, "gone", -1)
     result = await asyncio.to_thread(command, "resign")
     assert result.exit_code == 1
-    assert result.stdout.startswith("nobody leads")
+    assert result.stdout.startswith("there is no leader")
     assert (await call(command, "resign"))[0] == 1
 
 
@@ -245,13 +248,13 @@ async def test_resigned_and_nobody_yet(
         return found
 
     monkeypatch.setattr(leader, "_read_leader", late)
-    monkeypatch.setattr(leader, "LOOK_INTERVAL", 0)
+    monkeypatch.setattr(leader, "READ_INTERVAL", 0)
     rig = Rig(schema)
     rig.job(_nothing)
     async with rig.working(id="a", **LONG):
         await rig.until("SELECT leader_id FROM river_leader", "a")
         result = await asyncio.to_thread(command, "resign", "--wait", "300ms")
-        assert (result.exit_code, result.stdout) == (0, "a led and resigned; nobody leads yet\n")
+        assert (result.exit_code, result.stdout) == (0, "a resigned; there is no leader yet\n")
 
 
 async def _nothing(job: Any) -> None:
@@ -272,4 +275,4 @@ async def test_locked_table(
         with anyio.fail_after(20):
             result = await anyio.to_thread.run_sync(command, verb, abandon_on_cancel=True)
     assert result.exit_code != 0
-    assert "reading who" in result.stderr
+    assert "reading the" in result.stderr

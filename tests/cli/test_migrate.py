@@ -195,7 +195,7 @@ def test_notices(command: Command, fresh_database_url: str) -> None:
     ("arguments", "exit_code", "message"),
     [
         (("up", "--schema", "absent"), 1, 'CREATE SCHEMA "absent"'),
-        (("up", "--schema", "1x"), 2, "a schema name has"),
+        (("up", "--schema", "1x"), 2, "a schema name must have"),
         (("up", "--to", "9"), 2, "riverpy knows 1 to 8"),
         (("down", "--to", "3"), 1, "version 3 of line 'main' is not applied"),
         (("up", "--lock-timeout", "0s"), 2, "lock_timeout is 1 ms to 24 days"),

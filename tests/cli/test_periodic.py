@@ -85,7 +85,7 @@ async def test_next(schema: Schema) -> None:
     result = await command(schema, "next", "own")
     assert result.stdout.splitlines() == ["UTC", "2026-04-01 00:00:00"]
     assert "own is paused" in result.stderr
-    assert "known only to the code of Own" in result.stderr
+    assert "only the code of Own" in result.stderr
     assert json.loads((await command(schema, "next", "ended", "--json")).stdout) == {
         "id": "ended",
         "schedule": "Own",
@@ -105,7 +105,7 @@ async def test_changes(schema: Schema) -> None:
         for verb, said, column in (
             (
                 "run",
-                "run requested; nobody leads now: it runs when somebody does",
+                "run requested; there is no leader now, so the next leader inserts the job",
                 "run_requested_at IS NOT NULL",
             ),
             ("pause", "paused", "paused_at IS NOT NULL"),
@@ -127,8 +127,8 @@ async def test_changes(schema: Schema) -> None:
 @pytest.mark.parametrize(
     ("seconds", "leader_id", "said"),
     [
-        (60, "somebody", "somebody leads and inserts it if it has this job"),
-        (-1, None, "nobody leads now: it runs when somebody does"),
+        (60, "somebody", "the leader somebody inserts it if it has this job"),
+        (-1, None, "there is no leader now, so the next leader inserts the job"),
     ],
 )
 async def test_run_says_who_leads(

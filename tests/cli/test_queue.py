@@ -57,7 +57,7 @@ async def test_list(schema: Schema) -> None:
         "paused_at": None,
         "updated_at": "2026-03-03T04:05:06Z",
     }
-    assert result.stderr == "there are more than these 2: raise --limit\n"
+    assert result.stderr == "there are more than 2 queues: raise --limit\n"
     assert (await command(schema, "list", "--limit", "3")).stderr == ""
 
 
@@ -67,8 +67,8 @@ async def test_pause_and_resume(schema: Schema) -> None:
     result = await command(schema, "pause", "mail", "report")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
-        "queue mail is paused; running jobs go on",
-        "queue report is paused already, since 2026-03-04 00:00:00 UTC",
+        "queue mail is paused; running jobs keep running",
+        "queue report has been paused since 2026-03-04 00:00:00 UTC",
     ]
     assert await schema.fetchval(PAUSED) == ["mail", "report"]
     result = await command(schema, "resume", "mail", "default", "--json")
@@ -92,7 +92,10 @@ async def test_all(schema: Schema) -> None:
         )
     await schema.execute(ROWS)
     result = await command(schema, "pause", "*")
-    assert (result.exit_code, result.stdout) == (0, "all queues are paused; running jobs go on\n")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "all queues are paused; running jobs keep running\n",
+    )
     assert await schema.fetchval(PAUSED) == ["default", "mail", "report"]
     result = await command(schema, "resume", "*")
     assert (result.exit_code, result.stdout) == (0, "all queues are resumed\n")
@@ -141,7 +144,7 @@ async def test_worker_obeys(schema: Schema) -> None:
         await client.insert(Task(n=1), IN_MAIL)
         assert await begun.get() == 1
         result = await command(schema, "pause", "mail")
-        assert result.stdout == "queue mail is paused; running jobs go on\n"
+        assert result.stdout == "queue mail is paused; running jobs keep running\n"
         assert (await rig.event()).kind is EventKind.QUEUE_PAUSED
         await client.insert(Task(n=2), IN_MAIL)
         go_on.set()

@@ -223,7 +223,7 @@ def test_tool_riverpy_is_a_table(tmp_path: Path) -> None:
         ("queues = {}", "queues: expected at least one queue"),
         ("soft-stop = '3 parsecs'", "soft-stop: '3 parsecs' is not a duration"),
         ("dead-after = '0s'", "dead-after: expected a duration above zero, got '0s'"),
-        ("log = 'xml'", "log: 'xml' is none of console, json"),
+        ("log = 'xml'", "log: 'xml' is not one of console, json"),
         ("database-url = 'mysql://u:s3cret@h/d'", "database-url: a database URL starts with"),
         ("schema = ", "riverpy.toml: "),
     ],

@@ -52,12 +52,12 @@ def test_attribute_by_path(module: Callable[[str], str]) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("", "'' is not MODULE:ATTR, as in jobs:client"),
+        ("", "'' is not MODULE:ATTR, such as jobs:client"),
         (":client", "':client' is not MODULE:ATTR"),
         ("jobs:", "'jobs:' is not MODULE:ATTR"),
         ("..jobs:client", "is relative: give its full name"),
-        ("jobs.py:client", "is a path: give a module, as in jobs:client"),
-        ("./app/jobs.py", "is a path: give a module, as in app.jobs"),
+        ("jobs.py:client", "is a path: give a module, such as jobs:client"),
+        ("./app/jobs.py", "is a path: give a module, such as app.jobs"),
         ("nowhere.at.all:client", "there is no module nowhere in "),
         ("email.nowhere", "there is no module email.nowhere in "),
         ("json:client", "module json has no 'client'; "),
@@ -167,7 +167,7 @@ async def test_wrong_targets() -> None:
 
     for target, message in (
         (3, "jobs:target is an int: give a riverpy.Client, a function without arguments"),
-        (lambda: None, "jobs:target comes to None, not to a riverpy.Client"),
+        (lambda: None, "jobs:target returns None, not a riverpy.Client"),
         (lambda _x: None, "jobs:target must take no arguments: missing a required argument: '_x'"),
         (generator, "jobs:target has a yield: decorate it with @contextlib.asynccontextmanager"),
         (manage, "jobs:target yields an int, not a riverpy.Client"),
@@ -205,7 +205,7 @@ class Empty: ...
         (":number", "is an int"),
         (":Empty", "is the class Empty"),
         (":riverpy", "is a module"),
-        (":make_nothing", "comes to None, not to a riverpy.Client"),
+        (":make_nothing", "returns None, not a riverpy.Client"),
     ],
 )
 async def test_another_object(module: Callable[[str], str], attribute: str, found: str) -> None:

@@ -58,10 +58,10 @@ def test_timestamp() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tomorrow", "is no time"),
+        ("tomorrow", "is not a time"),
         ("2026-01-31T18:00:00", "has no time zone"),
         ("2026-01-31", "has no time zone"),
-        ("10001-01-01T00:00:00Z", "is no time"),
+        ("10001-01-01T00:00:00Z", "is not a time"),
         ("9999-12-31T23:59:59-01:00", "outside the years"),
     ],
 )

@@ -20,6 +20,7 @@ from riverpy._log_events import (
     LEASE_ACQUIRED_TOO_LATE,
     LEASE_ACQUISITION_FAILED,
     LEASE_BLOCK_STOP_TIMED_OUT,
+    LEASE_MANAGER_FAILED,
     LEASE_RELEASE_FAILED,
     LEASE_RENEWAL_FAILED,
     LEASE_RENEWAL_RESTORED,
@@ -925,7 +926,7 @@ async def test_keeper_that_fails(
         await timer.advance(5)
     assert isinstance(block.error, LeaseLostError)
     assert "nobody renews it" in str(block.error)
-    assert [line["log_level"] for line in log if "keeper" in line["event"]] == ["error"]
+    assert [line["log_level"] for line in log if line["event"] == LEASE_MANAGER_FAILED] == ["error"]
     block = Block(keeper)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(block.run)

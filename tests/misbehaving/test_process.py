@@ -91,4 +91,4 @@ async def test_worker_survives_harmful_jobs(schema: Schema, tmp_path: Path, loop
     assert "ValueError: from __del__" in uncaught[0]["exception"]
     assert worker.entries(LEFTOVER_TASKS_CANCELLED)[0]["count"] == 1000
     (last,) = [entry["text"] for entry in worker.logged if "text" in entry]
-    assert last.startswith(f"riverpy: left while threads went on: {loop}_0, {loop}_1, ")
+    assert last.startswith(f"riverpy: ended although threads still run: {loop}_0, {loop}_1, ")

@@ -367,10 +367,10 @@ async def test_failing_before_the_stop(
         await until(is_asked.is_set)
         client.stop()
         try:
-            await until(lambda: bool(said(log, SINGLETON_FAILED)))
+            await until(lambda: bool(said(log, SINGLETON_FAILED_WHILE_STOPPING)))
         finally:
             may_go_on.set()
-    (line,) = said(log, SINGLETON_FAILED)
+    (line,) = said(log, SINGLETON_FAILED_WHILE_STOPPING)
     assert (line["log_level"], line["error"]) == ("error", "LookupError: no such file")
 
 
