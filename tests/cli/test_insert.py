@@ -164,7 +164,7 @@ async def test_a_duplicate_prints_the_job_that_exists(command: Command) -> None:
         (("job", "list", "--state", "nope"), 2, "nope"),
     ],
 )
-async def test_what_is_refused(
+async def test_invalid_arguments_are_refused(
     command: Command, schema: Schema, args: tuple[str, ...], code: int, words: str
 ) -> None:
     """One line that says what is wrong, a code other than 0, and nothing stored."""

@@ -324,7 +324,7 @@ async def test_rules_for_do_inner(
     assert len(await schema.jobs()) == stored
 
 
-async def test_do_inner_is_over(schema: Schema) -> None:
+async def test_do_inner_after_the_attempt(schema: Schema) -> None:
     """Nothing is inserted when the insert is over, by a task that a middleware has left."""
     tasks: list[asyncio.Task[object]] = []
 

@@ -303,7 +303,7 @@ def test_child_is_out_of_reach_of_the_terminal() -> None:
         child.end(PATIENCE)
 
 
-def test_which_children_work_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reuse_of_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle child takes the next job, unless its last job was cancelled or is long ago. Then the
     child is ended."""
     children = child_process.ChildProcesses()
@@ -415,7 +415,7 @@ async def test_job_sees_that_it_is_cancelled(
 
 
 @pytest.mark.timeout(120)
-async def test_process_that_sees_and_goes_on(rig: Rig, tmp_path: Path) -> None:
+async def test_process_that_ignores_its_cancellation(rig: Rig, tmp_path: Path) -> None:
     """A process whose job uses `job.cancelled` but does not end is killed a moment later."""
     register_apart(rig, timedelta(minutes=1))
     async with rig.working() as client:
@@ -450,7 +450,7 @@ async def test_cancelled_of_an_async_job(rig: Rig) -> None:
     assert seen == [False, True]
 
 
-def test_what_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     """A coroutine function is refused as a blocking job and a plain function as an async one. There
     are two executors."""
 

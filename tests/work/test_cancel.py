@@ -156,7 +156,7 @@ async def test_poll_only(
 
 
 @pytest.mark.parametrize("end", ["fail", "snooze", "fail at last", "return"])
-async def test_unheard_cancel(rig: Rig, end: str, log: list[dict[str, Any]]) -> None:
+async def test_cancel_without_a_notification(rig: Rig, end: str, log: list[dict[str, Any]]) -> None:
     """If the notification of a cancel never arrives, a job that would be retried is cancelled with
     its error, and this is logged. A job that completed stays completed."""
 

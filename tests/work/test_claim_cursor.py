@@ -130,7 +130,7 @@ def test_pause_is_bounded() -> None:
     assert cursor.seconds_to_full_claim(0.0) == FULL_INTERVAL_MIN
 
 
-async def test_stretch_ends_with_its_priority(rig: Rig) -> None:
+async def test_range_ends_with_its_priority(rig: Rig) -> None:
     """A claim of one range returns no job of a lower priority, which has its own range."""
     for priority in (1, 2):
         await rig.insert_rows(1, priority=priority)
@@ -169,7 +169,7 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[QueueRange]:
     return seen
 
 
-async def test_nothing_is_passed_over(rig: Rig, claims: list[QueueRange]) -> None:
+async def test_no_job_is_skipped(rig: Rig, claims: list[QueueRange]) -> None:
     """With claims that start after the last rows, every job runs once, also jobs with a higher
     priority or an earlier time that come without a notification (PF-03)."""
     runs: list[int] = []
@@ -202,7 +202,7 @@ def is_behind(claim: QueueRange) -> bool:
     return claim.last_priority == 1 and claim.after.scheduled_at > FIRST
 
 
-async def test_other_kinds_are_passed_over(rig: Rig, claims: list[QueueRange]) -> None:
+async def test_other_kinds_are_skipped(rig: Rig, claims: list[QueueRange]) -> None:
     """A claim finds a new job after jobs of other kinds without reading those again. A claim from
     the beginning finds a job that committed late (FR-09)."""
 

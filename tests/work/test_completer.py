@@ -123,7 +123,7 @@ async def test_group_commit(rig: Rig, gate: Gate, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_locked_row_rides_later(rig: Rig, gate: Gate, fails: bool) -> None:
+async def test_result_of_a_locked_row_waits(rig: Rig, gate: Gate, fails: bool) -> None:
     """The result for a row that another transaction has locked waits. The other results do not."""
     await rig.insert_rows(20)
     if fails:
@@ -175,7 +175,9 @@ async def test_locked_row_is_told_of(
     assert "locks" in told[0]["error"]
 
 
-async def test_locked_row_rides_along_under_load(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_result_is_stored_under_load(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A waiting result is stored although other results keep arriving: here one that is already
     stored is sent again with each statement."""
     held = asyncio.Event()
@@ -219,7 +221,7 @@ async def test_locked_row_rides_along_under_load(rig: Rig, monkeypatch: pytest.M
     assert (await rig.row(1))["state"] == "completed"
 
 
-async def test_poison_row_is_isolated(rig: Rig, gate: Gate, log: list[dict[str, Any]]) -> None:
+async def test_refused_result_fails_alone(rig: Rig, gate: Gate, log: list[dict[str, Any]]) -> None:
     """A result whose value the database refuses fails alone, and the rest of its batch is stored.
     It counts as a failed attempt, which may be the last one."""
     await rig.schema.execute(
@@ -417,7 +419,7 @@ async def test_terminated_backends(rig: Rig, gate: Gate) -> None:
     assert {(row["state"], row["attempt"]) for row in rows} == {("completed", 1)}
 
 
-async def test_database_that_is_away(rig: Rig, gate: Gate, log: list[dict[str, Any]]) -> None:
+async def test_database_outage(rig: Rig, gate: Gate, log: list[dict[str, Any]]) -> None:
     """Results wait while no connection is possible, and are stored afterwards. The log has one
     event for the loss and one for the recovery (LD-18)."""
     async with proxied(rig.url) as proxy, rig.working(url=proxy.url) as client:
@@ -493,7 +495,7 @@ async def test_half_open_connection(rig: Rig, gate: Gate, monkeypatch: pytest.Mo
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED
 
 
-async def test_read_only_spell(rig: Rig, gate: Gate) -> None:
+async def test_read_only_server(rig: Rig, gate: Gate) -> None:
     """While the server refuses writes, as in a failover, results wait. Then they are stored."""
     name = await rig.schema.fetchval("SELECT quote_ident(current_database())")
     await rig.insert_rows(3)
@@ -635,7 +637,7 @@ async def test_serializable_default(rig: Rig) -> None:
     assert sorted(ran) == list(range(1, 501))
 
 
-async def test_backlog_holds_claims(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_claims_wait_for_the_backlog(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """When results cannot be stored, claiming waits, which limits what a crash can lose."""
     monkeypatch.setattr(riverpy._work.completer, "BACKLOG_MAX", 10)
     go_on = asyncio.Event()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.work.rig import Rig
 
 
-async def test_signs_of_life(rig: Rig) -> None:
+async def test_heartbeat_during_a_drain(rig: Rig) -> None:
     """A client that waits for its last job keeps its heartbeat, so no other client runs the job.
     Afterwards its row is deleted (SC-08)."""
     go_on, runs = anyio.Event(), 0

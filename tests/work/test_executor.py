@@ -85,7 +85,7 @@ async def test_completed(rig: Rig) -> None:
     assert rig.last_event.kind is EventKind.JOB_COMPLETED
 
 
-async def test_no_job_outside_of_one() -> None:
+async def test_current_job_outside_of_a_job() -> None:
     """`current_job` raises an error outside of a job."""
     with pytest.raises(riverpy.ClientStateError, match="inside a job"):
         riverpy.current_job()
@@ -117,7 +117,7 @@ async def test_failed_is_retryable(rig: Rig) -> None:
     assert event.job.state is JobState.RETRYABLE
 
 
-async def test_soon_due_is_available(rig: Rig) -> None:
+async def test_short_delay_is_available_at_once(rig: Rig) -> None:
     """A first failure is retried within River's 5 seconds, so the job is available at once."""
     assert timedelta(seconds=5) == AVAILABLE_DELAY_MAX
 
@@ -130,7 +130,7 @@ async def test_soon_due_is_available(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("snoozes", [False, True])
-async def test_what_is_soon(rig: Rig, snoozes: bool) -> None:
+async def test_limit_of_a_short_delay(rig: Rig, snoozes: bool) -> None:
     """A job that is due within the limit is available. A later one is not."""
     soon = outcomes.AVAILABLE_DELAY_MAX  # as the rig sets it
 

@@ -168,7 +168,7 @@ async def test_error_is_a_failed_attempt(
     assert "\0" not in entry["trace"]
 
 
-async def test_cancelled_future_of_somebody(rig: Rig) -> None:
+async def test_cancelled_future_of_other_code(rig: Rig) -> None:
     """Awaiting a cancelled future is a failed attempt, not a cancelled job (SC-17)."""
 
     @rig.job
@@ -261,7 +261,7 @@ class Handler:
         return self.answer
 
 
-async def test_error_handler_is_told(rig: Rig) -> None:
+async def test_error_handler_is_called(rig: Rig) -> None:
     """The error handler is called for failures and unknown kinds, not for snoozes and cancels."""
     handler = Handler()
 

@@ -52,7 +52,7 @@ async def until_told(log: list[dict[str, Any]], event: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("where", ["job", "task of the job"])
-async def test_who_blocks_the_loop(rig: Rig, log: list[dict[str, Any]], where: str) -> None:
+async def test_job_that_blocks_the_loop(rig: Rig, log: list[dict[str, Any]], where: str) -> None:
     """While the loop is blocked, a warning names kind, id and code position. Afterwards another has
     the duration. The result of the job counts, and no other job is named (LM-14)."""
 

@@ -103,7 +103,7 @@ async def test_answer_is_lost_at_the_end(rig: Rig, monkeypatch: pytest.MonkeyPat
     assert (row["state"], row["attempt"], row["errors"]) == ("available", 0, None)
 
 
-async def test_running_jobs_are_not_put_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_running_jobs_are_not_released(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that run, wait to be stored, or belong to another client stay running, however often
     this client searches for lost claims."""
     monkeypatch.setattr(riverpy._work.reconciler, "INTERVAL", 0.02)
@@ -235,7 +235,7 @@ async def test_listener_is_killed(rig: Rig) -> None:
             )
 
 
-async def test_claims_that_are_looked_at(schema: Schema) -> None:
+async def test_lost_claims_that_are_found(schema: Schema) -> None:
     """Lost claims are the running jobs of the client's queues that it claimed last, longer ago than
     a claim can take."""
     claimed = "now() - interval '1 minute'"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def test_claims(rig: Rig) -> None:
-    """Each claim that succeeds tells how long it took and how many jobs it brought."""
+    """Each successful claim emits its duration and its number of jobs."""
     metrics: list[Metric] = []
 
     @rig.job
@@ -32,7 +32,7 @@ async def test_claims(rig: Rig) -> None:
 
 
 async def test_failing(rig: Rig, log: list[dict[str, object]]) -> None:
-    """A hook that fails stops no claim; it is said once, and the other hooks are called."""
+    """A hook that fails stops no claim. It is logged once, and the other hooks are called."""
     seen: list[Metric] = []
 
     def fail(metric: Metric) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """A plugin that notes what is called, in the order of the calls."""
+    """A plugin that records its calls in their order."""
 
     def __init__(self, name: str, calls: list[str]) -> None:
         self.name, self.calls = name, calls
@@ -67,7 +67,7 @@ class Traced(msgspec.Struct):
 
 
 class Fields(msgspec.Struct):
-    """Args whose fields have the names of the declarations."""
+    """Args with fields that have the names of the declarations."""
 
     kind: ClassVar[str] = "fields"
     hooks: list[str] = []
@@ -75,8 +75,8 @@ class Fields(msgspec.Struct):
 
 
 async def test_order(rig: Rig) -> None:
-    """A worker's own middleware is outermost, then plugins, middleware, those of the args class;
-    hooks are inside of all, in the same order."""
+    """A worker's own middleware is outermost, then come plugins, middleware and those of the args
+    class. Hooks are inside of all, in the same order."""
     calls = calls_of_class
     calls.clear()
 
@@ -108,7 +108,7 @@ async def test_order(rig: Rig) -> None:
 
 
 async def test_fields_are_no_declarations(rig: Rig) -> None:
-    """Fields named `hooks` and `plugins` are args like any other."""
+    """Fields named `hooks` and `plugins` are ordinary args."""
 
     @rig.job(args=Fields)
     async def work(job: Job[Fields]) -> None: ...
@@ -118,7 +118,7 @@ async def test_fields_are_no_declarations(rig: Rig) -> None:
 
 
 async def test_own_middleware_of_functions(rig: Rig) -> None:
-    """A function has middleware of its own too, async or blocking."""
+    """A function, async or blocking, can have middleware of its own."""
     calls: list[str] = []
 
     @rig.job(middleware=[Recorder("own", calls)])
@@ -145,7 +145,8 @@ async def test_own_middleware_of_functions(rig: Rig) -> None:
     ids=["unknown kind", "undecodable args"],
 )
 async def test_failures_before_the_code(rig: Rig, insert: Any, error: str) -> None:
-    """Hooks and middleware see an unknown kind and args that cannot be decoded (TY-07)."""
+    """Hooks and middleware are called for an unknown kind and for args that cannot be decoded
+    (TY-07)."""
     calls: list[str] = []
 
     @rig.job
@@ -157,7 +158,7 @@ async def test_failures_before_the_code(rig: Rig, insert: Any, error: str) -> No
 
 
 async def test_begin_sets_encoded_args(rig: Rig) -> None:
-    """What work_begin sets is decoded; the row keeps what it had."""
+    """The args that work_begin sets are decoded, and the row keeps its own."""
     seen: list[int] = []
 
     @rig.job
@@ -177,8 +178,8 @@ async def test_begin_sets_encoded_args(rig: Rig) -> None:
 
 
 async def test_begin_raises(rig: Rig) -> None:
-    """An error of work_begin is the attempt's; neither the job nor work_end is run, and the worker
-    goes on (TY-07)."""
+    """An error of work_begin fails the attempt. Neither the job nor work_end runs, and the worker
+    continues (TY-07)."""
     ran: list[str] = []
 
     @rig.job
@@ -202,8 +203,8 @@ async def test_begin_raises(rig: Rig) -> None:
 
 
 async def test_end_swallows_and_replaces(rig: Rig) -> None:
-    """work_end swallows an error by returning True, replaces it by raising, and keeps it
-    otherwise; the next hook sees what became of it."""
+    """work_end swallows an error by returning True, replaces it by raising, and keeps it otherwise.
+    The next hook receives the result."""
     seen: list[str] = []
 
     @rig.job
@@ -242,8 +243,8 @@ async def test_end_swallows_and_replaces(rig: Rig) -> None:
     ],
 )
 async def test_middleware_raises(rig: Rig, raised: Exception, kind: EventKind) -> None:
-    """What a middleware raises ends the attempt as if the job had raised it, before or after the
-    job, whose result is lost."""
+    """An error of a middleware ends the attempt as if the job had raised it, before or after the
+    job. The job's result is lost."""
     ran: list[int] = []
 
     @rig.job
@@ -264,8 +265,8 @@ async def test_middleware_raises(rig: Rig, raised: Exception, kind: EventKind) -
 
 
 async def test_outcomes_pass_through(rig: Rig) -> None:
-    """Snooze, cancel and failure of a job mean the same inside of hooks and middleware, which see
-    them; what a middleware records is stored."""
+    """Snooze, cancel and failure of a job have the same meaning inside hooks and middleware, which
+    receive them. What a middleware records is stored."""
     calls: list[str] = []
 
     @rig.job
@@ -291,7 +292,7 @@ async def test_outcomes_pass_through(rig: Rig) -> None:
 
 
 async def test_caught_error_completes(rig: Rig) -> None:
-    """A middleware that catches what the job raised completes it."""
+    """A middleware that catches the error of a job completes it."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -341,8 +342,8 @@ tasks: list[asyncio.Task[None]] = []
 async def test_rules_for_do_inner(
     rig: Rig, function: Callable[..., Any], text: str, runs: int
 ) -> None:
-    """A middleware that does not call do_inner once, and wait for it, fails the attempt; the next
-    job is worked."""
+    """A middleware that does not call do_inner exactly once, or does not await it, fails the
+    attempt. The next job is worked."""
     ran: list[int] = []
     ended: list[int] = []
 
@@ -381,8 +382,8 @@ async def test_rules_for_do_inner(
 async def test_scope_that_is_cancelled_while_do_inner_ends(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wait for the end of what a middleware has left behind does not wake the loop at each of
-    its turns, where a scope around that is cancelled."""
+    """While the inner code is awaited, a cancelled scope around it does not wake the loop at each
+    turn."""
     release = asyncio.Event()
     scopes: list[anyio.CancelScope] = []
     waits, wait = 0, asyncio.wait
@@ -435,8 +436,10 @@ async def _leave_unstarted_and_raise(job: Job[Any], do_inner: WorkInner) -> None
         (_leave_unstarted_and_raise, "raised"),
     ],
 )
-async def test_do_inner_is_over(rig: Rig, function: Callable[..., Any], text: str) -> None:
-    """A job does not begin when its attempt is over, by a task that a middleware has left."""
+async def test_do_inner_after_the_attempt(
+    rig: Rig, function: Callable[..., Any], text: str
+) -> None:
+    """A job does not start in a leftover task of a middleware after its attempt has ended."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -451,8 +454,8 @@ async def test_do_inner_is_over(rig: Rig, function: Callable[..., Any], text: st
 
 
 async def test_timeout_is_an_error(rig: Rig) -> None:
-    """At its timeout the job is cancelled; hooks and middleware see TimeoutError, and await
-    as ever."""
+    """At its timeout the job is cancelled. Hooks and middleware receive TimeoutError, and can await
+    as usual."""
     calls: list[str] = []
 
     @rig.job(timeout=timedelta(milliseconds=20))
@@ -482,7 +485,7 @@ async def test_timeout_is_an_error(rig: Rig) -> None:
 
 
 async def test_timeout_covers_work_end(rig: Rig) -> None:
-    """The timeout ends a work_end hook that hangs, and that is the attempt's failure."""
+    """The timeout ends a work_end hook that hangs, and the attempt fails."""
 
     @rig.job(timeout=timedelta(milliseconds=20))
     async def work(job: Job[Task]) -> None: ...
@@ -495,8 +498,8 @@ async def test_timeout_covers_work_end(rig: Rig) -> None:
 
 
 async def test_hook_hangs_after_timeout(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A work_end hook that hangs when the timeout has come keeps its slot no longer than its limit;
-    the next one has a limit of its own."""
+    """A work_end hook that hangs after the timeout is ended by its own limit. The next hook has a
+    limit of its own."""
     monkeypatch.setattr(work_stack, "LATE_HOOK_TIMEOUT", 0.02)
     calls: list[str] = []
 
@@ -514,7 +517,7 @@ async def test_hook_hangs_after_timeout(rig: Rig, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_timeout_leaves_middleware_out(rig: Rig) -> None:
-    """What a middleware does before and after the job is not counted."""
+    """The time of a middleware before and after the job does not count."""
     limit = timedelta(milliseconds=30)
 
     class Limited(riverpy.Worker[Task]):
@@ -535,8 +538,8 @@ async def test_timeout_leaves_middleware_out(rig: Rig) -> None:
 
 
 async def test_timeout_in_another_task(rig: Rig) -> None:
-    """A middleware may run the job in a task group; its timeout is told as such all the same, also
-    to the middleware around it, which may await as ever."""
+    """If a middleware runs the job in a task group, its timeout is still a timeout, also for the
+    middleware around it, which can await as usual."""
     seen: list[tuple[str, int]] = []
 
     @rig.job(timeout=timedelta(milliseconds=20))
@@ -596,7 +599,7 @@ async def _swallow(job: Job[Any], error: BaseException | None) -> bool:
 
 
 class Signal:
-    """An event that each test makes anew."""
+    """An event that each test makes again."""
 
     def __init__(self) -> None:
         self.clear()
@@ -627,9 +630,9 @@ begun = Signal()
     ids=["around", "before", "return", "raise", "hook"],
 )
 @pytest.mark.parametrize("way", ["cancel", "stop"])
-async def test_cancellation_stands(rig: Rig, plugin: riverpy.Plugin, way: str) -> None:
-    """A job that a cancel or a stop ended is cancelled or given back, whatever hooks and middleware
-    that catch the cancellation make of it."""
+async def test_caught_cancellation_counts(rig: Rig, plugin: riverpy.Plugin, way: str) -> None:
+    """A job that was cancelled or stopped is cancelled or released, even if hooks and middleware
+    catch the cancellation."""
     begun.clear()
 
     @rig.job
@@ -674,7 +677,7 @@ async def test_completes_in_spite_of_cancel(rig: Rig) -> None:
 
 
 async def test_hanging_middleware(rig: Rig) -> None:
-    """A middleware that hangs keeps its slot and nothing else; a cancel ends it."""
+    """A middleware that hangs keeps only its slot. A cancel ends it."""
     begun.clear()
 
     @rig.job
@@ -697,7 +700,7 @@ async def test_hanging_middleware(rig: Rig) -> None:
 
 
 async def test_stuck_middleware(rig: Rig) -> None:
-    """A middleware that goes on after the cancellation that ended its job counts as stuck."""
+    """A middleware that keeps running after its job was cancelled counts as stuck."""
     begun.clear()
     told: asyncio.Event = asyncio.Event()
 
@@ -743,6 +746,6 @@ async def test_stuck_middleware(rig: Rig) -> None:
     ],
 )
 def test_refused(setting: str, value: Any, text: str) -> None:
-    """What is no hook or middleware is refused when the settings are made (TY-04)."""
+    """An object that is not a hook or middleware is refused when the settings are made (TY-04)."""
     with pytest.raises(riverpy.ConfigError, match=text):
         riverpy.Config(**{setting: value})

@@ -1,4 +1,4 @@
-"""What hooks and middleware leave behind."""
+"""Memory of hooks and middleware."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("end", ["return", "fail", "timeout"])
 async def test_locals_of_a_job(rig: Rig, end: str) -> None:
-    """Inside of hooks and middleware too, what a job held is gone when its event is there, without
-    the cycle collector (ME-02)."""
+    """Inside hooks and middleware too, without the cycle collector, the objects of a job are gone
+    when its event arrives (ME-02)."""
     held: list[weakref.ref[Heavy]] = []
 
     @rig.job
@@ -51,7 +51,7 @@ async def test_locals_of_a_job(rig: Rig, end: str) -> None:
 
 @pytest.mark.usefixtures("no_collector")
 async def test_locals_of_an_insert(rig: Rig) -> None:
-    """An insert that fails keeps nothing alive either, once its error is handled (ME-02)."""
+    """A failed insert keeps no objects either, after its error was handled (ME-02)."""
     held: list[weakref.ref[Heavy]] = []
 
     async def fail(params: Sequence[JobInsertParams], do_inner: InsertInner) -> None:

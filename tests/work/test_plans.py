@@ -1,6 +1,6 @@
-"""The plans of the hot statements on a large table: which index each walks, under both plan modes.
+"""The plans of frequent statements on a large table: the index that each uses, in both plan modes.
 
-All tests here share one table of 200,000 finished jobs, so they belong on one worker of xdist.
+All tests here share one table of 200,000 finished jobs, so they run in one worker of xdist.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     import asyncpg
 
 
-pytestmark = pytest.mark.timeout(180)  # to fill the table takes a busy machine a while
+pytestmark = pytest.mark.timeout(180)  # filling the table takes long on a busy machine
 ROWS = 200_000
 BACKLOG = 100_000
 
 
 async def fill(url: str) -> None:
-    """200,000 finished jobs, some thousands that wait, and a few that run."""
+    """Insert 200,000 finished jobs, some thousands that wait, and a few that run."""
     async with filling(url) as connection:
         await connection.execute(
             "INSERT INTO river_job (kind, max_attempts, args, state, finalized_at, attempt, queue,"
@@ -56,7 +56,7 @@ async def fill(url: str) -> None:
 
 @pytest.fixture(scope="module")
 def large_url(server_url: str) -> Generator[str]:
-    """A database with a large table of jobs."""
+    """Yield the URL of a database with a large table of jobs."""
     with large_database(server_url, fill) as url:
         yield url
 
@@ -65,7 +65,7 @@ def large_url(server_url: str) -> Generator[str]:
 async def large(
     large_url: str, request: pytest.FixtureRequest
 ) -> AsyncGenerator[asyncpg.Connection[Any]]:
-    """A connection to it, which plans one way."""
+    """Yield a connection to it with one plan mode."""
     async with connected(large_url, plan_cache_mode=request.param) as connection:
         yield connection
 
@@ -73,7 +73,7 @@ async def large(
 async def plan_of(
     connection: asyncpg.Connection[Any], name: str, *literals: str, file: str = "river_job"
 ) -> list[dict[str, Any]]:
-    """The nodes of the plan of one of our statements, with these parameters."""
+    """Return the nodes of the plan of a statement with these parameters."""
     statement = query(file, name, None)
     assert len(literals) == len(statement.parameters)
     await connection.execute(f"PREPARE planned AS {statement.text}")
@@ -93,7 +93,7 @@ async def plan_of(
 
 
 def scans_of(nodes: list[dict[str, Any]]) -> set[str]:
-    """How the plan reads the table of jobs: its indexes, or `Seq Scan`."""
+    """Return how the plan reads the table of jobs: its indexes, or `Seq Scan`."""
     return {
         node.get("Index Name", node["Node Type"])
         for node in nodes
@@ -104,7 +104,7 @@ def scans_of(nodes: list[dict[str, Any]]) -> set[str]:
 
 FETCH = "river_job_prioritized_fetching_index"
 NARROW = {FETCH, "river_job_pkey"}
-"""What statements on given running rows may walk: the ids, or the running rows."""
+"""The indexes that statements on given running rows may use: the ids, or the running rows."""
 IDS_LITERAL = f"'{{{','.join(map(str, range(1, 1001)))}}}'::bigint[]"
 ONES = f"'{{{','.join(['1'] * 1000)}}}'::smallint[]"
 TIMES = f"'{{{','.join(['2026-01-01Z'] * 1000)}}}'::timestamptz[]"
@@ -123,8 +123,8 @@ BEGINNING_LITERALS = ("0", "'-infinity'", "0", "4")
 async def test_job_claim(
     large: asyncpg.Connection[Any], limit: str, after: Sequence[str], kinds: str
 ) -> None:
-    """A claim walks the index of its order, without a sort, and the primary key, whichever kinds
-    it takes: all, those of nearly every waiting job, one of no job, or many (CF-106)."""
+    """A claim uses the index in its order, without a sort, and the primary key, for any kinds: all,
+    those of nearly every waiting job, one of no job, or many (CF-106)."""
     nodes = await plan_of(large, "job_claim", "'q1'", "'{}'", kinds, *after, limit, "'client'")
     (walk,) = [node for node in nodes if node.get("Index Name") == FETCH]
     assert "ROW(priority, scheduled_at, id) > " in walk["Index Cond"]
@@ -134,8 +134,8 @@ async def test_job_claim(
 
 @pytest.mark.parametrize(("queue", "limit"), [("backlog", 100), ("backlog", 1000), ("small", 1000)])
 async def test_cost_of_a_claim(large: asyncpg.Connection[Any], queue: str, limit: int) -> None:
-    """What a claim reads follows from what it brings: neither the jobs of history, nor those that
-    wait here or in another queue, make it more (PF-01, PF-02)."""
+    """The cost of a claim depends on the jobs it returns, not on the finished jobs or on those that
+    wait in any queue (PF-01, PF-02)."""
     statement = query("river_job", "job_claim", None)
     await large.execute(f"PREPARE planned AS {statement.text}")
     transaction = large.transaction()
@@ -154,13 +154,13 @@ async def test_cost_of_a_claim(large: asyncpg.Connection[Any], queue: str, limit
 
 
 async def test_job_complete(large: asyncpg.Connection[Any]) -> None:
-    """Storing a thousand results reads those rows, or the running ones."""
+    """Storing a thousand results reads only those rows, or the running ones."""
     nodes = await plan_of(large, "job_complete", IDS_LITERAL, ONES, TIMES, FLOATS)
     assert scans_of(nodes) <= NARROW
 
 
 async def test_job_settle(large: asyncpg.Connection[Any]) -> None:
-    """So does the general statement."""
+    """The general statement reads only those rows too."""
     bools = f"{NULLS}::bool[]"
     texts = f"{NULLS}::text[]"
     states = TEXTS.replace("x,", "completed,").replace("x}", "completed}")
@@ -183,18 +183,18 @@ async def test_job_settle(large: asyncpg.Connection[Any]) -> None:
 
 @pytest.mark.parametrize("name", ["job_lock_attempts", "job_stored_outcomes", "job_cancel_marks"])
 async def test_by_ids(large: asyncpg.Connection[Any], name: str) -> None:
-    """Statements on given rows read those rows, or the running ones."""
+    """Statements on given rows read only those rows, or the running ones."""
     assert scans_of(await plan_of(large, name, IDS_LITERAL)) <= NARROW
 
 
 async def test_job_release(large: asyncpg.Connection[Any]) -> None:
-    """Putting back reads those rows, or the running ones."""
+    """A release reads only those rows, or the running ones."""
     nodes = await plan_of(large, "job_release", IDS_LITERAL, ONES, TIMES)
     assert scans_of(nodes) <= NARROW
 
 
 async def test_job_claimed_by(large: asyncpg.Connection[Any]) -> None:
-    """Looking for lost claims reads running rows alone, whatever the history."""
+    """The search for lost claims reads only running rows, whatever the history."""
     nodes = await plan_of(large, "job_claimed_by", "'{q1,q2}'", "'{7}'", "'c1'", "10")
     scans = scans_of(nodes)
     assert "Seq Scan" not in scans
@@ -202,7 +202,7 @@ async def test_job_claimed_by(large: asyncpg.Connection[Any]) -> None:
 
 
 async def test_job_any_available(large: asyncpg.Connection[Any]) -> None:
-    """Looking for work reads the index of the claims."""
+    """The check for available jobs reads the index of the claims."""
     for kinds in ("NULL", "'{rare}'"):
         nodes = await plan_of(large, "job_any_available", "'{q1,q2}'", "'{1,2}'", kinds)
     assert scans_of(nodes) == {FETCH}
@@ -210,7 +210,7 @@ async def test_job_any_available(large: asyncpg.Connection[Any]) -> None:
 
 @pytest.mark.parametrize("name", ["job_get", "job_cancel", "job_retry"])
 async def test_one_job(large: asyncpg.Connection[Any], name: str) -> None:
-    """Calls on one job read it by primary key."""
+    """Calls on one job read it by its primary key."""
     parameters = query("river_job", name, None).parameters
     job_id = "'{17}'" if name == "job_get" else "17"
     nodes = await plan_of(large, name, *(job_id if one == "id" else "NULL" for one in parameters))
@@ -233,8 +233,8 @@ TOP_BLOCKS = ("top_queue_names", "top_queues", "top_ended", "top_totals", "top_r
 
 @pytest.mark.parametrize("name", TOP_BLOCKS)
 async def test_top(large: asyncpg.Connection[Any], name: str) -> None:
-    """Each look of `riverpy top` walks indexes, and of each queue and state it reads no more rows
-    than the cap, whatever the history (PF-01)."""
+    """Each refresh of `riverpy top` uses indexes, and reads at most a fixed number of rows for each
+    queue and state, whatever the history (PF-01)."""
     literals = [TOP_LITERALS[one] for one in query("top", name, None).parameters]
     async with large.transaction():
         await large.execute(query("top", "top_limits", None).text.replace("$1", "5000"))
@@ -257,7 +257,7 @@ async def test_top(large: asyncpg.Connection[Any], name: str) -> None:
 async def test_cost_of_looking_at_queues(
     large: asyncpg.Connection[Any], name: str, argument: object
 ) -> None:
-    """How long due jobs wait is read in a few blocks for each queue, however many jobs wait."""
+    """The waiting time of due jobs is read from a few blocks per queue, however many jobs wait."""
     statement = query("river_queue", name, None)
     (row,) = await large.fetch(
         f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {statement.text}", argument

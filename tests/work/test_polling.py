@@ -1,4 +1,4 @@
-"""What makes a worker look at its queues where nothing is notified, and how often it does."""
+"""Polls: what makes a worker claim without a notification, and how often."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUEUES = ("a", "b", "c")
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
-    """When each queue was looked at."""
+    """Record the times at which each queue is claimed."""
     seen: dict[str, list[float]] = {}
     claim = riverpy._work.producer.job_claim
 
@@ -38,16 +38,16 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
 
 
 async def until_looked(looks: dict[str, list[float]], count: int) -> None:
-    """Wait until each queue was looked at so often."""
+    """Wait until each queue was claimed so often."""
     with anyio.fail_after(PATIENCE):
         while any(len(looks.get(queue, ())) < count for queue in QUEUES):
             await anyio.sleep(0.005)
 
 
 @pytest.mark.parametrize("poll_only", [False, True])
-async def test_jobs_that_nobody_notified_of(rig: Rig, *, poll_only: bool) -> None:
-    """Jobs whose notification was lost are found by the poll, in each queue, while LISTEN works and
-    without it (NR-06)."""
+async def test_poll_finds_jobs_of_lost_notifications(rig: Rig, *, poll_only: bool) -> None:
+    """The poll finds jobs whose notification was lost, in each queue, with LISTEN and without it
+    (NR-06)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -71,8 +71,8 @@ async def test_jobs_that_nobody_notified_of(rig: Rig, *, poll_only: bool) -> Non
 
 @pytest.mark.usefixtures("fast_claims")
 async def test_one_poll_an_interval(rig: Rig, looks: dict[str, list[float]]) -> None:
-    """Without notifications a queue that is empty costs one claim in each interval at most, however
-    many queues there are (NR-14)."""
+    """Without notifications an empty queue costs at most one claim per interval, with any number of
+    queues (NR-14)."""
     settings: dict[str, Any] = {
         "queues": {queue: QueueConfig() for queue in QUEUES},
         "fetch_poll_interval": timedelta(seconds=POLL),
@@ -87,15 +87,15 @@ async def test_one_poll_an_interval(rig: Rig, looks: dict[str, list[float]]) -> 
     async with rig.working(**settings):
         await until_looked(looks, 12)
     for times in looks.values():
-        polls = times[1:]  # the first look is that of the start, and the poll after it is early
+        polls = times[1:]  # the first claim is that of the start, and the poll after it is early
         gaps = [later - earlier for earlier, later in pairwise(polls)]
-        assert min(gaps) >= POLL * 0.8  # a timer may be a little early
+        assert min(gaps) >= POLL * 0.8  # a timer may fire a little early
 
 
 async def test_polls_are_spread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty clients that one notification woke, or that started at one moment, go on to poll at
-    different ones: the deviation is more than a tenth of the interval; no poll comes later than a
-    tenth after it (NR-14)."""
+    """Twenty clients that started or were notified together poll at different times: the deviation
+    is more than a tenth of the interval. No poll is more than a tenth of the interval late
+    (NR-14)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -118,9 +118,9 @@ async def test_polls_are_spread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
         assert poll <= producer._next_poll() <= poll * 1.1
 
 
-async def test_job_that_becomes_due_while_everybody_sleeps(rig: Rig) -> None:
-    """Jobs that are inserted for later, by another client and while the worker sleeps until a far
-    poll, start when they are due, the first one first, and not before (NR-16)."""
+async def test_job_that_becomes_due_between_polls(rig: Rig) -> None:
+    """Jobs that another client inserts for later start when they are due, in their order and not
+    before, although the worker's next poll is far off (NR-16)."""
     started: list[int] = []
 
     @rig.job
@@ -133,7 +133,7 @@ async def test_job_that_becomes_due_while_everybody_sleeps(rig: Rig) -> None:
         times = {2: now + timedelta(seconds=1.2), 1: now + timedelta(seconds=0.6)}
         await other.insert_many(
             [InsertManyParams(Task(n), InsertOpts(scheduled_at=at)) for n, at in times.items()]
-        )  # together, for both may be due by then
+        )  # in any order, since both may be due by then
         await rig.take(2)
     assert started == [1, 2]
     rows = await rig.schema.fetch("SELECT attempted_at >= scheduled_at AS due FROM river_job")
@@ -141,8 +141,8 @@ async def test_job_that_becomes_due_while_everybody_sleeps(rig: Rig) -> None:
 
 
 async def test_job_that_is_made_available_early(rig: Rig) -> None:
-    """A client that hears of jobs that become due soon looks when they are, however far its poll is
-    (NR-16)."""
+    """A client that is notified of jobs that become due soon claims at that time, however far off
+    its poll is (NR-16)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:

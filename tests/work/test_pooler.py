@@ -1,4 +1,4 @@
-"""Everything through PgBouncer in transaction mode, with few connections that all share."""
+"""All functions through PgBouncer in transaction mode, with few shared connections."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ COUNT = 500
 
 @pytest.fixture
 def pooler_url(database_url: str) -> Generator[str]:
-    """A pooler before this worker's database, with fewer connections than one client has."""
+    """Yield the URL of a pooler for this worker's database, with fewer connections than one client
+    uses."""
     with pooled(database_url, size=3) as url:
         yield url
 
 
 @asynccontextmanager
 async def unprepared(url: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
-    """A connection that a pooler before the server does not mind."""
+    """Yield a connection that works through a pooler."""
     connection = await asyncpg.connect(url, statement_cache_size=0)
     try:
         yield connection
@@ -56,7 +57,7 @@ async def unprepared(url: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
 
 
 async def insert_in_every_way(client: Client, pooler_url: str) -> int:
-    """Returns how many jobs that makes."""
+    """Insert jobs in each way. Returns how many."""
     await client.insert(Task())
     await client.insert_many([InsertManyParams(Task(n)) for n in range(COUNT)])
     await client.insert_many_fast([InsertManyParams(Task(n)) for n in range(COUNT)])
@@ -68,21 +69,21 @@ async def insert_in_every_way(client: Client, pooler_url: str) -> int:
 
 
 async def until_said(log: list[dict[str, Any]], event: str) -> None:
-    """Wait for a line of the log."""
+    """Wait for an event in the log."""
     with anyio.fail_after(PATIENCE, reason=f"{event!r} was not said"):
         while all(entry["event"] != event for entry in log):
             await anyio.sleep(0.005)
 
 
 async def backends_of(url: str) -> int:
-    """The process of the server that serves a pooler's next transaction."""
+    """Return the process id of the server that serves a pooler's next transaction."""
     async with unprepared(url) as connection:
         pid: int = await connection.fetchval("SELECT pg_backend_pid()")
         return pid
 
 
 def told(log: list[dict[str, Any]]) -> list[str]:
-    """What an operator is warned of, and what is said about the pooler."""
+    """Return the warnings and the events about the pooler."""
     return [
         str(entry["event"])
         for entry in log
@@ -93,9 +94,9 @@ def told(log: list[dict[str, Any]]) -> list[str]:
 
 
 async def test_past_pooler(rig: Rig, pooler_url: str, log: list[dict[str, Any]]) -> None:
-    """With a `listen_url` nothing is missing and no statement is refused: jobs that are inserted in
-    every way are worked at once, a cancel arrives, a leader is elected and keeps the house, its
-    reindexer included. Two clients share three connections (PB-01, PB-02)."""
+    """With a `listen_url` everything works and no statement is refused: jobs inserted in each way
+    are worked at once, a cancel arrives, and an elected leader runs maintenance, including the
+    reindexer. Two clients share three connections (PB-01, PB-02)."""
 
     @rig.job
     async def task(job: Job[Any]) -> None: ...
@@ -128,8 +129,8 @@ async def test_past_pooler(rig: Rig, pooler_url: str, log: list[dict[str, Any]])
 async def test_through_pooler_alone(
     rig: Rig, pooler_url: str, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a `listen_url` the client says that it hears nothing and rebuilds no index, and
-    polls: jobs are worked and cancelled all the same (PB-05)."""
+    """Without a `listen_url` the client logs that it receives no notifications and does not rebuild
+    indexes. It polls, so jobs are still worked and cancelled (PB-05)."""
     monkeypatch.setattr("riverpy._postgres.notifier.PROBE_TIMEOUT", 0.2)
     monkeypatch.setattr("riverpy._work.reconciler.INTERVAL_UNNOTIFIED", 0.1)
 
@@ -155,9 +156,9 @@ async def test_through_pooler_alone(
 async def test_stays_deaf(
     rig: Rig, database_url: str, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pooler with one connection gives the listener's own questions the session that listens, so
-    that it seems to hear: it is not taken for one that does, however often it is tried again, and
-    the warning comes once (PB-05)."""
+    """A pooler with one connection uses the listening session for the listener's own probes, so
+    that notifications seem to arrive. The client still detects the pooler, at each retry, and warns
+    once (PB-05)."""
     monkeypatch.setattr("riverpy._postgres.notifier.PROBE_TIMEOUT", 0.5)
     monkeypatch.setattr("riverpy._postgres.notifier.DEAF_RETRY", 0.02)
 
@@ -186,8 +187,8 @@ async def test_stays_deaf(
 async def test_pooler_that_is_restarted(
     rig: Rig, database_url: str, log: list[dict[str, Any]]
 ) -> None:
-    """A pooler that is killed and started again is an outage like any other: told of once, and once
-    when it is over; the job that ran meanwhile is stored, and inserts and work go on (PB-01)."""
+    """A pooler that is killed and restarted is an outage like any other: its start and its end are
+    logged once. The job that ran in between is stored, and inserts and work continue (PB-01)."""
     go_on, runs = anyio.Event(), 0
 
     @rig.job
@@ -217,8 +218,8 @@ async def test_pooler_that_is_restarted(
 
 
 async def test_pooler_that_resets_and_renews(rig: Rig, database_url: str) -> None:
-    """Connections to the server that are reset after each transaction, and closed after a second,
-    change nothing (PB-01)."""
+    """Server connections that are reset after each transaction and closed after a second change
+    nothing (PB-01)."""
 
     @rig.job
     async def task(job: Job[Any]) -> None: ...
@@ -246,8 +247,9 @@ async def test_pooler_that_resets_and_renews(rig: Rig, database_url: str) -> Non
 async def test_pooler_without_a_free_connection(
     rig: Rig, database_url: str, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While somebody keeps the pooler's only connection nothing waits for ever: claims are given up
-    in their time and told of as an outage; once it is free all goes on by itself (PB-09)."""
+    """While another session holds the pooler's only connection, nothing waits for ever: claims time
+    out and are logged as an outage. When the connection is free again, everything continues
+    (PB-09)."""
     monkeypatch.setattr("riverpy._work.producer.CLAIM_TIMEOUT", 1.0)
 
     @rig.job
@@ -270,9 +272,9 @@ async def test_pooler_without_a_free_connection(
             await until_said(log, CONNECTION_RESTORED)
 
 
-async def test_pooler_that_nobody_told_of(rig: Rig, database_url: str) -> None:
-    """A client that does not know of the pooler before its database, and a transaction whose
-    connection does not, are told what to set; a worker does not begin (PB-01, PB-02)."""
+async def test_pooler_without_its_setting(rig: Rig, database_url: str) -> None:
+    """A client or a caller's transaction without the setting for the pooler gets an error that
+    names the setting. A worker does not start (PB-01, PB-02)."""
 
     @rig.job
     async def task(job: Job[Any]) -> None: ...
@@ -303,8 +305,8 @@ async def test_pooler_that_nobody_told_of(rig: Rig, database_url: str) -> None:
 
 
 async def test_json(rig: Rig, pooler_url: str) -> None:
-    """Without prepared statements JSON is sent and read as it is: args on each way in, metadata,
-    output and errors (PB-03)."""
+    """Without prepared statements JSON is sent and read unchanged: args, metadata, output and
+    errors (PB-03)."""
     args = {"n": 1, "text": "ä \u2028 \\ \" ' $1", "deep": [{"x": [1.5, None, True]}]}
     seen: list[Any] = []
 
@@ -333,7 +335,7 @@ async def test_json(rig: Rig, pooler_url: str) -> None:
 
 
 async def test_migrate(fresh_database_url: str) -> None:
-    """The migrator goes through a pooler, up and down (PB-02)."""
+    """Migrations work through a pooler, up and down (PB-02)."""
     with pooled(fresh_database_url, size=1) as url:
         await migrate_all(url)
         assert await migrate_all(url) is not None

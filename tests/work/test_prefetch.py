@@ -1,4 +1,4 @@
-"""Jobs that are claimed ahead of free slots: each hazard of it."""
+"""Prefetch: jobs that are claimed before a slot is free, and the risks of that."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from tests.work.rig import Rig
 
 AHEAD = 3
-"""Jobs that wait behind the one in the only slot."""
+"""Jobs that wait for the only slot."""
 QUEUES = {"default": QueueConfig(max_workers=1, prefetch=True)}
 
 
 class Blocked:
-    """A job in the only slot, which ends when it is told to."""
+    """A job in the only slot, which ends when the test says so."""
 
     def __init__(self, rig: Rig) -> None:
         self.began, self.release = asyncio.Event(), asyncio.Event()
@@ -45,24 +45,24 @@ class Blocked:
 
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if jobs were short: so many are claimed ahead."""
+    """Make jobs look short, so that this many are claimed ahead."""
     monkeypatch.setattr(Prefetch, "room", lambda self: AHEAD - len(self))
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits may wait for ever."""
+    """Let prefetched jobs wait without a limit."""
     monkeypatch.setattr(riverpy._work.prefetch, "WAIT_MAX", 600.0)
 
 
 def producer_of(client: Client) -> Producer:
-    """The producer of the queue `default`."""
+    """Return the producer of the queue `default`."""
     assert client._run is not None
     return client._run.producers["default"]
 
 
 async def until_ahead(rig: Rig, client: Client) -> None:
-    """Wait until so many wait in the client and are running in the database."""
+    """Wait until so many jobs wait in the client and are running in the database."""
     prefetch = producer_of(client)._prefetch
     while prefetch is None or len(prefetch) < AHEAD:
         await asyncio.sleep(0.001)
@@ -70,7 +70,7 @@ async def until_ahead(rig: Rig, client: Client) -> None:
 
 
 async def expect_given_back(rig: Rig, before: list[Any]) -> None:
-    """What waited is available, as if it had never been claimed."""
+    """Check that the jobs are available as if they had never been claimed."""
     await rig.until_state("available", AHEAD)
     rows = await rig.schema.fetch("SELECT * FROM river_job WHERE id > 1 ORDER BY id")
     for row in rows:
@@ -80,7 +80,7 @@ async def expect_given_back(rig: Rig, before: list[Any]) -> None:
 
 
 async def insert(rig: Rig) -> list[Any]:
-    """A job for the slot and those behind it; returns when the latter are due."""
+    """Insert a job for the slot and jobs that wait for it. Returns when the latter are due."""
     await rig.insert_rows(1 + AHEAD)
     rows = await rig.schema.fetch("SELECT scheduled_at FROM river_job WHERE id > 1 ORDER BY id")
     return [row["scheduled_at"] for row in rows]
@@ -88,7 +88,7 @@ async def insert(rig: Rig) -> list[Any]:
 
 @pytest.mark.usefixtures("ahead", "patient")
 async def test_context(rig: Rig) -> None:
-    """A job that begins when another ends has nothing of that one's context variables."""
+    """A job has no context variables of the job before it in its slot."""
     whose: ContextVar[int | None] = ContextVar("whose", default=None)
     seen: list[int | None] = []
     release = asyncio.Event()
@@ -108,14 +108,15 @@ async def test_context(rig: Rig) -> None:
 
 
 def test_switch() -> None:
-    """Off by default, and nothing but True or False."""
+    """Prefetch is off by default, and accepts only True or False."""
     assert QueueConfig().prefetch is False
     with pytest.raises(ConfigError, match="prefetch must be True or False, got 5"):
         QueueConfig(prefetch=5)  # type: ignore[arg-type]
 
 
 def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as ended in 5 ms are kept, at most a quarter of the slots, and none of slow jobs."""
+    """As many jobs are kept as ended in 5 ms, at most a quarter of the slots, and none if jobs are
+    slow."""
     now = 100.0
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr(riverpy._work.prefetch, "time", clock)
@@ -128,7 +129,7 @@ def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
             prefetch.ended()
         return prefetch.room()
 
-    assert room_after(0.001, 60) == 0  # too soon to tell
+    assert room_after(0.001, 60) == 0  # too soon to know
     assert room_after(0.009, 0) == 25
     assert room_after(0.010, 21) == 10
     assert room_after(0.004, 0) == 10  # the same window
@@ -138,7 +139,7 @@ def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_slots_and_order(rig: Rig, ahead: None, patient: None) -> None:
-    """Jobs that were claimed ahead run once each, in order, and no more than there are slots."""
+    """Prefetched jobs run once each, in order, and not more than there are slots."""
     now, most = 0, 0
     ran: list[int] = []
 
@@ -160,9 +161,9 @@ async def test_slots_and_order(rig: Rig, ahead: None, patient: None) -> None:
     assert most == 2
 
 
-async def test_given_back_after_a_while(rig: Rig, ahead: None) -> None:
-    """Behind a long job nothing is held hostage: another client works it, and nobody is told that
-    an attempt was interrupted."""
+async def test_released_after_a_while(rig: Rig, ahead: None) -> None:
+    """Prefetched jobs do not wait for a long job: another client works them, and no interruption is
+    published."""
     blocked = Blocked(rig)
     await insert(rig)
     async with rig.working(queues=QUEUES) as client:
@@ -178,7 +179,8 @@ async def test_given_back_after_a_while(rig: Rig, ahead: None) -> None:
 
 
 async def test_stop(rig: Rig, ahead: None, patient: None) -> None:
-    """A stop gives back what waits before it waits for what runs; no attempt counts."""
+    """A stop first releases the prefetched jobs, then waits for the running ones. The released
+    attempts do not count."""
     blocked = Blocked(rig)
     due = await insert(rig)
     async with rig.working(queues=QUEUES) as client:
@@ -193,7 +195,7 @@ async def test_stop(rig: Rig, ahead: None, patient: None) -> None:
 
 
 async def test_pause(rig: Rig, ahead: None, patient: None) -> None:
-    """A pause gives back what waits; a job that ends then begins nothing."""
+    """A pause releases the prefetched jobs. A job that ends then starts no other."""
     blocked = Blocked(rig)
     due = await insert(rig)
     async with rig.working(queues=QUEUES) as client:
@@ -211,7 +213,7 @@ async def test_pause(rig: Rig, ahead: None, patient: None) -> None:
 
 
 async def test_pause_during_a_claim(rig: Rig, ahead: None, patient: None) -> None:
-    """What a claim brings ahead of slots after its queue was paused is given back."""
+    """Jobs that a claim returns beyond the free slots after its queue was paused are released."""
     blocked = Blocked(rig)
     await rig.insert_rows(1)
     async with rig.working(queues=QUEUES) as client:
@@ -237,8 +239,8 @@ async def test_pause_during_a_claim(rig: Rig, ahead: None, patient: None) -> Non
 
 @pytest.mark.parametrize("how", ["begins", "is given back"])
 async def test_cancel(rig: Rig, ahead: None, patient: None, how: str) -> None:
-    """A cancel finds a job that waits: it never runs, and is cancelled when its turn comes or when
-    it is given back."""
+    """A cancel finds a prefetched job: it never runs, and is cancelled when its turn comes or when
+    it is released."""
     blocked = Blocked(rig)
     await insert(rig)
     async with rig.working(queues=QUEUES) as client:
@@ -269,7 +271,8 @@ async def test_cancel(rig: Rig, ahead: None, patient: None, how: str) -> None:
 async def test_looks_for_lost_claims(
     rig: Rig, ahead: None, patient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits is not put back as lost, however often this client looks; what is lost is."""
+    """Prefetched jobs are not released as lost claims, however often the client checks. Lost claims
+    are."""
     monkeypatch.setattr(riverpy._work.reconciler, "INTERVAL", 0.02)
     monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 0.0)
     blocked = Blocked(rig)
@@ -294,7 +297,7 @@ async def test_looks_for_lost_claims(
 
 
 async def test_time_limit(rig: Rig, ahead: None, patient: None) -> None:
-    """The time limit counts from the start of the job, not from its claim."""
+    """The timeout counts from the start of the job, not from its claim."""
     began, release = asyncio.Event(), asyncio.Event()
     deadlines: list[float] = []
 
@@ -316,8 +319,7 @@ async def test_time_limit(rig: Rig, ahead: None, patient: None) -> None:
 
 
 async def test_client_that_counts_as_dead(rig: Rig, ahead: None, patient: None) -> None:
-    """A client that gave no sign of life begins nothing that it claimed ahead: others may have been
-    given it."""
+    """A client that may count as dead starts no prefetched job, since other clients may work it."""
     blocked = Blocked(rig)
     due = await insert(rig)
     async with rig.working(queues=QUEUES) as client:
@@ -336,7 +338,7 @@ async def test_client_that_counts_as_dead(rig: Rig, ahead: None, patient: None) 
 async def test_lost_answer_of_a_return(
     rig: Rig, ahead: None, patient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A return whose answer is lost is known as stored, and nobody is told of it."""
+    """A release whose answer is lost is known as stored, and nothing is published about it."""
     settle = riverpy._work.completer.jobs.job_settle
     lost: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Claiming: order, slots, contention, and what makes a worker look."""
+"""Claiming: the order, slots, concurrent clients, and what starts a claim."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def claims(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The limit and the number of rows of each claim."""
+    """Record the limit and the number of rows of each claim."""
     seen: list[tuple[int, int]] = []
     claim = riverpy._work.producer.job_claim
 
@@ -37,7 +37,8 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 async def test_order(rig: Rig) -> None:
-    """Jobs start in the order of priority, due time and id, in a claim and over all (LD-10)."""
+    """Jobs start in the order of priority, due time and id, in one claim and over all claims
+    (LD-10)."""
     started: list[int] = []
 
     @rig.job
@@ -57,7 +58,7 @@ async def test_order(rig: Rig) -> None:
 
 
 async def test_order_with_one_slot(rig: Rig) -> None:
-    """The same with a slot that takes one job at a time (LD-10)."""
+    """Jobs start in order with one slot too (LD-10)."""
     started: list[int] = []
 
     @rig.job
@@ -75,8 +76,8 @@ async def test_order_with_one_slot(rig: Rig) -> None:
 
 
 async def test_row_of_a_claimed_job(rig: Rig) -> None:
-    """A claim keeps the newest 99 names of those who claimed the job before, and removes a cancel
-    mark that was left at a retry."""
+    """A claim keeps the newest 99 client ids in attempted_by, and removes a cancel mark from before
+    a retry."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -95,7 +96,7 @@ async def test_row_of_a_claimed_job(rig: Rig) -> None:
 
 
 async def test_locked_row_holds_up_no_claim(rig: Rig) -> None:
-    """A claim passes over a job that another session has locked, and finds it later."""
+    """A claim skips a job that another session has locked, and finds it later."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -111,9 +112,9 @@ async def test_locked_row_holds_up_no_claim(rig: Rig) -> None:
             assert {event.job.id for event in await rig.take(2)} == {1, 3}
 
 
-async def test_slots_and_chunks(rig: Rig, claims: list[tuple[int, int]]) -> None:
-    """A claim takes at most what is free, and half of many slots; slots are never exceeded; all are
-    used."""
+async def test_slots_and_claim_sizes(rig: Rig, claims: list[tuple[int, int]]) -> None:
+    """A claim takes at most the free slots, and at most half of many slots. All slots are used and
+    never exceeded."""
     now, most = 0, 0
     full, release = asyncio.Event(), asyncio.Event()
 
@@ -151,7 +152,7 @@ async def test_few_slots_are_claimed_at_once(rig: Rig, claims: list[tuple[int, i
 
 
 async def test_busy_slot_does_not_hold_the_others(rig: Rig) -> None:
-    """As soon as one slot is free it is used, however long the other jobs run."""
+    """A free slot is used at once, however long the other jobs run."""
     release = asyncio.Event()
 
     @rig.job
@@ -167,8 +168,8 @@ async def test_busy_slot_does_not_hold_the_others(rig: Rig) -> None:
 
 
 async def test_two_clients_never_run_one_job_twice(rig: Rig) -> None:
-    """Two clients with several queues and concurrent inserts: each job has one side effect, whose
-    second copy the table would refuse."""
+    """Two clients with several queues and concurrent inserts run each job once: the table would
+    refuse a second copy of its side effect."""
     await rig.schema.execute("CREATE TABLE effects (job bigint PRIMARY KEY)")
     release: list[int] = []
 
@@ -197,7 +198,7 @@ async def test_two_clients_never_run_one_job_twice(rig: Rig) -> None:
 
 
 async def test_wakes_on_notification(rig: Rig) -> None:
-    """With a poll of minutes a committed job starts at once, in each queue by itself."""
+    """With a poll interval of minutes a committed job starts at once, in each queue."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -213,7 +214,7 @@ async def test_wakes_on_notification(rig: Rig) -> None:
 
 
 async def test_many_jobs_one_notification(rig: Rig) -> None:
-    """One statement that inserts ten jobs wakes ten idle clients, so all ten run at once
+    """A statement that inserts ten jobs wakes ten idle clients, so that all ten run at once
     (NR-15)."""
     running = 0
     all_run = asyncio.Event()
@@ -245,10 +246,12 @@ async def test_many_jobs_one_notification(rig: Rig) -> None:
     assert await rig.states() == {"completed": 10}
 
 
-async def test_looks_again_after_a_notification(rig: Rig, claims: list[tuple[int, int]]) -> None:
-    """A sender that suppresses notifications within a few milliseconds (or 100, as River in Go) is
-    covered: the worker looks again by itself, twice. (Where the loop is held up they fall together:
-    then there is another notification.)"""
+async def test_follow_up_claims_after_a_notification(
+    rig: Rig, claims: list[tuple[int, int]]
+) -> None:
+    """A worker claims twice more after a notification, since senders suppress notifications within
+    a few milliseconds (or 100, as River in Go). (If the loop is blocked, the two fall together.
+    Then there is another notification.)"""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -269,12 +272,12 @@ async def test_looks_again_after_a_notification(rig: Rig, claims: list[tuple[int
                 await asyncio.sleep(0)
             async with run._connections.claims.use("seeing no claim in flight", PATIENCE):
                 looks = len(claims) - before
-        await rig.insert_rows(1)  # nobody tells
+        await rig.insert_rows(1)  # without a notification
     assert await rig.states() == {"available": 1}
 
 
 async def test_insert_of_an_open_transaction(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An insert in an open transaction wakes nobody, nor does its rollback; its commit does
+    """An insert in an open transaction wakes no worker, nor does its rollback. Its commit does
     (NR-10)."""
     woken: list[str] = []
     notify = Producer.notify
@@ -293,7 +296,9 @@ async def test_insert_of_an_open_transaction(rig: Rig, monkeypatch: pytest.Monke
         await transaction.start()
         await client.insert(Task(), tx=connection)
         await client.queue_pause("default")
-        assert (await rig.event()).kind is EventKind.QUEUE_PAUSED  # what came before was handled
+        assert (
+            await rig.event()
+        ).kind is EventKind.QUEUE_PAUSED  # earlier messages are handled by now
         await transaction.rollback()
         await client.queue_resume("default")
         assert (await rig.event()).kind is EventKind.QUEUE_RESUMED
@@ -309,8 +314,8 @@ FOREIGN = ["", "not json", "[]", '{"queue":5}', '{"action":"explode"}', "{" * 79
 
 
 async def test_foreign_payloads(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """Payloads that make no sense are logged at most once each, change nothing, and the next job
-    runs (NR-09)."""
+    """Invalid payloads are logged at most once each and change nothing. The next job runs
+    (NR-09)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -328,7 +333,7 @@ async def test_foreign_payloads(rig: Rig, log: list[dict[str, Any]]) -> None:
     assert all(len(str(entry["payload"])) <= 100 for entry in warnings)
 
 
-async def test_poll_finds_what_nobody_told(rig: Rig) -> None:
+async def test_poll_finds_a_job_without_a_notification(rig: Rig) -> None:
     """Without any notification the poll finds a job."""
 
     @rig.job
@@ -341,8 +346,8 @@ async def test_poll_finds_what_nobody_told(rig: Rig) -> None:
 
 
 async def test_paused_queue(rig: Rig) -> None:
-    """A queue that is paused at the start is not claimed from; pausing stops claiming and lets
-    running jobs go on; repetitions do nothing; resuming claims at once (OP-09)."""
+    """A queue that is paused at the start is not claimed. A pause stops claiming and lets running
+    jobs continue. Repeated pauses do nothing. A resume claims at once (OP-09)."""
     started: asyncio.Queue[int] = asyncio.Queue()
     release = asyncio.Event()
 
@@ -379,7 +384,8 @@ async def test_paused_queue(rig: Rig) -> None:
 
 
 async def test_queue_rows(rig: Rig) -> None:
-    """A worked queue has a row, made at the start and renewed later, never changed otherwise."""
+    """The row of a worked queue is made at the start and renewed later, and not changed
+    otherwise."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -399,7 +405,7 @@ async def test_queue_rows(rig: Rig) -> None:
 
 
 async def test_unreadable_rows(rig: Rig) -> None:
-    """Rows with values that Python cannot hold are worked like any other of their batch."""
+    """Rows with values that Python cannot represent are worked like any other in their batch."""
     ran: list[int] = []
 
     @rig.job
@@ -424,7 +430,7 @@ async def test_unreadable_rows(rig: Rig) -> None:
 
 @pytest.mark.usefixtures("fast_claims")
 async def test_fetch_cooldown(rig: Rig, claims: list[tuple[int, int]]) -> None:
-    """With a cooldown a burst of notifications makes few claims, and no job is left behind."""
+    """With a cooldown, many notifications cause few claims, and no job is left behind."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -443,7 +449,7 @@ async def test_fetch_cooldown(rig: Rig, claims: list[tuple[int, int]]) -> None:
 
 
 async def test_due_times_of_a_busy_queue(rig: Rig) -> None:
-    """A queue that is never empty keeps no due times that are over."""
+    """A queue that is never empty keeps no past due times."""
     most = 0
 
     @rig.job
@@ -463,7 +469,7 @@ async def test_due_times_of_a_busy_queue(rig: Rig) -> None:
 
 
 async def test_due_during_a_claim(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that becomes due while a claim is in flight that does not see it is claimed next."""
+    """A job that becomes due while a claim that does not see it is in flight is claimed next."""
     claim = riverpy._work.producer.job_claim
     is_first = True
 

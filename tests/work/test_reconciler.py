@@ -1,4 +1,4 @@
-"""What is heard, or ends, while the answer to a question of the reconciler is on its way."""
+"""Notifications and ends of jobs while a read of the reconciler is in flight."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ async def _until(condition: Any) -> None:
         ("queue_touch", lambda reconciler: reconciler._touch_queues()),
     ],
 )
-async def test_pause_heard_before_an_older_answer(
+async def test_pause_notified_before_an_older_answer(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, question: str, ask: Any, is_pause: bool
 ) -> None:
-    """A pause or a resume that is heard while an answer of before is on its way stands; the answer
-    says something of the other queues still (OP-09)."""
+    """A pause or a resume that is notified while an older answer is in flight stays. The answer
+    still applies to the other queues (OP-09)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -68,8 +68,8 @@ async def test_pause_heard_before_an_older_answer(
 
 
 async def test_retried_before_an_older_answer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that is cancelled, retried by hand and claimed anew while the answer is on its way that
-    tells of its cancel is not cancelled by it."""
+    """A job that is cancelled, retried by hand and claimed again, while the answer with its old
+    cancel mark is in flight, is not cancelled."""
     attempts: list[int] = []
     ends = asyncio.Event()
 
@@ -83,7 +83,7 @@ async def test_retried_before_an_older_answer(rig: Rig, monkeypatch: pytest.Monk
 
         async def answered_late(*args: Any) -> Any:
             await client.job_cancel(inserted.job.id)
-            answer = [inserted.job.id]  # as it is between the mark and the end of the attempt
+            answer = [inserted.job.id]  # as between the mark and the end of the attempt
             assert (await rig.event()).kind is EventKind.JOB_CANCELLED
             await client.job_retry(inserted.job.id)
             client._run.producers["default"].wake()  # type: ignore[union-attr]
@@ -99,11 +99,11 @@ async def test_retried_before_an_older_answer(rig: Rig, monkeypatch: pytest.Monk
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED
 
 
-async def test_cancel_beside_an_attempt_that_goes_on(
+async def test_cancel_beside_an_attempt_that_keeps_running(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cancel that is heard between a claim and its answer reaches what that brings, also while an
-    earlier attempt at the job, which others have rescued, goes on here (SC-10)."""
+    """A cancel that arrives between a claim and its answer cancels the claimed attempt, also while
+    an earlier attempt at the job, which was rescued, still runs here (SC-10)."""
 
     async def never(_: Reconciler) -> None:
         pass
@@ -146,8 +146,8 @@ async def test_cancel_beside_an_attempt_that_goes_on(
 
 
 async def test_claims_after_a_reconnect(rig: Rig) -> None:
-    """After a connection was lost and made again each queue is claimed as after a notification: at
-    once, and again for what its sender may have inserted just behind the one that was lost."""
+    """After a reconnect each queue is claimed as after a notification: at once, and again for what
+    a sender may have inserted after the lost notification."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...

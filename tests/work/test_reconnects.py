@@ -1,4 +1,4 @@
-"""Connections that come and go: nothing of them is kept."""
+"""Connections that are opened and closed leave nothing behind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ PATIENCE = 30.0
 
 
 async def test_connections_leave_nothing(database_url: str) -> None:
-    """Connections and pools that were opened, used with a limit and
-    closed leave no objects and no tasks (ME-05, without TLS)."""
+    """Connections and pools that were opened, used with a timeout and closed leave no objects and
+    no tasks (ME-05, without TLS)."""
 
     async def come_and_go() -> None:
         for _ in range(ROUND):
@@ -25,7 +25,7 @@ async def test_connections_leave_nothing(database_url: str) -> None:
             )
             async with pool.acquire() as pooled:
                 await pooled.fetchval("SELECT 1")
-            await close_pool(pool)  # a server that stands still has it cut
+            await close_pool(pool)  # if the server does not answer, the pool is cut
 
     async def counts() -> tuple[int, int]:
         await asyncio.sleep(0)
@@ -36,6 +36,6 @@ async def test_connections_leave_nothing(database_url: str) -> None:
     await come_and_go()
     objects, tasks = await counts()
     await come_and_go()
-    async with asyncio.timeout(PATIENCE):  # the loop may have to learn of the last end yet
+    async with asyncio.timeout(PATIENCE):  # the loop may still have to process the last close
         while (later := await counts())[0] - objects >= ROUND or later[1] > tasks:
             await asyncio.sleep(0.01)

@@ -31,7 +31,7 @@ def plain(rig: Rig) -> None:
 
 
 async def refuse(rig: Rig, condition: str, body: str) -> None:
-    """Have a trigger of a user's run `body` when a job that meets the condition leaves running."""
+    """Make a user's trigger run `body` when a matching job is no longer running."""
     await rig.schema.execute(
         "CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         f" IF {condition} THEN {body} END IF; RETURN NEW; END $$"
@@ -43,14 +43,14 @@ async def refuse(rig: Rig, condition: str, body: str) -> None:
 
 
 async def allow(rig: Rig) -> None:
-    """Take the trigger away."""
+    """Remove the trigger."""
     await rig.schema.execute("DROP FUNCTION meddle CASCADE")
 
 
 @pytest.mark.usefixtures("plain")
 async def test_one_row_is_refused_by_a_trigger(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """An error of a user's trigger keeps one result waiting, and no other; it is said once, and the
-    result is stored when the trigger lets it."""
+    """An error of a user's trigger delays one result and no other. It is logged once, and the
+    result is stored when the trigger allows it."""
     await rig.insert_rows(40)
     await refuse(rig, "OLD.id = 20", "RAISE EXCEPTION 'not this one';")
     async with rig.working(slots=40):
@@ -71,7 +71,8 @@ async def test_one_row_is_refused_by_a_trigger(rig: Rig, log: list[dict[str, Any
 async def test_refused_row_is_tried_at_the_stop(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However far off its next try is: so it is not left running for want of one."""
+    """At a stop, a refused result is tried once more at once, however far off its next attempt is.
+    So it is not left running unnecessarily."""
     monkeypatch.setattr("riverpy._postgres.set_aside.DELAY_MIN", 60.0)
     await rig.insert_rows(1)
     await refuse(rig, "true", "RAISE EXCEPTION 'not this one';")
@@ -85,8 +86,8 @@ async def test_refused_row_is_tried_at_the_stop(
 
 @pytest.mark.usefixtures("plain")
 async def test_all_rows_are_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no result is taken, the search for the row that is refused pauses soon, and the first
-    success ends the pause: all are stored then."""
+    """If all results are refused, the search for the refused row soon pauses. The first success
+    ends the pause, and all are stored."""
     statements: list[int] = []
     complete = jobs.job_complete
 
@@ -110,8 +111,8 @@ async def test_all_rows_are_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("plain")
-async def test_trigger_that_waits_for_nobody(rig: Rig) -> None:
-    """A trigger that finds a row of its own locked keeps its result waiting, and no other."""
+async def test_trigger_with_lock_nowait(rig: Rig) -> None:
+    """A trigger that finds a row of its own locked delays its result and no other."""
     await rig.schema.execute("CREATE TABLE meddled AS SELECT 1 AS id")
     try:
         await rig.insert_rows(10)
@@ -133,7 +134,7 @@ async def test_trigger_that_waits_for_nobody(rig: Rig) -> None:
 
 
 async def test_locked_table(rig: Rig) -> None:
-    """A lock on the whole table, as that of CREATE INDEX, only delays results."""
+    """A lock on the whole table, such as that of CREATE INDEX, only delays results."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -153,7 +154,7 @@ async def test_locked_table(rig: Rig) -> None:
 
 
 async def test_large_results_go_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One statement carries no more than it can store in its time, and at least one result."""
+    """One statement carries only as much as it can store in its time, and at least one result."""
     parts: list[int] = []
     settle = jobs.job_settle
 
@@ -177,7 +178,7 @@ async def test_large_results_go_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPat
 
 
 async def test_metadata_has_a_limit(rig: Rig) -> None:
-    """A value of the metadata is limited as the output is (BI-07)."""
+    """A metadata value has the same size limit as the output (BI-07)."""
     caught: list[Exception] = []
 
     @rig.job
@@ -192,7 +193,7 @@ async def test_metadata_has_a_limit(rig: Rig) -> None:
 
 
 async def test_event_with_deep_metadata(rig: Rig) -> None:
-    """Metadata that is nested too deep for Python costs neither its event nor that of another
+    """Metadata that is nested too deeply for Python prevents neither its event nor that of another
     job."""
 
     @rig.job
@@ -211,8 +212,8 @@ async def test_event_with_deep_metadata(rig: Rig) -> None:
 
 
 async def test_drain_waits_for_a_lost_claim(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim whose answer is lost leaves jobs that nobody works; draining does not end before they
-    went back and were worked (LD-16)."""
+    """A lost claim leaves jobs that no client works. A drain ends only after they were released and
+    worked (LD-16)."""
     for module in (riverpy._work.producer, riverpy._work.reconciler):
         monkeypatch.setattr(module, "CLAIM_TIMEOUT", 0.5)
     started, release = asyncio.Event(), asyncio.Event()

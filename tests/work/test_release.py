@@ -1,4 +1,4 @@
-"""Jobs that a client gives back: who hears of it, and what is told."""
+"""Jobs that a client releases: which clients are notified, and what is published."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if jobs were short: so many are claimed ahead, and may wait for ever."""
+    """Make jobs look short, so that many are claimed ahead, and let them wait without a limit."""
     monkeypatch.setattr(Prefetch, "room", lambda self: AHEAD - len(self))
     monkeypatch.setattr(riverpy._work.prefetch, "WAIT_MAX", 600.0)
 
 
 class Storing:
-    """The storing of what did not simply complete, which waits until it is let go on."""
+    """Delays the storing of results other than plain completions until the test allows it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.go_on = asyncio.Event(), asyncio.Event()
@@ -50,7 +50,7 @@ class Storing:
 
 @asynccontextmanager
 async def idle_client(rig: Rig) -> AsyncGenerator[None]:
-    """Another client with free slots, which has looked and found nothing, and polls no more."""
+    """Run another client with free slots that has found its queue empty and does not poll."""
     other = rig.client(id="other", fetch_poll_interval=FAR, candidate=False)
     async with other, other.working():
         producer = producer_of(other)
@@ -60,9 +60,9 @@ async def idle_client(rig: Rig) -> AsyncGenerator[None]:
         yield
 
 
-async def test_idle_client_hears(rig: Rig, ahead: None) -> None:
-    """What one client cannot begin another with a free slot is told of: it does not wait for the
-    poll."""
+async def test_idle_client_is_notified(rig: Rig, ahead: None) -> None:
+    """Another client with a free slot is notified of jobs that a client releases. It does not wait
+    for its poll."""
     blocked = Blocked(rig)
     await insert(rig)
     async with rig.working(queues=QUEUES) as client:
@@ -77,8 +77,8 @@ async def test_idle_client_hears(rig: Rig, ahead: None) -> None:
                 blocked.release.set()
 
 
-async def test_idle_client_hears_of_an_interruption(rig: Rig) -> None:
-    """So is it of a job that a stop interrupted."""
+async def test_idle_client_is_notified_of_an_interruption(rig: Rig) -> None:
+    """Another client is notified of a job that a stop interrupted."""
     began: asyncio.Queue[str] = asyncio.Queue()
 
     @rig.job
@@ -97,9 +97,9 @@ async def test_idle_client_hears_of_an_interruption(rig: Rig) -> None:
             await rig.until_state("completed")
 
 
-async def test_who_is_told(rig: Rig) -> None:
-    """A job that is put back is told of, one queue once, and one with a cancel mark is not; neither
-    is a completed job, nor one that is due later."""
+async def test_notified_queues(rig: Rig) -> None:
+    """Clients are notified of a released job, once per queue. They are not notified of jobs with a
+    cancel mark, completed jobs, or jobs that are due later."""
     heard: asyncio.Queue[str] = asyncio.Queue()
 
     @rig.job
@@ -121,7 +121,7 @@ async def test_who_is_told(rig: Rig) -> None:
             "UPDATE river_job SET state = 'running', attempt = 1, attempted_at = to_timestamp(0)"
             " WHERE queue <> 'default'"
         )
-        at = -946_684_800_000_000  # of to_timestamp(0), from 2000 on
+        at = -946_684_800_000_000  # to_timestamp(0) in microseconds since 2000
         claim_keys = [riverpy._postgres.jobs.ClaimKey(job_id, 1, at) for job_id in (3, 4, 5)]
         async with client:
             assert await client.release_claims(claim_keys) == 3
@@ -133,8 +133,8 @@ async def test_who_is_told(rig: Rig) -> None:
             assert await heard.get() == "the end"
 
 
-def test_no_room_after_a_return(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waited too long is not claimed ahead again at once by the client that gave it back."""
+def test_no_prefetch_after_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client does not prefetch again at once after jobs waited too long and were released."""
     now, returned = 100.0, []
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr(riverpy._work.prefetch, "time", clock)
@@ -155,7 +155,7 @@ def test_no_room_after_a_return(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_cancel_while_a_return_is_stored(
     rig: Rig, ahead: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that is cancelled by the storing of its return is told of as cancelled."""
+    """A job that is cancelled while its release is stored is published as cancelled."""
     storing = Storing(monkeypatch)
     blocked = Blocked(rig)
     await insert(rig)
@@ -176,11 +176,11 @@ async def test_cancel_while_a_return_is_stored(
 
 @pytest.mark.parametrize("prefetch", [False, True])
 @pytest.mark.parametrize("when", ["before the answer", "before the first step"])
-async def test_client_that_stood_still(
+async def test_frozen_client(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, when: str, prefetch: bool
 ) -> None:
     """A client that counts as dead when its claim is answered, or when a job would take its first
-    step, gives the job back instead, and tells nobody of an attempt."""
+    step, releases the job, and publishes no attempt."""
     if when == "before the first step":
         monkeypatch.setattr(riverpy._work.executor, "FIRST_STEP_MAX", -1.0)
     ran: list[int] = []
@@ -226,7 +226,8 @@ async def test_client_that_stood_still(
 
 
 async def test_times_of_a_job_that_waited(rig: Rig, ahead: None) -> None:
-    """The time that a job waits here for a slot is of its wait, and its end is after it."""
+    """The time that a job waits here for a slot belongs to its waiting time, and its end comes
+    after it."""
     blocked = Blocked(rig)
     await insert(rig)
     hour = timedelta(hours=1)

@@ -1,4 +1,4 @@
-"""Jobs of killed workers run again elsewhere, in time; no living job ever does."""
+"""Jobs of killed workers run again on other workers in time. Jobs of live workers never do."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ client = riverpy.Client(
 
 
 def victim(rig: Rig, directory: Path, *args: str, url: str | None = None, **environ: str) -> Any:
-    """A worker process on the rig's schema, whose jobs never end, or block the loop for n ms."""
+    """Return a worker process on the rig's schema whose jobs never end, or block the loop for n
+    ms."""
     return running_worker(
         directory,
         "jobs:client",
@@ -94,7 +95,7 @@ def victim(rig: Rig, directory: Path, *args: str, url: str | None = None, **envi
 
 
 async def ten_running(rig: Rig, worker: WorkerProcess) -> None:
-    """Let the process work ten jobs."""
+    """Let the process start ten jobs."""
     await worker.until_logged(WORKER_STARTED)
     await rig.insert_rows(10)
     for job_id in range(1, 11):
@@ -102,7 +103,7 @@ async def ten_running(rig: Rig, worker: WorkerProcess) -> None:
 
 
 async def until_completed(rig: Rig, count: int, since: float) -> None:
-    """Wait until the jobs have run again, within the bound."""
+    """Wait until the jobs have run again, within the limit."""
     with anyio.fail_after(since + BOUND - time.monotonic(), reason="not rescued in time"):
         sql = "SELECT count(*) FROM river_job WHERE state = 'completed'"
         while await rig.schema.fetchval(sql) < count:
@@ -111,7 +112,7 @@ async def until_completed(rig: Rig, count: int, since: float) -> None:
 
 @pytest.fixture
 def working_rig(rig: Rig) -> Rig:
-    """A rig whose clients end the jobs that the process hangs in."""
+    """Return a rig whose clients complete the jobs that hang in the process."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -124,9 +125,9 @@ def working_rig(rig: Rig) -> Rig:
 async def test_killed_worker(
     working_rig: Rig, tmp_path: Path, log: list[dict[str, Any]], case: str
 ) -> None:
-    """Ten running jobs of a worker that was killed run again elsewhere within `dead_after` and 15
-    seconds, each with exactly one extra attempt: whoever led, whatever the name or id of the worker
-    that takes over, and when there was none at the time (LD-07)."""
+    """Ten running jobs of a killed worker run again elsewhere within `dead_after` and 15 seconds,
+    each with exactly one more attempt. It does not matter which client was the leader, what the
+    next worker's name or id is, or whether there was one at the time (LD-07)."""
     rig, settings, environ = working_rig, dict(QUICK), {}
     if case == "same name":
         settings["name"] = "here"
@@ -152,7 +153,9 @@ async def test_killed_worker(
         await until_completed(rig, 10, killed)
     rows = await rig.schema.jobs()
     assert [row["attempt"] for row in rows] == [2] * 10
-    assert all(len(row["attempted_by"]) >= 2 for row in rows)  # one that stood still gives back
+    assert all(
+        len(row["attempted_by"]) >= 2 for row in rows
+    )  # a client that was frozen releases its jobs
     assert [[entry["error"] for entry in errors_of(row)] for row in rows] == [[RESCUE_ERROR]] * 10
     said = JOBS_OF_EARLIER_RUN_RESCUED if case == "same id" else JOBS_RESCUED
     assert sum(entry["count"] for entry in log if entry["event"] == said) == 10
@@ -160,13 +163,13 @@ async def test_killed_worker(
 
 
 async def test_same_id_keeps_its_own(rig: Rig) -> None:
-    """What a dead predecessor claimed under the same id is rescued at the start, in every queue;
-    what this run works is not, nor what an earlier run of this process left running (LD-07)."""
+    """Jobs that a dead client claimed under the same id are rescued at the start, in every queue.
+    Jobs of this run, or left running by an earlier run of this process, are not (LD-07)."""
     release = asyncio.Event()
 
     @rig.job
     async def work(job: Job[Task]) -> None:
-        for _ in range(20 if job.args.n == 1 else 0):  # more stubborn than any stop
+        for _ in range(20 if job.args.n == 1 else 0):  # ignores every stop
             with suppress(asyncio.CancelledError):
                 await release.wait()
 
@@ -199,7 +202,7 @@ async def test_same_id_keeps_its_own(rig: Rig) -> None:
 
 
 async def until_leading(client: Client) -> None:
-    """Wait until it leads: a short term may just have ended on a busy machine."""
+    """Wait until the client is the leader. On a busy machine a short term may just have ended."""
     with anyio.fail_after(PATIENCE):
         while not client.is_leader:
             await asyncio.sleep(0.01)
@@ -213,8 +216,8 @@ async def server_time_passes(rig: Rig, seconds: float) -> None:
 
 
 async def completed_once(rig: Rig, runs: list[int]) -> None:
-    """Every job has run once, and nobody has touched it meanwhile. (A client that stands still when
-    it claims a job gives it back before it runs.)"""
+    """Check that every job has run once and was not changed in between. (A client that is frozen
+    while it claims a job releases it before it runs.)"""
     assert sorted(runs) == [row["id"] for row in await rig.schema.jobs()]
     for row in await rig.schema.jobs():
         assert (row["state"], row["attempt"]) == ("completed", 1)
@@ -223,8 +226,8 @@ async def completed_once(rig: Rig, runs: list[int]) -> None:
 
 @pytest.mark.parametrize("frozen", ["riverpy reserved", "riverpy claims", "riverpy results"])
 async def test_frozen_connection(rig: Rig, frozen: str) -> None:
-    """One connection of a worker is frozen for twice `dead_after` while it works: its jobs are not
-    rescued, and end once (LD-14)."""
+    """If one connection of a worker is frozen for twice `dead_after`, its jobs are not rescued, and
+    end once (LD-14)."""
     began, release = asyncio.Event(), asyncio.Event()
     runs: list[int] = []
 
@@ -254,7 +257,7 @@ async def test_frozen_connection(rig: Rig, frozen: str) -> None:
 
 @asynccontextmanager
 async def leading(rig: Rig, url: str | None = None, **settings: Any) -> AsyncGenerator[Client]:
-    """A client that works another queue, and leads."""
+    """Run a client on another queue that is the leader."""
     workers = Workers()
 
     @workers.job(kind="other")
@@ -276,9 +279,9 @@ async def leading(rig: Rig, url: str | None = None, **settings: Any) -> AsyncGen
 
 @pytest.mark.timeout(180)
 async def test_outage(rig: Rig) -> None:
-    """After an outage of twice `dead_after`, in which nobody could give a sign of life, no job that
-    went on meanwhile is rescued, although the leader is back before the worker is: it was not in
-    contact either (LD-18)."""
+    """After an outage of twice `dead_after`, in which no client could write a heartbeat, no running
+    job is rescued, although the leader reconnects before the worker does. The leader had no contact
+    either (LD-18)."""
     began, release = asyncio.Event(), asyncio.Event()
     settings = {**QUICK, "dead_after": timedelta(seconds=5)}
     runs: list[int] = []
@@ -304,7 +307,7 @@ async def test_outage(rig: Rig) -> None:
         proxies[0].refusing = False
         back = await rig.schema.fetchval("SELECT clock_timestamp()")
         await rig.until("SELECT count(*) FROM river_leader WHERE elected_at > $1", 1, back)
-        await server_time_passes(rig, 1.5)  # its rescuer looks within that
+        await server_time_passes(rig, 1.5)  # its rescuer runs within that time
         proxies[1].refusing = False
         await server_time_passes(rig, 5)
         await until_leading(leader)
@@ -315,9 +318,9 @@ async def test_outage(rig: Rig) -> None:
 
 
 async def test_handler_blocks_the_loop(rig: Rig, tmp_path: Path) -> None:
-    """A handler that blocks the event loop for half of `dead_after` is not rescued, and its result
-    is stored (LM-14)."""
-    dead_after = 2 * DEAD_AFTER.total_seconds()  # a busy machine adds to what the handler takes
+    """If a handler blocks the event loop for half of `dead_after`, its job is not rescued, and its
+    result is stored (LM-14)."""
+    dead_after = 2 * DEAD_AFTER.total_seconds()  # a busy machine makes the handler slower
     async with leading(rig), victim(rig, tmp_path, f"--dead-after={dead_after:g}s") as worker:
         await worker.until_logged(WORKER_STARTED)
         blocked = round(dead_after * 500)
@@ -333,8 +336,8 @@ async def test_handler_blocks_the_loop(rig: Rig, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("minutes", [10, -10])
 async def test_clock_of_a_client(rig: Rig, monkeypatch: pytest.MonkeyPatch, minutes: int) -> None:
-    """With a clock that is ten minutes off, a client leads, works new jobs, starts none before its
-    time, rescues no living job, and ends none before it began (SK-19)."""
+    """A client whose clock is ten minutes off becomes leader, works new jobs, starts none before
+    its time, rescues no live job, and ends none before its start (SK-19)."""
 
     class Shifted(datetime):
         @classmethod
@@ -375,8 +378,8 @@ async def test_clock_of_a_client(rig: Rig, monkeypatch: pytest.MonkeyPatch, minu
 
 
 async def test_server_restarts(tmp_path: Path) -> None:
-    """A worker is killed while its server is down after a crash: its jobs run again when the server
-    is back, and those of a worker that lived through it do not (LD-07, LD-18)."""
+    """A worker is killed while its server restarts after a crash. Its jobs run again when the
+    server is back. Those of a worker that survived do not (LD-07, LD-18)."""
     ran: list[int] = []
     release = asyncio.Event()
     workers = Workers()
@@ -405,7 +408,7 @@ async def with_restart(
     ran: list[int],
     release: asyncio.Event,
 ) -> None:
-    """The test above, with its server."""
+    """Run the test above with its server."""
     insert = "INSERT INTO river_job (kind, queue, max_attempts, args) VALUES ('task', $1, 25, '{}')"
     connection = await asyncpg.connect(url)
     await migrate_all(connection)

@@ -1,4 +1,4 @@
-"""What the log says of handlers that return a value, or return although they were cancelled."""
+"""Log events about handlers that return a value, or return although they were cancelled."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class Nothing(msgspec.Struct):
 
 
 class OfClassWorker(Worker[OfClass]):
-    """Its method returns a value, and does not say so."""
+    """Its method returns a value without an annotation."""
 
     async def work(self, job: Job[OfClass]):  # type: ignore[no-untyped-def]
         return [job.id]
 
 
 def in_process(job: Job[InProcess]):  # type: ignore[no-untyped-def]
-    """The same in a process of its own."""
+    """Return a value in a process."""
     return {"id": job.id}
 
 
 async def around(job: Job[Any], do_inner: WorkInner) -> None:
-    """A middleware that does nothing."""
+    """Do nothing."""
     await do_inner()
 
 
@@ -62,8 +62,8 @@ MIDDLEWARE = [WorkerMiddlewareFunc(around)]
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("middleware", [[], MIDDLEWARE], ids=["plain", "middleware"])
 async def test_returned_value(rig: Rig, log: list[Any], middleware: list[Any]) -> None:
-    """A value that a handler of any form returns without an annotation is logged once for its kind,
-    and the job is completed."""
+    """A value that any form of handler returns without an annotation is logged once per kind, and
+    the job is completed."""
 
     @rig.workers.job
     async def plain(job: Job[Task]):  # type: ignore[no-untyped-def]
@@ -95,7 +95,7 @@ async def test_returned_value(rig: Rig, log: list[Any], middleware: list[Any]) -
 
 
 async def end_by(how: str, rig: Rig, client: Client, job_id: int) -> None:
-    """Have the running job cancelled."""
+    """Cancel the running job in one way."""
     if how == "cancel":
         await client.job_cancel(job_id)
     elif how == "stop":
@@ -124,7 +124,7 @@ async def test_completed_although_cancelled(
     executor: Literal["task", "thread"],
     middleware: list[Any],
 ) -> None:
-    """A job that returns normally after its cancellation is completed, and the log says so."""
+    """A job that returns normally after its cancellation is completed, and this is logged."""
     started = asyncio.Event()
     loop = asyncio.get_running_loop()
 

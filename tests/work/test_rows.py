@@ -1,4 +1,4 @@
-"""The rows that River's own worker left, scenario by scenario, and ours for the same jobs."""
+"""The rows that River's own worker left in each scenario, and riverpy's rows for the same jobs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CLIENT = "rig-client"
 
 
 def register(rig: Rig) -> None:
-    """The jobs of River's recording rig, in Python."""
+    """Register the jobs of River's recording in Python."""
 
     def args_of(name: str) -> type[dict[str, Any]]:
         return type("Args", (dict,), {"kind": name})
@@ -70,7 +70,7 @@ def register(rig: Rig) -> None:
     @rig.job(args=args_of("rig_sleep"), next_retry=retries)
     async def sleep(job: Job[Any]) -> None:
         try:
-            await rig.release.wait()  # a time of the recording would be one that tests race with
+            await rig.release.wait()  # with a time from the recording, the test would race
         except asyncio.CancelledError:
             if not job.args.get("ignore_ctx"):
                 raise
@@ -86,19 +86,19 @@ def register(rig: Rig) -> None:
 
 
 def retries(job: JobRow) -> timedelta:
-    """At once, until the attempt whose row is compared."""
+    """Retry at once, until the attempt whose row is compared."""
     return timedelta(0) if job.attempt < job.metadata.get("until", 0) else timedelta(minutes=1)
 
 
 class Retries:
-    """The same for kinds that nobody registered."""
+    """Retries in the same way kinds without a worker."""
 
     def next_retry(self, job: JobRow, /) -> timedelta:
         return retries(job)
 
 
 def opts_of(row: dict[str, str | None], **more: Any) -> InsertOpts:
-    """The options that the recorded job was inserted with."""
+    """Return the insert options of the recorded job."""
     tags = (row["tags"] or "{}").strip("{}")
     metadata = json.loads(row["metadata"] or "{}")
     for key in ("snoozes", "output", "cancel_attempted_at"):
@@ -114,7 +114,7 @@ def opts_of(row: dict[str, str | None], **more: Any) -> InsertOpts:
 
 
 async def insert(client: Client, row: dict[str, str | None], **more: Any) -> int:
-    """Insert the recorded job anew; returns its id."""
+    """Insert the recorded job again. Returns its id."""
     assert row["kind"] is not None
     assert row["args"] is not None
     args = RawArgs(row["kind"], row["args"])
@@ -150,7 +150,7 @@ async def cancel_running(rig: Rig, client: Client, row: dict[str, str | None]) -
 
 
 async def cancel_unheard(rig: Rig, client: Client, row: dict[str, str | None]) -> int:
-    """Insert, and cancel while it runs, so that its client never hears of it."""
+    """Insert, and set the cancel mark while the job runs, without a notification."""
     client._run.running.cancel_attempts = lambda _: None  # type: ignore[union-attr, method-assign]
     job_id = await insert(client, row)
     await rig.until_state("running")
@@ -161,7 +161,7 @@ async def cancel_unheard(rig: Rig, client: Client, row: dict[str, str | None]) -
 
 
 async def only_insert(rig: Rig, client: Client, row: dict[str, str | None]) -> int:
-    """Insert; no worker takes it."""
+    """Only insert."""
     return await insert(client, row)
 
 
@@ -191,13 +191,13 @@ async def unique_cancelled(rig: Rig, client: Client, row: dict[str, str | None])
 
 
 async def unique_after_cancel(rig: Rig, client: Client, row: dict[str, str | None]) -> int:
-    """Insert once more after such a one."""
+    """Insert again after such a job."""
     await unique_cancelled(rig, client, row)
     return await unique(rig, client, row)
 
 
 async def snapshot(rig: Rig, client: Client, row: dict[str, str | None]) -> int:
-    """Insert, and look while it runs."""
+    """Insert, and read the row while the job runs."""
     job_id = await insert(client, row)
     await rig.until_state("running")
     return job_id
@@ -296,9 +296,9 @@ NEED_A_LEADER = {
     "unique (required states only), same key as the conflict job",
 }
 OURS: dict[str, dict[str, str | None]] = {
-    # An interrupted attempt is given back and leaves no error.
+    # An interrupted attempt is released and leaves no error.
     INTERRUPTED: {"attempt": "0", "errors": None},
-    # A job that somebody asked to cancel is not run again, whoever heard of it.
+    # A job with a cancel mark is not run again, even if the cancel did not reach its client.
     f"{REMOTE}fail": {"state": "cancelled", "finalized_at": "set"},
     f"{REMOTE}panic": {"state": "cancelled", "finalized_at": "set"},
 }
@@ -306,7 +306,8 @@ OURS: dict[str, dict[str, str | None]] = {
 
 
 def comparable(row: dict[str, str | None]) -> dict[str, Any]:
-    """A row without what differs from run to run: ids, times, client ids, traces."""
+    """Return a row without the values that differ from run to run: ids, times, client ids,
+    traces."""
     plain: dict[str, Any] = {key: value for key, value in row.items() if key != "id"}
     for column in ("attempted_at", "created_at", "scheduled_at", "finalized_at"):
         plain[column] = "set" if plain[column] else None
@@ -321,8 +322,8 @@ def comparable(row: dict[str, str | None]) -> dict[str, Any]:
 
 
 def entries_of(errors: Any) -> list[dict[str, Any]]:
-    """The error entries of a row as text, without times, traces and the type, which riverpy's text
-    begins with."""
+    """Return the error entries of a row as text, without times, traces and the error type with
+    which riverpy's text starts."""
     if not errors:
         return []
     texts = re.findall(r'"((?:[^"\\]|\\.)*)"', errors)
@@ -337,13 +338,13 @@ def entries_of(errors: Any) -> list[dict[str, Any]]:
 
 
 def test_every_scenario_is_played() -> None:
-    """No scenario of the recording is forgotten."""
+    """Each scenario of the recording has a test."""
     assert set(PLAYS) | NEED_A_LEADER == set(SCENARIOS)
 
 
 @pytest.mark.parametrize("scenario", PLAYS)
 async def test_row(rig: Rig, scenario: str) -> None:
-    """Our worker leaves the columns that River's left, but for the deviations named above."""
+    """riverpy's worker leaves the same columns as River's, except for the deviations above."""
     register(rig)
     recorded = SCENARIOS[scenario]
     queues = {name: QueueConfig(max_workers=10) for name in ("default", "q2", "sq", "pq", "tq")}

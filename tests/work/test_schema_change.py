@@ -1,4 +1,4 @@
-"""Tables that change under statements that are prepared already."""
+"""Tables that change after statements on them were prepared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DROP_COLUMN = "ALTER TABLE river_job DROP COLUMN colour"
 
 
 async def insert_in_transaction(client: Client, connection: asyncpg.Connection[Any]) -> int:
-    """Insert in each way in one transaction of the caller's, in which other work is done too."""
+    """Insert in each way in one transaction of the caller, beside other work."""
     async with connection.transaction():
         await connection.execute("INSERT INTO mine VALUES (1)")
         await client.insert(Task(), tx=connection)
@@ -32,9 +32,9 @@ async def insert_in_transaction(client: Client, connection: asyncpg.Connection[A
 
 
 async def test_table_changes(rig: Rig) -> None:
-    """After the table of jobs got another column, and lost it again, a worker and a caller's
-    connection whose statements were prepared before go on: each claim, result, insert and verb
-    succeeds at once, and no work of the caller's transaction is lost (PB-04)."""
+    """After the table of jobs gained and lost a column, a worker and a caller's connection with
+    prepared statements continue: each claim, result, insert and call succeeds at once, and the
+    caller's transaction keeps its work (PB-04)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -47,7 +47,7 @@ async def test_table_changes(rig: Rig) -> None:
         for statement in ("SELECT 1", ADD_COLUMN, DROP_COLUMN):
             with anyio.fail_after(PATIENCE):
                 await rig.schema.execute(statement)
-            for _ in range(3):  # often enough to be prepared, and planned for all
+            for _ in range(3):  # often enough to be prepared with a generic plan
                 rounds += 1
                 count = await insert_in_transaction(client, connection)
                 failing = await client.insert(Task(1))

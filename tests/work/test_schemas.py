@@ -1,4 +1,4 @@
-"""Schemas side by side, and one that no search path names."""
+"""Several schemas in one database, and a schema outside the search path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("MixedCase_1", "mixedcase_1")
 
 
 def notices(client: Client) -> list[str]:
-    """The queues of which the client is notified from now on."""
+    """Return a list that receives the queues of later notifications."""
     told: list[str] = []
     producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
     notify = producer.notify
@@ -32,9 +32,9 @@ def notices(client: Client) -> list[str]:
 
 
 async def test_two_schemas_of_one_database(fresh_database_url: str) -> None:
-    """With an empty search path, two clients on schemas whose names differ in case only each lead,
-    insert, work, cancel and pause; neither sees the other's jobs, lease or notifications
-    (MG-05)."""
+    """With an empty search path, two clients on schemas whose names differ only in case become
+    leaders, insert, work, cancel and pause. Neither receives the other's jobs, lease or
+    notifications (MG-05)."""
     async with connected(fresh_database_url) as connection:
         database = await connection.fetchval("SELECT current_database()")
         await connection.execute(f"ALTER DATABASE \"{database}\" SET search_path = ''")

@@ -1,4 +1,4 @@
-"""Search paths on which another schema stands before River's."""
+"""Search paths with another schema before River's."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ if TYPE_CHECKING:
 
 
 def statements() -> list[tuple[str, str]]:
-    """Each block of `sql/queries`: its name and its text."""
+    """Return the name and text of each block in `sql/queries`."""
     files = (entry.name.removesuffix(".sql") for entry in (sql_directory() / "queries").iterdir())
     return [block for file in files for block in blocks(file).items()]
 
 
 def test_no_statement_names_a_channel_or_a_lock_by_the_first_schema_alone() -> None:
-    """Each statement that notifies, or locks by schema, names the table whose schema it means
-    (FR-04)."""
+    """Each statement that notifies, or locks by schema, takes the schema from its table (FR-04)."""
     notifying = [
         text for _, text in statements() if "pg_notify(" in text and "@channel" not in text
     ]
@@ -45,7 +44,7 @@ def test_no_statement_names_a_channel_or_a_lock_by_the_first_schema_alone() -> N
 
 @pytest.fixture
 async def tenant(schema: Schema) -> AsyncGenerator[str]:
-    """A search path: an empty schema, then River's."""
+    """Yield a search path with an empty schema before River's."""
     name = f"{schema.name}_tenant"
     await schema.execute(f"CREATE SCHEMA {name}")
     yield f"{name}, {schema.name}"
@@ -59,8 +58,8 @@ def with_path(url: str, path: str) -> str:
 async def test_notifications_of_a_caller_with_another_search_path(
     schema: Schema, tenant: str
 ) -> None:
-    """Jobs, cancels and pauses of a caller whose search path finds River's tables in its second
-    schema reach the worker at once (FR-04)."""
+    """Jobs, cancels and pauses reach the worker at once from a caller whose search path finds
+    River's tables in its second schema (FR-04)."""
     rig = Rig(schema)
     started = asyncio.Queue[int]()
 
@@ -93,7 +92,7 @@ async def test_notifications_of_a_caller_with_another_search_path(
 async def test_lock_of_the_queues_is_one_whatever_the_search_path(
     schema: Schema, tenant: str
 ) -> None:
-    """Of two sessions whose search paths find the same tables one has to wait for the other's lock
+    """Of two sessions whose search paths find the same tables, one waits for the other's lock
     (FR-04)."""
     async with (
         connected(schema.url, search_path=tenant) as one,
@@ -107,8 +106,8 @@ async def test_lock_of_the_queues_is_one_whatever_the_search_path(
 
 
 async def test_listener_hears_the_first_schema_too(schema: Schema, tenant: str) -> None:
-    """A worker whose own search path finds the tables in its second schema receives what River in
-    Go sends from the same path."""
+    """A worker whose search path finds the tables in its second schema receives what River in Go
+    sends with the same path."""
     rig = Rig(schema)
 
     @rig.job

@@ -1,4 +1,4 @@
-"""What the server is told of our sessions, and when one is said to be lost and restored."""
+"""The server sessions of a client, and when a loss and a recovery are logged."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def plain(rig: Rig) -> None:
 
 @pytest.mark.usefixtures("plain")
 async def test_cut_while_it_waits_for_a_lock(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While somebody has locked the table, a claim that is given up leaves no session behind on
-    the server."""
+    """A claim that times out while the table is locked leaves no session on the server."""
     monkeypatch.setattr(riverpy._work.producer, "CLAIM_TIMEOUT", 0.3)
     waiting = (
         f"SELECT array_agg(pid) FROM pg_stat_activity WHERE {OURS} = 'riverpy claims'"
@@ -56,7 +55,7 @@ async def test_cut_while_it_waits_for_a_lock(rig: Rig, monkeypatch: pytest.Monke
     ("own", "expected"), [(None, "8s"), ("3s", "3s"), ("1500ms", "1500ms"), ("1h", "8s")]
 )
 async def test_limits_of_the_sessions(rig: Rig, own: str | None, expected: str) -> None:
-    """The server ends the statements that we gave up on; a shorter limit of the database stays."""
+    """The server ends statements that the client gave up. A shorter limit of the database stays."""
     name = await rig.schema.fetchval("SELECT quote_ident(current_database())")
     if own is not None:
         await rig.schema.execute(f"ALTER DATABASE {name} SET statement_timeout = '{own}'")
@@ -83,9 +82,8 @@ async def test_limits_of_the_sessions(rig: Rig, own: str | None, expected: str) 
 
 @pytest.mark.usefixtures("plain")
 async def test_session_of_maintenance(rig: Rig) -> None:
-    """The server ends statements of maintenance after 5 s, so that a leader that is gone holds up
-    the next one no longer; it compiles none, which would take a hundred times as long as to run
-    it."""
+    """The server ends statements of maintenance after 5 s, so that a dead leader delays the next
+    one no longer. It compiles none, which would take a hundred times longer than running it."""
     async with rig.working() as client:
         assert client._run is not None
         connection = await client._run._connections.connector.maintenance("maintenance")
@@ -95,9 +93,9 @@ async def test_session_of_maintenance(rig: Rig) -> None:
 
 
 @pytest.mark.usefixtures("plain")
-async def test_read_only_spell_is_one_outage(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """A server that lets itself be connected to and read, but not written (a fail-over), is not
-    said to be restored before it is."""
+async def test_read_only_server_is_one_outage(rig: Rig, log: list[dict[str, Any]]) -> None:
+    """A server that allows connections and reads but no writes, as in a failover, is not logged as
+    restored before it allows writes."""
 
     def said(event: str) -> int:
         return [entry["event"] for entry in log].count(event)
@@ -126,7 +124,7 @@ async def test_read_only_spell_is_one_outage(rig: Rig, log: list[dict[str, Any]]
                     await tries.acquire()
             lost = said(CONNECTION_LOST)
             restored = said(CONNECTION_RESTORED)
-            assert lost == restored + 1  # that of the listener, which need not write, came first
+            assert lost == restored + 1  # that of the listener, which needs no writes, came first
             async with asyncio.timeout(PATIENCE):
                 await tries.acquire()
             assert said(CONNECTION_LOST) == lost

@@ -1,4 +1,4 @@
-"""Rows that are slow, or that the server fails for: claims and results of the others go on."""
+"""Rows that are slow, or that make the server fail: claims and results of other rows continue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 LIMIT = 0.5
-"""Seconds after which the server ends a statement here, and we do a little later."""
+"""Seconds after which the server ends a statement here. The client's timeout is a little longer."""
 CLAIM, RESULT = "NEW.state = 'running'", "OLD.state = 'running'"
 NAMED = {
     CLAIM: JOB_CLAIM_FAILED,
@@ -52,7 +52,7 @@ def plain(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Statements may take half a second."""
+    """Limit statements to half a second."""
     short = riverpy._postgres.connection.timedelta(seconds=LIMIT)
     limit = riverpy._postgres.connection.limit_statements
 
@@ -66,7 +66,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def trigger(rig: Rig, when: str, body: str) -> AsyncGenerator[None]:
-    """Have a trigger of a user's run `body` before the claims or the results are stored."""
+    """Make a user's trigger run `body` before claims or results are stored."""
     await rig.schema.execute(
         "CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS"
         f" $$ BEGIN {body} RETURN NEW; END $$;"
@@ -80,12 +80,12 @@ async def trigger(rig: Rig, when: str, body: str) -> AsyncGenerator[None]:
 
 
 def events_of(log: list[dict[str, Any]]) -> list[str]:
-    """What the log says."""
+    """Return the logged events."""
     return [entry["event"] for entry in log if entry["log_level"] != "debug"]
 
 
 async def until_named(log: list[dict[str, Any]], event: str) -> dict[str, Any]:
-    """Wait until the log names a row."""
+    """Wait until a row is logged."""
     with anyio.fail_after(PATIENCE):
         while True:
             for entry in log:
@@ -100,9 +100,8 @@ async def until_named(log: list[dict[str, Any]], event: str) -> dict[str, Any]:
 async def test_each_row_is_slow(
     rig: Rig, log: list[dict[str, Any]], when: str, jobs: int, seconds: float
 ) -> None:
-    """Where a full batch takes far longer than the time limit, claims and results go on in smaller
-    batches, whether each row takes 1, 10 or 100 ms; the log reports no lost connection and names
-    no row."""
+    """If a full batch takes far longer than the timeout, claims and results continue in smaller
+    batches, whether a row takes 1, 10 or 100 ms. The log has no lost connection and no row."""
     await rig.insert_rows(jobs)
     async with (
         trigger(rig, when, f"PERFORM pg_sleep({seconds});"),
@@ -116,8 +115,8 @@ async def test_each_row_is_slow(
 @pytest.mark.usefixtures("plain", "limits")
 @pytest.mark.parametrize("when", [CLAIM, RESULT])
 async def test_one_row_is_too_slow(rig: Rig, log: list[dict[str, Any]], when: str) -> None:
-    """A row that alone takes longer than the limit is set aside by name; all others are worked, and
-    it is tried again by itself."""
+    """A single row that takes longer than the limit is set aside and logged. All others are worked.
+    The row is tried again automatically."""
     await rig.insert_rows(120)
     sleep = "IF NEW.id = 60 THEN PERFORM pg_sleep(15); END IF;"
     async with trigger(rig, when, sleep), rig.working(slots=120):
@@ -136,8 +135,8 @@ async def test_one_row_is_too_slow(rig: Rig, log: list[dict[str, Any]], when: st
 @pytest.mark.parametrize("sqlstate", CLASSES)
 @pytest.mark.parametrize("when", [CLAIM, RESULT])
 async def test_one_row_fails(rig: Rig, log: list[dict[str, Any]], when: str, sqlstate: str) -> None:
-    """An error for one row stops no other, whatever its class; the row is named, and tried again by
-    itself. The log speaks of no lost connection."""
+    """An error for one row stops no other, whatever its class. The row is logged and tried again
+    automatically. The log has no lost connection."""
     await rig.insert_rows(200)
     fail = f"IF NEW.id = 60 THEN RAISE 'not this one' USING ERRCODE = '{sqlstate}'; END IF;"
     async with trigger(rig, when, fail), rig.working(slots=200) as client:
@@ -159,7 +158,7 @@ async def test_one_row_fails(rig: Rig, log: list[dict[str, Any]], when: str, sql
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("when", [CLAIM, RESULT])
 async def test_one_row_ends_its_session(rig: Rig, log: list[dict[str, Any]], when: str) -> None:
-    """A row for which the session ends, as in a crash, is found as well."""
+    """A row that ends its session, as in a crash, is found as well."""
     await rig.insert_rows(50)
     end = "IF NEW.id = 20 THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF;"
     async with trigger(rig, when, end), rig.working(slots=50):
@@ -200,7 +199,7 @@ async def test_lost_claims_beside_one_that_fails(
 
 @pytest.mark.usefixtures("plain")
 async def test_one_queue_cannot_be_renewed(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """A queue whose row cannot be written is named, and is worked as the others are."""
+    """A queue whose row cannot be written is logged, and still worked."""
     await rig.schema.execute(
         "CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS"
         " $$ BEGIN RAISE 'not this one'; END $$;"
@@ -221,7 +220,7 @@ async def test_one_queue_cannot_be_renewed(rig: Rig, log: list[dict[str, Any]]) 
 
 @pytest.mark.usefixtures("plain", "limits")
 async def test_queues_are_slow_to_renew(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a look has no time for the rows of all queues, the next looks renew the others."""
+    """If a check has no time for the rows of all queues, the next checks renew the others."""
     for name, seconds in {
         "STATEMENT_TIMEOUT": LIMIT,
         "SEND_TIMEOUT": LIMIT,
@@ -245,8 +244,8 @@ async def test_queues_are_slow_to_renew(rig: Rig, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_last_release_beside_rows_that_fail(rig: Rig) -> None:
-    """What a process releases as its last statement is released although one row is refused and
-    another takes longer than there is time for all."""
+    """The last statement of a process releases its jobs although one row is refused and another
+    takes too long."""
     await rig.insert_rows(100)
     await rig.schema.execute("UPDATE river_job SET state = 'running', attempt = 1")
     await rig.schema.execute("UPDATE river_job SET attempted_at = '2026-01-01 00:00:00Z'")

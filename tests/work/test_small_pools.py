@@ -1,4 +1,4 @@
-"""A client whose pool, and a server whose connections, hardly suffice."""
+"""Clients with very small pools, and servers with few connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOBS = 30
 
 @contextmanager
 def short_waiting() -> Generator[None]:
-    """Nobody waits long for a connection of the pool."""
+    """Limit the wait for a connection of the pool."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for module in (riverpy._insert.inserter, riverpy.client):
             monkeypatch.setattr(module, "ACQUIRE_TIMEOUT", 0.5)
@@ -32,8 +32,8 @@ def short_waiting() -> Generator[None]:
 
 @pytest.mark.parametrize("size", [1, 2])
 async def test_jobs_share_few_connections(rig: Rig, size: int) -> None:
-    """With one connection in the pool, or two, and more jobs that insert and ask at the same time,
-    all end: what claims jobs and stores results has connections of its own (PB-09)."""
+    """With one or two connections in the pool and many jobs that insert and read at the same time,
+    all jobs end: claims and results have connections of their own (PB-09)."""
     together = asyncio.Event()
     running = 0
 
@@ -57,9 +57,9 @@ async def test_jobs_share_few_connections(rig: Rig, size: int) -> None:
 
 
 async def test_pool_that_user_code_has_filled(rig: Rig) -> None:
-    """While somebody keeps every connection of the pool, jobs are worked, cancelled and stored all
-    the same; an insert gives up in time and says what to do, and works again as soon as there is a
-    connection (PB-09)."""
+    """While user code holds every connection of the pool, jobs are still worked, cancelled and
+    stored. An insert times out with a clear error, and works again when a connection is free
+    (PB-09)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -80,5 +80,5 @@ async def test_pool_that_user_code_has_filled(rig: Rig) -> None:
 
 
 async def notify(rig: Rig) -> None:
-    """Say that somebody inserted."""
+    """Notify of an insert."""
     await rig.schema.execute(f'NOTIFY "{rig.schema.name}.river_insert", \'{{"queue": "default"}}\'')

@@ -1,4 +1,4 @@
-"""Starting: what keeps a client from starting, and a stop at each step of the start."""
+"""Starting: what prevents a start, and a stop at each step of the start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_CONNECTION = (
 
 @pytest.fixture(autouse=True)
 def worker(rig: Rig) -> None:
-    """A worker of kind `task`."""
+    """Register a worker of kind `task`."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -39,8 +39,8 @@ def worker(rig: Rig) -> None:
 
 
 async def stop_when_held(rig: Rig, proxy: Proxy, name: str, step: int, how: str) -> bool:
-    """Start a client, and stop it when its `step`-th answer is held back. Returns whether one was;
-    then the start was not over."""
+    """Start a client, and stop it when its `step`-th answer is held back. Returns False if the
+    start was complete before that."""
     client = rig.client(url=proxy.url, hard_stop_timeout=timedelta(milliseconds=300))
     proxy.hold(name, after=step)
     up = anyio.Event()
@@ -81,7 +81,7 @@ async def stop_when_held(rig: Rig, proxy: Proxy, name: str, step: int, how: str)
 async def test_stop_at_each_step(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, name: str, how: str
 ) -> None:
-    """A database that stops answering at any step of the start: the stop ends the client soon,
+    """If the database stops answering at any step of the start, a stop ends the client soon,
     without an error, and leaves no task and no connection (SC-19)."""
     monkeypatch.setattr("riverpy._postgres.notifier.PROBE_TIMEOUT", 0.3)
     async with proxied(rig.url) as proxy:
@@ -90,11 +90,11 @@ async def test_stop_at_each_step(
             steps += 1
             await rig.until(NO_CONNECTION, 0)
         assert steps >= 1
-    gc.collect()  # a connection that nobody closed would warn
+    gc.collect()  # an open connection would cause a warning
 
 
 async def test_stop_before_the_start(rig: Rig) -> None:
-    """A stop that comes as the first thing of a run ends it before it claims."""
+    """A stop at the very start of a run ends it before it claims."""
     await rig.insert_rows(1)
     client = rig.client()
     async with anyio.create_task_group() as tasks:
@@ -106,7 +106,7 @@ async def test_stop_before_the_start(rig: Rig) -> None:
 
 
 async def test_stop_right_after_the_start(rig: Rig) -> None:
-    """Stops a few turns of the loop after the start: each run ends, no row is left running."""
+    """A stop a few turns of the loop after the start ends the run, and no row is left running."""
     await rig.insert_rows(100)
     for turns in range(0, 60, 4):
         client = rig.client(slots=5)
@@ -120,7 +120,7 @@ async def test_stop_right_after_the_start(rig: Rig) -> None:
 
 
 async def test_refused_by_the_database(rig: Rig) -> None:
-    """What keeps a client from starting comes out of `run` and `working`, without a password."""
+    """An error of the start is raised by `run` and `working`, without a password."""
     url = "postgresql://nobody:hunter2@127.0.0.1:1/none"
     for attempt in ("run", "working"):
         client = rig.client(url=url)
@@ -135,7 +135,7 @@ async def test_refused_by_the_database(rig: Rig) -> None:
 
 
 async def test_schema_is_missing(rig: Rig) -> None:
-    """A database without River's tables is refused with the command that makes them."""
+    """A database without River's tables is refused with the command that creates them."""
     empty = f"{rig.schema.name}_empty"
     await rig.schema.execute(f"CREATE SCHEMA {empty}")
     with pytest.raises(riverpy.SchemaMissingError, match="riverpy migrate up"):
@@ -145,7 +145,7 @@ async def test_schema_is_missing(rig: Rig) -> None:
 
 
 async def test_service_that_cannot_start(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of a service before it is up is the error of the start."""
+    """An error of a service during its start is the error of the start."""
 
     async def broken(*args: Any) -> None:
         raise asyncpg.InsufficientPrivilegeError("permission denied for table river_queue")
@@ -157,7 +157,8 @@ async def test_service_that_cannot_start(rig: Rig, monkeypatch: pytest.MonkeyPat
 
 
 async def test_nothing_to_work(rig: Rig) -> None:
-    """A client without queues or workers, or with only a pool, cannot work, and says why."""
+    """A client without queues or workers, or with only a pool, cannot work, and the error says
+    why."""
     with pytest.raises(riverpy.ConfigError, match="no queue"):
         await rig.client(queues={}).run()
     with pytest.raises(riverpy.ConfigError, match="no worker"):
@@ -173,7 +174,7 @@ async def test_nothing_to_work(rig: Rig) -> None:
 async def test_listener_that_hears_nothing(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, log: list[dict[str, Any]]
 ) -> None:
-    """A listener that no probe reaches is told of, with the likely reason, and jobs are polled."""
+    """A listener that receives no probe is logged with the likely reason, and jobs are polled."""
     monkeypatch.setattr("riverpy._postgres.notifier.PROBE_TIMEOUT", 0.1)
     async with proxied(rig.url) as proxy:
         client = rig.client(
@@ -188,7 +189,7 @@ async def test_listener_that_hears_nothing(
 
 
 async def test_slow_database(rig: Rig) -> None:
-    """A start during an outage fails; the same client starts when the database is back."""
+    """A start during an outage fails. The same client starts when the database is back."""
     client_events: list[str] = []
     async with proxied(rig.url) as proxy:
         proxy.refusing = True

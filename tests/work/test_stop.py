@@ -1,4 +1,4 @@
-"""Stopping: drains, limits, hard stops, jobs that will not end, faults of our own."""
+"""Stopping: drains, timeouts, hard stops, jobs that do not end, and faults of riverpy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AT_ONCE = timedelta(0)
 
 @pytest.fixture(autouse=True)
 async def nothing_left() -> AsyncGenerator[None]:
-    """No task outlives its client (SC-19)."""
+    """Check that no task is left after the client (SC-19)."""
     before = asyncio.all_tasks()
     yield
     left = asyncio.all_tasks() - before - {asyncio.current_task()}
@@ -39,7 +39,7 @@ async def nothing_left() -> AsyncGenerator[None]:
 
 
 class Jobs:
-    """Jobs that wait to be told, and jobs that wait for ever."""
+    """Jobs that wait for the test, and jobs that wait for ever."""
 
     def __init__(self, rig: Rig) -> None:
         self.started: asyncio.Queue[Job[Task]] = asyncio.Queue()
@@ -58,12 +58,12 @@ class Jobs:
 
 @pytest.fixture
 def jobs(rig: Rig) -> Jobs:
-    """Waiting jobs of kind `task`."""
+    """Register waiting jobs of kind `task`."""
     return Jobs(rig)
 
 
 async def test_drain(rig: Rig, jobs: Jobs) -> None:
-    """A stop claims no more and lets running jobs end: they are completed, once (LD-17)."""
+    """A stop claims no more jobs and lets running jobs end. They are completed once (LD-17)."""
     client = rig.client(slots=1)
     async with rig.running(client):
         await client.insert(Task(n=1))
@@ -80,8 +80,8 @@ async def test_drain(rig: Rig, jobs: Jobs) -> None:
 
 
 async def test_interrupted(rig: Rig, jobs: Jobs) -> None:
-    """A job that a stop interrupts gets its attempt back: no error, metadata as it was, due at
-    once; the next worker completes it (SC-05)."""
+    """The attempt of a job that a stop interrupts does not count: it has no error, unchanged
+    metadata, and is due at once. The next worker completes it (SC-05)."""
     opts = riverpy.InsertOpts(max_attempts=1, metadata={"k": "v"})
     async with rig.working(soft_stop_timeout=AT_ONCE) as client:
         inserted = await client.insert(Task(), opts)
@@ -101,7 +101,7 @@ async def test_interrupted(rig: Rig, jobs: Jobs) -> None:
 
 
 async def test_interrupted_jobs_may_end_otherwise(rig: Rig) -> None:
-    """A job that is interrupted and returns, fails, snoozes or cancels by itself ends so."""
+    """An interrupted job that returns, fails, snoozes or cancels keeps that outcome."""
     started: asyncio.Queue[int] = asyncio.Queue()
 
     @rig.job
@@ -139,8 +139,8 @@ async def test_interrupted_jobs_may_end_otherwise(rig: Rig) -> None:
 
 
 async def test_rows_that_never_started(rig: Rig, jobs: Jobs) -> None:
-    """After a stop no row is running, rows that waited have no attempt and no error, and the next
-    worker takes them at once (LD-11)."""
+    """After a stop no row is running. Rows that waited have no attempt and no error, and the next
+    worker claims them at once (LD-11)."""
     await rig.insert_rows(50)
     async with rig.working(slots=2, soft_stop_timeout=AT_ONCE):
         await jobs.started.get()
@@ -156,7 +156,7 @@ async def test_rows_that_never_started(rig: Rig, jobs: Jobs) -> None:
 
 
 async def test_claim_in_flight_at_a_stop(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim that a stop finds in flight is finished, and its jobs are worked."""
+    """A claim in flight at a stop is completed, and its jobs are worked."""
     import riverpy._work.producer
 
     claiming, go_on = asyncio.Event(), asyncio.Event()
@@ -185,7 +185,7 @@ async def test_claim_in_flight_at_a_stop(rig: Rig, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("asker", ["stop_and_cancel", "second call", "both at once"])
 async def test_hard_stop(rig: Rig, jobs: Jobs, asker: str) -> None:
-    """Stop and stop_and_cancel, both, many times: the jobs are interrupted, the run ends
+    """After many calls of stop and stop_and_cancel the jobs are interrupted and the run ends
     (SC-09)."""
     async with rig.working(soft_stop_timeout=None) as client:
         for n in range(5):
@@ -208,8 +208,8 @@ async def test_hard_stop(rig: Rig, jobs: Jobs, asker: str) -> None:
 
 @pytest.mark.parametrize("soft", [5.0, None])
 async def test_slow_results_are_stored(rig: Rig, jobs: Jobs, soft: float | None) -> None:
-    """Results that take long to be stored have all of the time that a stop still has, not a share
-    of the hard stop's."""
+    """Slow results may use all the time that is left of the stop, not only a share of the hard stop
+    timeout."""
     await rig.schema.execute(
         "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
         " $$ BEGIN PERFORM pg_sleep(0.3); RETURN new; END $$;"
@@ -241,7 +241,7 @@ async def test_stop_without_a_run(rig: Rig, jobs: Jobs) -> None:
 
 
 async def test_client_runs_again(rig: Rig, jobs: Jobs) -> None:
-    """A client that was stopped can run again; one that runs cannot run twice."""
+    """A stopped client can run again. A running one cannot run twice."""
     client = rig.client()
     jobs.release.set()
     for n in range(3):
@@ -254,8 +254,9 @@ async def test_client_runs_again(rig: Rig, jobs: Jobs) -> None:
 
 
 async def test_job_that_ignores_cancellation(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """A job that will not end cannot hold the stop: it is abandoned, reported, and its row stays
-    running; the other results are stored. A later run of the client leaves it alone."""
+    """A job that ignores its cancellation cannot delay the stop: it is abandoned and reported, and
+    its row stays running. The other results are stored. A later run of the client leaves the row
+    alone."""
     started, let_go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @rig.job
@@ -301,7 +302,7 @@ async def test_job_that_ignores_cancellation(rig: Rig, log: list[dict[str, Any]]
 
 
 async def test_blocked_thread(rig: Rig) -> None:
-    """A blocked thread cannot hold the stop either."""
+    """A blocked thread cannot delay the stop either."""
     started, let_go = threading.Event(), threading.Event()
 
     @rig.job(executor="thread")
@@ -324,8 +325,8 @@ async def test_blocked_thread(rig: Rig) -> None:
 
 @pytest.mark.parametrize("style", ["task", "anyio", "timeout"])
 async def test_host_is_cancelled(rig: Rig, jobs: Jobs, style: str) -> None:
-    """Cancelling the task that hosts `working()` stops the client in order; the cancellation
-    arrives; no row is lost."""
+    """A cancellation of the task with `working()` stops the client in order. The cancellation is
+    raised, and no row is lost."""
     client = rig.client(soft_stop_timeout=AT_ONCE)
     inside = asyncio.Event()
 
@@ -379,7 +380,7 @@ async def test_host_is_cancelled(rig: Rig, jobs: Jobs, style: str) -> None:
 
 
 async def test_task_of_the_run_is_cancelled(rig: Rig, jobs: Jobs) -> None:
-    """Cancelling the task of `run()` itself interrupts the jobs and ends it."""
+    """A cancellation of the task of `run()` interrupts the jobs and ends the run."""
     client = rig.client(soft_stop_timeout=None)
     await rig.insert_rows(2)
     task = asyncio.get_running_loop().create_task(client.run())
@@ -394,8 +395,8 @@ async def test_task_of_the_run_is_cancelled(rig: Rig, jobs: Jobs) -> None:
 async def test_run_is_cancelled_while_it_drains(
     rig: Rig, jobs: Jobs, log: list[dict[str, Any]]
 ) -> None:
-    """A run that is stopped, and cancelled while it waits for its jobs, puts back what a claim took
-    whose answer was lost."""
+    """A run that is stopped, and cancelled while it waits for its jobs, releases the rows of a
+    claim whose answer was lost."""
     client = rig.client(soft_stop_timeout=None)
     await rig.insert_rows(1)
     task = asyncio.get_running_loop().create_task(client.run())
@@ -419,7 +420,7 @@ async def test_run_is_cancelled_while_it_drains(
 
 
 async def test_error_in_the_block(rig: Rig, jobs: Jobs) -> None:
-    """An error of the host's own code stops the client and comes out as it was raised."""
+    """An error of the host's own code stops the client and is raised unchanged."""
     client = rig.client(soft_stop_timeout=AT_ONCE)
     with pytest.raises(LookupError, match="of the host"):  # noqa: PT012
         async with client, client.working():
@@ -433,8 +434,8 @@ async def test_error_in_the_block(rig: Rig, jobs: Jobs) -> None:
 async def test_fault_of_ours(
     rig: Rig, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, service: type
 ) -> None:
-    """An unexpected error in a service ends the run with that error, its jobs interrupted; it is
-    never swallowed, and never leaves a client that is alive but idle (SC-14)."""
+    """An unexpected error in a service interrupts the jobs and is raised by the run. It is never
+    swallowed, and never leaves an idle client (SC-14)."""
     method = {Producer: "_wait_for_more", Reconciler: "_read_pauses", Completer: "_flush"}[service]
     monkeypatch.setattr("riverpy._work.reconciler.INTERVAL", 0.05)
 
@@ -456,7 +457,8 @@ async def test_fault_of_ours(
 
 
 async def test_fault_inside_working(rig: Rig, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such an error cancels the block of `working()` and comes out of it (SC-14)."""
+    """An unexpected error in a service cancels the block of `working()` and is raised by it
+    (SC-14)."""
 
     async def broken(*args: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
@@ -468,8 +470,8 @@ async def test_fault_inside_working(rig: Rig, jobs: Jobs, monkeypatch: pytest.Mo
 
 
 async def test_pool_with_a_leak(rig: Rig, jobs: Jobs, log: list[dict[str, Any]]) -> None:
-    """A connection of the client's pool that somebody keeps does not hold the stop; a pool that was
-    handed in is never closed (SC-13)."""
+    """A connection of the client's pool that is never released does not delay the stop. A pool of
+    the caller is never closed (SC-13)."""
     jobs.release.set()
     client = rig.client()
     async with rig.running(client):
@@ -485,8 +487,8 @@ async def test_pool_with_a_leak(rig: Rig, jobs: Jobs, log: list[dict[str, Any]])
 
 
 async def test_no_spinning_during_a_stop(rig: Rig) -> None:
-    """While a stop waits for a job in a shielded scope the process does not spin: it uses less than
-    half of the time that passes (SC-15)."""
+    """While a stop waits for a job in a shielded scope, the process does not spin: it uses less
+    than half of the time that passes (SC-15)."""
     started, release = asyncio.Event(), asyncio.Event()
 
     @rig.job
@@ -510,7 +512,7 @@ async def test_no_spinning_during_a_stop(rig: Rig) -> None:
 
 
 async def test_connections_are_closed(rig: Rig, jobs: Jobs) -> None:
-    """After a run nothing of it is connected to the database."""
+    """After a run it has no connections to the database."""
     jobs.release.set()
     async with rig.working() as client:
         await client.insert(Task())

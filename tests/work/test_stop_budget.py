@@ -1,4 +1,4 @@
-"""The time that a stop may take, and what of it each phase gets."""
+"""The time of a stop, and how much of it each step gets."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tests.work.rig import PATIENCE
 
 
 def budget(soft: float | None, hard: float) -> StopBudget:
-    """One of so many seconds."""
+    """Return a budget of so many seconds."""
     return StopBudget(None if soft is None else timedelta(seconds=soft), timedelta(seconds=hard))
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Its element is the monotonic time."""
+    """Return a list whose element is the monotonic time."""
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     return now
 
 
 def test_phases(clock: list[float]) -> None:
-    """Running jobs get the soft stop's time, cancelled ones what is left of all but the share that
-    results need. A hard stop leaves the hard stop's time, and a second one does not lengthen it."""
+    """Running jobs get the soft stop timeout. Cancelled jobs get the rest, except the share for
+    results. A hard stop leaves the hard stop timeout, and a second one does not extend it."""
     stop = budget(10, 5)
     assert (stop.is_started, stop.soft_left()) == (False, 0.0)
     stop.start()
@@ -45,7 +45,7 @@ def test_phases(clock: list[float]) -> None:
 
 
 def test_jobs_that_may_go_on_for_any_time(clock: list[float]) -> None:
-    """The hard stop's time begins when jobs are cancelled, and no earlier."""
+    """Without a soft stop timeout, the hard stop timeout starts when jobs are cancelled."""
     stop = budget(None, 5)
     stop.start()
     clock[0] += 1000
@@ -56,7 +56,8 @@ def test_jobs_that_may_go_on_for_any_time(clock: list[float]) -> None:
 
 
 def test_end_without_a_stop(clock: list[float]) -> None:
-    """A run that ends by a fault gives its jobs no soft time, and the hard stop's time in all."""
+    """A run that ends by a fault gives its jobs no soft time, and the hard stop timeout for
+    everything."""
     stop = budget(10, 5)
     assert stop.soft_left() == 0.0
     assert stop.left_for_jobs() == 3.0
@@ -65,7 +66,7 @@ def test_end_without_a_stop(clock: list[float]) -> None:
 
 
 async def test_results_have_a_moment() -> None:
-    """When all time was used up there is a moment for results still: the share of them."""
+    """After all time was used there is still a short time for results."""
     stop = budget(0, 0.25)
     stop.start_hard()
     await asyncio.sleep(0.25)
@@ -76,7 +77,7 @@ async def test_results_have_a_moment() -> None:
 
 
 async def test_hard_stop_while_results_are_stored() -> None:
-    """It shortens a wait that has begun; a cancellation does not end it."""
+    """A hard stop shortens a running wait for results. A cancellation does not end it."""
     stop, ended = budget(8, 0.1), []
 
     async def wait() -> None:

@@ -1,4 +1,4 @@
-"""Subscriptions: which events come, in which order, with what, and to whom."""
+"""Subscriptions: which events arrive, in which order, and with what content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def ends(rig: Rig) -> None:
-    """Jobs that end in each way, by their number."""
+    """Register jobs with each outcome, by their number."""
 
     @rig.job(next_retry=lambda job: timedelta(hours=1))
     async def work(job: Job[Task]) -> None:
@@ -32,7 +32,8 @@ def ends(rig: Rig) -> None:
 
 
 async def test_kinds_and_jobs(rig: Rig) -> None:
-    """Each end has its kind; the event's job is the row after its result was stored."""
+    """Each outcome has its kind of event. The event's job is the row after its result was
+    stored."""
     ends(rig)
     async with rig.working(slots=1) as client:
         for n in range(4):
@@ -71,7 +72,7 @@ async def test_kinds_and_jobs(rig: Rig) -> None:
 
 
 async def test_only_the_kinds_asked_for(rig: Rig) -> None:
-    """A subscription has the events of its kinds alone, in the order of their end."""
+    """A subscription receives only events of its kinds, in the order in which jobs end."""
     ends(rig)
     client = rig.client(slots=1)
     async with (
@@ -89,8 +90,8 @@ async def test_only_the_kinds_asked_for(rig: Rig) -> None:
     assert [event.job.id for event in events if event.job] == [2, 4, 6, 8]
 
 
-async def test_what_is_refused(rig: Rig) -> None:
-    """A subscription without a kind, of an unknown kind, or without room is refused."""
+async def test_invalid_arguments_are_refused(rig: Rig) -> None:
+    """A subscription without a kind, with an unknown kind, or without room is refused."""
     client = rig.client()
     with pytest.raises(riverpy.ConfigError, match="name the kinds"):
         client.subscribe()
@@ -101,8 +102,8 @@ async def test_what_is_refused(rig: Rig) -> None:
 
 
 async def test_ends_with_the_client(rig: Rig) -> None:
-    """An iteration ends when the client stops, after the last result; so do several on one
-    subscription; one that is opened again goes on with the next run."""
+    """An iteration ends when the client stops, after the last result. So do several iterations over
+    one subscription. A subscription that is opened again continues with the next run."""
     ends(rig)
     client = rig.client()
     seen: list[int] = []
@@ -127,8 +128,8 @@ async def test_ends_with_the_client(rig: Rig) -> None:
 
 
 async def test_stalled_subscriber(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """A subscriber that never reads holds at most what it asked for, loses the rest by count, is
-    warned about once, and disturbs nobody (ME-04)."""
+    """A subscriber that never reads holds only its size of events, and counts the others as
+    dropped. It is logged once and delays nothing (ME-04)."""
     ends(rig)
     client = rig.client(slots=100)
     await rig.insert_rows(2000)
@@ -142,7 +143,7 @@ async def test_stalled_subscriber(rig: Rig, log: list[dict[str, Any]]) -> None:
 
 
 async def test_subscriber_that_raises_or_leaves(rig: Rig) -> None:
-    """A subscriber that raises, or leaves in the middle of a delivery, disturbs nobody (ME-04)."""
+    """A subscriber that raises, or leaves during a delivery, affects no other (ME-04)."""
     ends(rig)
     async with rig.working() as client:
 
@@ -162,8 +163,8 @@ async def test_subscriber_that_raises_or_leaves(rig: Rig) -> None:
 
 
 async def test_statistics(rig: Rig) -> None:
-    """No wait or duration is negative, also after snoozes and retries, for jobs from the future's
-    clock and jobs due long before they were inserted (OP-11)."""
+    """No wait or duration is negative, also after snoozes and retries, for jobs with a time in the
+    future, and for jobs that were due long before their insert (OP-11)."""
     runs: dict[int, int] = {}
 
     @rig.job(next_retry=lambda job: timedelta(milliseconds=1))
@@ -197,7 +198,7 @@ async def test_statistics(rig: Rig) -> None:
 
 
 async def test_queue_events(rig: Rig) -> None:
-    """Pausing and resuming tells of the queue, once each."""
+    """A pause and a resume publish one event of the queue each."""
     ends(rig)
     async with rig.working() as client:
         await client.queue_pause("default")

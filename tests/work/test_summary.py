@@ -1,4 +1,4 @@
-"""What the log says of the jobs of a run."""
+"""The summary of a run's jobs in the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE = 20.0
 
 
 def ended(kind: str, error: str | None = None) -> Any:
-    """An attempt that ended a moment ago."""
+    """Return an attempt that ended a moment ago."""
     row: list[Any] = [0] * 18
     row[JobColumn.KIND], row[JobColumn.QUEUE] = kind, "default"
     outcome = None if error is None else SimpleNamespace(error=json.dumps({"error": error}))
@@ -41,7 +41,7 @@ def ended(kind: str, error: str | None = None) -> Any:
 
 
 class Told:
-    """A summary of a run that does nothing but what a test says."""
+    """A summary with the counts that a test sets."""
 
     def __init__(self, kinds: list[str], stuck: int = 0) -> None:
         self.stuck = stuck
@@ -71,14 +71,14 @@ class Told:
         )
 
     def lines(self) -> list[Any]:
-        """What the end of the run says."""
+        """Return the events at the end of the run."""
         with structlog.testing.capture_logs() as log:
             self.summary.end()
         return log
 
 
-def test_many_kinds_are_one_line() -> None:
-    """A thousand kinds that fail are one line, which names a few and counts the others (OP-07)."""
+def test_many_kinds_are_one_event() -> None:
+    """A thousand failing kinds are one event, which names a few and counts the others (OP-07)."""
     kinds = [f"kind{n}" for n in range(1000)]
     told = Told(kinds)
     told.counters.ended([ended(kind, f"error of {kind}") for kind in kinds for _ in range(3)])
@@ -91,8 +91,8 @@ def test_many_kinds_are_one_line() -> None:
     assert (worked["failed"], worked["discarded"], worked["completed"]) == (3000, 3000, 0)
 
 
-def test_only_what_is_new_is_told() -> None:
-    """A line tells of what ended since the last one; without that there is none (OP-07)."""
+def test_only_new_counts_are_logged() -> None:
+    """An event covers what ended since the last one. If nothing ended there is no event (OP-07)."""
     told = Told(["a"])
     assert told.lines() == []
     told.counters.ended([ended("a"), ended("a", "boom")])
@@ -104,7 +104,7 @@ def test_only_what_is_new_is_told() -> None:
 
 
 def test_rate_is_not_over_idle_hours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line after hours in which nothing ended is about the last minute alone."""
+    """An event after hours in which nothing ended covers only the last minute."""
     now = 1000.0
     monkeypatch.setattr(summary_module, "time", SimpleNamespace(monotonic=lambda: now))
     told = Told(["a"])
@@ -116,8 +116,8 @@ def test_rate_is_not_over_idle_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (line["seconds"], line["rate"]) == (60.0, 2.0)
 
 
-def test_stuck_jobs_are_told_while_nothing_ends() -> None:
-    """A run whose slots are held by stuck jobs says so in each line, though no job ends."""
+def test_stuck_jobs_are_logged_while_nothing_ends() -> None:
+    """A run whose slots are held by stuck jobs reports this each minute, even if no job ends."""
     told = Told(["a"], stuck=2)
     for _ in range(2):
         (line,) = told.lines()
@@ -125,8 +125,7 @@ def test_stuck_jobs_are_told_while_nothing_ends() -> None:
 
 
 def test_unknown_kinds_are_named() -> None:
-    """Kinds that the run lacks are named like others when they fail; what is more is counted as
-    one."""
+    """Failing kinds without a worker are named like others. Beyond the limit they count as one."""
     told = Told([])
     told.counters.ended([ended(f"kind{n}", "boom") for n in range(FAILING_MAX + 5)])
     fail = told.lines()[0]
@@ -135,7 +134,7 @@ def test_unknown_kinds_are_named() -> None:
 
 
 def test_error_on_one_line_without_password() -> None:
-    """The error of a kind is one line, cut, and shows no password of a URL."""
+    """The error of a kind is one line, shortened, and without the password of a URL."""
     told = Told(["a"])
     told.counters.ended([ended("a", "no\nluck at postgres://u:s3cret@h/d" + "x" * 10_000)])
     error = told.lines()[0]["kinds"]["a"]["error"]
@@ -143,8 +142,8 @@ def test_error_on_one_line_without_password() -> None:
     assert len(error) <= summary_module.ERROR_LENGTH_MAX
 
 
-async def test_first_failure_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That jobs begin to fail is said within moments, long before the minute is over (OP-07)."""
+async def test_first_failure_is_logged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first failures are logged within moments, not after a minute (OP-07)."""
     monkeypatch.setattr(summary_module, "GATHER_TIME", 0.01)
     told = Told(["a"])
     ready = SimpleNamespace(started=lambda: None)
@@ -159,8 +158,8 @@ async def test_first_failure_is_told_at_once(monkeypatch: pytest.MonkeyPatch) ->
     assert [line["event"] for line in log] == [JOBS_FAILED]
 
 
-def test_refused_results_are_told_while_nothing_ends() -> None:
-    """HttpError results are in the line of the minute, once, and make it come where no job ends."""
+def test_refused_results_are_logged_while_nothing_ends() -> None:
+    """Refused results are in the event of the minute once, and cause it even if no job ends."""
     told = Told([])
     told.counters.results_refused = 3
     (line,) = told.lines()

@@ -1,4 +1,4 @@
-"""Timeouts: of the client, of a worker, of a job, and code that has timeouts of its own."""
+"""Timeouts of the client, of a worker and of a job, and code with timeouts of its own."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ FOREVER = 3600
 
 
 async def test_timeout_of_the_client(rig: Rig) -> None:
-    """A job past the client's timeout is cancelled, and has failed with a text that says whose
-    timeout it was."""
+    """A job that exceeds the client's timeout is cancelled, and fails with a text that names the
+    client's timeout."""
     cancelled: list[bool] = []
 
     @rig.job
@@ -34,7 +34,7 @@ async def test_timeout_of_the_client(rig: Rig) -> None:
         try:
             await asyncio.sleep(FOREVER)
         except asyncio.CancelledError:
-            await asyncio.sleep(0)  # clean-up may wait
+            await asyncio.sleep(0)  # clean-up may await
             cancelled.append(True)
             raise
 
@@ -57,7 +57,7 @@ class Once(msgspec.Struct):
 
 
 class OnceWorker(Worker[Once]):
-    """Its timeout is in the args: 0 for the client's, negative for none."""
+    """The timeout is in the args: 0 for the client's, negative for none."""
 
     async def work(self, job: Job[Once]) -> None:
         await asyncio.sleep(0.15 if job.args.milliseconds < 0 else FOREVER)
@@ -73,7 +73,7 @@ class OnceWorker(Worker[Once]):
 
 
 async def test_precedence(rig: Rig) -> None:
-    """A job's own timeout wins over the worker's, that over the client's; None is none."""
+    """A job's own timeout overrides the worker's, and that the client's. None means no timeout."""
 
     @rig.job(timeout=timedelta(milliseconds=20))
     async def work(job: Job[Task]) -> None:
@@ -91,7 +91,7 @@ async def test_precedence(rig: Rig) -> None:
 
 
 async def test_no_timeout_at_all(rig: Rig) -> None:
-    """With `job_timeout=None` nothing is timed."""
+    """With `job_timeout=None` there is no timeout."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -102,7 +102,7 @@ async def test_no_timeout_at_all(rig: Rig) -> None:
 
 @pytest.mark.parametrize("timeout", [30, timedelta(0), timedelta(seconds=-1), "1m"])
 def test_timeouts_that_are_refused(timeout: Any) -> None:
-    """A timeout that is no timedelta above zero is refused when the worker is registered."""
+    """A timeout that is not a timedelta above zero is refused at the registration of the worker."""
 
     async def work(job: Job[Task]) -> None: ...
 
@@ -111,8 +111,8 @@ def test_timeouts_that_are_refused(timeout: Any) -> None:
 
 
 async def test_late_deadline_does_not_hide_an_early_one(rig: Rig) -> None:
-    """A job with a short timeout that starts after one with a long timeout is stopped in time, and
-    jobs without timeouts go on."""
+    """A job with a short timeout that starts after one with a long timeout is stopped in time. Jobs
+    without timeouts keep running."""
     release = asyncio.Event()
 
     @rig.job
@@ -135,8 +135,8 @@ async def test_late_deadline_does_not_hide_an_early_one(rig: Rig) -> None:
 
 
 async def test_swallowed_cancellation(rig: Rig) -> None:
-    """A job that swallows the cancellation and returns has completed; one that turns it into an
-    error of its own has failed with that."""
+    """A job that catches the cancellation and returns has completed. One that raises its own error
+    then has failed with that."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -191,7 +191,8 @@ async def test_own_timeout_is_not_the_jobs(rig: Rig) -> None:
 
 @pytest.mark.parametrize("style", ["asyncio", "anyio", "wait_for", "shielded"])
 async def test_timeout_reaches_into_scopes(rig: Rig, style: str) -> None:
-    """The job timeout ends code inside the job's own scopes and groups, as the job timeout."""
+    """The job timeout also ends code inside the job's own scopes and groups, and is reported as the
+    job timeout."""
 
     async def child() -> None:
         await asyncio.sleep(FOREVER)
@@ -256,8 +257,8 @@ async def test_cancelled_in_nested_groups(rig: Rig) -> None:
 
 
 async def test_time_limit_before_the_first_step(rig: Rig) -> None:
-    """A job whose loop was held up between its claim and its first step for longer than it may take
-    runs, and has its whole time."""
+    """If the loop is blocked between the claim and the first step of a job for longer than its
+    timeout, the job runs with its full time."""
 
     @rig.job(timeout=timedelta(hours=1))
     async def work(job: Job[Task]) -> None:
@@ -282,8 +283,8 @@ async def test_time_limit_before_the_first_step(rig: Rig) -> None:
 
 
 async def test_time_limit_of_a_late_first_step(rig: Rig) -> None:
-    """A job whose first step comes after its time limit, and before the timers are looked at, has
-    its whole time, too."""
+    """If the first step of a job comes after its timeout, but before the deadlines are checked, the
+    job has its full time too."""
 
     @rig.job(timeout=timedelta(hours=1))
     async def work(job: Job[Task]) -> None:
@@ -307,8 +308,8 @@ async def test_time_limit_of_a_late_first_step(rig: Rig) -> None:
 
 
 async def test_cancel_before_the_first_step(rig: Rig) -> None:
-    """An attempt that is stopped before its task has begun runs no code of the job's, and its slot
-    and row come back."""
+    """An attempt that is stopped before its task starts runs no code of the job, and its slot and
+    row are free again."""
     called: list[int] = []
 
     @rig.job

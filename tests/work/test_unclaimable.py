@@ -1,4 +1,4 @@
-"""Rows that cannot be claimed: the others of their queue are, and somebody is told."""
+"""Rows that cannot be claimed: they are logged, and the others of their queue are claimed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOON = timedelta(milliseconds=20)
 
 
 def said(log: list[dict[str, Any]], event: str) -> list[Any]:
-    """The jobs of the warnings with this event."""
+    """Return the job ids of the warnings with this event."""
     return [
         entry.get("job_id")
         for entry in log
@@ -37,7 +37,7 @@ def said(log: list[dict[str, Any]], event: str) -> list[Any]:
 
 
 async def refuse(rig: Rig, condition: str) -> None:
-    """Have a trigger of a user's refuse the claims of these jobs, and count the tries."""
+    """Make a user's trigger refuse the claims of these jobs, and count the attempts."""
     await rig.schema.execute(
         "CREATE SEQUENCE tries; CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql"
         " SET search_path FROM CURRENT AS"
@@ -48,19 +48,19 @@ async def refuse(rig: Rig, condition: str) -> None:
 
 
 async def allow(rig: Rig) -> None:
-    """Let the jobs be claimed again."""
+    """Allow the claims again."""
     await rig.schema.execute("DROP FUNCTION meddle CASCADE; DROP SEQUENCE tries")
 
 
 async def tries(rig: Rig) -> int:
-    """How often a claim was refused."""
+    """Return how often a claim was refused."""
     return await rig.schema.fetchval(
         "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM tries"
     )
 
 
 async def test_attempt_at_the_end_of_its_type(rig: Rig) -> None:
-    """A job with as many attempts as the column can hold is tried once more, for the last time."""
+    """A job whose attempt number is the largest that the column holds is tried once more."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -83,8 +83,8 @@ async def test_attempt_at_the_end_of_its_type(rig: Rig) -> None:
 async def test_trigger_that_refuses(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:
-    """What a user's trigger does not let be claimed is stepped over, named once, and tried again
-    later; all others are worked, and no claim is thought lost."""
+    """Jobs whose claims a user's trigger refuses are skipped, logged once, and tried again later.
+    All others are worked, and no claim counts as lost."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -116,8 +116,8 @@ async def test_trigger_that_refuses(
 async def test_refused_row_that_comes_in_between(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look at the next row and its claim another is inserted that comes first, and is
-    refused: the row that was looked at is claimed, not blamed."""
+    """If another job is inserted before the next row between its read and its claim, and is
+    refused, the row that was read is claimed and not set aside."""
     look = riverpy._work.producer.job_next
     looks = 0
 
@@ -125,7 +125,7 @@ async def test_refused_row_that_comes_in_between(
         nonlocal looks
         found = await look(*args, **kwargs)
         looks += 1
-        if looks == 2:  # by a transaction that began before
+        if looks == 2:  # by a transaction that started before
             await rig.insert_rows(1, priority=2, scheduled_at=datetime(2026, 1, 1, tzinfo=UTC))
         return found
 
@@ -150,9 +150,9 @@ async def test_refused_row_that_comes_in_between(
 
 
 async def test_claims_of_one_job(rig: Rig) -> None:
-    """Where jobs are claimed one by one, the next is the first in the order of claims of which the
-    client knows the kind and which is not set aside; one that was is taken only while it can be
-    claimed from this queue."""
+    """If jobs are claimed one by one, the next is the first in the claim order with a known kind
+    that is not set aside. A job that was set aside is claimed only while it can be claimed from
+    this queue."""
     await rig.schema.execute(
         "INSERT INTO river_job (kind, queue, max_attempts, args, priority, state, scheduled_at)"
         " SELECT kind, queue, 25, '{}'::jsonb, priority, state::river_job_state, now() + due FROM"
@@ -180,7 +180,7 @@ async def test_claims_of_one_job(rig: Rig) -> None:
 async def test_refused_row_is_tried_again(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row that was refused is tried again by itself, and worked once nothing refuses it."""
+    """A refused row is tried again automatically, and worked when nothing refuses it."""
     monkeypatch.setattr(riverpy._postgres.set_aside, "DELAY_MIN", 0.02)
     monkeypatch.setattr(riverpy._postgres.set_aside, "DELAY_MAX", 0.02)
 
@@ -202,8 +202,8 @@ async def test_refused_row_is_tried_again(
 async def test_every_row_is_refused(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where too many rows are refused it is said once, without a word for each, and claiming goes
-    on when the reason is gone."""
+    """If too many rows are refused, this is logged once and not for each row. Claiming resumes when
+    the reason is gone."""
     monkeypatch.setattr(riverpy._work.unclaimable, "SKIPPED_MAX", 8)
 
     @rig.job
@@ -223,7 +223,7 @@ async def test_every_row_is_refused(
 
 
 async def test_claims_that_are_not_permitted(rig: Rig, log: list[dict[str, Any]]) -> None:
-    """A refusal that is no row's fault is said once, as is its end, names no row, and passes."""
+    """A refusal that no row causes is logged once, and so is its end. It names no row."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -244,8 +244,8 @@ async def test_claims_that_are_not_permitted(rig: Rig, log: list[dict[str, Any]]
 
 
 async def test_text_that_cannot_cross(server_url: str, log: list[dict[str, Any]]) -> None:
-    """A database of encoding SQL_ASCII may hold texts that are no UTF-8: such a row is left alone
-    and named, is not left running, and the others are worked."""
+    """A database of encoding SQL_ASCII may hold texts that are not UTF-8. Such a row is skipped and
+    logged and not left running. The others are worked."""
     name = new_database_name()
     async with connected(server_url) as connection:
         await connection.execute(
@@ -276,7 +276,7 @@ async def test_text_that_cannot_cross(server_url: str, log: list[dict[str, Any]]
 
 
 async def test_drain_ends_beside_a_refused_row(rig: Rig) -> None:
-    """A drain does not wait for a row that nobody can claim (LD-16)."""
+    """A drain does not wait for a row that cannot be claimed (LD-16)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
