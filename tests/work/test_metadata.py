@@ -23,7 +23,7 @@ from riverpy._postgres.jobs import (
 )
 from riverpy.cli import main
 from riverpy.job import JobState
-from tests.tools.doctor.conftest import examine
+from tests.tools.doctor.conftest import run_doctor
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
@@ -254,5 +254,5 @@ async def test_commands(schema: Schema) -> None:
         else:
             assert result.exit_code == 0, result.output
     await schema.execute("DROP FUNCTION refuse CASCADE")
-    report = await examine(*where[:2])
-    assert not [one for one in report.findings if "could not be looked at" in one["text"]]
+    report = await run_doctor(*where[:2])
+    assert not [one for one in report.findings if "this check failed" in one["text"]]
