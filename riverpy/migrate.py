@@ -1,5 +1,5 @@
-"""The migrator: brings River's tables and ours to a version, says what a database has, gives the
-SQL."""
+"""Migrator: applies and undoes migrations of River's and our tables, lists those of a database, and
+returns their SQL."""
 
 from __future__ import annotations
 
@@ -49,39 +49,39 @@ __all__ = [
 LOCK_TIMEOUT_DEFAULT = timedelta(seconds=4)
 STATEMENT_TIMEOUT_DEFAULT = timedelta(minutes=1)
 _SQL_HEADER = """\
--- These migrations must not be wrapped in one transaction: version 4 of line main adds a value to
--- an enum, and PostgreSQL lets nobody use it before the commit. Commit after each version.
+-- Do not run these migrations in one transaction: version 4 of line main adds a value to an enum,
+-- and PostgreSQL does not allow its use before the commit. Commit after each version.
 """
 
 _LIMIT_MAX = timedelta(days=24)
-"""What PostgreSQL can count in milliseconds, less a little."""
+"""A little less than PostgreSQL can count in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationStep:
-    """One migration that was applied or undone, or in a dry run would be."""
+    """One migration that was applied or undone, or would be in a dry run."""
 
     version: int
     name: str
     direction: Direction
     sql: str
-    """The text that was run, with the schema in place."""
+    """The SQL, with the name of the schema."""
 
     duration: timedelta
-    """From the begin to the commit of its transaction. Zero in a dry run."""
+    """The duration of its transaction. Zero in a dry run."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigrateResult:
-    """What `up` or `down` did."""
+    """The result of `up` or `down`."""
 
     line: str
     schema: str
     steps: Sequence[MigrationStep]
-    """In the order in which they ran. Empty if the database was where it should be."""
+    """The steps in the order in which they ran. Empty if there was nothing to do."""
 
     notices: Sequence[str]
-    """What is recorded that riverpy does not know and left alone, one sentence each."""
+    """One sentence for each recorded version or line that this riverpy does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class MigrationStatus:
 
     version: int
     name: str | None
-    """None for a version that this riverpy does not know."""
+    """None if this riverpy does not know the version."""
 
     applied_at: datetime | None
     """None if it is not applied."""
@@ -102,34 +102,36 @@ class ValidateResult:
 
     ok: bool
     missing: Sequence[int]
-    """Versions that are not applied, lowest first."""
+    """The versions that are not applied, lowest first."""
 
     messages: Sequence[str]
-    """Why it is not ok, and what is recorded that riverpy does not know, one sentence each."""
+    """One sentence for each problem, and for each recorded version or line that this riverpy does
+    not know."""
 
 
 class Migrator:
     """Applies and undoes the migrations of one line in one schema.
 
-    Each migration runs in its own transaction together with its row in `river_migration`, so that
-    an interrupted run is continued by the next. Any number of migrators may run at once: they take
-    turns, step by step.
+    Each migration runs in its own transaction, together with its row in `river_migration`. After
+    an interruption the next run continues. Any number of migrators may run at once: their steps
+    take turns.
 
     Args:
-        database: a URL, an asyncpg pool, or an asyncpg connection that is in no transaction; None
-            lets asyncpg read the `PG*` variables.
-        schema: the schema of River's tables, which must exist; None leaves it to the search path.
-        line: `main` for River's own tables, `riverpy` for those that riverpy has beside them. See
-            `migrate_all` for both.
-        lock_timeout: how long a statement waits for a table that another transaction holds, and so
-            how long it holds up the workers that queue behind it. 1 ms to 24 days.
+        database: a URL, an asyncpg pool, or an asyncpg connection that is in no transaction. None
+            means the `PG*` variables.
+        schema: the schema of River's tables, which must exist. None means the first schema of the
+            search path.
+        line: `main` for River's tables, `riverpy` for riverpy's own tables. See `migrate_all` for
+            both.
+        lock_timeout: how long a statement waits for a table that another transaction has locked.
+            Workers wait behind it for as long. 1 ms to 24 days.
         statement_timeout: how long one statement of a migration may run, and how long to wait for
             another migrator's step. 1 ms to 24 days.
 
     Raises:
-        ConfigError: the name of the schema is not allowed, the line is unknown, or a limit is
+        ConfigError: the name of the schema is not allowed, the line is unknown, or a timeout is
             out of its range.
-        TypeError: `database` is nothing of the above.
+        TypeError: `database` is none of the above.
     """
 
     def __init__(
@@ -163,18 +165,18 @@ class Migrator:
     async def up(
         self, *, target: int | None = None, max_steps: int | None = None, dry_run: bool = False
     ) -> MigrateResult:
-        """Apply what is outstanding.
+        """Apply the missing migrations.
 
         Args:
-            target: the last version to apply; None means the newest. Nothing is done if it is
-                applied.
-            max_steps: apply at most this many; None means no limit.
-            dry_run: change nothing, only say what would be done.
+            target: the last version to apply. None means the newest. Nothing is done if it is
+                applied already.
+            max_steps: the largest number of migrations to apply. None means no limit.
+            dry_run: change nothing, only return what would be done.
 
         Raises:
             MigrationError: the connection is in a transaction, the target is unknown, River's
-                tables are there without a record, a version below an applied one is not recorded,
-                or a step failed; the steps before it are applied and recorded.
+                tables exist without a record, a version below an applied one is not recorded, or a
+                step failed. The steps before it are applied and recorded.
             SchemaMissingError: the schema does not exist.
             ServerVersionError: PostgreSQL is older than 13.
             OSError, TimeoutError, asyncpg.PostgresError: the database cannot be reached.
@@ -184,17 +186,18 @@ class Migrator:
     async def down(
         self, *, target: int | None = None, max_steps: int | None = None, dry_run: bool = False
     ) -> MigrateResult:
-        """Undo one migration, or those above a target. This drops tables, and the jobs in them.
+        """Undo one migration, or all above a target. This drops tables with their jobs.
 
         Args:
-            target: the version to end at, which stays applied; 0 removes everything.
-            max_steps: undo at most this many; None means no limit with a target, one step without.
-            dry_run: change nothing, only say what would be done.
+            target: the newest version that stays applied. 0 removes everything.
+            max_steps: the largest number of migrations to undo. None means one step, or, with a
+                target, no limit.
+            dry_run: change nothing, only return what would be done.
 
         Raises:
             MigrationError: the connection is in a transaction, the target is not applied, River's
-                tables are there without a record, a version is applied that this riverpy does not
-                know, or a step failed; the steps before it are undone and recorded.
+                tables exist without a record, an applied version is newer than this riverpy, or a
+                step failed. The steps before it are undone and recorded.
             SchemaMissingError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as
                 `up`.
         """
@@ -203,10 +206,10 @@ class Migrator:
         return await self._migrate(Direction.DOWN, target, max_steps, dry_run=dry_run)
 
     async def list(self) -> Sequence[MigrationStatus]:
-        """The versions of the line, lowest first, each with the time at which it was applied.
+        """Return the versions of the line, lowest first, with the times when they were applied.
 
         Raises:
-            MigrationError: River's tables are there without a record.
+            MigrationError: River's tables exist without a record.
             SchemaMissingError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as
                 `up`.
         """
@@ -225,7 +228,7 @@ class Migrator:
         ]
 
     async def validate(self, *, target: int | None = None) -> ValidateResult:
-        """Check that nothing is missing, up to a target if one is given. Changes nothing.
+        """Check that all versions are applied, or all up to a target. This changes nothing.
 
         Raises:
             MigrationError: the target is unknown.
@@ -260,13 +263,14 @@ class Migrator:
         direction: Direction = Direction.UP,
         schema: str | None = None,
     ) -> str:
-        """The text of migrations, to be run by another tool. Needs no database.
+        """Return the SQL of migrations, to run them with another tool. This needs no database.
 
         Args:
-            line: `main` for River's own tables, `riverpy` for ours.
-            versions: which; None means all. They come in the order in which they have to run.
+            line: `main` for River's tables, `riverpy` for riverpy's own tables.
+            versions: the versions, which are returned in the order in which they must run. None
+                means all.
             direction: up or down.
-            schema: put before each name; None leaves it to the search path.
+            schema: the schema of all names. None means the search path.
 
         Raises:
             ConfigError: the line is unknown or the name of the schema is not allowed.
@@ -295,9 +299,9 @@ class Migrator:
         async with self._connection() as connection:
             if connection.is_in_transaction():
                 raise MigrationError(
-                    "the connection is in a transaction, and each migration needs its own: a later "
-                    "one uses an enum value that an earlier one adds. Commit or roll back first, "
-                    "or pass a URL"
+                    "the connection is in a transaction, but each migration needs its own, because "
+                    "a later one uses an enum value that an earlier one adds. Commit or roll back "
+                    "first, or pass a URL"
                 )
             state = await self._read(connection)
             notices = state.notices(self._line)
@@ -323,8 +327,8 @@ class Migrator:
         return MigrateResult(self._line, state.schema, steps, notices)
 
     def _check_lines(self, state: SchemaState, *, dry_run: bool) -> list[str]:
-        """Whether the table of migrations has room for the line; a dry run only says that it will
-        have to."""
+        """Check that `river_migration` can record the line. In a dry run return a notice instead of
+        raising."""
         if self._line == MAIN_LINE or state.has_lines:
             return []
         need = f"line {self._line!r} needs version {LINES_VERSION} of line {MAIN_LINE!r}"
@@ -404,17 +408,17 @@ async def migrate_all(
     lock_timeout: timedelta = LOCK_TIMEOUT_DEFAULT,
     statement_timeout: timedelta = STATEMENT_TIMEOUT_DEFAULT,
 ) -> Sequence[MigrateResult]:
-    """Apply what is outstanding of every line that riverpy has: River's `main`, then `riverpy`.
+    """Apply the missing migrations of both lines: River's `main`, then `riverpy`.
 
-    The arguments are those of `Migrator`; `dry_run` is that of `Migrator.up`.
+    The arguments are those of `Migrator` and `Migrator.up`.
 
     Returns:
-        What was done in each line, in this order.
+        The result for each line, in this order.
 
     Raises:
         ConfigError, TypeError: as `Migrator`.
         MigrationError, SchemaMissingError, ServerVersionError, OSError, TimeoutError,
-            asyncpg.PostgresError: as `Migrator.up`; the lines before are complete.
+            asyncpg.PostgresError: as `Migrator.up`. The line before is complete.
     """
     return [
         await Migrator(
@@ -438,7 +442,7 @@ def _check_known(line: str, version: int | None) -> None:
 
 def _invalid_index_message(state: SchemaState, index: str) -> str:
     return (
-        f"index {index!r} in schema {state.schema!r} is invalid, since its concurrent build "
+        f"index {index!r} in schema {state.schema!r} is invalid, because its concurrent build "
         "failed: drop it, or rebuild it with REINDEX INDEX CONCURRENTLY"
     )
 

@@ -1,8 +1,8 @@
-"""Damage: jobs that the server cannot read, and reading all others.
+"""Damaged jobs: finds jobs that the server cannot read, and reads all others.
 
-A value that is damaged on the disk fails each statement that reads it, also for all other rows of
-the statement. So after such an error the damaged jobs are found, and the statement is sent again
-without reading them.
+A value that is damaged on the disk fails every statement that reads it, for all rows of the
+statement. So after such an error the damaged jobs are searched, and the statement is sent again
+without their wide columns.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 CANDIDATES_MAX = 100_000
-"""Jobs of each state among which damaged ones are looked for."""
+"""How many jobs of each state are searched for damaged ones."""
 PAGE = 1_000
-"""Jobs that are read at a time."""
+"""How many jobs are read at a time."""
 
 REMEDY = (
-    "if that stays so, delete the row, or restore its values from a backup "
+    "if this does not change, delete the row, or restore its values from a backup "
     "(docs/faults.md#damaged-rows)"
 )
-"""What to do about a damaged job."""
+"""The advice for a damaged job."""
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ async def job_damage_check(connection: Transaction, schema: str | None, ids: Seq
 
 @contextmanager
 def naming_damage(job_id: int) -> Generator[None]:
-    """Raise JobDamagedError with the id for an error of reading this job alone."""
+    """Raise JobDamagedError with the job's id if the block fails to read the job."""
     try:
         yield
     except PostgresError as error:
@@ -76,7 +76,7 @@ def naming_damage(job_id: int) -> Generator[None]:
 
 
 def damage_error(damaged: Mapping[int, str]) -> JobDamagedError:
-    """Name damaged jobs, which are given with their errors, and what to do about them."""
+    """Return the error for damaged jobs, given as errors by id."""
     ids, error = ", ".join(map(str, damaged)), next(iter(damaged.values()))
     noun = "job" if len(damaged) == 1 else "jobs"
     return JobDamagedError(f"the server cannot read {noun} {ids} ({error}); {REMEDY}")
@@ -89,17 +89,17 @@ async def read_undamaged(
     read: Callable[[list[int]], Awaitable[T]],
     known: Mapping[int, str] | None = None,
 ) -> tuple[T, dict[int, str]]:
-    """Read jobs, but not the wide columns of those that are damaged.
+    """Read jobs, without the wide columns of damaged jobs.
 
     Args:
-        connection: with or without a transaction.
-        schema: of River's tables.
-        states: of the jobs that `read` reads.
-        read: sends a statement that reads no wide column of the jobs with these ids.
-        known: the errors of jobs that were damaged at an earlier read, by id.
+        connection: in a transaction or not.
+        schema: the schema of River's tables.
+        states: the states of the jobs that `read` reads.
+        read: sends a statement that reads no wide column of the jobs with the given ids.
+        known: the errors of jobs that an earlier read has found damaged, by id.
 
     Returns:
-        What `read` returned, and the error of each damaged job by its id, of the known ones too.
+        The result of `read`, and the errors of all damaged jobs by id.
 
     Raises:
         Exception: one of DATABASE_ERRORS.
@@ -121,7 +121,7 @@ async def read_undamaged(
 async def damaged_of(
     connection: Transaction, schema: str | None, ids: Sequence[int]
 ) -> dict[int, str]:
-    """The errors of those of the jobs that are damaged, by id.
+    """Return the errors of those of the jobs that are damaged, by id.
 
     Raises:
         Exception: one of DATABASE_ERRORS.
@@ -135,11 +135,11 @@ async def damaged_of(
 async def read_parts(
     connection: Transaction, ids: Sequence[int], read: Callable[[list[int]], Awaitable[T]]
 ) -> tuple[list[T], dict[int, str]]:
-    """Read jobs in parts: one that fails for a damaged job is read in smaller parts.
+    """Read jobs in parts. A part that fails for a damaged job is read in smaller parts.
 
     Returns:
-        What `read` returned for each part, in the order of the ids, and the error of each damaged
-        job by its id.
+        The result of `read` for each part, in the order of the ids, and the errors of damaged jobs
+        by id.
 
     Raises:
         Exception: one of DATABASE_ERRORS.
@@ -167,7 +167,8 @@ async def read_parts(
 
 @asynccontextmanager
 async def _savepoint(connection: Transaction) -> AsyncGenerator[None]:
-    """Keep the open transaction, if there is one, usable after an error."""
+    """Run the block in a savepoint if a transaction is open, so that it stays usable after an
+    error."""
     if not is_in_transaction(connection):
         yield
         return
@@ -176,13 +177,13 @@ async def _savepoint(connection: Transaction) -> AsyncGenerator[None]:
 
 
 class DamagedJobs:
-    """The damaged jobs that one service passes over, for the log and for reports."""
+    """The damaged jobs that one service skips, for the log and for reports."""
 
     def __init__(self, what: str, log: Any) -> None:
         """Make it.
 
         Args:
-            what: is not done with the jobs.
+            what: the purpose of the reads, for the log.
             log: the service's.
         """
         self._what = what
@@ -191,7 +192,7 @@ class DamagedJobs:
 
     @property
     def set_aside(self) -> list[SetAsideRow]:
-        """The jobs that the last read passed over."""
+        """The jobs that the last read has skipped."""
         return list(self._known.values())
 
     async def read(
@@ -201,7 +202,7 @@ class DamagedJobs:
         states: Sequence[str],
         read: Callable[[list[int]], Awaitable[T]],
     ) -> T:
-        """`read_undamaged`. Logs each damaged job once.
+        """Read as `read_undamaged`, and log each damaged job once.
 
         Raises:
             Exception: one of DATABASE_ERRORS.

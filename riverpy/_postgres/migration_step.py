@@ -1,4 +1,4 @@
-"""StepRunner: runs one migration in a transaction of its own, with its row in `river_migration`."""
+"""StepRunner: runs one migration and records it in `river_migration`, in one transaction."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ if TYPE_CHECKING:
     from riverpy._postgres.schema import Migration
 
 ROLLBACK_TIMEOUT = 5.0
-"""Seconds that undoing a failed or cancelled step may take."""
+"""Seconds for the rollback of a failed or cancelled step."""
 
 IDLE_TIMEOUT = timedelta(seconds=10)
-"""How long the server keeps a step's locks for a migrator of which it hears nothing more."""
+"""How long the server keeps the locks of a migrator that has stopped sending statements."""
 
 _LOCK_NOT_AVAILABLE = "55P03"
 _QUERY_CANCELED = "57014"
 
 
 class Direction(StrEnum):
-    """Which way a migration goes."""
+    """Whether a migration is applied or undone."""
 
     UP = "up"
     DOWN = "down"
 
 
 class StepRunner:
-    """The steps of one line. Any number of migrators may run at once: each step takes its turn."""
+    """Runs the migrations of one line. Any number of migrators may run at once: their steps take
+    turns."""
 
     def __init__(self, line: str, *, lock_timeout: timedelta, statement_timeout: timedelta) -> None:
         self._line = line
@@ -52,11 +53,11 @@ class StepRunner:
         migration: Migration,
         sql: str,
     ) -> bool:
-        """Run one migration and record it. False if another migrator has done so meanwhile."""
+        """Run one migration and record it. Return False if another migrator has already done so."""
         up = direction is Direction.UP
         what = f"version {migration.version} of line {self._line!r} in schema {schema!r}"
         with _translated(f"migrating {direction} {what}"):
-            # Each statement has to see what was committed while it waited for its turn.
+            # Each statement must see what was committed while this step waited for its turn.
             async with bounded_transaction(connection, isolation="read_committed"):
                 with _translated(f"waiting for another migrator before {what}"):
                     await self._take_turn(connection, schema)
@@ -65,7 +66,7 @@ class StepRunner:
                     return False
                 self._check_order(migration.version, applied, direction)
                 await self._limit(connection, self._lock_timeout)
-                # The server limits each statement of the text; this is for a server that is gone.
+                # The server limits each statement of the text. This limit is for a lost server.
                 with anyio.fail_after(
                     self._statement_timeout.total_seconds() * sql.count(";") + READ_TIMEOUT
                 ):
@@ -74,7 +75,7 @@ class StepRunner:
         return True
 
     async def _take_turn(self, connection: Transaction, schema: str) -> None:
-        # No worker waits behind this lock, so the wait may be as long as another's step takes.
+        # No worker waits for this lock, so the wait may be as long as another migrator's step.
         await self._limit(connection, self._statement_timeout)
         with anyio.fail_after(self._statement_timeout.total_seconds() + READ_TIMEOUT):
             await _execute(connection, schema, "migration_lock", {"schema": schema})
@@ -90,12 +91,13 @@ class StepRunner:
             await _execute(connection, None, "migration_limits", values)
 
     def _check_order(self, version: int, applied: set[int], direction: Direction) -> None:
-        """Another migrator may have gone the other way since the plan was made."""
+        """Check that no other migrator has migrated in the other direction since the plan was
+        made."""
         up = direction is Direction.UP
         in_order = version == 1 or version - 1 in applied if up else max(applied) == version
         if not in_order:
             raise MigrationError(
-                f"line {self._line!r} was migrated the other way by somebody else: its versions "
+                f"line {self._line!r} was migrated the other way by another migrator: its versions "
                 f"are now {', '.join(map(str, sorted(applied))) or 'none'}. Nothing more was done"
             )
 
@@ -111,7 +113,8 @@ class StepRunner:
 
 
 def _record_block(line: str, version: int, direction: Direction) -> str | None:
-    """What records the step in the form that the table has by then. None: the table is gone."""
+    """Return the block that records the step, which depends on the table's form after the step.
+    None: the table is gone then."""
     up = direction is Direction.UP
     verb = "migration_insert" if up else "migration_delete"
     if line != MAIN_LINE or version > LINES_VERSION or (up and version == LINES_VERSION):
@@ -120,7 +123,7 @@ def _record_block(line: str, version: int, direction: Direction) -> str | None:
 
 
 def record_text(line: str, version: int, direction: Direction) -> str:
-    """The statement that records the step, for another tool to run."""
+    """Return the statement that records the step, for another tool to run."""
     block = _record_block(line, version, direction)
     if block is None:
         return ""
@@ -132,7 +135,7 @@ def record_text(line: str, version: int, direction: Direction) -> str:
 async def bounded_transaction(
     connection: Transaction, *, isolation: Literal["read_committed"] | None = None
 ) -> AsyncGenerator[None]:
-    """A transaction that is rolled back, also by a cancelled task, before an error goes on."""
+    """Run the block in a transaction. After an error or a cancellation it is rolled back first."""
     transaction = connection.transaction(isolation=isolation)
     with anyio.fail_after(READ_TIMEOUT):
         await transaction.start()
@@ -158,20 +161,20 @@ async def _execute(
 
 @contextmanager
 def _translated(doing: str) -> Generator[None]:
-    """Turn what the database raises into MigrationError, with what can be done about it."""
+    """Turn errors of the database into MigrationError with advice."""
     try:
         yield
     except DATABASE_ERRORS as error:
         sqlstate = getattr(error, "sqlstate", None)
         if sqlstate == _LOCK_NOT_AVAILABLE:
             advice = (
-                "try again when the transaction that holds the table has ended, "
-                "or give a longer lock timeout"
+                "try again when the transaction that locks the table has ended, "
+                "or set a longer lock timeout"
             )
         elif sqlstate == _QUERY_CANCELED:
-            advice = "try again later, or give a longer statement timeout"
+            advice = "try again later, or set a longer statement timeout"
         else:
-            advice = "when that is put right, run it again: it goes on where it stopped"
+            advice = "correct this, and run it again: it continues where it stopped"
         raise MigrationError(
-            f"{doing} failed, and nothing of that version was kept: {describe(error)}; {advice}"
+            f"{doing} failed, and that version was rolled back: {describe(error)}; {advice}"
         ) from error

@@ -1,4 +1,4 @@
-"""The schema: which migrations riverpy knows, and which of them a database has."""
+"""Schema: the migrations that riverpy has, and those that a database has."""
 
 from __future__ import annotations
 
@@ -33,30 +33,29 @@ MAIN_LINE = "main"
 """The line of River's own tables."""
 
 OWN_LINE = "riverpy"
-"""The line of riverpy's own tables. River's clients do not need it, and riverpy works without."""
-
+"""The line of riverpy's own tables. River's clients do not need it, and riverpy works without
+it."""
 CLIENTS_VERSION = 1
-"""The version of line `riverpy` that makes the table of clients."""
+"""The version of line `riverpy` with the table of clients."""
 
 PERIODIC_VERSION = 2
-"""The version of line `riverpy` that makes the table of periodic jobs."""
+"""The version of line `riverpy` with the table of periodic jobs."""
 
 SLOTS_VERSION = 3
-"""The version of line `riverpy` that lets clients say how many slots they have, and which jobs are
-stuck."""
+"""The version of line `riverpy` with columns for a client's slots and stuck jobs."""
 
 LEASES_VERSION = 4
-"""The version of line `riverpy` that makes the table of leases."""
+"""The version of line `riverpy` with the table of leases."""
 
 EXECUTIONS_VERSION = 5
-"""The version of line `riverpy` that makes the table of what is done once."""
+"""The version of line `riverpy` with the table of executions for `run_once`."""
 
 DOMAINS_VERSION = 6
-"""The version of line `riverpy` that lets domains have queues of their own."""
+"""The version of line `riverpy` with the owners of queues, for domains."""
 
 STATE_VERSION = 7
-"""The version of line `riverpy` that lets clients say that they are stopping, in which process they
-run, and which rows they have set aside."""
+"""The version of line `riverpy` with columns for a client's state, process and rows that are set
+aside."""
 
 FEATURES = {
     CLIENTS_VERSION: (
@@ -72,20 +71,20 @@ FEATURES = {
         "quick start of a client under the configured id of a killed one"
     ),
 }
-"""What is off without each version of line `riverpy`, in words."""
+"""The features that need each version of line `riverpy`."""
 
 NEEDED_VERSION = 7
-"""The newest version of line `main` that a client needs. Version 8 changes nothing on PostgreSQL:
-River has it for SQLite."""
+"""The newest version of line `main` that a client needs. Version 8 changes nothing on PostgreSQL,
+because River has it for SQLite."""
 
 EMPTY_VERSIONS = {MAIN_LINE: {8}}
 """The versions of a line that change nothing on PostgreSQL."""
 
 LINES_VERSION = 5
-"""The version of line `main` that gives `river_migration` its column `line`."""
+"""The version of line `main` that adds the column `line` to `river_migration`."""
 
 READ_TIMEOUT = 10.0
-"""Seconds that a read of the catalog and of `river_migration` may take."""
+"""Seconds for reading the catalog and `river_migration`."""
 
 _FILE = re.compile(r"(\d{3})_(\w+)\.(up|down)\.sql")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -95,7 +94,7 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step of a line, with `/* schema */` where the name of the schema goes."""
+    """One migration of a line, as SQL with schema marks."""
 
     version: int
     name: str
@@ -105,7 +104,7 @@ class Migration:
 
 @cache
 def lines() -> Sequence[str]:
-    """The lines that riverpy knows, in the order in which they are migrated: the directories below
+    """Return the lines in the order in which they are migrated: the directories in
     `sql/migrations`."""
     entries = sql_directory().joinpath("migrations").iterdir()
     names = {entry.name for entry in entries if entry.is_dir()}
@@ -114,7 +113,8 @@ def lines() -> Sequence[str]:
 
 @cache
 def migrations(line: str) -> Mapping[int, Migration]:
-    """The migrations of a line by version, lowest first. An unknown line is a ConfigError."""
+    """Return the migrations of a line by version, lowest first. An unknown line is a
+    ConfigError."""
     if line not in lines():
         raise ConfigError(f"unknown migration line {line!r}: riverpy has {', '.join(lines())}")
     texts: dict[tuple[int, str], dict[str, str]] = {}
@@ -168,55 +168,55 @@ class RowSecurity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchemaState:
-    """What a database has of River's tables in one schema."""
+    """The state of River's and our tables in one schema of a database."""
 
     schema: str
     has_lines: bool
-    """`river_migration` has its column `line`."""
+    """Whether `river_migration` has the column `line`."""
 
     has_jobs: bool
-    """The table `river_job` exists."""
+    """Whether the table `river_job` exists."""
 
     invalid_indexes: Sequence[str]
-    """Indexes of River's tables whose concurrent build failed: no query uses them."""
+    """Indexes of River's tables whose concurrent build failed. No query uses them."""
 
     applied: Mapping[str, Mapping[int, datetime]]
-    """For each recorded line its versions, lowest first, and when each was applied."""
+    """By line and version, lowest first: when the version was applied."""
 
     row_security: RowSecurity
     """The tables in which row-level security hides rows from the role."""
 
     def versions(self, line: str) -> set[int]:
-        """The applied versions of a line."""
+        """Return the applied versions of a line."""
         return set(self.applied.get(line, ()))
 
     def missing(self, line: str) -> list[int]:
-        """The versions of a line that riverpy knows and the database lacks, lowest first."""
+        """Return the versions of a line that the database lacks, lowest first."""
         return sorted(migrations(line).keys() - self.versions(line))
 
     def needed(self) -> list[int]:
-        """The missing versions of line `main` that a client needs, lowest first."""
+        """Return the missing versions of line `main` that a client needs, lowest first."""
         return [version for version in self.missing(MAIN_LINE) if version <= NEEDED_VERSION]
 
     def gap(self, line: str) -> list[int]:
-        """The missing versions of a line that are below one that is applied and changes something,
-        lowest first.
+        """Return the missing versions of a line that are below an applied one, lowest first.
 
-        River before 0.48 leaves version 8 recorded when it undoes 7.
+        Versions that change nothing do not count: River before 0.48 leaves version 8 recorded when
+        it undoes 7.
         """
         newest = max(self.versions(line) - EMPTY_VERSIONS.get(line, set()), default=0)
         return [version for version in self.missing(line) if version < newest]
 
     def unknown(self, line: str) -> list[int]:
-        """The applied versions of a line that only a newer riverpy or River knows, lowest first."""
+        """Return the applied versions of a line that are newer than this riverpy, lowest first."""
         return sorted(self.versions(line) - migrations(line).keys())
 
     def is_unrecorded(self) -> bool:
-        """Whether River's tables are there and nothing says which version they are."""
+        """Whether River's tables exist, but no version of them is recorded."""
         return self.has_jobs and not self.versions(MAIN_LINE)
 
     def notices(self, line: str) -> list[str]:
-        """What is recorded that riverpy does not know, one sentence each."""
+        """Return one sentence for each recorded version or line that riverpy does not know."""
         known = max(migrations(line))
         return [
             f"line {line!r} has version {version}, which this riverpy does not know "
@@ -228,18 +228,18 @@ class SchemaState:
         ]
 
     def gap_message(self, line: str) -> str:
-        """What is wrong if there is a `gap`, and the way out."""
+        """Return the error text for a `gap`."""
         gap = ", ".join(map(str, self.gap(line)))
         return (
             f"river_migration in schema {self.schema!r} records version "
             f"{max(self.versions(line))} of line {line!r}, but not {gap} below it: versions are "
-            "applied in order only. If you know that the tables have what is not recorded, insert "
-            f"its row into {quote_identifier(self.schema)}.river_migration. Otherwise restore the "
-            "tables from a backup, or move them away and migrate anew"
+            "applied in order only. If you know that the tables have the missing versions, insert "
+            f"their rows into {quote_identifier(self.schema)}.river_migration. Otherwise restore "
+            "the tables from a backup, or move them away and migrate again"
         )
 
     def unrecorded_message(self) -> str:
-        """What is wrong if `is_unrecorded`, and the way out."""
+        """Return the error text for `is_unrecorded`."""
         newest = max(migrations(MAIN_LINE))
         table = f"{quote_identifier(self.schema)}.river_migration"
         return (
@@ -248,12 +248,12 @@ class SchemaState:
             f"CREATE TABLE IF NOT EXISTS {table} (line text NOT NULL, version bigint NOT NULL, "
             "created_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (line, version)); "
             f"INSERT INTO {table} (line, version) SELECT 'main', generate_series(1, {newest}). "
-            "Otherwise move the tables away and migrate anew"
+            "Otherwise move the tables away and migrate again"
         )
 
 
 async def read_schema_state(connection: Transaction, schema: str | None) -> SchemaState:
-    """Read which migrations are applied in `schema`, or where the search path leads if it is None.
+    """Read the state of `schema`, or of the first schema of the search path if it is None.
 
     Raises:
         ServerVersionError: PostgreSQL is older than 13.
@@ -294,18 +294,18 @@ async def read_schema_state(connection: Transaction, schema: str | None) -> Sche
 async def check_schema(
     connection: Transaction, schema: str | None, *, url: str | None = None
 ) -> SchemaState:
-    """Check that River's tables are there and new enough; returns what the schema has.
+    """Check that River's tables exist and are new enough. Return the state of the schema.
 
-    A version that only a newer riverpy knows is logged as a warning, and so are tables with
-    row-level security whose policies may hide rows.
+    Warnings are logged for versions that are newer than this riverpy, and for tables whose
+    row-level security may hide rows.
 
     Args:
         connection: any connection to the database.
-        schema: the schema of River's tables; None leaves it to the search path.
-        url: what `connection` was opened with, for the command in the error's text.
+        schema: the schema of River's tables. None means the first schema of the search path.
+        url: the URL of the connection, for the command in an error text.
 
     Raises:
-        SchemaMissingError: they are not; the text has the command that makes them.
+        SchemaMissingError: tables are missing or too old. The text has the command to run.
         ConfigError: the name of the schema is too long, or row-level security hides all rows of a
             table from the role.
         ServerVersionError: PostgreSQL is older than 13.
@@ -352,10 +352,10 @@ def _check_row_security(security: RowSecurity) -> None:
 def expect_feature(
     state: SchemaState, version: int, schema: str | None, *, url: str | None
 ) -> None:
-    """Check that line `riverpy` has a version.
+    """Check that a version of line `riverpy` is applied.
 
     Raises:
-        SchemaMissingError: it has not; the text has the command.
+        SchemaMissingError: it is not. The text has the command to run.
     """
     if version not in state.versions(OWN_LINE):
         command = migrate_command(f"riverpy migrate up --line {OWN_LINE}", schema, url)
@@ -366,7 +366,7 @@ def expect_feature(
 
 
 def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str | None) -> None:
-    """Log what does not work for want of our own tables, and the command that makes them."""
+    """Log the features whose tables are missing, and the command that creates the tables."""
     if missing := state.missing(OWN_LINE):
         _log.warning(
             RIVERPY_TABLES_NOT_FOUND,
@@ -377,6 +377,6 @@ def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str
 
 
 def migrate_command(command: str, schema: str | None, url: str | None) -> str:
-    """`command` with the database and the schema, for the text of a message."""
+    """Return `command` with the options for the database and the schema, for a message."""
     command += f" --database-url {quote(mask_url(url)) if url else 'URL'}"
     return command if schema is None else f"{command} --schema {schema}"

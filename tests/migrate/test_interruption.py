@@ -309,7 +309,7 @@ async def test_migrated_the_other_way_meanwhile(
         await until_waiting(connection, "advisory")
         await other.execute("DELETE FROM river_migration WHERE version = 5")
     message = upwards.result()
-    assert "migrated the other way by somebody else: its versions are now 1, 2, 3, 4" in message
+    assert "migrated the other way by another migrator: its versions are now 1, 2, 3, 4" in message
     assert await versions(connection) == [1, 2, 3, 4]
 
 

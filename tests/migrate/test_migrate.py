@@ -408,7 +408,7 @@ async def test_connection_with_codecs(connection: Connection) -> None:
 def test_exported_sql_is_ordered_and_explained() -> None:
     """The printed SQL says line, number and direction, and not to wrap it (MG-01)."""
     up = Migrator.sql()
-    assert "must not be wrapped in one transaction" in up
+    assert "Do not run these migrations in one transaction" in up
     assert [up.index(f"-- Line main, version {version:03} (") for version in range(1, 9)] == sorted(
         up.index(f"-- Line main, version {version:03} (") for version in range(1, 9)
     )
