@@ -13,11 +13,11 @@ from weakref import WeakSet
 from riverpy._clients.process import Opener
 from riverpy._clock import SystemTimer
 from riverpy._dsn import validate_url
+from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.lease import Lease, process_holder
-from riverpy._leases.manager import LeaseManagerService, expect_wait
 from riverpy._leases.memory import MemoryLeases, MemoryTransaction
-from riverpy._leases.store import LeaseTable
-from riverpy._leases.validity import LeaseTiming
+from riverpy._leases.store import UserLeaseTable
+from riverpy._leases.timing import LeaseTiming, expect_wait
 from riverpy._lifecycle import StopCause
 from riverpy._names import validate_client_id, validate_lease_name, validate_schema
 from riverpy.config import ELECT_JITTER_SHARE, LEASE_TTL_MAX
@@ -89,9 +89,9 @@ class LeaseManager:
         store: LeaseStore = (
             database
             if isinstance(database, MemoryLeases)
-            else LeaseTable(database, schema=schema, holder=self._holder, pooler=pooler)
+            else UserLeaseTable(database, schema=schema, holder=self._holder, pooler=pooler)
         )
-        self._keeper = LeaseManagerService(
+        self._engine = LeaseEngine(
             store, holder=self._holder, timing=timing, timer=SystemTimer(), max_held=max_held
         )
         self._opener: Opener | None = None
@@ -114,7 +114,7 @@ class LeaseManager:
         """
         if self._opener is not None:
             raise ClientStateError("the manager of leases is open already, or was: make another")
-        await self._keeper.__aenter__()
+        await self._engine.__aenter__()
         self._opener = Opener.current()
         return self
 
@@ -126,7 +126,7 @@ class LeaseManager:
             self._is_closed = True
             for lease in self._given:
                 lease.end("its manager is closed", cause=StopCause.CLIENT_STOP)
-            await self._keeper.close()
+            await self._engine.close()
 
     async def try_acquire(self, name: str) -> Lease | None:
         """Bid once. None: somebody has the lease, this process included.
@@ -142,7 +142,7 @@ class LeaseManager:
         """
         validate_lease_name(name)
         self._expect_open()
-        lease, _wait = await self._keeper.bid(name)
+        lease, _wait = await self._engine.try_acquire(name)
         if lease is not None:
             self._given.add(lease)
             if self._is_closed:  # meanwhile
@@ -158,13 +158,13 @@ class LeaseManager:
             TransactionError: the caller's connection is in a transaction.
         """
         self._expect_open()
-        return await self._keeper.renew(lease)
+        return await self._engine.renew(lease)
 
     async def release(self, lease: Lease) -> bool:
         """Give a lease up, when nothing is done under it any more. True only if that freed it;
         False: it was over before, or the database did not answer and it lapses, with a warning."""
         self._expect_open()
-        return await self._keeper.release(lease)
+        return await self._engine.release(lease)
 
     def hold(
         self, name: str, *, wait: timedelta | None = None
@@ -185,7 +185,7 @@ class LeaseManager:
         validate_lease_name(name)
         expect_wait(wait)
         self._expect_open()
-        return self._keeper.hold(name, wait=wait)
+        return self._engine.hold(name, wait=wait)
 
     def _expect_open(self) -> None:
         if self._opener is None:

@@ -20,8 +20,8 @@ from riverpy.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    from riverpy._leading.leader_term import LeaderTerm
     from riverpy._leases.lease import Lease
-    from riverpy._maintenance.leader_functions import LeaderTerm
 
 SingletonFn: TypeAlias = "Callable[[Lease], Awaitable[object]] | Callable[[Lease], None]"
 """A coroutine function, or a plain one, which runs in a thread."""

@@ -23,9 +23,9 @@ from riverpy._log_events import (
     HEARTBEAT_LOST,
     JOB_RESULT_REFUSED,
     JOB_RESULTS_REJECTED,
-    LEADER_ELECTION_FAILED,
-    LEADER_LEASE_RENEWAL_FAILED,
     LEADERSHIP_LOST,
+    LEASE_ACQUISITION_FAILED,
+    LEASE_RENEWAL_FAILED,
     PROCESS_PAUSED,
 )
 from tests.kit.fleet import Shutdown, running_fleet, with_user
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from tests.kit.load import Load
 
 EXPECTED = (
-    LEADER_ELECTION_FAILED,
+    LEASE_ACQUISITION_FAILED,
     JOB_RESULT_REFUSED,
     JOB_RESULTS_REJECTED,
     LEADERSHIP_LOST,
     HEARTBEAT_LOST,
     EVENT_LOOP_RESUMED,
-    LEADER_LEASE_RENEWAL_FAILED,
+    LEASE_RENEWAL_FAILED,
     PROCESS_PAUSED,
 )
 """Warnings that workers may log during a fault, besides the start and the end of an outage."""

@@ -17,11 +17,7 @@ PARAMETERS_MAX = 8
 NESTING_MAX = 5
 """Blocks inside each other in one function."""
 
-KNOWN = {
-    "riverpy._maintenance.leader_functions is in an import cycle",
-    "riverpy._work.leader_setup:LeaderSetup.__init__ has too many parameters",
-    "riverpy.singletons is in an import cycle",
-}
+KNOWN: set[str] = set()
 """Violations that still exist. The check fails for an entry without a violation, so that it is
 removed."""
 

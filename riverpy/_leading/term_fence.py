@@ -1,5 +1,4 @@
-"""TermFence: what a service of one term needs to act as a leader, and is refused when the term is
-over."""
+"""TermFence: lets the services of one term write, until the term ends."""
 
 from __future__ import annotations
 
@@ -13,80 +12,57 @@ from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator
 
-    from riverpy._leading.elector import LeaderStore
-    from riverpy._leases.validity import LeaseValidity, Term
+    from riverpy._leases.lease import Lease
     from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.driver import Connection, Transaction
 
 TRANSACTION_LIMIT = timedelta(seconds=5)
-"""What one fenced transaction may take: a dead holder delays a takeover by no more than that."""
+"""How long one fenced transaction may last. A dead leader delays its successor by at most this."""
 LOCK_SHARE = 1 / 5
-"""Of that, how long a statement may wait for a row that somebody has locked."""
-ASK_MOST = 5.0
-"""Seconds that a question whether the term goes on may take."""
+"""The share of that for which a statement may wait for a locked row."""
 ROLLBACK_LIMIT = 0.5
-"""Seconds that a stopped or failed transaction may take to be rolled back; then its connection is
-cut."""
+"""Seconds that the rollback of a stopped or failed transaction may take. After that its connection
+is closed."""
 
 
 class FenceBusyError(TimeoutError):
     """A transaction did not begin: another session has locked the leader's row, or the database
-    does not answer. The rows that were to be written are not the cause."""
+    does not answer. The rows to be written are not the cause."""
 
 
 class TermFence:
-    """The right of one term. Whatever its services write goes through `transaction`."""
+    """The fence of one term. The services of the term write through `transaction`."""
 
-    def __init__(
-        self,
-        term: Term,
-        trust: LeaseValidity,
-        *,
-        store: LeaderStore,
-        fenced_out: Callable[[Term], None],
-    ) -> None:
-        """Make it.
-
-        Args:
-            term: whose right it is.
-            trust: this process's belief about its leadership.
-            store: the row of the lead.
-            fenced_out: told when the server says that the term is over.
-        """
-        self.term = term
-        self._trust, self._store = trust, store
-        self._fenced_out = fenced_out
-        self._limit = min(TRANSACTION_LIMIT, trust.timing.ttl_delta)
-
-    @property
-    def limit(self) -> timedelta:
-        """How long a fenced transaction may take."""
-        return self._limit
+    def __init__(self, lease: Lease) -> None:
+        """Make it for the lease of the term."""
+        self.lease = lease
+        self.limit = min(TRANSACTION_LIMIT, lease.ttl)
+        """How long a fenced transaction may last."""
 
     @property
     def is_valid(self) -> bool:
-        """Whether the term may be acted under now."""
-        return self._trust.is_valid(self.term)
+        """Whether a service may act under the term now."""
+        return self.lease.is_held
 
     def expect_valid(self) -> None:
-        """Before a step that is not fenced.
+        """Check the term before a step that is not fenced.
 
         Raises:
-            FencedOutError: the term is over, or in doubt.
+            FencedOutError: the term has ended, or reached its local deadline.
         """
         if not self.is_valid:
-            raise FencedOutError("this process does not lead any more")
+            raise FencedOutError("this process is not the leader any more")
 
     @asynccontextmanager
     async def transaction(
         self, connection: DedicatedConnection, purpose: str
     ) -> AsyncGenerator[Connection]:
-        """A transaction that commits only under the term: no other term begins until its end.
+        """A transaction that commits only under the term: no other term begins before its end.
 
         Raises:
-            FencedOutError: the term is over; nothing was written.
+            FencedOutError: the term has ended; nothing was written.
             FenceBusyError: the block was not entered; nothing was written.
             TimeoutError: it took longer than `TRANSACTION_LIMIT`; the text has the purpose.
             Exception: one of DATABASE_ERRORS, of the block or of the commit.
@@ -95,10 +71,11 @@ class TermFence:
         is_entered = False
         try:
             async with (
-                connection.use(purpose, self._limit.total_seconds()) as open_connection,
+                connection.use(purpose, self.limit.total_seconds()) as open_connection,
                 _transaction(open_connection),
             ):
-                await self.fence(open_connection)
+                if not await self.passes(open_connection):
+                    raise self.fenced_out_error()
                 is_entered = True
                 yield open_connection
         except DATABASE_ERRORS as error:
@@ -109,43 +86,30 @@ class TermFence:
                 text if text.startswith(purpose) else f"{purpose}: {text}"
             ) from error
 
-    async def fence(self, connection: Transaction) -> None:
-        """Tie the transaction that is open on `connection`, a leader's own, to the term.
+    async def passes(self, connection: Transaction) -> bool:
+        """Bind a transaction of any connection to the term. Returns False if the term has ended, or
+        if that database does not know it.
 
         Raises:
-            FencedOutError: the term is over.
             Exception: one of DATABASE_ERRORS.
         """
-        if not await self.passes(connection):
-            raise self.fenced_out_error()
-
-    async def passes(self, connection: Transaction) -> bool:
-        """The same for any connection. False: the term is over, or not known in that database."""
-        return await self._store.fence(
-            connection, self.term, bound=self._limit, lock_bound=self._limit * LOCK_SHARE
+        return await self.lease.passes_fence(
+            connection, timeout=self.limit, lock_timeout=self.limit * LOCK_SHARE
         )
 
-    async def is_held_by_the_server(self) -> bool:
-        """Whether the lead's own row says that the term goes on. False: also if that is unknown."""
-        ttl = self._trust.timing.ttl_delta
-        try:
-            return await self._store.renew(self.term, ttl, ASK_MOST)
-        except DATABASE_ERRORS:  # a row that is locked, too
-            return False
-
     def fenced_out_error(self) -> FencedOutError:
-        """End the term, and say what to raise."""
-        self._fenced_out(self.term)
-        return FencedOutError("another process leads, or may lead")
+        """End the term, and return the error to raise."""
+        self.lease.end("the database refused a write of its term", may_be_held=False)
+        return FencedOutError("another process is the leader, or may be")
 
 
 @asynccontextmanager
 async def _transaction(connection: Connection) -> AsyncGenerator[None]:
-    """A transaction that has ended on the server, too, when its block is left: a cut connection
-    alone would let a statement go on for a while, and its locks would hold up the term's end.
+    """A transaction that has ended on the server too when its block is left. If its connection were
+    only closed, a statement could run on for a while, and its locks would delay the next term.
 
-    Read committed, whatever the session's default: under a snapshot the fence would fail on a lease
-    that was renewed meanwhile."""
+    It is read committed, whatever the session's default is: with a snapshot the fence would fail on
+    a lease that was renewed during the transaction."""
     transaction = connection.transaction(isolation="read_committed")
     await transaction.start()
     try:
@@ -153,10 +117,10 @@ async def _transaction(connection: Connection) -> AsyncGenerator[None]:
         await transaction.commit()
     except BaseException:
         with (
-            suppress(*DATABASE_ERRORS),  # whatever uses the connection next makes a new one
+            suppress(*DATABASE_ERRORS),  # the next use of the connection makes a new one
             anyio.move_on_after(ROLLBACK_LIMIT, shield=True) as scope,
         ):
             await transaction.rollback()
-        if scope.cancelled_caught:  # a refused statement alone does not leave it in doubt
+        if scope.cancelled_caught:  # a refused statement alone keeps the session usable
             connection.terminate()
         raise

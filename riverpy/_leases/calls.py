@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from riverpy._clock import SystemTimer
 from riverpy._leases.client_leases import ClientLeases
-from riverpy._leases.manager import LeaseManagerService, expect_wait
-from riverpy._leases.store import LeaseTable
-from riverpy._leases.validity import LeaseTiming
+from riverpy._leases.engine import LeaseEngine
+from riverpy._leases.store import UserLeaseTable
+from riverpy._leases.timing import LeaseTiming, expect_wait
 from riverpy._names import validate_lease_name
 from riverpy.config import LEASE_TTL_MAX
 from riverpy.errors import ClientStateError, ConfigError
@@ -127,8 +127,8 @@ class LeaseCalls(ABC):
         validate_lease_name(name)
         expect_wait(wait)
         self._open_pool()
-        keeper = await self._leases.open()
-        async with keeper.hold(name, wait=wait) as lease:
+        engine = await self._leases.open()
+        async with engine.hold(name, wait=wait) as lease:
             yield lease
 
     @cached_property
@@ -137,9 +137,9 @@ class LeaseCalls(ABC):
 
     @cached_property
     def _leases(self) -> ClientLeases:
-        return ClientLeases(self._make_keeper)
+        return ClientLeases(self._make_engine)
 
-    def _make_keeper(self, left: list[Lease]) -> LeaseManagerService:
+    def _make_engine(self, unfinished: list[Lease]) -> LeaseEngine:
         config, holder = self._config, self.id
         if self._database is None:
             raise ConfigError('give the client a database: Client("postgres://…")')
@@ -148,11 +148,13 @@ class LeaseCalls(ABC):
                 f"leader_ttl must be {LEASE_TTL_MAX} or less for leases and singletons, got "
                 f"{config.leader_ttl}"
             )
-        return LeaseManagerService(
-            LeaseTable(self._database, schema=config.schema, holder=holder, pooler=config.pooler),
+        return LeaseEngine(
+            UserLeaseTable(
+                self._database, schema=config.schema, holder=holder, pooler=config.pooler
+            ),
             holder=holder,
             timing=LeaseTiming.of(config),
             timer=SystemTimer(),
             max_held=config.max_leases,
-            left=left,
+            unfinished=unfinished,
         )

@@ -1,4 +1,4 @@
-"""ClientLeases: the keeper of one client's leases, opened when the first is wanted."""
+"""ClientLeases: the lease engine of one client, which is opened at its first use."""
 
 from __future__ import annotations
 
@@ -12,65 +12,64 @@ from riverpy.stats import LeaseStats
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from riverpy._leases.engine import LeaseEngine
     from riverpy._leases.lease import Lease
-    from riverpy._leases.manager import LeaseManagerService
 
 
 class ClientLeases:
-    """Holds the keeper from the first use until the client is closed."""
+    """Holds the engine from the first use until the client is closed."""
 
-    def __init__(self, make: Callable[[list[Lease]], LeaseManagerService]) -> None:
-        """Make it. `make` gets what earlier keepers have left."""
+    def __init__(self, make: Callable[[list[Lease]], LeaseEngine]) -> None:
+        """Make it. `make` gets the leases of earlier engines whose work may still run."""
         self._make = make
-        self._left: list[Lease] = []
-        self._keeper: LeaseManagerService | None = None
+        self._unfinished: list[Lease] = []
+        self._engine: LeaseEngine | None = None
         self._opening = anyio.Lock()
 
-    async def open(self) -> LeaseManagerService:
-        """The keeper, open.
+    async def open(self) -> LeaseEngine:
+        """The engine, open.
 
         Raises:
             SchemaMissingError: line `riverpy` is not migrated; the text has the command.
             Exception: one of DATABASE_ERRORS.
         """
         async with self._opening:
-            if self._keeper is None:
-                keeper = self._make(self._left)
-                await keeper.__aenter__()
-                self._keeper = keeper
-            return self._keeper
+            if self._engine is None:
+                engine = self._make(self._unfinished)
+                await engine.__aenter__()
+                self._engine = engine
+            return self._engine
 
     async def close(self) -> None:
-        """End every lease. A keeper that somebody opens just now is waited for, which has a bound,
-        and closed too."""
+        """End every lease. An engine that is being opened is waited for, and closed too."""
         await finish(self._close)
 
     async def _close(self) -> None:
         async with self._opening:
-            keeper, self._keeper = self._keeper, None
-            if keeper is not None:
-                await keeper.close()
-                self._left = keeper.left
+            engine, self._engine = self._engine, None
+            if engine is not None:
+                await engine.close()
+                self._unfinished = engine.unfinished
 
-    def heard(self, payload: str) -> None:
-        """A notification on the topic of leases."""
-        if self._keeper is not None:
-            self._keeper.heard(payload)
+    def receive(self, payload: str) -> None:
+        """Handle a notification on the topic of leases."""
+        if self._engine is not None:
+            self._engine.receive(payload)
 
     def resync(self) -> None:
-        """Notifications may have been missed."""
-        if self._keeper is not None:
-            self._keeper.resync()
+        """Try to acquire each lease that is waited for. Notifications may have been missed."""
+        if self._engine is not None:
+            self._engine.wake_all()
 
     @property
     def stats(self) -> LeaseStats:
-        """How they stand."""
-        keeper = self._keeper
-        if keeper is None:
+        """The number of leases, and counters of renewals."""
+        engine = self._engine
+        if engine is None:
             return LeaseStats()
         return LeaseStats(
-            held=sum(lease.is_held for lease in keeper.kept),
-            renewals=keeper.renewals,
-            renewal_failures=keeper.renewal_failures,
-            renewal_seconds=keeper.renewal_seconds,
+            held=sum(lease.is_held for lease in engine.leases),
+            renewals=engine.renewals,
+            renewal_failures=engine.renewal_failures,
+            renewal_seconds=engine.renewal_seconds,
         )

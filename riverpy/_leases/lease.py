@@ -1,4 +1,4 @@
-"""Lease: one term of this process, what it may believe of it, and its fence."""
+"""Lease: one term of a lease that this process acquired, with its local deadline and its fence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy._leases.validity import LeaseValidity, Term
 from riverpy._lifecycle import StopCause
 from riverpy._log import get_logger
 from riverpy._log_events import LEASE_CHECK_FAILED
@@ -18,22 +17,26 @@ from riverpy.errors import LeaseLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import timedelta
 
     from riverpy._clock import Timer
     from riverpy._leases.memory import MemoryTransaction
     from riverpy._leases.store import LeaseStore
-    from riverpy._leases.validity import LeaseTiming
+    from riverpy._leases.timing import LeaseTiming
     from riverpy._postgres.driver import Transaction
-    from riverpy._postgres.leases import LeaseBid
+    from riverpy._postgres.leases import LeaseAnswer
 
-ASK_MOST = 5.0
-"""Seconds that a question to the store may take."""
+STORE_TIMEOUT = 5.0
+"""Seconds that one call of the store may take."""
+NOT_RENEWED = "it could not be renewed in time"
+REFUSED = "the database says so"
 _SERIALIZATION_FAILURE = "40001"
 _holder: tuple[int, str] | None = None
 
 
 def process_holder() -> str:
-    """Host, process and a random part, made once a process: a forked one has its own."""
+    """Host, process id and a random part. Made once in each process; a forked process makes its
+    own."""
     global _holder
     pid = os.getpid()
     if _holder is None or _holder[0] != pid:
@@ -42,19 +45,18 @@ def process_holder() -> str:
 
 
 class Lease:
-    """One term of a lease: `name`, and the `epoch` that no other term of it has.
+    """One term of a lease. No other term of the same `name` has the same `epoch`.
 
-    It is made by a `LeaseManager` or a client. It is a token for code in threads, too: whatever is
-    not said to be a coroutine may be asked from any thread.
+    A `LeaseManager` or a client makes it. Every method that is not a coroutine may be called from
+    any thread.
     """
 
     def __init__(
         self,
         name: str,
-        holder: str,
-        bid: LeaseBid,
+        answer: LeaseAnswer,
         *,
-        asked_at: float,
+        attempted_at: float,
         store: LeaseStore,
         timing: LeaseTiming,
         timer: Timer,
@@ -62,168 +64,151 @@ class Lease:
         """Make it.
 
         Args:
-            name: of the lease, as the user calls it.
-            holder: who has been granted it.
-            bid: what the server answered.
-            asked_at: when the attempt began, by boottime.
-            store: where the lease is.
-            timing: how long it lasts, and how often it is renewed.
-            timer: by which its time is measured.
+            name: of the lease, without the prefix that it has in the table.
+            answer: the store's answer to the successful attempt.
+            attempted_at: when that attempt started, by boottime.
+            store: where the lease is kept.
+            timing: how long the lease lasts.
+            timer: measures its time.
         """
-        self.name, self.epoch, self.holder = name, bid.epoch, holder
-        self._pid = os.getpid()
+        self.name, self.epoch, self.holder = name, answer.epoch, answer.holder
+        self.acquired_at = answer.acquired_at
+        """When the term began, by the server's clock, exact to the microsecond."""
         self.cause: StopCause | None = None
-        """Why it is over; None while that is not known."""
+        """Why the lease ended; None until the engine, the user or the database ends it."""
+        self.why = NOT_RENEWED
+        """Why the lease ended, for log lines and errors."""
+        self.ended_at = 0.0
+        """When it ended, by boottime."""
         self.may_be_held = True
-        """Whether the row may still be this term's."""
+        """Whether the row may still belong to this term."""
         self.is_used = True
-        """Whether something may still be done under it, held or not. Set from any thread."""
-        self._term = Term(holder, bid.acquired_at, bid.epoch)
-        self._trust = LeaseValidity(timing, timer)
-        self._trust.granted(self._term, asked_at=asked_at)
-        self._store, self._timing, self._timer = store, timing, timer
-        self._over = asyncio.Event()
-        self.why = "it could not be renewed in time"
-        """What ended it, in words."""
+        """Whether work under the lease may still run, even if it ended. Set from any thread."""
         self.waited = 0.0
-        """Seconds that its holder stood by for it."""
+        """Seconds that this process waited for the lease."""
+        self._pid = os.getpid()
+        self._store, self._timing, self._timer = store, timing, timer
+        self._valid_until = attempted_at + timing.validity
+        self._ended = asyncio.Event()
         self._callbacks: list[Callable[[], object]] = []
         self._fence_statement: str | None = None
 
     def __repr__(self) -> str:
-        state = "held" if self.is_held else "over"
+        state = "held" if self.is_held else "ended"
         return f"<Lease {self.name!r} epoch={self.epoch} {state}>"
 
     @property
     def is_held(self) -> bool:
-        """Whether this process may act under it now. By a clock that counts the time of a suspended
-        machine, and never for longer than no other can have it. Never in a process that was forked
-        from the holder's."""
-        return self._pid == os.getpid() and self._trust.is_valid(self._term)
+        """Whether this process may act under the lease now: it was not lost, and its local deadline
+        is not reached. The clock counts the time that the machine is suspended. Always False in a
+        forked process."""
+        return self.valid_for > 0
 
     @property
-    def trust_left(self) -> float:
-        """Seconds for which it may be acted under if it is not renewed; 0 once it is over."""
-        return self._trust.left if self._pid == os.getpid() else 0.0
+    def valid_for(self) -> float:
+        """Seconds until the local deadline; 0 if the lease is not held."""
+        if self.cause is not None or self._pid != os.getpid():
+            return 0.0
+        return max(self._valid_until - self._timer.boottime(), 0.0)
 
     def expect_held(self) -> None:
-        """Before a step that is not fenced.
+        """Check the lease before a step that is not fenced.
 
         Raises:
-            LeaseLostError: the lease is over, or in doubt.
+            LeaseLostError: the lease is not held.
         """
         if not self.is_held:
             raise self.lost_error()
 
     async def wait_lost(self) -> None:
-        """Return when the lease is over, whatever ended it."""
-        while (left := self.trust_left) > 0:
-            await self._timer.wait(self._over, min(left, self._timing.watch_step))
+        """Return when the lease is not held any more, for any reason."""
+        while (left := self.valid_for) > 0:
+            await self._timer.wait(self._ended, min(left, self._timing.watch_interval))
 
     async def fence(self, connection: Transaction | MemoryTransaction) -> None:
-        """Tie the transaction that is open on `connection` to this term: it commits under it or not
-        at all, for the lease passes to nobody before its end.
+        """Bind the transaction that is open on `connection` to this term: it commits only while no
+        other term can begin.
 
-        Call it before the transaction writes, and in the outermost one: a savepoint that is rolled
-        back would undo it. The server ends a transaction that goes on for longer than the lease's
-        ttl; before PostgreSQL 17 one of which a statement, or a pause, does. A transaction of any
-        isolation may be fenced; renewals go on meanwhile.
+        Call it before the transaction writes, and in the outermost transaction: the rollback of a
+        savepoint would undo the fence. The server ends a transaction that lasts longer than the
+        lease's ttl; before PostgreSQL 17 it ends only one with a statement or a pause of that
+        length. Any isolation level is allowed, and renewals continue during the transaction.
 
         Args:
-            connection: asyncpg's, in a transaction; for a lease in memory a transaction of that.
+            connection: asyncpg's, in a transaction; for a lease in memory a `MemoryTransaction`.
 
         Raises:
-            LeaseLostError: the lease is over: roll back.
-            TransactionError: no transaction is open there, or it leads to another database or
+            LeaseLostError: the lease is not held: roll back.
+            TransactionError: no transaction is open there; or it belongs to another database or
                 schema; or a savepoint is open, as in the function of `run_once(tx=…)`.
-            TimeoutError: no answer in the time for which the lease may be acted under.
+            TimeoutError: the database did not answer before the local deadline.
             asyncpg.PostgresError: the transaction has failed.
         """
         self.expect_held()
+        ttl = self._timing.ttl_delta
         try:
             with anyio.fail_after(
-                self.trust_left,
-                reason=f"passing the fence of lease {self.name!r} took longer than it is trusted",
+                self.valid_for,
+                reason=f"the fence of lease {self.name!r} was not set before the local deadline",
             ):
-                is_held = await self._store.fence(
-                    connection, self.name, self.epoch, bound=self._timing.ttl_delta
-                )
+                is_held = await self.passes_fence(connection, timeout=ttl, lock_timeout=ttl)
         except PostgresError as error:
             if getattr(error, "sqlstate", None) != _SERIALIZATION_FAILURE:
                 raise
-            if await self._is_held_by_the_server():  # its own snapshot is what failed
+            if await self.is_held_by_the_server():  # only the transaction's own snapshot failed
                 raise
-            self.end("the database says so", may_be_held=False)
+            self.end(REFUSED, may_be_held=False)
         else:
-            if not is_held and await self._is_held_by_the_server():
+            if not is_held and await self.is_held_by_the_server():
                 raise await self._store.elsewhere_error(connection, self.name)
             if not is_held:
-                self.end("the database says so", may_be_held=False)
+                self.end(REFUSED, may_be_held=False)
         self.expect_held()
 
     @property
     def fence_statement(self) -> str:
-        """The fence as one statement, for a driver that works in threads. Execute it in the
-        outermost transaction, before that writes, and without parameters; roll back unless it
-        returns true. No row: the lease is over; false: a savepoint is open, which would undo the
-        fence. Where the transaction is repeatable read or serializable, a term that is over passes
-        until another begins, which then waits.
+        """The fence as one statement, for a driver that runs in threads.
+
+        Execute it without parameters in the outermost transaction, before that writes, and roll
+        back unless it returns true. No row means that the lease ended. False means that a savepoint
+        is open, which would undo the fence. In a repeatable read or serializable transaction the
+        statement passes for a term that ended until another term begins, which then waits.
 
         Raises:
-            LeaseLostError: the lease is over, or in doubt.
+            LeaseLostError: the lease is not held.
             ConfigError: the lease is kept in memory.
         """
         self.expect_held()
         if self._fence_statement is None:
             self._fence_statement = self._store.fence_statement(
-                self.name, self.epoch, bound=self._timing.ttl_delta
+                self.name, self.epoch, timeout=self._timing.ttl_delta
             )
         return self._fence_statement
 
-    # -- for those who keep it
+    # -- for the engine and for term fences
 
-    def granted(self, *, asked_at: float) -> None:
-        """The server renewed it, to an attempt that began at `asked_at` by boottime."""
-        if self.cause is None:
-            self._trust.granted(self._term, asked_at=asked_at)
+    @property
+    def ttl(self) -> timedelta:
+        """How long the lease lasts without a renewal."""
+        return self._timing.ttl_delta
 
-    def end(
-        self, why: str, *, cause: StopCause = StopCause.LEASE_LOST, may_be_held: bool = True
+    async def passes_fence(
+        self, transaction: object, *, timeout: timedelta, lock_timeout: timedelta
     ) -> bool:
-        """This process believes no more that it holds it, at once. The first reason counts; returns
-        whether it is this one."""
-        if self.cause is not None:
-            self.may_be_held = self.may_be_held and may_be_held
-            return False
-        self.cause, self.may_be_held, self.why = cause, may_be_held, why
-        self._trust.ended()
-        self._over.set()
-        for callback in self._callbacks:
-            callback()
-        return True
-
-    def when_over(self, callback: Callable[[], object]) -> None:
-        """Call this as soon as it is over, in the event loop."""
-        if self.cause is None:
-            self._callbacks.append(callback)
-        else:
-            callback()
-
-    def lost_error(self) -> LeaseLostError:
-        """What to raise where the lease is used although it is over."""
-        why = (
-            self.why if self._pid == os.getpid() else "it is of the process that this is a fork of"
-        )
-        return LeaseLostError(
-            f"lease {self.name!r} is not held any more (epoch {self.epoch}: {why}): stop what "
-            "was done under it, and roll back what is not committed"
+        """Bind a transaction to this term, with limits for it and for its waits for locks. Returns
+        False if the term ended, or if the transaction's database does not know it."""
+        return await self._store.fence(
+            transaction, self.name, self.epoch, timeout=timeout, lock_timeout=lock_timeout
         )
 
-    async def _is_held_by_the_server(self) -> bool:
-        asked_at = self._timer.boottime()
+    async def is_held_by_the_server(self) -> bool:
+        """Ask the server by a renewal. Returns False also if the server does not answer."""
+        attempted_at = self._timer.boottime()
         try:
-            held = await self._store.renew(self.holder, [(self.name, self.epoch)], bound=ASK_MOST)
-        except Exception as error:  # in doubt, and the first error tells more
+            held = await self._store.renew(
+                self.holder, [(self.name, self.epoch)], timeout=STORE_TIMEOUT
+            )
+        except Exception as error:  # the caller's own error says more
             get_logger().debug(
                 LEASE_CHECK_FAILED,
                 lease=self.name,
@@ -231,5 +216,45 @@ class Lease:
             )
             return False
         if held.get(self.name):
-            self.granted(asked_at=asked_at)
+            self.renewed(attempted_at=attempted_at)
         return self.name in held
+
+    def renewed(self, *, attempted_at: float) -> None:
+        """Extend the local deadline after a renewal that started at `attempted_at` by boottime."""
+        if self.cause is None:
+            self._valid_until = attempted_at + self._timing.validity
+
+    def end(
+        self, why: str, *, cause: StopCause = StopCause.LEASE_LOST, may_be_held: bool = True
+    ) -> bool:
+        """End the lease for this process, at once. The first reason is kept; returns whether it is
+        this one."""
+        if self.cause is not None:
+            self.may_be_held = self.may_be_held and may_be_held
+            return False
+        self.cause, self.may_be_held, self.why = cause, may_be_held, why
+        self.ended_at = self._timer.boottime()
+        self._ended.set()
+        for callback in self._callbacks:
+            callback()
+        return True
+
+    def when_ended(self, callback: Callable[[], object]) -> None:
+        """Call this in the event loop as soon as the lease ends, or now if it has ended."""
+        if self.cause is None:
+            self._callbacks.append(callback)
+        else:
+            callback()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease ended because it was not renewed, or was refused by the database."""
+        return self.cause is not None and (self.why == NOT_RENEWED or not self.may_be_held)
+
+    def lost_error(self) -> LeaseLostError:
+        """The error for a lease that is used but not held."""
+        why = self.why if self._pid == os.getpid() else "this process is a fork of its holder"
+        return LeaseLostError(
+            f"lease {self.name!r} is not held any more (epoch {self.epoch}: {why}): stop the work "
+            "under it, and roll back what is not committed"
+        )

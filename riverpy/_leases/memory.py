@@ -1,4 +1,4 @@
-"""MemoryLeases: leases of one process, for tests and for development without a database."""
+"""MemoryLeases: the leases of one process, for tests and for development without a database."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from riverpy._clock import SystemTimer
-from riverpy._leases.store import BID_LOCK_LIMIT
-from riverpy._postgres.leases import LeaseBid
+from riverpy._leases.store import ACQUIRE_LOCK_TIMEOUT, LeaseStore
+from riverpy._postgres.leases import LeaseAnswer
 from riverpy.errors import ConfigError, LeaseLostError, TransactionError
 
 if TYPE_CHECKING:
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
     from riverpy._clock import Timer
 
-LOOK = 0.01
-"""Seconds between two looks of a bid that waits for a transaction."""
+POLL_INTERVAL = 0.01
+"""Seconds between two checks of an attempt that waits for a transaction."""
 
 
 class _Row:
-    """Who holds a lease, or held it last."""
+    """The holder of a lease, or its last holder."""
 
     def __init__(self, epoch: int, holder: str, ttl: float, now: float) -> None:
         self.epoch, self.holder, self.ttl = epoch, holder, ttl
         self.acquired_at = datetime.now(UTC)
         self.expires_at = now + ttl
         self.fenced: set[MemoryTransaction] = set()
-        """What may still commit under this term."""
+        """The transactions that may still commit under this term."""
 
 
 class MemoryTransaction:
-    """What a fence of a lease in memory ties to its term: effects that happen at the commit, all or
-    none."""
+    """A transaction that a fence of a lease in memory binds to its term. It has effects that happen
+    at the commit, all or none."""
 
     def __init__(self, timer: Timer) -> None:
         """Made by `MemoryLeases.transaction`."""
@@ -46,45 +46,45 @@ class MemoryTransaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether it goes on: one that is fenced ends when its time is over."""
+        """Whether it has not ended. A fenced transaction ends by itself at its time limit."""
         return self._is_open and (self._ends_at is None or self._timer.boottime() < self._ends_at)
 
     def on_commit(self, effect: Callable[[], object]) -> None:
         """Call this at the commit.
 
         Raises:
-            TransactionError: it has ended.
+            TransactionError: the transaction has ended.
         """
         self.expect_open()
         self._effects.append(effect)
 
     def expect_open(self) -> None:
-        """Raise TransactionError if it has ended."""
+        """Raise TransactionError if the transaction has ended."""
         if not self.is_open:
-            raise TransactionError("the transaction has ended, or its time is over: begin another")
+            raise TransactionError("the transaction has ended, or reached its limit: begin another")
 
     def limit(self, seconds: float) -> None:
-        """Let it end after so many seconds. A shorter limit stays."""
+        """End the transaction after so many seconds. A shorter limit stays."""
         ends_at = self._timer.boottime() + seconds
         self._ends_at = ends_at if self._ends_at is None else min(self._ends_at, ends_at)
 
     def commit(self) -> None:
-        """Let the effects happen, unless its time is over."""
+        """Run the effects. Raises TransactionError if the transaction has ended."""
         self.expect_open()
         self._is_open = False
         for effect in self._effects:
             effect()
 
     def roll_back(self) -> None:
-        """Let nothing happen."""
+        """End the transaction without effects."""
         self._is_open = False
 
 
-class MemoryLeases:
-    """Leases in memory: one object for all managers of the process that compete.
+class MemoryLeases(LeaseStore):
+    """Leases in memory, shared by all managers of the process that compete.
 
-    They are gone with the process, and hold nobody else off: for tests, and for development without
-    a database.
+    They exclude no other process, and end with this one. For tests, and for development without a
+    database.
     """
 
     def __init__(self, *, timer: Timer | None = None) -> None:
@@ -96,15 +96,15 @@ class MemoryLeases:
         self._timer = SystemTimer() if timer is None else timer
         self._rows: dict[str, _Row] = {}
         self._last_epoch = 0
-        self._lock = threading.RLock()  # what happens at a commit may forget all
+        self._lock = threading.RLock()  # an effect at a commit may call `forget`
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[MemoryTransaction]:
-        """A transaction, for `Lease.fence`. It commits at the end of the block, and is rolled back
-        if that raises.
+        """A transaction for `Lease.fence`. It commits at the end of the block, and is rolled back
+        if the block raises.
 
         Raises:
-            LeaseLostError: it was fenced, and went on for longer than it may: nothing happened.
+            LeaseLostError: it was fenced and lasted longer than its limit: nothing happened.
         """
         transaction = MemoryTransaction(self._timer)
         try:
@@ -112,63 +112,48 @@ class MemoryLeases:
             with self._lock:
                 if not transaction.is_open:
                     raise LeaseLostError(
-                        "the transaction went on for longer than a fence lets it: nothing happened"
+                        "the transaction lasted longer than its fence allows: nothing happened"
                     )
                 transaction.commit()
         finally:
             transaction.roll_back()
 
     def forget(self) -> None:
-        """Lose every row, as a table that was emptied."""
+        """Delete all rows, like a table that was emptied."""
         with self._lock:
             self._rows.clear()
 
     # -- the store
 
-    async def open(self) -> None:
-        """There is always a place."""
-
-    @property
-    def is_gone(self) -> bool:
-        """It never is."""
-        return False
-
-    def rest(self, *, bids: bool, renewals: bool) -> None:
-        """Nothing is ever lost."""
-
-    async def close(self) -> None:
-        """Others use it, too."""
-
     async def acquire(
-        self, name: str, holder: str, ttl: timedelta, *, bound: float
-    ) -> LeaseBid | None:
-        """Bid. None: a transaction of the last term goes on."""
-        give_up_at = self._timer.boottime() + min(bound, BID_LOCK_LIMIT.total_seconds())
+        self, name: str, holder: str, ttl: timedelta, *, timeout: float
+    ) -> LeaseAnswer | None:
+        """Try to acquire a lease. Returns None if a transaction of the last term has not ended."""
+        give_up_at = self._timer.boottime() + min(timeout, ACQUIRE_LOCK_TIMEOUT.total_seconds())
         while True:
             with self._lock:
-                bid = self._bid(name, holder, ttl.total_seconds())
-            if bid is not None or self._timer.boottime() >= give_up_at:
-                return bid
-            await self._timer.wait(asyncio.Event(), LOOK)
+                answer = self._acquire(name, holder, ttl.total_seconds())
+            if answer is not None or self._timer.boottime() >= give_up_at:
+                return answer
+            await self._timer.wait(asyncio.Event(), POLL_INTERVAL)
 
-    def _bid(self, name: str, holder: str, ttl: float) -> LeaseBid | None:
+    def _acquire(self, name: str, holder: str, ttl: float) -> LeaseAnswer | None:
         row, now = self._rows.get(name), self._timer.boottime()
         if row is not None:
             if row.expires_at >= now:
                 left = row.expires_at - now
-                return LeaseBid(False, row.holder, row.epoch, row.acquired_at, left)
+                return LeaseAnswer(False, row.holder, row.epoch, row.acquired_at, left)
             if any(transaction.is_open for transaction in row.fenced):
                 return None
         micros = int(datetime.now(UTC).timestamp() * 1_000_000)
         self._last_epoch = max(self._last_epoch + 1, micros)
         made = self._rows[name] = _Row(self._last_epoch, holder, ttl, now)
-        return LeaseBid(True, holder, made.epoch, made.acquired_at, None)
+        return LeaseAnswer(True, holder, made.epoch, made.acquired_at, None)
 
     async def renew(
-        self, holder: str, terms: Iterable[tuple[str, int]], *, bound: float
+        self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
-        """Extend terms, each a name and an epoch. Returns the names of those that go on, each with
-        True: nobody keeps a row locked."""
+        """Extend terms. No row is ever locked."""
         held: dict[str, bool] = {}
         with self._lock:
             now = self._timer.boottime()
@@ -179,8 +164,8 @@ class MemoryLeases:
                     held[name] = True
         return held
 
-    async def release(self, name: str, epoch: int, holder: str, *, bound: float) -> bool:
-        """End a term. False: it was over before."""
+    async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
+        """End a term. Returns False if it had ended before."""
         with self._lock:
             row = self._held(name, epoch)
             if row is None or row.holder != holder:
@@ -188,32 +173,40 @@ class MemoryLeases:
             row.expires_at = float("-inf")
             return True
 
-    async def fence(self, transaction: object, name: str, epoch: int, *, bound: timedelta) -> bool:
-        """Tie an open transaction, which may last for `bound`, to a term. False: it is over.
+    async def fence(
+        self,
+        transaction: object,
+        name: str,
+        epoch: int,
+        *,
+        timeout: timedelta,
+        lock_timeout: timedelta,
+    ) -> bool:
+        """Bind an open transaction to a term.
 
         Raises:
-            TransactionError: that is no open transaction of leases in memory.
+            TransactionError: this is not an open transaction of leases in memory.
         """
         if not isinstance(transaction, MemoryTransaction):
             raise TransactionError(
-                "a fence of a lease in memory takes what MemoryLeases.transaction() gives, got "
-                f"{type(transaction).__name__}"
+                "a fence of a lease in memory takes a transaction of MemoryLeases.transaction(), "
+                f"got {type(transaction).__name__}"
             )
         with self._lock:
             transaction.expect_open()
             row = self._held(name, epoch)
             if row is None:
                 return False
-            transaction.limit(bound.total_seconds())
+            transaction.limit(timeout.total_seconds())
             row.fenced = {other for other in row.fenced if other.is_open} | {transaction}
             return True
 
     async def elsewhere_error(self, transaction: object, name: str) -> TransactionError:
-        """What to raise if a term is held that a fence there does not find."""
+        """The error for a transaction of other leases in memory."""
         return TransactionError(f"lease {name!r} is kept by other leases in memory")
 
-    def fence_statement(self, name: str, epoch: int, *, bound: timedelta) -> str:
-        """There is none."""
+    def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
+        """Raise ConfigError: there is no statement."""
         raise ConfigError(
             "a lease in memory has no statement: give LeaseManager a database, or fence with "
             "MemoryLeases.transaction()"

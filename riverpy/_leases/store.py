@@ -1,7 +1,10 @@
-"""Stores: where leases are, and how each statement of one reaches it."""
+"""LeaseStore: where leases are kept. LeaseTable is the table `riverpy_lease`, UserLeaseTable the
+same with connections of its own."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -44,89 +47,217 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from riverpy._postgres.driver import Connection, Pool, Transaction
-    from riverpy._postgres.leases import LeaseBid
+    from riverpy._postgres.leases import LeaseAnswer
 
-STATEMENT_LIMIT = timedelta(seconds=12)
-"""After which the server ends a statement of an owned connection."""
-BID_LOCK_LIMIT = timedelta(milliseconds=500)
-"""How long a bid waits for the transaction that is fenced by a term that is over: others bid over
-the same connection."""
-OPEN_LIMIT = 15.0
-"""Seconds that the first look at the database may take."""
+STATEMENT_TIMEOUT = timedelta(seconds=12)
+"""After which the server ends a statement on a connection that we own."""
+ACQUIRE_LOCK_TIMEOUT = timedelta(milliseconds=500)
+"""How long an attempt to acquire waits for a transaction that is fenced by the last term. Other
+statements wait for the same connection."""
+OPEN_TIMEOUT = 15.0
+"""Seconds that the check for the table may take."""
 OUTAGE_EFFECT = "leases that cannot be renewed end in time, and the process keeps connecting"
 
 
-class LeaseStore(Protocol):
-    """What is asked of a store. Each call takes `bound` seconds at most, and raises one of
-    DATABASE_ERRORS when the answer is not known."""
+class LeaseStore(ABC):
+    """Where leases are kept. Each call takes at most `timeout` seconds, and raises one of
+    DATABASE_ERRORS if its result is unknown."""
 
-    async def open(self) -> None:
-        """See that there is a place for leases.
+    prefix = ""
+    """Comes before the names of the leases in the table and in notifications."""
+    logs_terms = True
+    """Whether the engine logs that a lease was acquired or ended. An election does so itself."""
+
+    async def open(self) -> None:  # noqa: B027 (most stores need nothing)
+        """Check that leases can be kept there.
 
         Raises:
-            SchemaMissingError: there is none; the text has the command that makes it.
+            SchemaMissingError: there is no table; the text has the command that creates it.
         """
-        ...
+
+    async def close(self) -> None:  # noqa: B027 (most stores own nothing)
+        """Close the connections that the store owns."""
 
     @property
     def is_gone(self) -> bool:
-        """Whether it will never answer again."""
-        ...
+        """Whether the store will never answer again."""
+        return False
 
-    def rest(self, *, bids: bool, renewals: bool) -> None:
-        """Nobody bids for now, or renews: that it failed last is no outage that goes on."""
-        ...
+    @property
+    def is_outage_logged(self) -> bool:
+        """Whether a log line has said that the database cannot be reached."""
+        return False
 
-    async def close(self) -> None:
-        """Let go of what is owned."""
-        ...
+    def mark_idle(self, *, acquiring: bool, renewing: bool) -> None:  # noqa: B027
+        """Take note that no lease is waited for, or renewed, for now. A connection that is lost
+        and idle is not an outage that continues."""
 
+    @abstractmethod
     async def acquire(
-        self, name: str, holder: str, ttl: timedelta, *, bound: float
-    ) -> LeaseBid | None:
-        """Bid. None: somebody else has just won, or a transaction of the last term goes on."""
-        ...
+        self, name: str, holder: str, ttl: timedelta, *, timeout: float
+    ) -> LeaseAnswer | None:
+        """Try to acquire a lease. Returns None if another session acquired it at the same time, or
+        if a transaction of the last term has not ended."""
 
+    @abstractmethod
     async def renew(
-        self, holder: str, terms: Iterable[tuple[str, int]], *, bound: float
+        self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
-        """Extend terms, each a name and an epoch. Returns the names of those that go on, and
-        whether they were extended: somebody else keeps the row of one that was not locked."""
-        ...
+        """Extend terms, each a name and an epoch. Returns the names of the terms that have not
+        ended, each with whether it was extended: one that was not has a locked row."""
 
-    async def release(self, name: str, epoch: int, holder: str, *, bound: float) -> bool:
-        """End a term. False: it was over before."""
-        ...
+    @abstractmethod
+    async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
+        """End a term. Returns False if it had ended before."""
 
-    async def fence(self, transaction: object, name: str, epoch: int, *, bound: timedelta) -> bool:
-        """Tie an open transaction, which may last for `bound`, to a term. False: it is over.
+    @abstractmethod
+    async def fence(
+        self,
+        transaction: object,
+        name: str,
+        epoch: int,
+        *,
+        timeout: timedelta,
+        lock_timeout: timedelta,
+    ) -> bool:
+        """Bind an open transaction to a term. It may last for `timeout`, and wait for a lock for
+        `lock_timeout`. Returns False if the term has ended.
 
         Raises:
-            TransactionError: that is no open transaction of this store's.
+            TransactionError: this is not an open transaction of this store's.
         """
-        ...
 
     async def elsewhere_error(self, transaction: object, name: str) -> TransactionError:
-        """What to raise if a term is held that a fence there does not find: it is another place."""
-        ...
+        """The error for a transaction whose database does not have the row of a lease that is
+        held."""
+        return await elsewhere_error(expect_fenceable(transaction), f"lease {name!r}")
 
-    def fence_statement(self, name: str, epoch: int, *, bound: timedelta) -> str:
-        """The same as a statement without parameters.
+    def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
+        """The fence as a statement without parameters.
 
         Raises:
             ConfigError: the store has none.
         """
-        ...
+        raise ConfigError(f"lease {name!r} has no fence statement")
 
 
 class _Connections(Protocol):
-    """How a statement gets a connection."""
+    """Gives each statement a connection."""
 
-    def use(self, purpose: str, bound: float) -> AbstractAsyncContextManager[Transaction]: ...
+    def use(self, purpose: str, timeout: float, /) -> AbstractAsyncContextManager[Transaction]: ...
 
 
-class LeaseTable:
-    """The table of leases. A user's name has the prefix `s:` there."""
+class LeaseTable(LeaseStore):
+    """The table `riverpy_lease`, over connections of the caller's."""
+
+    def __init__(
+        self,
+        renewals: _Connections,
+        others: _Connections,
+        schema: str | None,
+        *,
+        prefix: str = "",
+    ) -> None:
+        """Make it.
+
+        Args:
+            renewals: for renewals, which wait for nothing.
+            others: for the other statements. An attempt to acquire may wait for a transaction of
+                the last holder, and a release for a locked row.
+            schema: the schema of River's tables; None leaves it to the search path.
+            prefix: comes before the names in the table.
+        """
+        self._renewals, self._others, self._schema = renewals, others, schema
+        self.prefix = prefix
+
+    async def acquire(
+        self, name: str, holder: str, ttl: timedelta, *, timeout: float
+    ) -> LeaseAnswer | None:
+        """Try to acquire a lease.
+
+        Raises:
+            TransactionError: the caller's connection is in a transaction.
+        """
+        with suppress(LockNotAvailableError, SerializationError):
+            async with self._others.use("acquiring a lease", timeout) as connection:
+                return await self._acquire(connection, name, holder, ttl)
+        return None
+
+    async def _acquire(
+        self, connection: Transaction, name: str, holder: str, ttl: timedelta
+    ) -> LeaseAnswer | None:
+        _expect_no_transaction(connection)
+        return await lease_acquire(
+            connection,
+            self._schema,
+            name=self.prefix + name,
+            holder=holder,
+            ttl=ttl,
+            lock_timeout=ACQUIRE_LOCK_TIMEOUT,
+        )
+
+    async def renew(
+        self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
+    ) -> dict[str, bool]:
+        """Extend terms.
+
+        Raises:
+            TransactionError: the caller's connection is in a transaction.
+        """
+        rows = [(self.prefix + name, epoch) for name, epoch in terms]
+        async with self._renewals.use("renewing leases", timeout) as connection:
+            _expect_no_transaction(connection)
+            held = await lease_renew(connection, self._schema, holder=holder, terms=rows)
+        return {row.removeprefix(self.prefix): is_renewed for row, is_renewed in held.items()}
+
+    async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
+        """End a term.
+
+        Raises:
+            TransactionError: the caller's connection is in a transaction.
+        """
+        async with self._others.use("releasing a lease", timeout) as connection:
+            _expect_no_transaction(connection)
+            return await lease_release(
+                connection, self._schema, name=self.prefix + name, epoch=epoch, holder=holder
+            )
+
+    async def fence(
+        self,
+        transaction: object,
+        name: str,
+        epoch: int,
+        *,
+        timeout: timedelta,
+        lock_timeout: timedelta,
+    ) -> bool:
+        """Bind an open transaction to a term.
+
+        Raises:
+            TransactionError: a fence is not allowed there; the text has the reason.
+        """
+        return await lease_fence(
+            expect_fenceable(transaction),
+            self._schema,
+            name=self.prefix + name,
+            epoch=epoch,
+            timeout=timeout,
+            lock_timeout=lock_timeout,
+        )
+
+    def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
+        """The fence as a statement without parameters."""
+        return lease_fence_text(
+            self._schema,
+            name=self.prefix + name,
+            epoch=epoch,
+            timeout=timeout,
+            lock_timeout=timeout,
+        )
+
+
+class UserLeaseTable(LeaseTable):
+    """The leases of users in the table `riverpy_lease`, whose names have the prefix `s:` there."""
 
     def __init__(
         self,
@@ -139,46 +270,52 @@ class LeaseTable:
         """Make it; nothing is connected.
 
         Args:
-            database: a URL, of which it makes connections of its own; or a pool or a connection of
-                the caller's, which is never closed, replaced or made again.
+            database: a URL, for connections of its own; or a pool or a connection of the caller's,
+                which is never closed or replaced.
             schema: the schema of River's tables; None leaves it to the search path.
-            holder: whose connections they are, for the log.
+            holder: names the owner of the connections in the log.
             pooler: whether the URL leads to a pooler in transaction mode.
 
         Raises:
-            ConfigError: it is none of these.
+            ConfigError: the database is none of these.
         """
-        self._schema = schema
-        self._owned: list[DedicatedConnection] = []
         self._url: str | None = None
+        self._owned: list[DedicatedConnection] = []
         self._given: Pool | Transaction | None = None
-        self._holder, self._pooled = holder, pooler
-        self._renewals: _Connections
-        self._bids: _Connections
+        self._outage = ConnectionOutage(holder=holder, effect=OUTAGE_EFFECT)
+        renewals: _Connections
+        others: _Connections
         if isinstance(database, str):
             self._url = database
+            renewals, others = self._owned = [
+                DedicatedConnection(name, partial(_connect, database, name, pooler), self._outage)
+                for name in ("leases", "lease bids")
+            ]
         elif is_pool(database):
             self._given = database
-            self._renewals = self._bids = SharedPool(database)
+            renewals = others = SharedPool(database)
         elif is_transaction(database):
             self._given = database
-            self._renewals = self._bids = InjectedConnection(database)
+            renewals = others = InjectedConnection(database)
         else:
             raise ConfigError(
                 "leases take a database URL, an asyncpg pool or connection, or MemoryLeases(), got "
                 f"{type(database).__name__}"
             )
+        super().__init__(renewals, others, schema, prefix=USER_PREFIX)
 
     async def open(self) -> None:
-        """See that the table is there.
+        """Check that the table exists.
 
         Raises:
             SchemaMissingError: line `riverpy` is not migrated; the text has the command.
             ConfigError, DatabaseError, or one of DATABASE_ERRORS: the database cannot be used.
         """
-        if self._url is not None:
-            await self._connect(self._url)
-        async with self._renewals.use("looking for the table of leases", OPEN_LIMIT) as connection:
+        if self._owned:
+            await self._owned[0].open()
+        async with self._renewals.use(
+            "checking for the table of leases", OPEN_TIMEOUT
+        ) as connection:
             state = await read_schema_state(connection, self._schema)
         check_schema_length(state.schema)
         if LEASES_VERSION in state.missing(OWN_LINE):
@@ -189,125 +326,34 @@ class LeaseTable:
                 f"schema {state.schema!r} has no table of leases: run `{command}`"
             )
 
-    async def _connect(self, url: str) -> None:
-        """Make the connections; the second one when it is used first.
-
-        A bid may wait for a transaction of the last holder's, and a release for whoever has locked
-        the row. Renewals wait for nobody.
-        """
-        outage = ConnectionOutage(holder=self._holder, effect=OUTAGE_EFFECT)
-
-        async def connect(name: str) -> Connection:
-            return await connect_limited(
-                url, f"riverpy {name}", limit=STATEMENT_LIMIT, pooled=self._pooled
-            )
-
-        renewals, bids = self._owned = [
-            DedicatedConnection(name, partial(connect, name), outage)
-            for name in ("leases", "lease bids")
-        ]
-        self._renewals, self._bids = renewals, bids
-        await renewals.open()
-
     @property
     def is_gone(self) -> bool:
         """Whether the caller has closed the pool, or the connection."""
         return self._given is not None and is_closed_for_good(self._given)
 
-    def rest(self, *, bids: bool, renewals: bool) -> None:
-        """Nobody uses a connection for now: one that is lost would be so for ever, and keep the end
-        of the outage, and the begin of others, from being told."""
-        for connection, rests in zip(self._owned, (renewals, bids), strict=False):
-            if rests:
+    @property
+    def is_outage_logged(self) -> bool:
+        """Whether a log line has said that a connection of its own is lost."""
+        return self._outage.is_logged
+
+    def mark_idle(self, *, acquiring: bool, renewing: bool) -> None:
+        """Take note that a connection is not needed for now."""
+        for connection, is_idle in zip(self._owned, (renewing, acquiring), strict=False):
+            if is_idle:
                 connection.rest()
 
     async def close(self) -> None:
         """Close the connections that it made."""
         await close_all(self._owned)
 
-    async def acquire(
-        self, name: str, holder: str, ttl: timedelta, *, bound: float
-    ) -> LeaseBid | None:
-        """Bid. None: somebody else has just won, or a transaction of the last term goes on.
 
-        Raises:
-            TransactionError: the caller's connection is in a transaction.
-        """
-        try:
-            async with self._bids.use("bidding for a lease", bound) as connection:
-                _expect_no_transaction(connection)
-                return await lease_acquire(
-                    connection,
-                    self._schema,
-                    name=_row(name),
-                    holder=holder,
-                    ttl=ttl,
-                    lock_bound=BID_LOCK_LIMIT,
-                )
-        except (LockNotAvailableError, SerializationError):
-            return None
-
-    async def renew(
-        self, holder: str, terms: Iterable[tuple[str, int]], *, bound: float
-    ) -> dict[str, bool]:
-        """Extend terms, each a name and an epoch. Returns the names of those that go on, and
-        whether they were extended: somebody else keeps the row of one that was not locked.
-
-        Raises:
-            TransactionError: the caller's connection is in a transaction.
-        """
-        rows = [(_row(name), epoch) for name, epoch in terms]
-        async with self._renewals.use("renewing leases", bound) as connection:
-            _expect_no_transaction(connection)
-            held = await lease_renew(connection, self._schema, holder=holder, terms=rows)
-        return {row.removeprefix(USER_PREFIX): is_renewed for row, is_renewed in held.items()}
-
-    async def release(self, name: str, epoch: int, holder: str, *, bound: float) -> bool:
-        """End a term. False: it was over before.
-
-        Raises:
-            TransactionError: the caller's connection is in a transaction.
-        """
-        async with self._bids.use("releasing a lease", bound) as connection:
-            _expect_no_transaction(connection)
-            return await lease_release(
-                connection, self._schema, name=_row(name), epoch=epoch, holder=holder
-            )
-
-    async def fence(self, transaction: object, name: str, epoch: int, *, bound: timedelta) -> bool:
-        """Tie an open transaction, which may last for `bound`, to a term. False: it is over.
-
-        Raises:
-            TransactionError: a fence may not stand there; the text has the reason.
-        """
-        return await lease_fence(
-            expect_fenceable(transaction),
-            self._schema,
-            name=_row(name),
-            epoch=epoch,
-            bound=bound,
-            lock_bound=bound,
-        )
-
-    async def elsewhere_error(self, transaction: object, name: str) -> TransactionError:
-        """What to raise if a term is held that a fence there does not find."""
-        return await elsewhere_error(expect_fenceable(transaction), f"lease {name!r}")
-
-    def fence_statement(self, name: str, epoch: int, *, bound: timedelta) -> str:
-        """The same as a statement without parameters."""
-        return lease_fence_text(
-            self._schema, name=_row(name), epoch=epoch, bound=bound, lock_bound=bound
-        )
-
-
-def _row(name: str) -> str:
-    return USER_PREFIX + name
+async def _connect(url: str, name: str, pooled: bool) -> Connection:
+    return await connect_limited(url, f"riverpy {name}", limit=STATEMENT_TIMEOUT, pooled=pooled)
 
 
 def _expect_no_transaction(connection: Transaction) -> None:
     if is_in_transaction(connection):
         raise TransactionError(
-            "the connection of the leases is in a transaction, and what it is granted there would "
-            "be nobody's until the commit: give LeaseManager a connection of its own, a pool or a "
-            "URL"
+            "the connection for leases is in a transaction, so that a lease would be granted only "
+            "at the commit: give LeaseManager a connection of its own, a pool or a URL"
         )

@@ -6,12 +6,10 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from riverpy._clock import Backoff
-from riverpy._leading.queue_scope import everything
 from riverpy._lifecycle import TestSignal
 from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import MAINTENANCE_RUN_FAILED, MAINTENANCE_RUN_SUCCEEDED_AGAIN
@@ -19,55 +17,19 @@ from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from anyio.abc import TaskStatus
 
-    from riverpy._clock import Timer
-    from riverpy._leading.queue_scope import Scope
-    from riverpy._leading.term_fence import TermFence
+    from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.connection import DedicatedConnection
-    from riverpy._postgres.driver import Connection
     from riverpy._postgres.set_aside import SetAsideRow
-    from riverpy.config import Config
-    from riverpy.worker import Workers
 
 STAGGER = 1.0
 """Each service of a term starts its first pass after a random delay of at most so many seconds."""
 RETRY_MIN = timedelta(seconds=1)
 RETRY_MAX = timedelta(seconds=8)
 """The delay after a failed pass doubles up to this. There is no last try."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TermContext:
-    """What the services of one term share."""
-
-    fence: TermFence
-    config: Config
-    workers: Workers
-    connection: DedicatedConnection
-    """The connection for short statements."""
-    cleaning: DedicatedConnection
-    """The connection for statements that may take their whole timeout."""
-    timer: Timer
-    connect_direct: Callable[[], Awaitable[Connection]] | None = None
-    """Makes a session that uses no pooler in transaction mode. None if there is no other way to the
-    database."""
-    scope: Callable[[], Awaitable[Scope]] = everything
-    """Returns the queues to maintain. Each pass calls it, because queues change.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS. The pass is tried again soon.
-    """
-    up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when all services of the term have started. No pass begins before that."""
-
-    @property
-    def schema(self) -> str | None:
-        """The schema of River's tables."""
-        return self.config.schema
 
 
 class MaintenanceService(ABC):

@@ -14,8 +14,8 @@ from riverpy._postgres.clients import client_delete_idle, client_heartbeats
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import TermContext
 
 INTERVAL = 600.0
 """Seconds between two passes."""

@@ -1,4 +1,4 @@
-"""A service that ends the term of the schema lead when `default` gets or loses a leader."""
+"""DefaultLeaderCheck: ends the term of the schema lease when `default` gets or loses a leader."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from riverpy._postgres.domains import default_leader
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import TermContext
 
 STATEMENT_TIMEOUT = 5.0
 
 
 class DefaultLeaderCheck(MaintenanceService):
-    """Looks who leads `default`, as often as a lease is renewed."""
+    """Reads the leader of `default`, as often as a lease is renewed."""
 
-    name = "default watch"
+    name = "default leader check"
 
     def __init__(
-        self, context: TermContext, give_way: Callable[[str], None], *, is_foreign_led: bool
+        self, context: TermContext, resign: Callable[[str], object], *, is_foreign_led: bool
     ) -> None:
         """Make it.
 
         Args:
             context: of the term.
-            give_way: ends the term; called with the reason.
+            resign: ends the term; called with the reason.
             is_foreign_led: whether a client that is not riverpy's led `default` when the term
-                began, else nobody did.
+                began. Otherwise it had no leader.
         """
         super().__init__(context)
-        self._give_way, self._is_foreign_led = give_way, is_foreign_led
+        self._resign, self._is_foreign_led = resign, is_foreign_led
 
     async def run_once(self, scope: StopScope) -> float:
-        """Look once."""
-        purpose = "looking who leads `default`"
+        """Read the leader once."""
+        purpose = "reading the leader of `default`"
         async with self.context.connection.use(purpose, STATEMENT_TIMEOUT) as connection:
             lead = await default_leader(connection, self.context.schema)
         if lead.is_registered or lead.is_led is not self._is_foreign_led:
-            self._give_way("who leads `default` has changed")
+            self._resign("the leader of `default` has changed")
         return self.context.config.elect_interval.total_seconds()

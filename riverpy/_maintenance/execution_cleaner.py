@@ -14,8 +14,8 @@ from riverpy._postgres.executions import (
 )
 
 if TYPE_CHECKING:
+    from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import TermContext
 
 INTERVAL = 3600.0
 """Seconds between two passes."""

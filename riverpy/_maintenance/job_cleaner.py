@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from riverpy._leading.queue_scope import Scope
+    from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import TermContext
     from riverpy._postgres.job_maintenance import EndedJob
     from riverpy.config import Config, JobRetention
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from asyncpg import Record
 
+    from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import TermContext
     from riverpy._postgres.driver import Connection
     from riverpy._postgres.job_maintenance import RunningClaim
     from riverpy._postgres.queue_filter import QueueFilter

@@ -12,8 +12,8 @@ from riverpy._maintenance.batches import Batches
 from riverpy._postgres.job_maintenance import job_due, job_lock_limit, job_schedule
 
 if TYPE_CHECKING:
+    from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import TermContext
     from riverpy._postgres.queue_filter import QueueFilter
 
 INTERVAL = 5.0

@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
     from riverpy._insert.inserter import Inserter
     from riverpy._insert.row import PreparedJob
+    from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import TermContext
     from riverpy._postgres.driver import Connection
     from riverpy.insert_opts import InsertResult
     from riverpy.job import JobRow

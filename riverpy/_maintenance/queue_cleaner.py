@@ -12,8 +12,8 @@ from riverpy._maintenance.batches import Batches
 from riverpy._postgres.queues import queue_delete_unused, queue_unused
 
 if TYPE_CHECKING:
+    from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import TermContext
     from riverpy._postgres.queue_filter import QueueFilter
 
 INTERVAL = 3600.0

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import TermContext
     from riverpy._postgres.driver import Connection
     from riverpy._postgres.indexes import Index
     from riverpy.schedules import PeriodicSchedule

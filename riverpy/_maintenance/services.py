@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from riverpy._clients.heartbeat import Heartbeat
     from riverpy._insert.inserter import Inserter
-    from riverpy._maintenance.base import MaintenanceService, TermContext
+    from riverpy._leading.term_context import TermContext
+    from riverpy._maintenance.base import MaintenanceService
     from riverpy.periodic import PeriodicJobs
 
 

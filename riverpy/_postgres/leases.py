@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 TOPIC = "riverpy_lease"
-"""Where the end of a term, and the wish for one, is announced."""
+"""The topic on which the release of a lease, and a request to release one, is notified."""
 
-RELEASE_LOCK_LIMIT = timedelta(milliseconds=500)
-"""How long a release waits for whoever has locked the row: others wait for the connection."""
+RELEASE_LOCK_TIMEOUT = timedelta(milliseconds=500)
+"""How long a release waits for a locked row. Other statements wait for the same connection."""
 
 _FILE = "riverpy_lease"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -26,30 +26,41 @@ _PARAMETER = re.compile(r"\$(\d+)")
 
 
 class LeaseLockedError(TimeoutError):
-    """Somebody else keeps the rows of leases locked: it is not known whether these go on."""
+    """Other transactions have locked the rows of leases, so these could not be renewed."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Make it of the names of the leases."""
+        """Make it from the names of the leases."""
         self.names = frozenset(names)
         super().__init__(
-            "another transaction keeps the rows of leases locked: " + ", ".join(sorted(self.names))
+            "another transaction has locked the rows of leases: " + ", ".join(sorted(self.names))
         )
 
 
-class LeaseBid(NamedTuple):
-    """What the server answers to a bid."""
+class LeaseAnswer(NamedTuple):
+    """The answer to an attempt to acquire a lease."""
 
     is_granted: bool
     holder: str
-    """Who holds the lease now."""
+    """The holder of the lease now."""
     epoch: int
     acquired_at: datetime
     remaining: float | None
-    """Seconds until the lease of another expires; None if the bid won."""
+    """Seconds until the other holder's lease expires; None if it was granted, or if unknown."""
+
+
+def epoch_of(acquired_at: datetime) -> int:
+    """The microseconds since 1970 of a term's begin: its epoch in River's table of leaders, which
+    has no column for one."""
+    return (acquired_at - _EPOCH) // timedelta(microseconds=1)
+
+
+def time_of(epoch: int) -> datetime:
+    """The reverse of `epoch_of`."""
+    return _EPOCH + timedelta(microseconds=epoch)
 
 
 class LeaseRow(NamedTuple):
-    """Who holds a lease, or held it last."""
+    """The holder of a lease, or its last holder."""
 
     name: str
     epoch: int
@@ -59,7 +70,7 @@ class LeaseRow(NamedTuple):
     expires_at: datetime | None
     """None: it was released."""
     remaining: float | None
-    """Seconds until it expires; below zero: it has. None: it was released."""
+    """Seconds until it expires; negative: it has expired. None: it was released."""
 
 
 async def lease_acquire(
@@ -69,30 +80,29 @@ async def lease_acquire(
     name: str,
     holder: str,
     ttl: timedelta,
-    lock_bound: timedelta | None = None,
-) -> LeaseBid | None:
-    """Bid for a lease. None: somebody else has just won, who is not known yet.
+    lock_timeout: timedelta | None = None,
+) -> LeaseAnswer | None:
+    """Try to acquire a lease. Returns None if another session acquired it during the statement.
 
-    The bid waits for a transaction that is fenced by the last term, and fails after `lock_bound`;
-    None: when the session's limit is over.
+    The statement waits for a transaction that is fenced by the last term, and fails after
+    `lock_timeout`; None: after the session's limit.
     """
     statement = query(_FILE, "lease_acquire", schema)
     values: dict[str, object] = {"name": name, "holder": holder, "ttl": ttl.total_seconds()}
-    values["lock_milliseconds"] = 0 if lock_bound is None else _milliseconds(lock_bound)
+    values["lock_milliseconds"] = 0 if lock_timeout is None else _milliseconds(lock_timeout)
     row = await connection.fetchrow(statement.text, *statement.arguments(values))
     if row is None:
         return None
     is_granted, by, epoch, microseconds, remaining = row
-    acquired_at = _EPOCH + timedelta(microseconds=microseconds)
-    return LeaseBid(is_granted, by, epoch, acquired_at, remaining)
+    return LeaseAnswer(is_granted, by, epoch, time_of(microseconds), remaining)
 
 
 async def lease_renew(
     connection: Transaction, schema: str | None, *, holder: str, terms: Iterable[tuple[str, int]]
 ) -> dict[str, bool]:
-    """Extend terms, each a name and an epoch. Returns the names of those that go on, and whether
-    they were extended: the row of one that was not is locked by somebody, and it goes on until it
-    expires, as far as is known."""
+    """Extend terms, each a name and an epoch. Returns the names of the terms that have not ended,
+    each with whether it was extended: another transaction has locked the row of one that was
+    not."""
     names, epochs = zip(*terms, strict=True)
     statement = query(_FILE, "lease_renew", schema)
     values: dict[str, object] = {"name": names, "epoch": epochs, "holder": holder}
@@ -103,11 +113,11 @@ async def lease_renew(
 async def lease_release(
     connection: Transaction, schema: str | None, *, name: str, epoch: int, holder: str
 ) -> bool:
-    """End a term. False: it was over before. Fails if somebody keeps the row locked for longer than
-    `RELEASE_LOCK_LIMIT`."""
+    """End a term. Returns False if it had ended before. Fails if the row stays locked for longer
+    than `RELEASE_LOCK_TIMEOUT`."""
     statement = query(_FILE, "lease_release", schema)
     values: dict[str, object] = {"name": name, "epoch": epoch, "holder": holder}
-    values["lock_milliseconds"] = _milliseconds(RELEASE_LOCK_LIMIT)
+    values["lock_milliseconds"] = _milliseconds(RELEASE_LOCK_TIMEOUT)
     return await connection.fetchrow(statement.text, *statement.arguments(values)) is not None
 
 
@@ -117,18 +127,18 @@ async def lease_fence(
     *,
     name: str,
     epoch: int,
-    bound: timedelta,
-    lock_bound: timedelta,
+    timeout: timedelta,
+    lock_timeout: timedelta,
 ) -> bool:
-    """Tie the transaction that is open on `connection` to a term. The server ends it after `bound`,
-    and a wait for a lock in it, the fence's own too, after `lock_bound`. False: the term is
-    over.
+    """Bind the transaction that is open on `connection` to a term. The server ends it after
+    `timeout`, and each wait for a lock in it, the fence's own included, after `lock_timeout`.
+    Returns False if the term has ended.
 
     Raises:
-        TransactionError: a savepoint is open, which would take the fence with it.
+        TransactionError: a savepoint is open, whose rollback would undo the fence.
     """
     statement = query(_FILE, "lease_fence", schema)
-    values = _fence_values(name, epoch, bound, lock_bound)
+    values = _fence_values(name, epoch, timeout, lock_timeout)
     row = await connection.fetchrow(statement.text, *statement.arguments(values))
     if row is None:
         return False
@@ -138,27 +148,27 @@ async def lease_fence(
 
 
 def lease_fence_text(
-    schema: str | None, *, name: str, epoch: int, bound: timedelta, lock_bound: timedelta
+    schema: str | None, *, name: str, epoch: int, timeout: timedelta, lock_timeout: timedelta
 ) -> str:
-    """`lease_fence` with its values in the text, for any driver."""
+    """The statement of `lease_fence` with its values in the text, for any driver."""
     statement = query(_FILE, "lease_fence", schema)
-    values = statement.arguments(_fence_values(name, epoch, bound, lock_bound))
+    values = statement.arguments(_fence_values(name, epoch, timeout, lock_timeout))
     return _PARAMETER.sub(lambda match: _literal(values[int(match[1]) - 1]), statement.text)
 
 
 def _fence_values(
-    name: str, epoch: int, bound: timedelta, lock_bound: timedelta
+    name: str, epoch: int, timeout: timedelta, lock_timeout: timedelta
 ) -> dict[str, object]:
     return {
         "name": name,
         "epoch": epoch,
-        "milliseconds": _milliseconds(bound),
-        "lock_milliseconds": _milliseconds(lock_bound),
+        "milliseconds": _milliseconds(timeout),
+        "lock_milliseconds": _milliseconds(lock_timeout),
     }
 
 
-def _milliseconds(bound: timedelta) -> int:
-    return round(bound.total_seconds() * 1000)
+def _milliseconds(timeout: timedelta) -> int:
+    return round(timeout.total_seconds() * 1000)
 
 
 def _literal(value: object) -> str:
@@ -175,6 +185,6 @@ async def lease_list(connection: Transaction, schema: str | None) -> list[LeaseR
 
 
 async def lease_request_resign(connection: Transaction, schema: str | None, *, name: str) -> bool:
-    """Ask the holder to give its term up, at the commit. False: nobody holds the lease."""
+    """Ask the holder to release the lease, at the commit. Returns False if it is not held."""
     statement = query(_FILE, "lease_request_resign", schema)
     return await connection.fetchrow(statement.text, name) is not None

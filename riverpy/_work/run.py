@@ -4,7 +4,7 @@
       heartbeat, notifier, reconciler,  keep running during the drain, so that the client stays
       loop watch                        alive and a cancel still reaches a running job
         running jobs                    drain; after the soft stop timeout they are cancelled
-          producers, electors,          end first: no more claims, maintenance ended, leases
+          producers, elections,         end first: no more claims, maintenance ended, leases
           singletons                    released
 
 A stop leaves the blocks from the inside out. The time of the drain counts from the stop request.
@@ -127,7 +127,7 @@ class Run:
             is_notified=self._is_notified,
             abandoned=abandoned,
         )
-        self._singletons = SingletonRunners(client.singletons, client.leases, config, SystemTimer())
+        self._singletons = SingletonRunners(client.singletons, client.leases, SystemTimer())
         self._membership = self._make_membership()
         self._leader_setup = self._make_leader_setup()
         self._leader_watch = self._make_leader_watch()
@@ -204,24 +204,7 @@ class Run:
         )
 
     def _make_leader_setup(self) -> LeaderSetup | None:
-        client, connections = self._client, self._connections
-        if not self._config.candidate:
-            return None
-        return LeaderSetup(
-            self._config,
-            client_id=client.id,
-            workers=client.workers,
-            reserved=connections.reserved,
-            connect=connections.connector.maintenance,
-            connect_direct=connections.connector.reindexer,
-            outage=connections.outage,
-            changed=client.leadership.publish,
-            heartbeat=self._heartbeat,
-            periodic_jobs=client.periodic_jobs,
-            inserter=client.inserter,
-            functions=client.singletons.of_leader,
-            timer=SystemTimer(),
-        )
+        return LeaderSetup(self._context, SystemTimer()) if self._config.candidate else None
 
     def _make_leader_watch(self) -> LeaderWatch:
         return LeaderWatch(
@@ -251,10 +234,10 @@ class Run:
             self._client.periodic_jobs,
             self._leader_setup,
         ).subscribe(notifier)
-        notifier.subscribe(LEASE_TOPIC, self._client.leases.heard)
+        notifier.subscribe(LEASE_TOPIC, self._client.leases.receive)
         if self._leader_setup is not None:
-            for topic, heard in self._leader_setup.topics.items():
-                notifier.subscribe(topic, heard)
+            for topic, receive in self._leader_setup.topics.items():
+                notifier.subscribe(topic, receive)
         notifier.on_resync(self._resync)
         return notifier
 
@@ -379,11 +362,11 @@ class Run:
 
     async def _claim(self, task_status: TaskStatus[None], *, drain: bool) -> None:
         """Claim jobs, take part in leader election and run singletons until stopped."""
-        electors = () if self._leader_setup is None else self._leader_setup.electors
+        elections = () if self._leader_setup is None else self._leader_setup.elections
         async with ServiceGroup() as claiming:
             self.status.add_group(claiming)
             with self.until_stop_asked():
-                for service in (*self.producers.values(), *electors, *self._singletons):
+                for service in (*self.producers.values(), *elections, *self._singletons):
                     await claiming.start(service)
             if not self._stop_asked.is_set():
                 self.status.state = "working"

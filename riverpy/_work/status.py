@@ -60,7 +60,7 @@ class RunStatus:
         """Return the current state and the counts of the run."""
         run, notifier, counters = self._run, self._notifier, self._run.counters
         leader_setup = self._leader_setup
-        elector = None if leader_setup is None else leader_setup.elector
+        engine = None if leader_setup is None else leader_setup.engine
         connections = {one.name: one.is_up for one in run.connections.all}
         if notifier is not None:
             connections["listener"] = notifier.is_up
@@ -78,8 +78,8 @@ class RunStatus:
             results_refused=counters.results_refused,
             dropped_events=run.client.subscriptions.dropped,
             heartbeat_age=run.heartbeat.age,
-            lease_renewals=elector.renewals if elector else 0,
-            lease_renewal_failures=elector.renewal_failures if elector else 0,
+            lease_renewals=engine.renewals if engine else 0,
+            lease_renewal_failures=engine.renewal_failures if engine else 0,
             loop_lag=counters.loop_lag.histogram(),
             stuck=tuple(name for group in self._groups for name in group.stuck()),
             stuck_jobs=len(self._running.stuck.keeps_slot),

@@ -99,7 +99,7 @@ async def lead(connection: asyncpg.Connection[Any], domain: str, holder: str) ->
 async def within(connection: asyncpg.Connection[Any], domain: str, epoch: int) -> None:
     """Tie the open transaction to the term of the domain's leader."""
     assert await lease_fence(
-        connection, None, name=f"d:{domain}", epoch=epoch, bound=BOUND, lock_bound=BOUND
+        connection, None, name=f"d:{domain}", epoch=epoch, timeout=BOUND, lock_timeout=BOUND
     )
 
 
@@ -287,9 +287,9 @@ async def test_move_waits_for_fenced_writes(schema: Schema, written: str) -> Non
                     connection,
                     None,
                     leader_id="d1",
-                    elected_at=bid.elected_at,
-                    bound=BOUND,
-                    lock_bound=BOUND,
+                    elected_at=bid.acquired_at,
+                    timeout=BOUND,
+                    lock_timeout=BOUND,
                 )
         else:
             epoch = await lead(connection, written, "holder")

@@ -8,9 +8,9 @@ import pytest
 
 from riverpy._log_events import (
     JOBS_RESCUED,
-    LEADER_ELECTION_FAILED,
-    LEADER_LEASE_RENEWAL_FAILED,
     LEADERSHIP_LOST,
+    LEASE_ACQUISITION_FAILED,
+    LEASE_RENEWAL_FAILED,
     WORKER_STARTED,
 )
 from tests.kit.load import LoadSettings, until
@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)
 SETTINGS = LoadSettings(slots=50, elect_interval=1.0, leader_ttl=4.0, dead_after=8.0)
 EXPECTED = (
     JOBS_RESCUED,
-    LEADER_LEASE_RENEWAL_FAILED,
-    LEADER_ELECTION_FAILED,
+    LEASE_RENEWAL_FAILED,
+    LEASE_ACQUISITION_FAILED,
     LEADERSHIP_LOST,
 )
 """Log events, besides the rescue, that a busy machine can cause with a lease this short."""

@@ -302,12 +302,12 @@ async def check_leader(written: str, times: dict[str, str]) -> None:
         ttl = timedelta(seconds=15)
         bid = await leader_elect(connection, None, leader_id="next", ttl=ttl)
         assert bid is not None
-        assert bid.elected == (times["expires_at"] not in FUTURE)
-        if bid.elected:
-            term = {"leader_id": "next", "elected_at": bid.elected_at}
+        assert bid.is_granted == (times["expires_at"] not in FUTURE)
+        if bid.is_granted:
+            term = {"leader_id": "next", "elected_at": bid.acquired_at}
             assert await leader_renew(connection, None, **term, ttl=ttl)
             async with connection.transaction():
-                assert await leader_fence(connection, None, **term, bound=ttl, lock_bound=ttl)
+                assert await leader_fence(connection, None, **term, timeout=ttl, lock_timeout=ttl)
             assert await leader_resign(connection, None, **term)
 
 

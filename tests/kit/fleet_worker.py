@@ -33,8 +33,8 @@ from tests.kit.history import PERIOD, POLICIES, STATEMENTS, Act, Term
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import TermContext
 
 EVENTS_MAX = 1_000_000
 """Lines about single jobs per minute. Tests need all of them."""
@@ -131,7 +131,7 @@ class TermWriter(base.MaintenanceService):
     async def run_once(self, scope: StopScope) -> float:
         """Record the start of a pass, and write one row."""
         fence = self.context.fence
-        term = Term(fence.term.elected_at, fence.term.leader_id)
+        term = Term(fence.lease.acquired_at, fence.lease.holder)
         recorder.record("pass", term=term, at=self._began_at)
         self.number += 1
         async with fence.transaction(self.context.connection, "a fleet's write") as connection:

@@ -23,7 +23,7 @@ import asyncpg
 import msgspec
 
 import riverpy
-from riverpy._leases.validity import LeaseTiming
+from riverpy._leases.timing import LeaseTiming
 from riverpy._maintenance import base
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._work import leader_setup as candidacy
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+    from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import TermContext
 
 LOOK_INTERVAL = 0.03
 WRITE_INTERVAL = 0.05
@@ -173,7 +173,7 @@ class LeadWriter(base.MaintenanceService):
     async def run_once(self, scope: StopScope) -> float:
         """Record that the term is valid, and write one row."""
         fence = self.context.fence
-        term = f"d:{settings.domain}", fence.term.epoch
+        term = f"d:{settings.domain}", fence.lease.epoch
         note("held", *term, at=self._began_at)
         number = next(numbers)
         async with fence.transaction(self.context.connection, "a write of the lead") as connection:
@@ -244,7 +244,7 @@ async def client() -> AsyncGenerator[riverpy.Client]:
     """Yield the client, and hold leases directly beside it."""
     end_with_the_fleet()
     if settings.broken is DisabledProtection.MARGIN:
-        LeaseTiming.trust = property(lambda self: 2 * self.ttl)
+        LeaseTiming.validity = property(lambda self: 2 * self.ttl)
     async with anyio.create_task_group() as late:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hold_all, late)

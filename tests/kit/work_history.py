@@ -26,7 +26,7 @@ from riverpy._log_events import (
     JOBS_ABANDONED,
     JOBS_FAILED,
     JOBS_WORKED,
-    MAINTENANCE_STOP_TIMED_OUT,
+    WORK_RAN_PAST_ITS_LEASE,
 )
 from riverpy._postgres.job_maintenance import RESCUE_ERROR
 from tests.kit.chaos_jobs import PLANNED
@@ -549,7 +549,7 @@ EXPECTED_ERRORS = {
     JOB_RESULTS_LEFT_UNSTORED,
     JOB_RESULT_REPLACED,
     JOBS_ABANDONED,
-    MAINTENANCE_STOP_TIMED_OUT,
+    WORK_RAN_PAST_ITS_LEASE,
 }
 """Errors that a worker may log when it stops or loses its term during an outage, or when its rows
 are refused."""

@@ -1,5 +1,5 @@
-"""A world in which the real elector stands for a lead that is a lease, as that of a domain is: the
-processes of `tests/leading/model.py` before the table of leases."""
+"""A world with the election of a leader whose lease is in the table of leases, as that of a domain
+is: the processes of `tests/leading/model.py` before that table."""
 
 from __future__ import annotations
 
@@ -7,72 +7,54 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING
 
-from riverpy._leading.announcements import hear_lease
-from riverpy._leading.lease_store import BID_LOCK_SHARE
-from riverpy._leases.validity import Term
-from riverpy._postgres.leaders import Bid
 from tests.leading.model import LATENCY, Fault, Process, World
-from tests.leading.model_database import TIMING
+from tests.leading.model_database import Term
 from tests.leases.lease_world import LeaseServer
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
+    from riverpy._postgres.leases import LeaseAnswer
+
 LEAD = "d:emails"
 
 
 class LeadServer(LeaseServer):
-    """The database, asked as an elector asks: whose bids wait for nearly as long as it does."""
+    """The database, which records the terms of the leader."""
 
-    lock_limit = TIMING.interval * BID_LOCK_SHARE
-
-    def elect(
-        self, leader_id: str, ttl: timedelta, now: datetime, *, has_waited: bool
-    ) -> Bid | None:
-        """Bid for the lead."""
-        bid = self.acquire(LEAD, leader_id, ttl, now, has_waited=has_waited)
-        if bid is None:
-            return None
-        if bid.is_granted:
-            self.terms.append(Term(bid.holder, bid.acquired_at, bid.epoch))
+    def acquire(
+        self, name: str, holder: str, ttl: timedelta, now: datetime, *, has_waited: bool
+    ) -> LeaseAnswer | None:
+        """Try to become leader."""
+        answer = super().acquire(name, holder, ttl, now, has_waited=has_waited)
+        if answer is not None and answer.is_granted:
+            self.terms.append(Term(answer.holder, answer.acquired_at, answer.epoch))
             self.began.append(self._world.now)
-        return Bid(bid.is_granted, bid.holder, bid.acquired_at, bid.remaining, bid.epoch)
-
-    def renew(self, term: Term, _ttl: timedelta, now: datetime) -> bool:
-        """Extend a term by the time that it was given for."""
-        return bool(super().renew(term.leader_id, [(LEAD, term.epoch)], now))
-
-    def resign(self, term: Term, now: datetime, *, has_waited: bool) -> bool:
-        """End a term."""
-        del has_waited  # it waits for nobody
-        return self.release(LEAD, term.epoch, term.leader_id, now)
-
-    def fence(self, term: Term, now: datetime) -> int | None:
-        """Begin a transaction that commits only under a term."""
-        return super().fence(LEAD, term.epoch, now)
+        return answer
 
 
 class LeadProcess(Process):
-    """A process that stands for the lead."""
+    """A process that takes part in the election."""
 
     def hear(self, payload: str) -> None:
         """Be notified, if that reaches it."""
         if self.state != "dead" and self.connection.usual == Fault():
-            self.loop.call_soon(hear_lease, self.elector, LEAD, payload)
+            self.loop.call_soon(self.engine.receive, payload)
 
 
 class LeadWorld(World):
     """Everything, and its one true time."""
 
+    lease_name = LEAD
     writes = 0
 
     def announce(self, action: str, _leader_id: str) -> None:
-        """Ask whoever leads to resign."""
+        """Ask the leader to resign."""
         if action == "request_resign" and self.server.terms:
             self._notify("resign_requested", self.server.terms[-1].epoch, "")
 
     def announce_release(self, _name: str, epoch: int, holder: str) -> None:
-        """Notify all who can hear."""
+        """Notify all processes that are reached."""
         self._notify("released", epoch, holder)
 
     def _notify(self, action: str, epoch: int, holder: str) -> None:

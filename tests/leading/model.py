@@ -20,18 +20,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 
 from riverpy._clock import SystemTimer
-from riverpy._leading.announcements import hear_leader
-from riverpy._leading.elector import Elector
-from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
+from riverpy._leading.election import Election, receive_leadership
+from riverpy._leases.engine import LeaseEngine
+from riverpy._leases.store import LeaseStore
 from riverpy._lifecycle import ServiceGroup
+from riverpy._names import DEFAULT_DOMAIN
 from tests.leading.model_database import RIVAL, TIMING, TRANSACTION_LIMIT, Rival, Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime, timedelta
+    from collections.abc import Callable, Iterable
+    from datetime import timedelta
 
-    from riverpy._lifecycle import StopCause
-    from riverpy._postgres.leaders import Bid
+    from riverpy._leases.lease import Lease
+    from riverpy._leases.timing import LeaseTiming
+    from riverpy._lifecycle import StopScope
+    from riverpy._postgres.leases import LeaseAnswer
+    from tests.leading.model_database import Term
 
 LATENCY = 0.01
 """Seconds of one way between a process and the database, while nothing is wrong."""
@@ -59,8 +63,8 @@ class Fault(NamedTuple):
     """Seconds until the process has the answer; None: never."""
 
 
-class Connection:
-    """What a process has of the database: the elector's store, and fenced transactions."""
+class Connection(LeaseStore):
+    """What a process has of the database: the store of its leases, and fenced transactions."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -71,35 +75,48 @@ class Connection:
         """What happens to the others."""
         self._pending: set[asyncio.Future[Any]] = set()
 
-    async def elect(self, leader_id: str, ttl: timedelta, bound: float) -> Bid | None:
-        """Bid."""
-        self._expect_idle("bids")
-        return await self._ask("bid", partial(self._world.server.elect, leader_id, ttl), bound)
+    async def acquire(
+        self, name: str, holder: str, ttl: timedelta, *, timeout: float
+    ) -> LeaseAnswer | None:
+        """Try to acquire the lease."""
+        self._expect_idle("tries to acquire the lease")
+        act = partial(self._world.server.acquire, name, holder, ttl)
+        return await self._ask("attempt", act, timeout)
 
-    async def renew(self, term: Term, ttl: timedelta, bound: float) -> bool:
-        """Extend a term."""
-        trust = self._process.trust
+    async def renew(
+        self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
+    ) -> dict[str, bool]:
+        """Extend terms."""
+        terms = list(terms)
+        lease = self._process.lease
         self._expect(
-            trust.is_valid(term) and bound <= trust.left,
-            "renews a term that it does not trust, or for longer than it does",
+            lease is not None
+            and terms == [(lease.name, lease.epoch)]
+            and timeout <= lease.valid_for,
+            "renews a term that it does not hold, or for longer than it does",
         )
-        act = partial(self._world.server.renew, term, ttl)
-        return await self._ask("renewal", act, bound, locks=False)
+        act = partial(self._world.server.renew, holder, terms)
+        return await self._ask("renewal", act, timeout, locks=False)
 
-    async def resign(self, term: Term, bound: float) -> bool:
+    async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
         """End a term."""
-        self._expect_idle("resigns")
-        return await self._ask("resignation", partial(self._world.server.resign, term), bound)
+        self._expect_idle("releases its lease")
+        act = partial(self._world.server.release, name, epoch, holder)
+        return await self._ask("release", act, timeout, locks=self._world.server.release_locks)
 
-    async def fence(self, term: Term) -> int | None:
-        """Begin a fenced transaction. None: the term is over."""
-        act = partial(self._world.server.fence, term)
-        return await self._ask("fence", act, TRANSACTION_LIMIT, locks=False)
+    async def fence(self, *_args: Any, **_options: Any) -> bool:
+        """Not used: `begin` is."""
+        raise NotImplementedError
+
+    async def begin(self, lease: Lease) -> int | None:
+        """Begin a fenced transaction. None: the term has ended."""
+        act = partial(self._world.server.fence, lease.name, lease.epoch)
+        return await self._ask("fence", act, self._world.transaction_limit, locks=False)
 
     async def commit(self, transaction: int) -> None:
         """Commit it."""
         act = partial(self._world.server.commit, transaction)
-        await self._ask("commit", act, TRANSACTION_LIMIT, locks=False)
+        await self._ask("commit", act, self._world.transaction_limit, locks=False)
 
     def reset(self) -> None:
         """Lose the connection: whoever waits for an answer gets an error."""
@@ -108,7 +125,7 @@ class Connection:
                 future.set_exception(ConnectionError("the connection was lost"))
 
     def _expect_idle(self, does: str) -> None:
-        is_idle = self._process.trust.term is None and not self._process.services.is_serving
+        is_idle = self._process.lease is None and not self._process.services.is_serving
         self._expect(is_idle, f"{does} while it leads or its services run")
 
     def _expect(self, is_right: bool, wrong: str) -> None:
@@ -116,7 +133,7 @@ class Connection:
         self._world.expect(is_right or not is_alive, f"{self._process.name} {wrong}")
 
     async def _ask(
-        self, what: str, act: Callable[[datetime], object], bound: float, *, locks: bool = True
+        self, what: str, act: Callable[..., object], timeout: float, *, locks: bool = True
     ) -> Any:
         process, server = self._process, self._world.server
         if process.state == "dead":
@@ -134,7 +151,7 @@ class Connection:
         if fault.request is not None:
             self._world.later(fault.request, lambda: server.serve(act, answer, locks=locks))
         try:
-            with anyio.fail_after(bound):
+            with anyio.fail_after(timeout):
                 return await future
         finally:
             self._pending.discard(future)
@@ -147,85 +164,61 @@ def _words(fault: Fault) -> str:
 
 
 class Services:
-    """Holds the services of a term: one task that writes under the fence, and may take its time to
-    end."""
+    """The services of a term: one task that writes through the fence, and may stop late."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self.pace = PACE
         """Seconds between two writes."""
         self.lateness = 0.0
-        """Seconds that services go on after they were told to end."""
-        self.serving: Term | None = None
-        """The term of the services that are neither ended nor given up."""
+        """Seconds that services run on after they were told to stop."""
         self.told_to_end = False
-        self._term: Term | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._left: set[asyncio.Task[None]] = set()
+        self._told_at = 0.0
+        self._running = 0
 
-    def begin(self, term: Term) -> None:
-        """Start the services of a term."""
+    async def run_term(self, lease: Lease, scope: StopScope) -> None:
+        """Run the services of a term, until stopped."""
         process, world = self._process, self._process.world
-        if term == self._term:
-            return
-        world.expect(self._task is None, f"{process.name} began a term beside another")
-        world.expect(not self._left, f"{process.name} began a term before an old one had ended")
+        world.expect(not self._running, f"{process.name} began a term beside another")
         world.expect(
-            process.trust.is_valid(term), f"{process.name} began a term that it does not hold"
+            lease.is_held or scope.cause is not None,
+            f"{process.name} began a term that it does not hold",
         )
-        self._term = self.serving = term
         self.told_to_end = False
-        self._task = process.loop.create_task(self._serve(term))
-
-    async def end(self, cause: StopCause) -> bool:
-        """Tell the services to end, and wait for the grace."""
-        task, self._task, self._term = self._task, None, None
-        if task is None:
-            return True
-        self._process.say(f"services are told to end ({cause.value})")
-        self.told_to_end = True
-        ended = asyncio.Event()
-        task.add_done_callback(lambda _: ended.set())
-        if self.lateness:
-            self._process.loop.call_later(self.lateness, task.cancel)
-        else:
-            task.cancel()
+        self._running += 1
+        writer = process.loop.create_task(self._write(lease))
         try:
-            is_ended = await self._process.timer.wait(ended, TIMING.grace)
+            await anyio.sleep_forever()
         finally:
-            self.serving = None
-            if not task.done():
-                self._left.add(task)
-                task.add_done_callback(self._left.discard)
-        if not is_ended:
-            self._process.say("services do not end")
-        return is_ended
+            process.say("services are told to end")
+            self.told_to_end, self._told_at = True, process.timer.boottime()
+            with anyio.CancelScope(shield=True):
+                await process.timer.sleep(self.lateness)
+                writer.cancel()
+                await asyncio.wait([writer])
+            self._running -= 1
 
     @property
     def is_serving(self) -> bool:
         """Whether any services run."""
-        return self._task is not None or bool(self._left)
+        return self._running > 0
 
     @property
-    def is_clear(self) -> bool:
-        """Whether no services of an old term are left."""
-        return not self._left
+    def is_given_up(self) -> bool:
+        """Whether services run for longer than the grace after they were told to stop."""
+        late = self._process.timer.boottime() - self._told_at
+        return self.is_serving and self.told_to_end and late > TIMING.grace
 
-    async def wait_clear(self) -> None:
-        """Wait until they have ended."""
-        while self._left:
-            await asyncio.wait(self._left)
-
-    async def _serve(self, term: Term) -> None:
-        connection, elector = self._process.connection, self._process.elector
+    async def _write(self, lease: Lease) -> None:
+        connection = self._process.connection
         while True:
             await self._process.timer.sleep(self.pace)
-            if not self.lateness and not self._process.trust.is_valid(term):
+            if not self.lateness and not lease.is_held:
                 continue
             try:
-                transaction = await connection.fence(term)
+                transaction = await connection.begin(lease)
                 if transaction is None:
-                    elector.fenced_out(term)
+                    lease.end("the database refused a write", may_be_held=False)
                 else:
                     await connection.commit(transaction)
             except (TimeoutError, ConnectionError):
@@ -298,20 +291,21 @@ class Process:
         self.main = self.loop.create_task(self._run(self._stopping))
 
     def _assemble(self) -> None:
-        self.trust = LeaseValidity(self.world.timing, self.timer)
         self.connection = Connection(self)
         self.services = Services(self)
-        self.elector = Elector(
-            leader_id=self.leader_id,
-            trust=self.trust,
-            store=self.connection,
-            services=self.services,
-            timer=self.timer,
+        self.engine = LeaseEngine(
+            self.connection, holder=self.leader_id, timing=self.world.timing, timer=self.timer
         )
+        self.election = Election(self.engine, self.world.lease_name, self.services.run_term)
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease of the term that it believes to hold."""
+        return self.election.lease
 
     async def _run(self, stopping: asyncio.Event) -> None:
         async with ServiceGroup() as group:
-            await group.start(self.elector)
+            await group.start(self.election)
             await stopping.wait()
 
     def _failed(self, _loop: object, context: dict[str, Any]) -> None:
@@ -381,13 +375,13 @@ class Process:
     def resync(self) -> None:
         """Notice that a connection was lost and made again."""
         if self.state != "dead":
-            self.loop.call_soon(self.elector.resync)
+            self.loop.call_soon(self.engine.wake_all)
 
     def give_up(self) -> None:
         """Have services that cannot start."""
-        if self.state != "dead" and (term := self.trust.term) is not None:
+        if self.state != "dead" and (lease := self.lease) is not None:
             self.say("its services cannot start")
-            self.loop.call_soon(self.elector.resign, term)
+            self.loop.call_soon(self.election.maintenance_failed, lease)
 
     def recover(self) -> None:
         """Run again without faults."""
@@ -413,7 +407,7 @@ class Process:
     def hear(self, payload: str) -> None:
         """Be notified, if that reaches it."""
         if self.state != "dead" and self.connection.usual == Fault():
-            self.loop.call_soon(hear_leader, self.elector, payload)
+            self.loop.call_soon(receive_leadership, self.engine, payload)
 
     def step(self) -> None:
         """Run what is due."""
@@ -424,7 +418,7 @@ class Process:
             raise Violation(self.world.violation)
         if self.main.done():
             self.main.result()
-            self.world.expect(self.is_stopping, f"{self.name}: the elector ended by itself")
+            self.world.expect(self.is_stopping, f"{self.name}: the election ended by itself")
             self.bury()
 
     def kill(self) -> None:
@@ -435,7 +429,6 @@ class Process:
     def bury(self) -> None:
         """Unwind the tasks of a process that is no more, in a time of their own."""
         self.state = "dead"
-        self.trust.ended()
         loop, time = self.loop, self.loop.time()
 
         def now() -> float:
@@ -455,6 +448,10 @@ class Process:
 
 class World:
     """Everything, and its one true time."""
+
+    lease_name = DEFAULT_DOMAIN
+    transaction_limit = TRANSACTION_LIMIT
+    """Seconds after which the server ends a fenced transaction."""
 
     def __init__(
         self,
@@ -540,9 +537,13 @@ class World:
 
     def leaders(self) -> list[tuple[str, Term]]:
         """Who believes to lead, whether it runs at the moment or not."""
-        held = [(p.name, p.trust.term) for p in self.processes if p.state != "dead"]
-        held.append((RIVAL, self.rival.term))
-        return [(name, term) for name, term in held if term is not None]
+        held = [
+            (process.name, self.server.term_of(process.lease))
+            for process in self.processes
+            if process.state != "dead" and process.lease is not None
+        ]
+        rival = self.rival.term
+        return held if rival is None else [*held, (RIVAL, rival)]
 
     def check(self) -> None:
         """What holds at every moment.
@@ -558,7 +559,9 @@ class World:
             )
         for name, _ in leaders:
             for process in self.processes:
-                if process.name != name and process.state == "running" and process.services.serving:
+                services = process.services
+                is_serving = services.is_serving and not services.is_given_up
+                if process.name != name and process.state == "running" and is_serving:
                     self._check_ending(process)
 
     def _is_tolerated(self, term: Term) -> bool:

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._leases.validity import LeaseTiming, Term
-from riverpy._postgres.leaders import Bid
+from riverpy._leases.timing import LeaseTiming
+from riverpy._postgres.leases import LeaseAnswer, epoch_of, time_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from riverpy._leases.lease import Lease
     from tests.leading.model import World
 
 TIMING = LeaseTiming(ttl=15.0, interval=5.0)
@@ -25,6 +26,14 @@ TRANSACTION_LIMIT = 5.0
 _EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
 RIVAL = "go"
 """The id of a River in Go."""
+
+
+class Term(NamedTuple):
+    """One term of a leader."""
+
+    leader_id: str
+    elected_at: datetime
+    epoch: int
 
 
 @dataclass
@@ -86,32 +95,43 @@ class Server:
         else:
             answer(act(began))
 
-    def elect(self, leader_id: str, ttl: timedelta, now: datetime) -> Bid:
-        """Take a row that is free; say who has one that is not."""
+    def term_of(self, lease: Lease) -> Term:
+        """The term of a process's lease."""
+        return Term(lease.holder, lease.acquired_at, lease.epoch)
+
+    def acquire(self, _name: str, leader_id: str, ttl: timedelta, now: datetime) -> LeaseAnswer:
+        """Take a row that is free; tell the leader of one that is not."""
         row = self.row
         if row is not None and row.expires_at >= now:
             remaining = (row.expires_at - now).total_seconds()
-            return Bid(False, row.term.leader_id, row.term.elected_at, remaining)
+            return LeaseAnswer(
+                False, row.term.leader_id, row.term.epoch, row.term.elected_at, remaining
+            )
         elected_at = now
         if row is not None:
             elected_at = max(now, row.term.elected_at + timedelta(microseconds=1))
-        term = Term(leader_id, elected_at)
+        term = Term(leader_id, elected_at, epoch_of(elected_at))
         self.row = Row(term, now + ttl)
         self.terms.append(term)
         self.began.append(self._world.now)
         self._world.say(f"db: {leader_id} is elected")
-        return Bid(True, leader_id, elected_at, None)
+        return LeaseAnswer(True, leader_id, term.epoch, elected_at, None)
 
-    def renew(self, term: Term, ttl: timedelta, now: datetime) -> bool:
+    def renew(self, holder: str, terms: list[tuple[str, int]], now: datetime) -> dict[str, bool]:
         """Extend a term that is held."""
+        ((name, epoch),) = terms
         row = self.row
-        if row is None or not self.is_row_of(term) or row.expires_at < now:
-            return False
-        row.expires_at = now + ttl
-        return True
+        if row is None or not self.is_row_of(_term(holder, epoch)) or row.expires_at < now:
+            return {}
+        row.expires_at = now + TIMING.ttl_delta
+        return {name: True}
 
-    def resign(self, term: Term, _now: datetime) -> bool:
+    release_locks = True
+    """Whether a release waits for fenced transactions."""
+
+    def release(self, _name: str, epoch: int, holder: str, _now: datetime) -> bool:
         """End a term."""
+        term = _term(holder, epoch)
         if self.row is None or not self.is_row_of(term):
             return False
         if self.row.term != term:
@@ -125,12 +145,12 @@ class Server:
         """Whether the row is that of a term."""
         return self.row is not None and self.row.term == term
 
-    def fence(self, term: Term, now: datetime) -> int | None:
+    def fence(self, _name: str, epoch: int, now: datetime) -> int | None:
         """Begin a transaction that commits only under a term."""
-        if self.row is None or self.row.term != term or self.row.expires_at < now:
+        if self.row is None or self.row.term.epoch != epoch or self.row.expires_at < now:
             return None
         transaction = next(self._ids)
-        self._fenced[transaction] = term
+        self._fenced[transaction] = self.row.term
         self._world.later(TRANSACTION_LIMIT, partial(self.commit, transaction, write=False))
         return transaction
 
@@ -159,6 +179,10 @@ class Server:
         self._waiting.clear()
 
 
+def _term(leader_id: str, epoch: int) -> Term:
+    return Term(leader_id, time_of(epoch), epoch)
+
+
 class Rival:
     """A River in Go beside us, whose leader ends in time whatever happens."""
 
@@ -176,21 +200,22 @@ class Rival:
         """Remove a row that has expired, and insert its own if there is none; or renew."""
         server, now = self._world.server, self._world.server.now()
         server.serve(self._bid, lambda _: None, locks=True)
-        if self._term is not None and server.renew(self._term, TIMING.ttl_delta, now):
-            self._trusted_until = self._world.now + TIMING.trust
+        if self._term is not None and server.renew(RIVAL, [("", self._term.epoch)], now):
+            self._trusted_until = self._world.now + TIMING.validity
 
     def _bid(self, now: datetime) -> None:
         server = self._world.server
         if server.row is not None and server.row.expires_at < now:
             server.row = None
         if server.row is None and server.now() - now < timedelta(seconds=1):
-            bid = server.elect(RIVAL, TIMING.ttl_delta, now)
-            self._term = Term(bid.leader_id, bid.elected_at)
-            self._trusted_until = self._world.now + TIMING.trust
+            answer = server.acquire("", RIVAL, TIMING.ttl_delta, now)
+            self._term = _term(RIVAL, answer.epoch)
+            self._trusted_until = self._world.now + TIMING.validity
 
     def resign(self) -> None:
         """Tell that it resigns if it leads, and remove every row there is."""
         term, self._term = self._term, None
         if term is not None:
             server = self._world.server
-            server.serve(partial(server.resign, term), lambda _: None, locks=True)
+            act = partial(server.release, "", term.epoch, RIVAL)
+            server.serve(act, lambda _: None, locks=True)

@@ -11,18 +11,21 @@ import anyio.lowlevel
 
 from riverpy import Config, Workers
 from riverpy._clock import SystemTimer
+from riverpy._leading.leader_stores import LeaderRowStore
 from riverpy._leading.queue_scope import All
+from riverpy._leading.term_context import TermContext
 from riverpy._leading.term_fence import TermFence
-from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
+from riverpy._leases.lease import Lease
+from riverpy._leases.timing import LeaseTiming
 from riverpy._lifecycle import StopScope
-from riverpy._maintenance.base import TermContext
+from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.connection import (
     ConnectionOutage,
     DedicatedConnection,
     close_all,
     connect_maintenance,
 )
-from riverpy._postgres.leaders import LeaderTable, leader_elect
+from riverpy._postgres.leaders import leader_elect
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from riverpy._leading.queue_scope import Scope
     from riverpy._maintenance.base import MaintenanceService
     from riverpy._postgres.driver import Connection
+    from riverpy._postgres.leases import LeaseAnswer
     from tests._database import Schema
 
 TTL = timedelta(days=30)
@@ -66,17 +70,17 @@ class StillTimer(QuickTimer):
 
 
 class HeldTerm:
-    """A context, and what a test does to it. `timer`, `lease` and `term` are those of `context`."""
+    """A context, and what a test does to its term. `timer` and `lease` are those of `context`."""
 
     def __init__(self, schema: Schema, leader_id: str, timer: SystemTimer) -> None:
         self.schema = schema
         self.leader_id = leader_id
         self.timer = timer
-        self.fenced_out: list[Term] = []
         self.context: TermContext
-        self.trust: LeaseValidity
-        self.term: Term
-        self.store: LeaderTable
+        self.lease: Lease
+        self.term: LeaseAnswer
+        """The answer of the database that granted the lease."""
+        self.store: LeaderRowStore
         self.scope: Scope = All()
         """What the context says when it is asked."""
 
@@ -91,9 +95,18 @@ class HeldTerm:
             " expires_at = now() + interval '1 hour'"
         )
 
-    def distrust(self) -> None:
-        """Let this process doubt its term, which the server does not know of."""
-        self.trust.ended()
+    def lapse(self) -> None:
+        """Let the local deadline be over, which the database does not know."""
+        self.lease.renewed(attempted_at=float("-inf"))
+
+    def renew(self) -> None:
+        """Let the local deadline be as after a renewal."""
+        self.lease.renewed(attempted_at=self.timer.boottime())
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the database has refused a write, which ended the term."""
+        return self.lease.cause is not None and not self.lease.may_be_held
 
     async def _ask_scope(self) -> Scope:
         return self.scope
@@ -109,7 +122,7 @@ async def held_term(
     leader_id: str = "leader",
     workers: Workers | None = None,
     timer: SystemTimer | None = None,
-    term: Term | None = None,
+    term: LeaseAnswer | None = None,
     **settings: Any,
 ) -> AsyncGenerator[HeldTerm]:
     """A context whose term is held for a month, with these settings of Config.
@@ -124,14 +137,11 @@ async def held_term(
             DedicatedConnection(name, held._connect, outage) for name in ("maintenance", "cleaning")
         ]
         stack.push_async_callback(close_all, connections)
-        held.store = LeaderTable(connections[0], schema.name)
+        held.store = LeaderRowStore(connections[0], schema.name, leader_id=leader_id, ttl=TTL)
         held.term = term or await _elected(schema, leader_id)
-        held.trust = LeaseValidity(LeaseTiming(ttl=TTL.total_seconds(), interval=5.0), held.timer)
-        held.trust.granted(held.term, asked_at=held.timer.boottime())
+        held.lease = lease_of(held, TTL.total_seconds())
         held.context = TermContext(
-            fence=TermFence(
-                held.term, held.trust, store=held.store, fenced_out=held.fenced_out.append
-            ),
+            fence=TermFence(held.lease),
             config=Config(schema=schema.name, **settings),
             workers=workers or Workers(),
             connection=connections[0],
@@ -143,9 +153,22 @@ async def held_term(
         yield held
 
 
-async def _elected(schema: Schema, leader_id: str) -> Term:
+def lease_of(held: HeldTerm, ttl: float, timer: SystemTimer | None = None) -> Lease:
+    """A lease of the same term, which lasts so many seconds."""
+    timer = timer or held.timer
+    return Lease(
+        DEFAULT_DOMAIN,
+        held.term,
+        attempted_at=timer.boottime(),
+        store=held.store,
+        timing=LeaseTiming(ttl=ttl, interval=min(ttl / 3, 5.0)),
+        timer=timer,
+    )
+
+
+async def _elected(schema: Schema, leader_id: str) -> LeaseAnswer:
     async with schema.connected() as connection:
-        bid = await leader_elect(connection, schema.name, leader_id=leader_id, ttl=TTL)
-    assert bid is not None
-    assert bid.elected, f"{bid.leader_id} leads"
-    return Term(leader_id, bid.elected_at)
+        answer = await leader_elect(connection, schema.name, leader_id=leader_id, ttl=TTL)
+    assert answer is not None
+    assert answer.is_granted, f"{answer.holder} leads"
+    return answer

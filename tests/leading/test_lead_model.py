@@ -63,7 +63,7 @@ class LeadElectionOverSteps(LeadElection):
     """And the database believes that the lease has run out, or that it is one of before its clock
     was set back."""
 
-    overlap = TIMING.trust / min(RATES) + 2 * LATENCY
+    overlap = TIMING.validity / min(RATES) + 2 * LATENCY
 
     @rule(by=st.sampled_from([17, -20]), seconds=some_seconds)
     def clock_of_the_database_is_set(self, by: int, seconds: float) -> None:

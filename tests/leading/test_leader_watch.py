@@ -178,12 +178,12 @@ async def test_unreleased_lease(schema: Schema) -> None:
 
     async with rig.working() as client:
         await rig.until("SELECT leader_id FROM river_leader", client.id)
-        elector: Any = client._run._leader_setup.elector
-        connection: DedicatedConnection = elector._store._connection
+        engine: Any = client._run._leader_setup.engine
+        connection: DedicatedConnection = engine._store._connection
 
-        async def fails(*_: Any) -> bool:
+        async def fails(*_: Any, **_options: Any) -> bool:
             raise TimeoutError(connection.name)
 
-        elector._store.resign = fails
+        engine._store.release = fails
     assert await schema.fetchval("SELECT leader_id FROM river_leader") == client.id
     assert await schema.fetchval("SELECT client_id FROM riverpy_client") == client.id

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy import Client
+    from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._maintenance.base import TermContext
     from tests._database import Schema
 
 QUICK = {"elect_interval": timedelta(seconds=0.2), "leader_ttl": timedelta(seconds=30)}

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 from structlog.testing import capture_logs
 
-from riverpy._leases.validity import LeaseTiming
+from riverpy._leases.timing import LeaseTiming
 from tests.leading.model import LATENCY, Fault, Process, Violation, World
 from tests.leading.model_database import TIMING, Server
 from tests.leading.model_faults import Damage, Slowness, some_delay, some_process, some_seconds
@@ -30,7 +30,7 @@ from tests.leading.model_faults import Damage, Slowness, some_delay, some_proces
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from riverpy._leases.validity import Term
+    from tests.leading.model_database import Term
 
 SEED = os.environ.get("RIVERPY_TEST_SEED")
 EXAMPLES = int(os.environ.get("RIVERPY_TEST_EXAMPLES", "60"))
@@ -120,7 +120,7 @@ class Election(Damage, Fleet):
 class ElectionOverLostRows(Election):
     """And the database forgets who leads, or believes that the lease has run out."""
 
-    overlap = TIMING.trust / min(RATES) + 2 * LATENCY
+    overlap = TIMING.validity / min(RATES) + 2 * LATENCY
 
     @rule(seconds=some_seconds)
     def database_crashes(self, seconds: float) -> None:
@@ -136,16 +136,16 @@ class ElectionOverLostRows(Election):
 
 
 class WholeLease(LeaseTiming, frozen=True):
-    """LeaseValidity without a margin."""
+    """The local deadline without a margin."""
 
     @property
-    def trust(self) -> float:
+    def validity(self) -> float:
         """All of the lease."""
         return self.ttl
 
 
 class WithoutMargin(Fleet):
-    """LeaseValidity to the end of the lease."""
+    """The local deadline is the end of the lease."""
 
     timing = WholeLease(TIMING.ttl, TIMING.interval)
 
@@ -173,7 +173,7 @@ class SuspendBlindProcess(Process):
 
 
 class BlindToSuspension(Fleet):
-    """LeaseValidity by a clock that stops."""
+    """The local deadline is measured by a clock that stops in suspension."""
 
     process = SuspendBlindProcess
 
@@ -302,7 +302,7 @@ def test_slow_answer_lengthens_no_trust(exchange: int) -> None:
         first.services.pace = 60.0
         first.connection.faults.extend([Fault()] * exchange + [Fault(answer=2.0)])
         world.run(2.1 + exchange * TIMING.interval)
-        assert first.trust.term
+        assert first.lease
         first.freeze()
         world.run(TIMING.ttl)
         assert_passed_on(world)
@@ -320,7 +320,7 @@ def test_services_end_before_the_lease_passes_on() -> None:
         world.run(TIMING.ttl)
         assert_passed_on(world)
         assert first.services.told_to_end
-        assert first.services.is_clear
+        assert not first.services.is_serving
 
 
 def test_somebody_leads_after_an_outage() -> None:

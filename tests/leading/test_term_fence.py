@@ -9,11 +9,11 @@ import pytest
 
 from riverpy._clock import SystemTimer
 from riverpy._leading.term_fence import FenceBusyError, TermFence
-from riverpy._leases.validity import LeaseTiming, LeaseValidity
 from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection
 from riverpy._postgres.driver import DATABASE_ERRORS, PostgresError, connect
 from riverpy.errors import FencedOutError
 from tests.kit.proxy import proxied
+from tests.leading.term_context import lease_of
 
 if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
@@ -29,7 +29,7 @@ async def test_holder_writes(held: HeldTerm, schema: Schema) -> None:
             f"INSERT INTO {schema.name}.river_queue (name, updated_at) VALUES ('q', now())"
         )
     assert await schema.fetchval("SELECT count(*) FROM river_queue") == 1
-    assert held.fenced_out == []
+    assert not held.is_refused
 
 
 async def test_deposed_writes_nothing(held: HeldTerm, schema: Schema) -> None:
@@ -40,17 +40,17 @@ async def test_deposed_writes_nothing(held: HeldTerm, schema: Schema) -> None:
     with pytest.raises(FencedOutError):
         async with context.fence.transaction(context.connection, "a test"):
             pytest.fail("the transaction began")
-    assert held.fenced_out == [held.term]
+    assert held.is_refused
 
 
 async def test_doubt_sends_nothing(held: HeldTerm) -> None:
     """Without trust in its term a process does not even ask."""
     context = held.context
-    held.distrust()
+    held.lapse()
     with pytest.raises(FencedOutError):
         async with context.fence.transaction(context.connection, "a test"):
             pytest.fail("the transaction began")
-    assert held.fenced_out == []
+    assert not held.is_refused
 
 
 async def test_expired_writes_nothing(held: HeldTerm, schema: Schema) -> None:
@@ -60,14 +60,12 @@ async def test_expired_writes_nothing(held: HeldTerm, schema: Schema) -> None:
     with pytest.raises(FencedOutError):
         async with context.fence.transaction(context.connection, "a test"):
             pytest.fail("the transaction began")
-    assert held.fenced_out == [held.term]
+    assert held.is_refused
 
 
 def fence_of(held: HeldTerm, ttl: float) -> TermFence:
     """One of the same term, with a lease that lasts so many seconds."""
-    trust = LeaseValidity(LeaseTiming(ttl=ttl, interval=ttl / 3), SystemTimer())
-    trust.granted(held.term, asked_at=SystemTimer().boottime())
-    return TermFence(held.term, trust, store=held.store, fenced_out=held.fenced_out.append)
+    return TermFence(lease_of(held, ttl, SystemTimer()))
 
 
 @pytest.mark.parametrize(

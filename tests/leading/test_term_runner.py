@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
-from riverpy._leading.elector import Elector
+from riverpy._leading.election import Election
 from riverpy._leading.term_runner import TermRunner
-from riverpy._leases.validity import LeaseValidity
+from riverpy._leases.engine import LeaseEngine
+from riverpy._leases.lease_task import LeaseTask
+from riverpy._leases.memory import MemoryLeases
+from riverpy._leases.store import LeaseStore
 from riverpy._lifecycle import ServiceGroup, StopCause
 from riverpy._log_events import (
+    LEADER_TERM_FAILED,
     MAINTENANCE_FAILED,
     MAINTENANCE_FAILED_TOO_OFTEN,
     MAINTENANCE_FAILED_WHILE_STOPPING,
-    MAINTENANCE_RAN_PAST_ITS_TERM,
-    RESIGNATION_FAILED,
+    WORK_RAN_PAST_ITS_LEASE,
 )
-from riverpy._maintenance.term_services import Maintainer
-from riverpy._postgres.leaders import Bid
+from riverpy._names import DEFAULT_DOMAIN
 from riverpy.errors import FencedOutError
 from tests._time import VirtualTimer, settle
 from tests.maintenance.fakes import (
     GRACE,
     TIMING,
+    FakeMaintainer,
     FakeService,
     HookError,
     House,
     Plan,
     context_without_database,
+    lease_of,
     term,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Iterable
     from datetime import timedelta
 
-    from riverpy._leases.validity import Term
-    from riverpy._maintenance.base import TermContext
+    from riverpy._leading.term_context import TermContext
+    from riverpy._leases.lease import Lease
+    from riverpy._lifecycle import StopScope
+    from riverpy._postgres.leases import LeaseAnswer
 
 pytestmark = pytest.mark.usefixtures("log")
 FOR_EVER = 3600.0
@@ -53,9 +60,9 @@ async def house() -> AsyncGenerator[House]:
     house = House()
     yield house
     house.open_gates()
-    await house.leader.close(0.0)
+    await house.close(0.0)
     await settle()
-    assert house.leader.is_clear
+    assert house.is_clear
     assert asyncio.all_tasks() - before == {asyncio.current_task()}
 
 
@@ -95,7 +102,7 @@ async def test_p02_exhausted_resigns_once(house: House, log: list[dict[str, obje
     await house.timer.advance(FOR_EVER)
     assert house.resigned == [term(1)]
     assert await house.starts(1) == 3
-    assert house.leader.is_clear
+    assert house.is_clear
     again = the_log(log, MAINTENANCE_FAILED)
     assert [(entry["log_level"], entry["attempt"], entry["error"]) for entry in again] == [
         ("error", 1, "HookError: start 1"),
@@ -189,7 +196,7 @@ async def test_p05_responsive_between_attempts(house: House) -> None:
     house.plans = failing(1)
     await house.gain(1)
     assert await house.lose()
-    assert house.leader.is_clear
+    assert house.is_clear
     await house.timer.advance(FOR_EVER)
     assert await house.starts(1) == 1
 
@@ -198,19 +205,41 @@ async def test_p05_responsive_between_attempts(house: House) -> None:
 
 
 class Terms:
-    """A TermRunner whose maintainers are real, with services that count."""
+    """One term of a TermRunner with services that count."""
 
     def __init__(self, make_services: Callable[[TermContext, int], list[FakeService]]) -> None:
         """Make it. `make_services` makes those of the n-th attempt, from 0."""
         self.timer = VirtualTimer()
         self.attempts: list[list[FakeService]] = []
+        self.resigned = 0
         self._make_services = make_services
-        self.leader = TermRunner(self._make, grace=GRACE, timer=self.timer)
+        self.engine = LeaseEngine(
+            MemoryLeases(timer=self.timer), holder="me", timing=TIMING, timer=self.timer
+        )
 
-    def _make(self, term: Term) -> Maintainer:
-        context, _ = context_without_database(self.timer, term)
+    def begin(self) -> LeaseTask:
+        """Begin the term."""
+        lease = lease_of(term(1), self.timer)
+        work = partial(self.run_term, lease)
+        task = LeaseTask(lease, self.engine, work, lost=StopCause.LEADERSHIP_LOST)
+        task.start("a term")
+        return task
+
+    async def run_term(self, lease: Lease, scope: StopScope) -> None:
+        """The work of the term."""
+        runner = TermRunner(
+            lease, self._make, timer=self.timer, started=lambda: None, resign=self._resign
+        )
+        await runner.run(scope)
+
+    def _make(self, lease: Lease) -> tuple[TermContext, list[FakeService]]:
+        context = context_without_database(self.timer, lease)
         self.attempts.append(self._make_services(context, len(self.attempts)))
-        return Maintainer(context, self.attempts[-1])
+        return context, self.attempts[-1]
+
+    def _resign(self) -> bool:
+        self.resigned += 1
+        return True
 
 
 def two_good(context: TermContext, _attempt: int) -> list[FakeService]:
@@ -219,30 +248,31 @@ def two_good(context: TermContext, _attempt: int) -> list[FakeService]:
 
 
 async def test_p06_cause_of_demotion() -> None:
-    """A lost leadership reaches every service as its stop cause (P6)."""
+    """A lost leadership reaches every service as its stop cause. (P6)"""
     terms = Terms(two_good)
-    terms.leader.begin(term(1))
+    task = terms.begin()
     await terms.timer.advance(5)
-    assert await terms.leader.end(StopCause.LEADERSHIP_LOST)
+    task.lease.end("another client leads", may_be_held=False)
+    await settle()
+    assert task.released.is_set()
     assert [service.cause for service in terms.attempts[0]] == [StopCause.LEADERSHIP_LOST] * 2
 
 
 async def test_p06_cause_of_client_stop() -> None:
-    """A stop of the client reaches every service as its stop cause, also without an elector that
-    ends the term (P6)."""
+    """A stop of the client reaches every service as its stop cause. (P6)"""
     terms = Terms(two_good)
-    terms.leader.begin(term(1))
+    task = terms.begin()
     await terms.timer.advance(5)
-    assert await terms.leader.close(GRACE)
+    assert await task.stop(StopCause.CLIENT_STOP)
     assert [service.cause for service in terms.attempts[0]] == [StopCause.CLIENT_STOP] * 2
 
 
 async def test_p06_cause_of_cancellation() -> None:
-    """When the client is cancelled from outside every service sees a stop cause, too (P6)."""
+    """When the client is cancelled from outside every service sees a stop cause, too. (P6)"""
     terms = Terms(two_good)
     store = FakeStore(terms.timer)
-    elector = store.elector("a", terms.leader)
-    host = asyncio.create_task(host_elector(elector))
+    engine = store.engine("a")
+    host = asyncio.create_task(host_election(Election(engine, DEFAULT_DOMAIN, terms.run_term)))
     await terms.timer.advance(3)
     assert [service.passes for service in terms.attempts[0]] == [1, 1]
     host.cancel()
@@ -250,7 +280,6 @@ async def test_p06_cause_of_cancellation() -> None:
         await host
     assert [service.cause for service in terms.attempts[0]] == [StopCause.CLIENT_STOP] * 2
     assert store.holder is None
-    assert terms.leader.is_clear
 
 
 # -- terms that meet
@@ -296,18 +325,6 @@ async def test_p08_end_and_begin_at_once(house: House) -> None:
     assert house.running == []
 
 
-async def test_p12_failing_resigner(house: House, log: list[dict[str, object]]) -> None:
-    """A resignation that fails is logged and ends nothing: later terms begin as ever (P12)."""
-    house.plans = failing(3)
-    house.resign_error = HookError("the resigner failed")
-    await house.gain(1)
-    await house.timer.advance(FOR_EVER)
-    assert house.resigned == [term(1)]
-    assert len(the_log(log, RESIGNATION_FAILED)) == 1
-    await house.gain(2)
-    assert house.running[0].term == term(2)
-
-
 async def test_p13_stop_in_backoff(house: House) -> None:
     """A client that stops between two attempts ends at once and leaves no task (P13)."""
     before = asyncio.all_tasks()
@@ -317,7 +334,7 @@ async def test_p13_stop_in_backoff(house: House) -> None:
     assert await house.starts(1) == 2
     assert asyncio.all_tasks() != before
     with anyio.fail_after(10):
-        assert await house.leader.close(GRACE)
+        assert await house.close(GRACE)
     await settle()
     assert asyncio.all_tasks() == before
     assert house.timer.sleepers == 0
@@ -327,7 +344,7 @@ async def test_p14_stale_start_masks_nothing(house: House) -> None:
     """A start that was on its way when its term ended never happens, and each later attempt has a
     maintainer of its own (P14)."""
     house.plans = failing(1)
-    house.leader.begin(term(1))  # its task has not begun
+    house.begin(1)  # its task has not begun
     assert await house.lose()
     await house.gain(2)
     await house.timer.advance(5)
@@ -341,7 +358,7 @@ async def test_p14_stop_at_any_turn(house: House) -> None:
     """At whichever turn of the loop a term ends, what has not begun by then never does (P14)."""
     seen: set[int] = set()
     for number in range(1, 21):
-        house.leader.begin(term(number))
+        house.begin(number)
         for _ in range(number - 1):
             await asyncio.sleep(0)
         begun = house.events.count(("start", term(number)))
@@ -351,41 +368,15 @@ async def test_p14_stop_at_any_turn(house: House) -> None:
     assert seen == {0, 1}
 
 
-async def test_p15_same_term_begins_once(house: House) -> None:
-    """A term that is announced again begins nothing: neither while it runs nor after its end
-    (P15)."""
-    house.leader.begin(term(1))
-    house.leader.begin(term(1))
-    assert await house.starts(1) == 1
-    await house.gain(1)
-    assert await house.starts(1) == 1
-    assert await house.lose()
-    assert house.running == []
-    await house.gain(1)
-    assert await house.starts(1) == 1
-
-
-async def test_p16_end_without_begin(house: House) -> None:
-    """The end of a term that never began is none: nothing is made, stopped or waited for (P16)."""
-    assert await house.lose()
-    assert house.leader.is_clear
-    await house.leader.wait_clear()
-    assert house.events == []
-    assert house.timer.sleepers == 0
-
-
-async def test_p19_deaf_hook(house: House, log: list[dict[str, object]]) -> None:
-    """A hook that ignores its cancellation is waited for no longer than the grace. It is reported
-    every 10 s until it ends, the next term begins meanwhile, and the old one can write nothing
-    (P19)."""
+async def test_p19_deaf_hook(house: House) -> None:
+    """A hook that ignores its cancellation is waited for no longer than the grace. The next term
+    begins meanwhile, and the old one can write nothing. (P19)"""
     gate = asyncio.Event()
     house.plans = [Plan(gate=gate, is_deaf=True)]
-    context, trust = context_without_database(house.timer, term(1))
     await house.gain(1)
     outcomes: list[bool] = []
 
     async def lose() -> None:
-        trust.ended()
         outcomes.append(await house.lose())
 
     async with anyio.create_task_group() as tasks:
@@ -394,21 +385,18 @@ async def test_p19_deaf_hook(house: House, log: list[dict[str, object]]) -> None
         assert outcomes == []
         await house.timer.advance(GRACE * 0.01)
         assert outcomes == [False]
-    assert not house.leader.is_clear
+    assert not house.is_clear
     await house.gain(2)
     assert house.made[1].is_up
+    context = context_without_database(house.timer, house.tasks[0].lease)
     with pytest.raises(FencedOutError):
         async with context.fence.transaction(context.connection, "a late write"):
             pytest.fail("it began")
-    assert len(the_log(log, MAINTENANCE_RAN_PAST_ITS_TERM)) == 1
-    await house.timer.advance(30)
-    assert len(the_log(log, MAINTENANCE_RAN_PAST_ITS_TERM)) == 4
     gate.set()
-    await house.timer.advance(30)
-    assert len(the_log(log, MAINTENANCE_RAN_PAST_ITS_TERM)) == 4
+    await settle()
     assert house.running == [house.made[1]]
     assert await house.lose()
-    assert house.leader.is_clear
+    assert house.is_clear
 
 
 # -- the whole maintainer
@@ -423,7 +411,7 @@ async def test_p11_partial_start_is_rolled_back() -> None:
         return [*two_good(context, attempt), FakeService(context, "third", start_error=error)]
 
     terms = Terms(third_fails_once)
-    terms.leader.begin(term(1))
+    task = terms.begin()
     await settle()
     (first,) = terms.attempts
     assert [service.prepared for service in first] == [1, 1, 0]
@@ -432,7 +420,7 @@ async def test_p11_partial_start_is_rolled_back() -> None:
     _, second = terms.attempts
     assert [service.prepared for service in second] == [1, 1, 1]
     assert [service.is_over for service in second] == [False, False, False]
-    assert await terms.leader.end(StopCause.CLIENT_STOP)
+    assert await task.stop(StopCause.CLIENT_STOP)
 
 
 async def test_p22_no_pass_before_all_are_up() -> None:
@@ -446,7 +434,7 @@ async def test_p22_no_pass_before_all_are_up() -> None:
         return [FakeService(context, "first"), second]
 
     terms = Terms(second_fails_once)
-    terms.leader.begin(term(1))
+    task = terms.begin()
     await terms.timer.advance(5)
     (first,) = terms.attempts
     assert [service.prepared for service in first] == [1, 0]
@@ -455,7 +443,7 @@ async def test_p22_no_pass_before_all_are_up() -> None:
     _, second = terms.attempts
     assert [service.passes for service in first] == [0, 0]
     assert [service.passes for service in second] == [1, 1]
-    assert await terms.leader.end(StopCause.CLIENT_STOP)
+    assert await task.stop(StopCause.CLIENT_STOP)
 
 
 async def test_fault_after_the_start(house: House, log: list[dict[str, object]]) -> None:
@@ -498,43 +486,17 @@ async def test_bad_end(house: House, log: list[dict[str, object]]) -> None:
     assert isinstance(entry["exc_info"], HookError)
 
 
-async def test_maker_fails(house: House) -> None:
-    """A maintainer that cannot be made counts as one that cannot start."""
+async def test_maker_fails() -> None:
+    """Services that cannot be made count as ones that cannot start."""
 
-    def fail(_term: Term) -> Maintainer:
-        raise HookError("no maintainer")
+    def fail(_context: TermContext, _attempt: int) -> list[FakeService]:
+        raise HookError("no services")
 
-    leader = TermRunner(fail, grace=GRACE, timer=house.timer)
-    resigned: list[Term] = []
-    leader.resign = resigned.append
-    leader.begin(term(1))
-    await house.timer.advance(5)
-    assert resigned == [term(1)]
-    assert leader.is_clear
-
-
-async def test_cancelled_end_is_repeated(house: House) -> None:
-    """An end that was cancelled while it waited has stopped the term, and the next one waits for
-    it."""
-    gate = asyncio.Event()
-    house.plans = [Plan(end_gate=gate)]
-    await house.gain(1)
-    with anyio.CancelScope() as scope:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(house.lose)
-            await settle()
-            scope.cancel()
-    outcomes: list[bool] = []
-
-    async def lose() -> None:
-        outcomes.append(await house.lose())
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lose)
-        await settle()
-        assert outcomes == []
-        gate.set()
-    assert outcomes == [True]
+    terms = Terms(fail)
+    task = terms.begin()
+    await terms.timer.advance(5)
+    assert terms.resigned == 1
+    assert task.released.is_set()
 
 
 async def test_close_waits_for_quarantine(house: House) -> None:
@@ -545,11 +507,11 @@ async def test_close_waits_for_quarantine(house: House) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(house.lose)
         await house.timer.advance(GRACE)
-    assert not await house.leader.close(0.0)
+    assert not house.is_clear
     outcomes: list[bool] = []
 
     async def close() -> None:
-        outcomes.append(await house.leader.close(5.0))
+        outcomes.append(await house.close(5.0))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(close)
@@ -562,91 +524,117 @@ async def test_close_waits_for_quarantine(house: House) -> None:
 # -- with an elector
 
 
-class FakeStore:
-    """The row of leaders, in virtual time, for several electors."""
+class FakeStore(LeaseStore):
+    """The row of leaders, in virtual time, for several clients."""
 
     def __init__(self, timer: VirtualTimer) -> None:
         self.timer = timer
-        self.holder: Term | None = None
+        self.holder: LeaseAnswer | None = None
         self.expires_at = 0.0
         self.fails_to_renew = self.fails_to_resign = False
         self.calls: list[tuple[str, str, float]] = []
-        """What was asked, by whom, when."""
+        """What was asked, by which client, when."""
         self._terms = 0
 
-    def elector(self, leader_id: str, leader: TermRunner) -> Elector:
-        """An elector of this row, which keeps a TermRunner."""
-        trust = LeaseValidity(TIMING, self.timer)
-        elector = Elector(
-            leader_id=leader_id, trust=trust, store=self, services=leader, timer=self.timer
-        )
-        leader.resign, leader.is_up = elector.resign, elector.term_is_up
-        return elector
+    def engine(self, leader_id: str) -> LeaseEngine:
+        """The engine of a client."""
+        return LeaseEngine(self, holder=leader_id, timing=TIMING, timer=self.timer)
 
     def asked(self, verb: str, leader_id: str) -> list[float]:
-        """When somebody asked something."""
+        """When a client asked something."""
         return [at for what, who, at in self.calls if (what, who) == (verb, leader_id)]
 
-    async def elect(self, leader_id: str, ttl: timedelta, bound: float) -> Bid | None:
-        self._note("elect", leader_id)
+    async def acquire(
+        self, name: str, holder: str, ttl: timedelta, *, timeout: float
+    ) -> LeaseAnswer | None:
+        self._note("acquire", holder)
         await asyncio.sleep(0)
         remaining = self.expires_at - self.timer.boottime()
         if self.holder is not None and remaining >= 0:
-            return Bid(False, self.holder.leader_id, self.holder.elected_at, remaining)
+            return self.holder._replace(is_granted=False, remaining=remaining)
         self._terms += 1
-        self.holder = term(self._terms, leader_id)
+        self.holder = term(self._terms, holder)
         self.expires_at = self.timer.boottime() + ttl.total_seconds()
-        return Bid(True, leader_id, self.holder.elected_at, None)
+        return self.holder
 
-    async def renew(self, term: Term, ttl: timedelta, bound: float) -> bool:
-        self._note("renew", term.leader_id)
+    async def renew(
+        self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
+    ) -> dict[str, bool]:
+        ((name, epoch),) = terms
+        self._note("renew", holder)
         await asyncio.sleep(0)
         if self.fails_to_renew:
             raise ConnectionResetError("no answer")
-        if self.holder != term or self.timer.boottime() > self.expires_at:
-            return False
-        self.expires_at = self.timer.boottime() + ttl.total_seconds()
-        return True
+        if not self._is_held(epoch) or self.timer.boottime() > self.expires_at:
+            return {}
+        self.expires_at = self.timer.boottime() + TIMING.ttl
+        return {name: True}
 
-    async def resign(self, term: Term, bound: float) -> bool:
-        self._note("resign", term.leader_id)
+    async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
+        self._note("release", holder)
         await asyncio.sleep(0)
         if self.fails_to_resign:
             raise ConnectionResetError("no answer")
-        if self.holder != term:
+        if not self._is_held(epoch):
             return False
         self.holder = None
         return True
+
+    async def fence(self, *_args: Any, **_options: Any) -> bool:
+        raise NotImplementedError
+
+    def _is_held(self, epoch: int) -> bool:
+        return self.holder is not None and self.holder.epoch == epoch
 
     def _note(self, what: str, who: str) -> None:
         self.calls.append((what, who, self.timer.boottime()))
 
 
-async def host_elector(elector: Elector) -> None:
-    """Run an elector until cancelled."""
+async def host_election(election: Election) -> None:
+    """Take part in an election until cancelled."""
     async with ServiceGroup() as group:
-        await group.start(elector)
+        await group.start(election)
         await anyio.sleep_forever()
 
 
 class Town:
-    """Electors of one row with a house each. No elector hears another: each polls."""
+    """Clients that compete for one row, with a house each. None is notified: each polls."""
 
     def __init__(self) -> None:
         self.timer = VirtualTimer()
         self.store = FakeStore(self.timer)
-        self.electors: dict[str, Elector] = {}
+        self.elections: dict[str, Election] = {}
         self.houses: dict[str, House] = {}
         self._hosts: dict[str, asyncio.Task[None]] = {}
 
     async def add(self, leader_id: str, plans: list[Plan] | None = None) -> House:
         """One more client, which begins at once."""
         house = House(timer=self.timer, plans=plans or [])
-        elector = self.store.elector(leader_id, house.leader)
-        self.houses[leader_id], self.electors[leader_id] = house, elector
-        self._hosts[leader_id] = asyncio.create_task(host_elector(elector))
+
+        async def run_term(lease: Lease, scope: StopScope) -> None:
+            def make(_lease: Lease) -> tuple[TermContext, list[FakeMaintainer]]:
+                maintainer = house.make(self.store.holder or term(0))
+                return context_without_database(self.timer, lease), [maintainer]
+
+            await TermRunner(
+                lease,
+                make,
+                timer=self.timer,
+                started=election.maintenance_started,
+                resign=lambda: election.maintenance_failed(lease),
+            ).run(scope)
+
+        election = Election(self.store.engine(leader_id), DEFAULT_DOMAIN, run_term)
+        self.houses[leader_id], self.elections[leader_id] = house, election
+        self._hosts[leader_id] = asyncio.create_task(host_election(election))
         await settle()
         return house
+
+    def lease(self, leader_id: str) -> Lease:
+        """The lease of the leader."""
+        lease = self.elections[leader_id].lease
+        assert lease is not None
+        return lease
 
     async def close(self) -> None:
         """Cancel them all, and let them end."""
@@ -659,12 +647,12 @@ class Town:
     @property
     def leader(self) -> str | None:
         """Whose the row is."""
-        return self.store.holder.leader_id if self.store.holder else None
+        return self.store.holder.holder if self.store.holder else None
 
 
 @pytest.fixture
 async def town() -> AsyncGenerator[Town]:
-    """Electors on virtual time, which leave no task behind."""
+    """Clients on virtual time, which leave no task behind."""
     before = asyncio.all_tasks()
     town = Town()
     yield town
@@ -696,7 +684,7 @@ async def test_p12_renewals_end_with_the_maintenance(town: Town) -> None:
     await town.add("b")
     first = town.store.holder
     await town.timer.advance(4)
-    assert town.store.asked("resign", "a")
+    assert town.store.asked("release", "a")
     await town.timer.advance(TIMING.ttl - 4)
     assert town.store.holder == first
     await town.timer.advance(0.1)
@@ -705,36 +693,53 @@ async def test_p12_renewals_end_with_the_maintenance(town: Town) -> None:
 
 
 async def test_p17_resignation_is_addressed(town: Town) -> None:
-    """An exhausted term is resigned by its name: neither a later term of the same client nor that
-    of another hears it (P17)."""
+    """An exhausted term is resigned by its epoch: neither a later term of the same client nor that
+    of another ends. (P17)"""
     await town.add("a")
-    first = town.store.holder
-    assert first is not None
-    town.electors["a"].fenced_out(first)  # not resigned: it lapses
+    first = town.lease("a")
+    first.end("a write was refused", may_be_held=False)  # not released: it expires
     await town.timer.advance(TIMING.ttl + 1)
-    second = town.store.holder
-    assert second is not None
-    assert second != first
+    second, held = town.lease("a"), town.store.holder
+    assert second.epoch != first.epoch
     await town.add("b")
-    asked = len(town.store.asked("resign", "a"))
-    for elector in town.electors.values():
-        elector.resign(first)
+    asked = len(town.store.asked("release", "a"))
+    for election in town.elections.values():
+        assert not election.maintenance_failed(first)
     await town.timer.advance(20)
-    assert town.store.holder == second
-    assert len(town.store.asked("resign", "a")) == asked
-    town.electors["b"].resign(second)  # another's is not its own to give up
-    await town.timer.advance(20)
-    assert town.store.holder == second
-    town.electors["a"].resign(second)
+    assert town.store.holder == held
+    assert len(town.store.asked("release", "a")) == asked
+    assert town.elections["a"].maintenance_failed(second)
     await settle()
     assert town.store.holder is None
+
+
+async def test_p15_term_begins_once(town: Town) -> None:
+    """Renewals, notifications and reconnects begin nothing: a term has one start. (P15)"""
+    house = await town.add("a")
+    for _ in range(5):
+        town.elections["a"]._engine.wake_all()
+        town.elections["a"]._engine.lease_released(DEFAULT_DOMAIN, "b")
+        await town.timer.advance(TIMING.interval)
+    assert len(town.store.asked("renew", "a")) == 5
+    assert len(house.made) == 1
+
+
+async def test_p16_stop_without_a_term(town: Town) -> None:
+    """A client that never led stops without having made or stopped any service. (P16)"""
+    await town.add("a")
+    house = await town.add("b")
+    await town.timer.advance(1)
+    assert await town.elections["b"].close(0.0)
+    await town.close()
+    assert house.made == []
+    assert town.store.asked("release", "b") == []
 
 
 async def test_p18_poll_only(town: Town) -> None:
     """An exhausted term is given up without a notification (P18)."""
     await town.add("a", failing(3))
     await town.timer.advance(3.4)
-    assert town.store.asked("resign", "a")
+    assert town.store.asked("release", "a")
     assert town.store.holder is None
 
 
@@ -745,19 +750,19 @@ async def test_p20_services_end_in_trust(town: Town) -> None:
     town.store.fails_to_renew = True
     began = town.timer.boottime()
     house = await town.add("a", [Plan(end_gate=gate)])
-    limit = TIMING.trust - TIMING.grace
+    limit = TIMING.validity - TIMING.grace
     await town.timer.advance(limit - 0.01)
     assert house.made[0].cause is None
     await town.timer.advance(0.01)
     assert house.made[0].cause is StopCause.LEADERSHIP_LOST
     assert town.timer.boottime() - began <= limit + 0.001
-    assert town.store.asked("resign", "a") == []
+    assert town.store.asked("release", "a") == []
     await town.timer.advance(1)
-    assert town.store.asked("resign", "a") == []
+    assert town.store.asked("release", "a") == []
     gate.set()
     await settle()
     assert house.made[0].is_stopped
-    assert town.store.asked("resign", "a")
+    assert town.store.asked("release", "a")
 
 
 async def test_p20_what_goes_on_keeps_the_lease(town: Town) -> None:
@@ -765,16 +770,52 @@ async def test_p20_what_goes_on_keeps_the_lease(town: Town) -> None:
     before they have ended (P20)."""
     gate = asyncio.Event()
     house = await town.add("a", [Plan(end_gate=gate)])
-    held = town.store.holder
-    assert held is not None
-    town.electors["a"].resign(held)
+    town.elections["a"].maintenance_failed(town.lease("a"))
     await town.timer.advance(120)
-    assert town.store.asked("resign", "a") == []
-    assert len(town.store.asked("elect", "a")) == 1
+    assert town.store.asked("release", "a") == []
+    assert len(town.store.asked("acquire", "a")) == 1
     gate.set()
     await town.timer.advance(1)
-    assert len(town.store.asked("elect", "a")) == 2
+    assert len(town.store.asked("acquire", "a")) == 2
     assert [maintainer.term for maintainer in house.running] == [town.store.holder]
+
+
+async def test_p19_deaf_hook_is_reported(town: Town, log: list[dict[str, object]]) -> None:
+    """Maintenance that ignores its cancellation is logged every 10 s until it ends, after the
+    grace, and its client does not lead before. (P19)"""
+    gate = asyncio.Event()
+    house = await town.add("a", [Plan(gate=gate, is_deaf=True)])
+    town.lease("a").end("a test says so", may_be_held=False)
+    await town.timer.advance(GRACE + 0.1)
+    assert len(the_log(log, WORK_RAN_PAST_ITS_LEASE)) == 1
+    await town.timer.advance(30)
+    assert len(the_log(log, WORK_RAN_PAST_ITS_LEASE)) == 4
+    assert len(town.store.asked("acquire", "a")) == 1
+    gate.set()
+    await town.timer.advance(1)
+    assert len(town.store.asked("acquire", "a")) == 2
+    await town.timer.advance(30)
+    assert len(the_log(log, WORK_RAN_PAST_ITS_LEASE)) == 4
+    assert house.running == [house.made[1]]
+
+
+async def test_fault_of_a_term(log: list[dict[str, object]]) -> None:
+    """A fault outside of the services is logged, and ends the term; the client waits before it
+    takes part again. (P12)"""
+    timer = VirtualTimer()
+    store = FakeStore(timer)
+
+    async def fail(_lease: Lease, _scope: StopScope) -> None:
+        raise HookError("a fault")
+
+    host = asyncio.create_task(host_election(Election(store.engine("a"), DEFAULT_DOMAIN, fail)))
+    await timer.advance(TIMING.interval - 0.1)
+    assert len(store.asked("acquire", "a")) == len(store.asked("release", "a")) == 1
+    assert [entry["log_level"] for entry in the_log(log, LEADER_TERM_FAILED)] == ["error"]
+    await timer.advance(0.2)
+    assert len(store.asked("acquire", "a")) == 2
+    host.cancel()
+    await asyncio.gather(host, return_exceptions=True)
 
 
 async def test_p21_exhausted_client_sits_out(town: Town) -> None:
@@ -783,10 +824,10 @@ async def test_p21_exhausted_client_sits_out(town: Town) -> None:
     await town.add("a", failing(1000))
     await town.add("b")
     await town.timer.advance(3.4)
-    (resigned_at,) = town.store.asked("resign", "a")
+    (resigned_at,) = town.store.asked("release", "a")
     await town.timer.advance(TIMING.interval * 1.3)
     assert town.leader == "b"
-    later = [at for at in town.store.asked("elect", "a") if at > resigned_at]
+    later = [at for at in town.store.asked("acquire", "a") if at > resigned_at]
     assert all(at - resigned_at >= TIMING.interval for at in later)
     await town.timer.advance(60)
     assert town.leader == "b"

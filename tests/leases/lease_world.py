@@ -1,4 +1,4 @@
-"""A world in which the real keepers of leases run: the processes, clocks and networks of
+"""A world in which the real engines of leases run: the processes, clocks and networks of
 `tests/leading/model.py` before the table of `tests/leases/model_leases.py`, and users who write
 under a lease, and go on to write when it is over.
 """
@@ -13,8 +13,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from riverpy._leases.manager import LeaseManagerService
-from riverpy._leases.validity import LeaseValidity
+from riverpy._leases.engine import LeaseEngine
 from riverpy.errors import LeaseLostError
 from tests.leading.model import LATENCY, Connection, Fault, Process, World
 from tests.leading.model_database import TIMING, Server
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from riverpy import Lease
-    from riverpy._leases.validity import LeaseTiming
-    from riverpy._postgres.leases import LeaseBid
+    from riverpy._leases.timing import LeaseTiming
+    from riverpy._postgres.leases import LeaseAnswer
 
 NAMES = ("one", "two")
 PACE = 2.5
@@ -47,6 +46,7 @@ class LeaseServer(Server):
 
     table: type[LeaseTable] = LeaseTable
     lock_limit = 0.5
+    release_locks = False
 
     def __init__(self, world: LeaseWorld) -> None:
         super().__init__(world)
@@ -99,7 +99,7 @@ class LeaseServer(Server):
 
     def acquire(
         self, name: str, holder: str, ttl: timedelta, now: datetime, *, has_waited: bool
-    ) -> LeaseBid | None:
+    ) -> LeaseAnswer | None:
         """Bid."""
         bid = self._table.acquire(name, holder, ttl, now, clock=self.now(), has_waited=has_waited)
         if bid is not None and bid.is_granted:
@@ -184,60 +184,41 @@ class LeaseServer(Server):
 
 
 class LeaseConnection(Connection):
-    """What a process has of the database: the keeper's store, and fenced transactions."""
+    """What a process has of the database: the store of its leases, and fenced transactions."""
 
-    async def open(self) -> None:
-        """It is there."""
-
-    @property
-    def is_gone(self) -> bool:
-        """It never is."""
-        return False
-
-    async def close(self) -> None:
-        """It has nothing to let go of."""
+    prefix = "s:"
 
     async def acquire(
-        self, name: str, holder: str, ttl: timedelta, *, bound: float
-    ) -> LeaseBid | None:
-        """Bid."""
+        self, name: str, holder: str, ttl: timedelta, *, timeout: float
+    ) -> LeaseAnswer | None:
+        """Try to acquire a lease."""
         self._expect(
-            name not in self._process.using, f"bids for {name} while it is used under an old term"
+            name not in self._process.using,
+            f"tries to acquire {name} while it is used under an old term",
         )
         act = partial(self._world.server.acquire, name, holder, ttl)
-        return await self._ask(f"bid for {name}", act, bound)
+        return await self._ask(f"attempt for {name}", act, timeout)
 
     async def renew(
-        self, holder: str, terms: Iterable[tuple[str, int]], *, bound: float
+        self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
         """Extend terms."""
         act = partial(self._world.server.renew, holder, list(terms))
-        return await self._ask("renewal", act, bound, locks=False)
+        return await self._ask("renewal", act, timeout, locks=False)
 
-    async def release(self, name: str, epoch: int, holder: str, *, bound: float) -> bool:
+    async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
         """End a term."""
         self._expect(name not in self._process.using, f"releases {name} while it is used")
         act = partial(self._world.server.release, name, epoch, holder)
-        return await self._ask(f"release of {name}", act, bound, locks=False)
-
-    def rest(self, *, bids: bool, renewals: bool) -> None:
-        """It has no connection that could be lost while it is not used."""
-
-    async def begin(self, lease: Lease) -> int | None:
-        """Begin a fenced transaction. None: the term is over."""
-        act = partial(self._world.server.fence, lease.name, lease.epoch)
-        return await self._ask(f"fence of {lease.name}", act, TRANSACTION_LIMIT, locks=False)
+        return await self._ask(f"release of {name}", act, timeout, locks=False)
 
 
 class LeaseProcess(Process):
     """A process that wants every lease."""
 
     def _assemble(self) -> None:
-        self.trust = LeaseValidity(
-            self.world.timing, self.timer
-        )  # of nothing: each lease has its own
         self.connection = LeaseConnection(self)
-        self.keeper = LeaseManagerService(
+        self.engine = LeaseEngine(
             self.connection, holder=self.leader_id, timing=self.world.timing, timer=self.timer
         )
         self.held: dict[str, Lease] = {}
@@ -253,7 +234,7 @@ class LeaseProcess(Process):
         self._let_go = asyncio.Event()
 
     async def _run(self, stopping: asyncio.Event) -> None:
-        async with self.keeper:
+        async with self.engine:
             users = [self.loop.create_task(self._use_again(name)) for name in NAMES]
             users.append(self.loop.create_task(stopping.wait()))
             await asyncio.wait(users, return_when=asyncio.FIRST_COMPLETED)
@@ -266,7 +247,7 @@ class LeaseProcess(Process):
     async def _use_again(self, name: str) -> None:
         while True:
             try:
-                async with self.keeper.hold(name) as lease:
+                async with self.engine.hold(name) as lease:
                     self.held[name] = lease
                     self.using.add(name)
                     try:
@@ -304,12 +285,12 @@ class LeaseProcess(Process):
     def hear(self, payload: str) -> None:
         """Be notified, if that reaches it."""
         if self.state != "dead" and self.connection.usual == Fault():
-            self.loop.call_soon(self.keeper.heard, payload)
+            self.loop.call_soon(self.engine.receive, payload)
 
     def resync(self) -> None:
         """Notice that a connection was lost and made again."""
         if self.state != "dead":
-            self.loop.call_soon(self.keeper.resync)
+            self.loop.call_soon(self.engine.wake_all)
 
     def recover(self) -> None:
         """Run again without faults."""
@@ -325,6 +306,8 @@ class LeaseProcess(Process):
 
 class LeaseWorld(World):
     """Everything, and its one true time."""
+
+    transaction_limit = TRANSACTION_LIMIT
 
     def __init__(
         self,

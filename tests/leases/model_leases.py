@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._postgres.leases import LeaseBid
+from riverpy._postgres.leases import LeaseAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,7 +70,7 @@ class LeaseTable:
         *,
         clock: datetime,
         has_waited: bool = False,
-    ) -> LeaseBid | None:
+    ) -> LeaseAnswer | None:
         """Bid.
 
         Raises:
@@ -80,7 +80,7 @@ class LeaseTable:
         is_denied = row is not None and not row.is_free(now, clock)
         if row is not None and is_denied and not has_waited:
             remaining = (row.expires_at - now).total_seconds()
-            return LeaseBid(False, row.holder, row.epoch, row.acquired_at, remaining)
+            return LeaseAnswer(False, row.holder, row.epoch, row.acquired_at, remaining)
         if self.fences[name]:  # one that has waited locks the newest version before it looks
             raise Locked
         if is_denied:  # what it read before it waited does not tell who has won
@@ -88,7 +88,7 @@ class LeaseTable:
         epoch = self.next_epoch(row, clock)
         self.rows[name] = LeaseRow(epoch, holder, ttl, now, now + ttl)
         self.terms.append(LeaseTerm(name, epoch, holder))
-        return LeaseBid(True, holder, epoch, now, None)
+        return LeaseAnswer(True, holder, epoch, now, None)
 
     def next_epoch(self, row: LeaseRow | None, clock: datetime) -> int:
         """Of the term that a bid begins."""

@@ -1,4 +1,4 @@
-"""Leases, explored: hypothesis drives the real keepers of leases, and users who write through the
+"""Leases, explored: hypothesis drives the real engines of leases, and users who write through the
 fence, through a world of slow clocks, frozen processes and lost messages.
 
 RIVERPY_TEST_SEED explores elsewhere, RIVERPY_TEST_EXAMPLES further.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from datetime import datetime
 
-    from riverpy._leases.validity import LeaseTiming
+    from riverpy._leases.timing import LeaseTiming
     from tests.leases.model_leases import LeaseRow
 
 some_hold = st.sampled_from([0.0, 0.7, 3.0, 12.0])
@@ -110,7 +110,7 @@ class LeasesOverLostCommits(Leases):
     """And a standby takes over that has not heard the last commits, or the database believes that
     a lease has run out, or was granted before its clock was set back."""
 
-    overlap = TIMING.trust / min(RATES) + 2 * LATENCY
+    overlap = TIMING.validity / min(RATES) + 2 * LATENCY
 
     @rule()
     def standby_is_as_far(self) -> None:
@@ -197,7 +197,7 @@ def _without(decides: type[LeaseTable]) -> type[Holders]:
 
 
 class WithoutMargin(Holders):
-    """LeaseValidity to the end of the lease."""
+    """The local deadline is the end of the lease."""
 
     timing = WholeLease(TIMING.ttl, TIMING.interval)
 

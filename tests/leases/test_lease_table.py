@@ -85,7 +85,7 @@ class Pair:
             self._terms.append((name, bid.epoch, real.epoch, holder))
         return f"acquire {name} {holder}", self._told(real, 2), self._told(bid, 1)
 
-    def _told(self, bid: leases.LeaseBid | None, which: int) -> object:
+    def _told(self, bid: leases.LeaseAnswer | None, which: int) -> object:
         if bid is None:
             return WAITS
         number = [term[which] for term in self._terms].index(bid.epoch)
@@ -137,8 +137,8 @@ class Pair:
             self._schema,
             name=name,
             epoch=theirs,
-            bound=timedelta(minutes=5),
-            lock_bound=timedelta(seconds=30),
+            timeout=timedelta(minutes=5),
+            lock_timeout=timedelta(seconds=30),
         )
         self._fenced[number] = name if fenced else None
         return f"fence {name} {isolation}", real, fenced

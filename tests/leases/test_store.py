@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,17 +27,14 @@ from riverpy import (
     SchemaMissingError,
     TransactionError,
 )
-from riverpy._leading import lease_store as lead_leases
-from riverpy._leading.lease_store import LeadLease
 from riverpy._leases.lease import process_holder
 from riverpy._log_events import CONNECTION_LOST, CONNECTION_RESTORED, LEASE_RELEASE_FAILED
-from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection, connect_maintenance
 from riverpy._postgres.leases import LeaseLockedError
 from riverpy.migrate import Migrator
 from tests._database import connected
 from tests._time import settle
 from tests.kit.proxy import proxied
-from tests.leases.backends import ADD_EFFECT, TTL
+from tests.leases.backends import ADD_EFFECT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -375,57 +371,22 @@ async def test_locked_row(
     is known, but that it goes on as long as it lasts. A release gives up soon, and no renewal waits
     for it."""
     # A statement that waited would be ended by the limit of the session, well before these.
-    monkeypatch.setattr("riverpy._leases.manager.RELEASE_MOST", BOUND)
+    monkeypatch.setattr("riverpy._leases.engine.RELEASE_TIMEOUT", BOUND)
     lease, other = await _granted(leases), await _granted(leases, "y")
-    store = leases._keeper._store
+    store = leases._engine._store
     async with schema.connected() as connection, connection.transaction():
         await connection.execute(lock)
         terms = [(one.name, one.epoch) for one in (lease, other)]
-        answers = await store.renew(leases.holder, terms, bound=BOUND)
+        answers = await store.renew(leases.holder, terms, timeout=BOUND)
         assert answers == {"x": False, "y": True}
-        with pytest.raises(LeaseLockedError, match=r"locked: x$"):
+        with pytest.raises(LeaseLockedError, match=r"leases: x$"):
             await leases.renew(lease)
         assert lease.is_held
-        async with _lead(schema) as lead:
-            with pytest.raises(LeaseLockedError, match=r"locked: s:x$"):
-                await lead.renew(lease._term, TTL, BOUND)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_release_in_vain, leases, lease)
             assert await leases.renew(other)
-    assert await store.renew(leases.holder, terms, bound=BOUND) == {"x": True, "y": True}
-    assert await store.release("x", lease.epoch, leases.holder, bound=BOUND)
-
-
-@asynccontextmanager
-async def _lead(schema: Schema) -> AsyncGenerator[LeadLease]:
-    """What an elector asks, as if the lease were that of a domain."""
-
-    async def connect() -> Any:
-        return await connect_maintenance(schema.url, "lead", pooled=False)
-
-    connection = DedicatedConnection("lead", connect, ConnectionOutage())
-    try:
-        yield LeadLease(connection, schema.name, "s:x")
-    finally:
-        await connection.close()
-
-
-async def test_bid_for_a_lead_is_bounded(
-    schema: Schema, leases: LeaseManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A bid for a lead that waits for a fenced transaction of the last term is ended by the server,
-    before the bidder gives up: nothing is granted that nobody hears of."""
-    monkeypatch.setattr(lead_leases, "BID_LOCK_SHARE", 1 / BOUND)  # the rest is for a stall
-    lease = await _granted(leases)
-    async with schema.connected() as connection, _lead(schema) as lead:
-        async with connection.transaction():
-            await lease.fence(connection)
-            await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
-            with pytest.raises(asyncpg.LockNotAvailableError):
-                await lead.elect("b", TTL, BOUND)
-        bid = await lead.elect("b", TTL, BOUND)
-        assert bid is not None
-        assert bid.elected
+    assert await store.renew(leases.holder, terms, timeout=BOUND) == {"x": True, "y": True}
+    assert await store.release("x", lease.epoch, leases.holder, timeout=BOUND)
 
 
 async def _release_in_vain(leases: LeaseManager, lease: Lease) -> None:
@@ -463,10 +424,10 @@ async def test_injected_connection_survives(
             lease = await _granted(leases)
             async with schema.connected() as other, other.transaction():
                 await other.execute("LOCK TABLE riverpy_lease")
-                monkeypatch.setattr(leases._keeper, "_bid_most", 0.1)
-                with pytest.raises(TimeoutError, match="bidding for a lease took longer"):
+                monkeypatch.setattr(leases._engine, "_attempt_timeout", 0.1)
+                with pytest.raises(TimeoutError, match="acquiring a lease took longer"):
                     await leases.try_acquire("x")
-                monkeypatch.setattr("riverpy._leases.manager.ASK_MOST", 0.1)
+                monkeypatch.setattr("riverpy._leases.engine.STORE_TIMEOUT", 0.1)
                 with pytest.raises(TimeoutError, match="renewing leases took longer"):
                     await leases.renew(lease)
         assert not connection.is_closed()
@@ -521,14 +482,14 @@ async def test_transaction_during_a_hold(schema: Schema) -> None:
     """A transaction that the caller opens on the connection of the leases puts renewals off; they
     are tried again in time."""
     async with schema.connected() as connection, _injected(connection) as leases:
-        keeper = leases._keeper
+        engine = leases._engine
         async with leases.hold("x") as lease:
             async with connection.transaction():
                 with anyio.fail_after(30):
-                    while not keeper.renewal_failures:
+                    while not engine.renewal_failures:
                         await anyio.sleep(0.01)
-            keeper.renewed.init()
-            await keeper.renewed.wait()
+            engine.renewed.init()
+            await engine.renewed.wait()
             assert lease.is_held
 
 
@@ -568,8 +529,8 @@ async def _until_answered(leases: LeaseManager, lease: Lease) -> bool:
 async def test_cancelled_release(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease is released although its holder is cancelled meanwhile, again and again, as a job is
     that is stopped: as a task, which a shielded scope does not keep away."""
-    monkeypatch.setattr("riverpy._postgres.leases.RELEASE_LOCK_LIMIT", timedelta(seconds=20))
-    monkeypatch.setattr("riverpy._leases.manager.RELEASE_MOST", 20.0)
+    monkeypatch.setattr("riverpy._postgres.leases.RELEASE_LOCK_TIMEOUT", timedelta(seconds=20))
+    monkeypatch.setattr("riverpy._leases.engine.RELEASE_TIMEOUT", 20.0)
     held, may_end = asyncio.Event(), asyncio.Event()
 
     async def hold() -> None:
@@ -617,7 +578,7 @@ async def test_outage_of_what_is_used_no_more(schema: Schema) -> None:
         manager = LeaseManager(proxy.url, schema=schema.name, holder="a", **QUICK)
         with capture_logs() as log:
             async with manager as leases, leases.hold("x"):
-                leases._keeper._bid_most = 0.2
+                leases._engine._attempt_timeout = 0.2
                 proxy.refusing = True
                 proxy.cut("riverpy lease bids")
                 with pytest.raises((TimeoutError, OSError, asyncpg.InterfaceError)):
@@ -640,8 +601,8 @@ async def test_exhausted_pool(schema: Schema, monkeypatch: pytest.MonkeyPatch) -
     ):
         async with pool.acquire():
             with monkeypatch.context() as patch:
-                patch.setattr(leases._keeper, "_bid_most", 0.1)
-                with pytest.raises(TimeoutError, match="bidding for a lease took longer"):
+                patch.setattr(leases._engine, "_attempt_timeout", 0.1)
+                with pytest.raises(TimeoutError, match="acquiring a lease took longer"):
                     await leases.try_acquire("x")
         assert await leases.release(await _granted(leases))
 
@@ -693,15 +654,15 @@ async def test_release_is_heard(schema: Schema) -> None:
         schema.connected() as listener,
     ):
         lease = await _granted(a)
-        b._keeper.denied.init()
+        b._engine.denied.init()
 
         def heard(*notification: Any) -> None:
-            b._keeper.heard(notification[-1])
+            b._engine.receive(notification[-1])
 
         await listener.add_listener(f"{schema.name}.riverpy_lease", heard)
 
         async def release() -> None:
-            await b._keeper.denied.wait()
+            await b._engine.denied.wait()
             assert await a.release(lease)
 
         async with anyio.create_task_group() as tasks:
@@ -719,7 +680,7 @@ async def test_loss_inside_of_a_transaction(schema: Schema) -> None:
         schema.connected() as connection,
         LeaseManager(schema.url, schema=schema.name, holder="a", **quick) as leases,
     ):
-        with pytest.raises(LeaseLostError, match="no longer its own"):
+        with pytest.raises(LeaseLostError, match="another process may hold it"):
             await _lose_inside(schema, leases, connection)
         assert not connection.is_in_transaction()
         async with leases.hold("y") as lease, connection.transaction():
@@ -820,8 +781,8 @@ async def test_lease_in_a_fork(
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: 2**22 + 1)
             assert not lease.is_held
-            assert lease.trust_left == 0
-            with pytest.raises(LeaseLostError, match="of the process that this is a fork of"):
+            assert lease.valid_for == 0
+            with pytest.raises(LeaseLostError, match="this process is a fork of its holder"):
                 await lease.fence(connection)
             with pytest.raises(LeaseLostError):
                 _ = lease.fence_statement

@@ -103,7 +103,7 @@ async def one_cycle(parts: Run, name: str, rng: random.Random) -> None:
     cancel = rng.random() < 0.3
     assert parts._leader_setup is not None
     services: dict[str, Any] = {
-        "elector": parts._leader_setup.elector,
+        "elector": parts._leader_setup.elections[0],
         "notifier": parts._make_notifier(),
         "producer": parts.producers["default"],
         "reconciler": parts._reconciler,

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from riverpy import Job
-    from riverpy._maintenance.base import MaintenanceService, TermContext
+    from riverpy._leading.term_context import TermContext
+    from riverpy._maintenance.base import MaintenanceService
     from riverpy._maintenance.batches import Batches
     from tests._database import Schema
     from tests.leading.term_context import HeldTerm

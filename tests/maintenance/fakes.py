@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy import Config, Workers
+from riverpy._leading.term_context import TermContext
 from riverpy._leading.term_fence import TermFence
 from riverpy._leading.term_runner import TermRunner
-from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
+from riverpy._leases.engine import LeaseEngine
+from riverpy._leases.lease import Lease
+from riverpy._leases.lease_task import LeaseTask
+from riverpy._leases.memory import MemoryLeases
+from riverpy._leases.timing import LeaseTiming
 from riverpy._lifecycle import StopCause
-from riverpy._maintenance.base import MaintenanceService, TermContext
+from riverpy._maintenance.base import MaintenanceService
 from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection
-from riverpy._postgres.leaders import LeaderTable
+from riverpy._postgres.leases import LeaseAnswer, epoch_of
 from tests._time import VirtualTimer, settle
 
 if TYPE_CHECKING:
@@ -37,9 +42,22 @@ class HookError(Exception):
     """What a hook or a service raises."""
 
 
-def term(number: int, leader_id: str = "me") -> Term:
-    """The n-th term."""
-    return Term(leader_id, _EPOCH + timedelta(seconds=number))
+def term(number: int, leader_id: str = "me") -> LeaseAnswer:
+    """The n-th term, as the database grants it."""
+    elected_at = _EPOCH + timedelta(seconds=number)
+    return LeaseAnswer(True, leader_id, epoch_of(elected_at), elected_at, None)
+
+
+def lease_of(term: LeaseAnswer, timer: Timer) -> Lease:
+    """The lease of a term, acquired now."""
+    return Lease(
+        "default",
+        term,
+        attempted_at=timer.boottime(),
+        store=MemoryLeases(timer=timer),
+        timing=TIMING,
+        timer=timer,
+    )
 
 
 @dataclass(eq=False)
@@ -63,7 +81,7 @@ class FakeMaintainer:
 
     name = "fake maintainer"
 
-    def __init__(self, house: House, term: Term, plan: Plan) -> None:
+    def __init__(self, house: House, term: LeaseAnswer, plan: Plan) -> None:
         self.house, self.term, self.plan = house, term, plan
         self.is_up = self.is_stopped = False
         self.started_at = 0.0
@@ -109,7 +127,8 @@ class FakeMaintainer:
 
 @dataclass
 class House:
-    """A TermRunner on virtual time. The test is its elector: `gain`, `lose`."""
+    """The maintenance of terms, on virtual time. The test decides about the terms: `gain`,
+    `lose`."""
 
     timer: VirtualTimer = field(default_factory=VirtualTimer)
     plans: list[Plan] = field(default_factory=list[Plan])
@@ -117,34 +136,73 @@ class House:
     made: list[FakeMaintainer] = field(default_factory=list[FakeMaintainer])
     running: list[FakeMaintainer] = field(default_factory=list[FakeMaintainer])
     """Started and not stopped, in the order of their starts."""
-    events: list[tuple[str, Term]] = field(default_factory=list[tuple[str, Term]])
-    resigned: list[Term] = field(default_factory=list[Term])
-    resign_error: Exception | None = None
+    events: list[tuple[str, LeaseAnswer]] = field(default_factory=list[tuple[str, LeaseAnswer]])
+    resigned: list[LeaseAnswer] = field(default_factory=list[LeaseAnswer])
     holds_term: bool = True
     """Whether a term that is resigned has not ended before."""
-    watch: Callable[[str, Term], None] | None = None
+    watch: Callable[[str, LeaseAnswer], None] | None = None
     """Called when something happens."""
 
     def __post_init__(self) -> None:
-        self.leader = TermRunner(self._make, grace=GRACE, timer=self.timer)
-        self.leader.resign = self._resign
-        self.leader.is_up = lambda term: self.say("told up", term)
+        self.engine = LeaseEngine(
+            MemoryLeases(timer=self.timer), holder="me", timing=TIMING, timer=self.timer
+        )
+        self.tasks: list[LeaseTask] = []
+        """Of each term, in order."""
 
-    def say(self, event: str, term: Term) -> None:
+    def say(self, event: str, term: LeaseAnswer) -> None:
         """Record it."""
         self.events.append((event, term))
         if self.watch is not None:
             self.watch(event, term)
 
+    def begin(self, number: int) -> None:
+        """Begin the n-th term, and return at once."""
+        which = term(number)
+        lease = lease_of(which, self.timer)
+
+        async def work(scope: StopScope) -> None:
+            await self.run_term(lease, scope, which)
+
+        task = LeaseTask(lease, self.engine, work, lost=StopCause.LEADERSHIP_LOST)
+        self.tasks.append(task)
+        task.start(f"term {number}")
+
+    async def run_term(self, lease: Lease, scope: StopScope, which: LeaseAnswer) -> None:
+        """The work of a term."""
+
+        def make(_lease: Lease) -> tuple[TermContext, list[FakeMaintainer]]:
+            return context_without_database(self.timer, lease), [self.make(which)]
+
+        await TermRunner(
+            lease,
+            make,
+            timer=self.timer,
+            started=lambda: self.say("told up", which),
+            resign=lambda: self._resign(which),
+        ).run(scope)
+
     async def gain(self, number: int) -> None:
         """This process leads the n-th term."""
-        self.leader.begin(term(number))
+        self.begin(number)
         await settle()
 
     async def lose(self, cause: StopCause = StopCause.LEADERSHIP_LOST) -> bool:
-        """The term is over. Time stands still meanwhile: what must wait for it hangs the test."""
+        """The last term is over. Time stands still meanwhile: what must wait for it hangs the
+        test."""
         with anyio.fail_after(10):
-            return await self.leader.end(cause)
+            return await self.tasks[-1].stop(cause)
+
+    async def close(self, timeout: float) -> bool:
+        """Stop everything, as when the client stops."""
+        for task in self.tasks:
+            task.stop_work(StopCause.CLIENT_STOP)
+        return all([await self.timer.wait(task.released, timeout) for task in self.tasks])
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing of any term runs."""
+        return all(task.released.is_set() for task in self.tasks)
 
     async def starts(self, number: int) -> int:
         """How many maintainers of the n-th term were started."""
@@ -158,17 +216,16 @@ class House:
                 if gate is not None:
                     gate.set()
 
-    def _make(self, term: Term) -> FakeMaintainer:
+    def make(self, term: LeaseAnswer) -> FakeMaintainer:
+        """A maintainer that does as planned."""
         plan = self.plans.pop(0) if self.plans else Plan()
         maintainer = FakeMaintainer(self, term, plan)
         self.made.append(maintainer)
         return maintainer
 
-    def _resign(self, term: Term) -> bool:
+    def _resign(self, term: LeaseAnswer) -> bool:
         self.resigned.append(term)
         self.say("resign", term)
-        if self.resign_error is not None:
-            raise self.resign_error
         return self.holds_term
 
 
@@ -216,25 +273,18 @@ class FakeService(MaintenanceService):
             self.cause, self.is_over = scope.cause, True
 
 
-def context_without_database(timer: Timer, term: Term) -> tuple[TermContext, LeaseValidity]:
-    """A context whose term is trusted for as long as a real one, and whose connections cannot be
-    made."""
+def context_without_database(timer: Timer, lease: Lease) -> TermContext:
+    """A context of a lease, whose connections cannot be made."""
 
     async def connect() -> Connection:
         raise ConnectionRefusedError("there is no database")
 
-    trust = LeaseValidity(TIMING, timer)
-    trust.granted(term, asked_at=timer.boottime())
     outage = ConnectionOutage()
-    connection = DedicatedConnection("maintenance", connect, outage)
-    context = TermContext(
-        fence=TermFence(
-            term, trust, store=LeaderTable(connection, None), fenced_out=lambda _term: None
-        ),
+    return TermContext(
+        fence=TermFence(lease),
         config=Config(),
         workers=Workers(),
-        connection=connection,
+        connection=DedicatedConnection("maintenance", connect, outage),
         cleaning=DedicatedConnection("cleaning", connect, outage),
         timer=timer,
     )
-    return context, trust

@@ -17,11 +17,17 @@ from riverpy._log_events import (
     MAINTENANCE_RUN_SUCCEEDED_AGAIN,
 )
 from riverpy._maintenance.base import STAGGER, MaintenanceService
-from riverpy._maintenance.term_services import Maintainer
 from riverpy._postgres.leaders import leader_resign
 from riverpy.errors import FencedOutError
 from tests._time import VirtualTimer, settle
-from tests.maintenance.fakes import TIMING, FakeService, HookError, context_without_database, term
+from tests.maintenance.fakes import (
+    TIMING,
+    FakeService,
+    HookError,
+    context_without_database,
+    lease_of,
+    term,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -56,7 +62,8 @@ class Shop:
 
     def __init__(self, **settings: Any) -> None:
         self.timer = VirtualTimer()
-        self.context, self.lease = context_without_database(self.timer, term(1))
+        self.lease = lease_of(term(1), self.timer)
+        self.context = context_without_database(self.timer, self.lease)
         self.service = FakeService(self.context, **settings)
         self._host: asyncio.Task[None] | None = None
 
@@ -76,18 +83,18 @@ class Shop:
         async with hosted(self.service):
             await anyio.sleep_forever()
 
-    def trust(self) -> None:
+    def renew(self) -> None:
         """The term is renewed."""
-        self.lease.granted(term(1), asked_at=self.timer.boottime())
+        self.lease.renewed(attempted_at=self.timer.boottime())
 
     async def advance(self, seconds: float) -> None:
         """Move time on, in which the term is renewed."""
         while seconds > 0:
             step = min(seconds, 5.0)
-            self.trust()
+            self.renew()
             await self.timer.advance(step)
             seconds -= step
-        self.trust()
+        self.renew()
 
 
 @pytest.fixture
@@ -114,11 +121,13 @@ async def test_passes_at_its_interval(shop: Shop) -> None:
 async def test_stagger() -> None:
     """The services of one term begin at moments of their own, all within a second."""
     timer = VirtualTimer()
-    context, _ = context_without_database(timer, term(1))
+    context = context_without_database(timer, lease_of(term(1), timer))
     services = [FakeService(context, str(number)) for number in range(50)]
     begun: list[int] = []
-    async with hosted(Maintainer(context, services)):
-        await context.up.wait()
+    async with ServiceGroup() as group:
+        for service in services:
+            await group.start(service)
+        context.up.set()
         await settle()
         assert [service.passes for service in services] == [0] * 50
         for _ in range(10):
@@ -213,7 +222,7 @@ async def test_frozen_process_begins_nothing(shop: Shop) -> None:
     await shop.open()
     await shop.advance(STAGGER)
     assert shop.service.passes == 1
-    await shop.timer.stall(INTERVAL + TIMING.trust)
+    await shop.timer.stall(INTERVAL + TIMING.validity)
     await shop.timer.advance(60)
     assert shop.service.passes == 1
 
@@ -221,7 +230,7 @@ async def test_frozen_process_begins_nothing(shop: Shop) -> None:
 async def test_frozen_before_its_first_pass(shop: Shop) -> None:
     """A process that was frozen while its services started begins none of them."""
     await shop.open()
-    await shop.timer.stall(TIMING.trust)
+    await shop.timer.stall(TIMING.validity)
     await shop.timer.advance(60)
     assert shop.service.passes == 0
 
@@ -254,14 +263,14 @@ async def test_end_of_a_pass_in_flight(
     context = held.context
     scope = StopScope()
     async with schema.connected() as other:
-        async with hosted(Maintainer(context, [Sleeper(context)]), scope):
+        async with hosted(Sleeper(context), scope):
             while not await other.fetchval(ASLEEP, held.leader_id):
                 await asyncio.sleep(0.01)
             scope.stop(StopCause.LEADERSHIP_LOST)
         assert await other.fetchval(ASLEEP, held.leader_id) == 0
         await other.execute("SET lock_timeout = '1ms'")
         assert await leader_resign(
-            other, schema.name, leader_id=held.term.leader_id, elected_at=held.term.elected_at
+            other, schema.name, leader_id=held.term.holder, elected_at=held.term.acquired_at
         )
     busy = (
         "SELECT count(*) FROM pg_stat_activity"

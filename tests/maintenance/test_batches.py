@@ -13,7 +13,7 @@ from riverpy._maintenance import batches
 from riverpy._maintenance.batches import PAUSE_MAX, PAUSE_MIN, Batches
 from riverpy.errors import FencedOutError
 from tests.leading.term_context import StillTimer
-from tests.maintenance.fakes import FakeService, context_without_database, term
+from tests.maintenance.fakes import FakeService, context_without_database, lease_of, term
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ class Numbers:
 
     def __init__(self, failing: Callable[[int], Exception | None] = lambda _number: None) -> None:
         self.timer = StillTimer()
-        context, _ = context_without_database(self.timer, term(1))
+        context = context_without_database(self.timer, lease_of(term(1), self.timer))
         self.batches: Batches[int] = Batches(
             FakeService(context), "counting", self._send, key=lambda number: number
         )

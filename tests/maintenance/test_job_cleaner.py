@@ -280,7 +280,7 @@ async def test_lost_between_batches(
     await insert_ended(schema, "completed", "25 hours", 35)
 
     async def sleep(_seconds: float) -> None:
-        held.distrust()
+        held.lapse()
 
     monkeypatch.setattr(held.timer, "sleep", sleep)
     with pytest.raises(FencedOutError):

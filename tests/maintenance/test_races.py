@@ -16,7 +16,7 @@ from tests._time import settle
 from tests.maintenance.fakes import GRACE, HookError, House, Plan, term
 
 if TYPE_CHECKING:
-    from riverpy._leases.validity import Term
+    from riverpy._postgres.leases import LeaseAnswer
 
 pytestmark = pytest.mark.usefixtures("log")
 SEED_VARIABLE = "RIVERPY_TEST_SEED"
@@ -52,9 +52,9 @@ class Race:
         self.faults: list[str] = []
         self.number = 0
         self.is_held = False
-        self.over: set[Term] = set()
+        self.over: set[LeaseAnswer] = set()
         """Terms that are over."""
-        self.let_go: set[Term] = set()
+        self.let_go: set[LeaseAnswer] = set()
         """Terms of which `end` said that they go on."""
         self._gates: list[asyncio.Event] = []
         self._ends: set[asyncio.Task[None]] = set()
@@ -74,17 +74,15 @@ class Race:
         self._expect(all(maintainer.is_up for maintainer in running), "it is up")
         await self._lose()
         await settle()
-        self._expect(not running and self.house.leader.is_clear, "all have ended")
+        self._expect(not running and self.house.is_clear, "all have ended")
         self._expect(self.house.timer.sleepers == 0, "nobody waits")
 
     async def _step(self) -> None:
-        match self.rng.choice(["gain", "gain", "lose", "again", "gate", "gate", "fault", "time"]):
+        match self.rng.choice(["gain", "gain", "lose", "gate", "gate", "fault", "time"]):
             case "gain":
                 await self._gain([self._plan() for _ in range(self.rng.randint(0, ATTEMPTS))])
             case "lose" if self.is_held:
                 await self._lose()
-            case "again" if self.is_held:
-                self.house.leader.begin(term(self.number))
             case "gate" if self._gates:
                 self._gates.pop(self.rng.randrange(len(self._gates))).set()
             case "fault" if self.house.running:
@@ -93,7 +91,7 @@ class Race:
                 await self.house.timer.advance(self.rng.choice([0.1, 1.0, GRACE, 5.0, 70.0]))
 
     async def _gain(self, plans: list[Plan]) -> None:
-        if self.is_held and (self.is_orderly or self.rng.random() < 0.8):
+        if self.is_held:
             await self._lose()
         while self.is_orderly and self._ends:
             await self.house.timer.advance(1.0)
@@ -101,20 +99,21 @@ class Race:
         self.number += 1
         self.is_held = True
         self.house.plans = plans
-        self.house.leader.begin(term(self.number))
+        self.house.begin(self.number)
 
     async def _lose(self) -> None:
         """The term is over; its end is waited for elsewhere."""
         self.is_held = False
-        task = asyncio.create_task(self._end(term(self.number)))
+        task = asyncio.create_task(self._end(self.number))
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)
         while term(self.number) not in self.over:
             await asyncio.sleep(0)
 
-    async def _end(self, ending: Term) -> None:
+    async def _end(self, number: int) -> None:
+        ending = term(number)
         self.over.add(ending)
-        if await self.house.leader.end(StopCause.LEADERSHIP_LOST):
+        if await self.house.tasks[number - 1].stop(StopCause.LEADERSHIP_LOST):
             going_on = [maintainer.term for maintainer in self.house.running]
             self._expect(ending not in going_on, "what has ended does not run")
         else:
@@ -134,7 +133,7 @@ class Race:
         self._gates.append(gate)
         return gate
 
-    def _look(self, event: str, which: Term) -> None:
+    def _look(self, event: str, which: LeaseAnswer) -> None:
         """Something happens. It is recorded, not raised: it happens inside what is tested."""
         if event == "stop":
             return

@@ -370,11 +370,11 @@ async def test_doubt_begins_nothing(schema: Schema, log: Log) -> None:
     async with contexts(schema, KIND) as held:
         await invalid_index(schema, "river_job_kind_ccnew")
         with pytest.raises(FencedOutError):
-            await held.run(reindexer_of(held, when_connected=held.distrust))
+            await held.run(reindexer_of(held, when_connected=held.lapse))
         assert await artifacts(schema) == ["river_job_kind_ccnew"]
         await schema.execute("DROP INDEX river_job_kind_ccnew")
-        held.trust.granted(held.term, asked_at=held.timer.boottime())
-        reindexer = reindexer_of(held, when_connected=held.distrust)
+        held.renew()
+        reindexer = reindexer_of(held, when_connected=held.lapse)
         await held.run(reindexer)
         with pytest.raises(FencedOutError):
             await held.run(reindexer)
@@ -396,7 +396,7 @@ async def test_stop_cleans_up(schema: Schema, log: Log, cause: StopCause) -> Non
         running(held, SNAPSHOTS) as (scope, task),
     ):
         assert await artifacts(schema) == ["river_job_kind_ccnew"]
-        held.distrust()
+        held.lapse()
         scope.stop(cause)
         await task
         assert await artifacts(schema) == []

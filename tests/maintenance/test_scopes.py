@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from riverpy._leading.queue_scope import Scope
-    from riverpy._maintenance.base import MaintenanceService, TermContext
+    from riverpy._leading.term_context import TermContext
+    from riverpy._maintenance.base import MaintenanceService
     from tests._database import Schema
     from tests.leading.term_context import HeldTerm
 

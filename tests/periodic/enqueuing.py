@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from riverpy._clock import SystemTimer
-    from riverpy._leases.validity import Term
+    from riverpy._postgres.leases import LeaseAnswer
     from tests._database import Schema
     from tests.leading.term_context import HeldTerm
 
@@ -117,7 +117,7 @@ async def enqueuing(
     schema: Schema,
     *jobs: PeriodicJob,
     timer: SystemTimer | None = None,
-    term: Term | None = None,
+    term: LeaseAnswer | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Enqueuing]:
     """An enqueuer that has begun its term, with these jobs registered."""

@@ -15,8 +15,10 @@ import structlog
 
 from riverpy import FencedOutError
 from riverpy._clock import SystemTimer
+from riverpy._leading.leader_stores import LeaderRowStore
 from riverpy._leading.term_fence import TermFence
-from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
+from riverpy._leases.lease import Lease
+from riverpy._leases.timing import LeaseTiming
 from riverpy._postgres.connection import (
     ConnectionOutage,
     DedicatedConnection,
@@ -25,7 +27,8 @@ from riverpy._postgres.connection import (
     limit_statements,
 )
 from riverpy._postgres.driver import DATABASE_ERRORS, connect
-from riverpy._postgres.leaders import LeaderTable, leader_get, leader_request_resign
+from riverpy._postgres.leaders import leader_get, leader_renew, leader_request_resign
+from riverpy._postgres.leases import LeaseAnswer, epoch_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -47,7 +50,8 @@ class Session:
         """Each connection that it ever had."""
         self.outage = ConnectionOutage("a:1:b")
         self.owned = DedicatedConnection("lease", self.connect, self.outage)
-        self.store = LeaderTable(self.owned, schema.name)
+        self.connection: Any = self.owned
+        self.store = self._store("a")
 
     async def connect(self) -> Connection:
         connection = await connect(self.schema.url, application_name="session")
@@ -57,12 +61,30 @@ class Session:
 
     async def inject(self) -> None:
         """Work over a connection of somebody else's."""
-        self.store = LeaderTable(InjectedConnection(await self.connect()), self.schema.name)
+        self.connection = InjectedConnection(await self.connect())
+        self.store = self._store("a")
 
-    async def elect(self, leader_id: str, ttl: timedelta = TTL) -> Term | None:
-        """The term, if the bid won."""
-        bid = await self.store.elect(leader_id, ttl, BOUND)
-        return Term(leader_id, bid.elected_at) if bid is not None and bid.elected else None
+    def _store(self, leader_id: str) -> LeaderRowStore:
+        return LeaderRowStore(self.connection, self.schema.name, leader_id=leader_id, ttl=TTL)
+
+    async def attempt(self, leader_id: str, ttl: timedelta = TTL) -> LeaseAnswer | None:
+        """The answer to an attempt to become leader."""
+        self.store = self._store(leader_id)
+        return await self.store.acquire("default", leader_id, ttl, timeout=BOUND)
+
+    async def elect(self, leader_id: str, ttl: timedelta = TTL) -> LeaseAnswer | None:
+        """The term, if the attempt succeeded."""
+        answer = await self.attempt(leader_id, ttl)
+        return answer if answer is not None and answer.is_granted else None
+
+    async def renew(self, term: LeaseAnswer) -> bool:
+        """Whether the term was extended."""
+        terms = [("default", term.epoch)]
+        return bool(await self.store.renew(term.holder, terms, timeout=BOUND))
+
+    async def resign(self, term: LeaseAnswer) -> bool:
+        """Whether the term was ended."""
+        return await self.store.release("default", term.epoch, term.holder, timeout=BOUND)
 
     async def close(self) -> None:
         await close_all([self.owned])
@@ -116,15 +138,15 @@ async def test_race_has_one_winner(schema: Schema, state: str) -> None:
         bids: dict[str, Any] = {}
 
         async def bid(name: str, session: Session) -> None:
-            bids[name] = await session.store.elect(name, TTL, BOUND)
+            bids[name] = await session.attempt(name)
 
         for number, one in enumerate(made):
             tasks.start_soon(bid, f"p{number}", one)
-    (winner,) = [name for name, answer in bids.items() if answer is not None and answer.elected]
+    (winner,) = [name for name, answer in bids.items() if answer is not None and answer.is_granted]
     assert await rows(schema) == [(winner,)]
     for name, answer in bids.items():
         if name != winner and answer is not None:
-            assert answer.leader_id == winner
+            assert answer.holder == winner
             assert 20 < answer.remaining < 40  # one may have waited, or come late
 
 
@@ -134,7 +156,7 @@ async def test_row_is_made_by_another(session: Session, schema: Schema) -> None:
     bids: list[Any] = []
 
     async def bid() -> None:
-        bids.append(await session.store.elect("a", TTL, BOUND))
+        bids.append(await session.attempt("a"))
 
     await session.elect("a")
     await schema.execute("TRUNCATE river_leader")
@@ -146,7 +168,7 @@ async def test_row_is_made_by_another(session: Session, schema: Schema) -> None:
         await other.execute(GO_INSERT)
         tasks.start_soon(bid)
         await until_waiting(schema, session)
-    assert [answer is not None and answer.elected for answer in bids] == [False]
+    assert [answer is not None and answer.is_granted for answer in bids] == [False]
     assert await rows(schema) == [("go",)]
 
 
@@ -155,9 +177,9 @@ async def test_same_holder_is_refused(session: Session) -> None:
     as it is."""
     assert await session.elect("a") is not None
     before = await session.schema.fetchrow("SELECT * FROM river_leader")
-    bid = await session.store.elect("a", TTL, BOUND)
+    bid = await session.attempt("a")
     assert bid is not None
-    assert (bid.elected, bid.leader_id) == (False, "a")
+    assert (bid.is_granted, bid.holder) == (False, "a")
     assert await session.schema.fetchrow("SELECT * FROM river_leader") == before
 
 
@@ -171,7 +193,7 @@ async def test_expired_row_is_taken_over(session: Session, schema: Schema) -> No
     assert first is not None
     assert second is not None
     assert third is not None
-    assert first.elected_at < second.elected_at < third.elected_at
+    assert first.acquired_at < second.acquired_at < third.acquired_at
     assert await rows(schema) == [("b",)]
 
 
@@ -185,7 +207,7 @@ async def test_term_is_later_than_the_old_one(session: Session, schema: Schema) 
     await expire(schema)
     term = await session.elect("a")
     assert term is not None
-    assert term.elected_at == old + timedelta(microseconds=1)
+    assert term.acquired_at == old + timedelta(microseconds=1)
 
 
 async def test_missing_row_heals(session: Session, schema: Schema) -> None:
@@ -194,9 +216,9 @@ async def test_missing_row_heals(session: Session, schema: Schema) -> None:
     old = await session.elect("a")
     assert old is not None
     await schema.execute("TRUNCATE river_leader")
-    assert not await session.store.renew(old, TTL, BOUND)
+    assert not await session.renew(old)
     assert await session.elect("b") is not None
-    assert not await session.store.resign(old, BOUND)
+    assert not await session.resign(old)
     assert await rows(schema) == [("b",)]
 
 
@@ -204,11 +226,11 @@ async def test_renewal(session: Session, schema: Schema) -> None:
     """A renewal extends the lease by the server's clock and leaves the term as it is."""
     term = await session.elect("a", timedelta(seconds=5))
     assert term is not None
-    assert await session.store.renew(term, TTL, BOUND)
+    assert await session.renew(term)
     async with schema.connected() as connection:
         row = await leader_get(connection, schema.name)
     assert row is not None
-    assert (row.leader_id, row.elected_at) == term[:2]
+    assert (row.leader_id, row.elected_at) == (term.holder, term.acquired_at)
     assert 25 < row.remaining <= 30
 
 
@@ -219,11 +241,11 @@ async def test_renewal_after_takeover(session: Session, schema: Schema) -> None:
     assert old is not None
     for successor in ("b", "a"):
         await expire(schema)
-        assert not await session.store.renew(old, TTL, BOUND)
+        assert not await session.renew(old)
         assert await session.elect(successor) is not None
         row = await schema.fetchrow("SELECT * FROM river_leader")
-        assert not await session.store.renew(old, TTL, BOUND)
-        assert not await session.store.resign(old, BOUND)
+        assert not await session.renew(old)
+        assert not await session.resign(old)
         assert await schema.fetchrow("SELECT * FROM river_leader") == row
 
 
@@ -231,9 +253,9 @@ async def test_release_is_truthful(session: Session, schema: Schema) -> None:
     """Released is said once, by the call that removed the row."""
     term = await session.elect("a")
     assert term is not None
-    assert await session.store.resign(term, BOUND)
+    assert await session.resign(term)
     assert await rows(schema) == []
-    assert not await session.store.resign(term, BOUND)
+    assert not await session.resign(term)
 
 
 async def test_expired_term_can_be_released(session: Session, schema: Schema) -> None:
@@ -241,7 +263,7 @@ async def test_expired_term_can_be_released(session: Session, schema: Schema) ->
     term = await session.elect("a")
     assert term is not None
     await expire(schema)
-    assert await session.store.resign(term, BOUND)
+    assert await session.resign(term)
 
 
 async def test_two_schemas(schema_pool: SchemaPool) -> None:
@@ -257,9 +279,9 @@ async def test_two_schemas(schema_pool: SchemaPool) -> None:
         theirs = await second.elect("b")
         assert mine is not None
         assert theirs is not None
-        assert await second.store.resign(theirs, BOUND)
-        assert await first.store.renew(mine, TTL, BOUND)
-        assert await first.store.resign(mine, BOUND)
+        assert await second.resign(theirs)
+        assert await first.renew(mine)
+        assert await first.resign(mine)
         assert json.loads(await anext(heard))["leader_id"] == "a"
 
 
@@ -271,7 +293,7 @@ async def test_payloads(schema: Schema) -> None:
         assert term is not None
         async with schema.connected() as connection:
             await leader_request_resign(connection, schema.name)
-        await session.store.resign(term, BOUND)
+        await session.resign(term)
     assert json.loads(await anext(heard)) == {"action": "request_resign", "leader_id": ""}
     assert await anext(heard) == '{"leader_id" : "notify-client-A", "action" : "resigned"}'
 
@@ -280,10 +302,11 @@ async def test_payload_without_schema(schema: Schema) -> None:
     """Where no schema is given the channel carries the first of the search path."""
     heard = await listen(schema)
     async with schema.connected() as connection:
-        store = LeaderTable(InjectedConnection(connection), None)
-        bid = await store.elect("a", TTL, BOUND)
-        assert bid is not None
-        assert await store.resign(Term("a", bid.elected_at), BOUND)
+        injected: Any = InjectedConnection(connection)
+        store = LeaderRowStore(injected, None, leader_id="a", ttl=TTL)
+        term = await store.acquire("default", "a", TTL, timeout=BOUND)
+        assert term is not None
+        assert await store.release("default", term.epoch, "a", timeout=BOUND)
     assert json.loads(await anext(heard)) == {"leader_id": "a", "action": "resigned"}
 
 
@@ -291,10 +314,10 @@ async def test_silent_release(schema: Schema) -> None:
     """A release that released nothing announces nothing."""
     heard = await listen(schema)
     async with sessions(schema) as (session,):
-        await session.store.resign(Term("a", datetime.now(UTC)), BOUND)
+        await session.resign(LeaseAnswer(True, "a", epoch_of(now := datetime.now(UTC)), now, None))
         term = await session.elect("b")
         assert term is not None
-        await session.store.resign(term, BOUND)
+        await session.resign(term)
     assert json.loads(await anext(heard))["leader_id"] == "b"
 
 
@@ -342,7 +365,7 @@ async def test_rival_takes_over_and_is_taken_over(session: Session, schema: Sche
     await expire(schema)
     theirs = await go_bid(schema)
     assert theirs is not None
-    assert not await session.store.renew(ours, TTL, BOUND)
+    assert not await session.renew(ours)
     assert await session.elect("a") is None
     assert await schema.fetchval(GO_RENEW, theirs) == 1
     await expire(schema)
@@ -355,7 +378,7 @@ async def test_rival_resigns_for_all(session: Session, schema: Schema) -> None:
     term = await session.elect("a")
     assert term is not None
     await schema.execute("DELETE FROM river_leader")
-    assert not await session.store.renew(term, TTL, BOUND)
+    assert not await session.renew(term)
     assert await session.elect("b") is not None
 
 
@@ -390,11 +413,17 @@ async def test_rivals_race(schema: Schema) -> None:
 class Fenced:
     """A term, and transactions under it."""
 
-    def __init__(self, session: Session, term: Term) -> None:
-        trust = LeaseValidity(LeaseTiming(ttl=30.0, interval=10.0), SystemTimer())
-        trust.granted(term, asked_at=SystemTimer().boottime())
-        self.refused: list[Term] = []
-        self.fence = TermFence(term, trust, store=session.store, fenced_out=self.refused.append)
+    def __init__(self, session: Session, term: LeaseAnswer) -> None:
+        timer = SystemTimer()
+        self.lease = Lease(
+            "default",
+            term,
+            attempted_at=timer.boottime(),
+            store=session.store,
+            timing=LeaseTiming(ttl=30.0, interval=10.0),
+            timer=timer,
+        )
+        self.fence = TermFence(self.lease)
         self.connection = DedicatedConnection("maintenance", session.connect, session.outage)
 
     def transaction(self) -> Any:
@@ -408,7 +437,7 @@ async def test_fence_lets_renewals_pass(schema: Schema) -> None:
         assert term is not None
         fenced = Fenced(session, term)
         async with fenced.transaction():
-            assert await session.store.renew(term, TTL, BOUND)
+            assert await session.renew(term)
         await fenced.connection.close()
 
 
@@ -426,9 +455,9 @@ async def test_fence_holds_up_a_takeover(schema: Schema) -> None:
             order.append("taken over")
 
         async with fenced.transaction():
-            denied = await other.store.elect("b", TTL, BOUND)
+            denied = await other.attempt("b")
             assert denied is not None
-            assert not denied.elected
+            assert not denied.is_granted
             await expire_from(fenced, session)
             tasks.start_soon(take_over)
             await until_waiting(schema, other)
@@ -439,7 +468,14 @@ async def test_fence_holds_up_a_takeover(schema: Schema) -> None:
 
 async def expire_from(fenced: Fenced, session: Session) -> None:
     """Let the lease run out although a fence is on it: no other way than a short renewal."""
-    await session.store.renew(fenced.fence.term, timedelta(milliseconds=1), BOUND)
+    async with session.connection.use("a short renewal", BOUND) as connection:
+        await leader_renew(
+            connection,
+            session.schema.name,
+            leader_id=fenced.lease.holder,
+            elected_at=fenced.lease.acquired_at,
+            ttl=timedelta(milliseconds=1),
+        )
     await session.schema.fetchval("SELECT pg_sleep(0.01)")
 
 
@@ -459,8 +495,8 @@ async def test_takeover_waits_bounded(schema: Schema) -> None:
         fenced = Fenced(session, term)
         async with fenced.transaction():
             await expire_from(fenced, session)
-            with pytest.raises(TimeoutError, match="bidding for the lead"):
-                await other.store.elect("b", TTL, 0.2)
+            with pytest.raises(TimeoutError, match="electing a leader"):
+                await other.store.acquire("default", "b", TTL, timeout=0.2)
         await fenced.connection.close()
 
 
@@ -477,7 +513,7 @@ async def test_fence_refuses_an_old_term(schema: Schema, successor: str) -> None
         with pytest.raises(FencedOutError):
             async with fenced.transaction():
                 pytest.fail("the block was entered")
-        assert fenced.refused == [term]
+        assert fenced.lease.cause is not None
         await fenced.connection.close()
 
 
@@ -498,8 +534,8 @@ async def test_owned_connection_is_replaced_with_a_warning(
             while is_seen and not session.raw[-1].is_closed():
                 await asyncio.sleep(0.005)
             with suppress(*DATABASE_ERRORS):  # or the loss was seen before the statement was sent
-                await session.store.renew(term, TTL, BOUND)
-            assert await session.store.renew(term, TTL, BOUND)
+                await session.renew(term)
+            assert await session.renew(term)
         (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
     assert warning["client_id"] == "a:1:b"
     assert warning["error_type"]
@@ -516,20 +552,20 @@ async def test_injected_connection_is_left_alone(schema: Schema) -> None:
         await schema.execute("ALTER TABLE river_leader RENAME TO river_leader_gone")
         try:
             with pytest.raises(DATABASE_ERRORS):
-                await session.store.renew(term, TTL, BOUND)
+                await session.renew(term)
         finally:
             await schema.execute("ALTER TABLE river_leader_gone RENAME TO river_leader")
-        assert await session.store.renew(term, TTL, BOUND)
+        assert await session.renew(term)
         async with schema.connected() as blocker, blocker.transaction():
             await blocker.execute("SELECT FROM river_leader FOR UPDATE")
-            with pytest.raises(TimeoutError, match="renewing the lease"):
-                await session.store.renew(term, TTL, 0.1)
+            with pytest.raises(TimeoutError, match="renewing the leader lease"):
+                await session.store.renew(term.holder, [("default", term.epoch)], timeout=0.1)
         assert not raw.is_closed()
-        assert await session.store.renew(term, TTL, BOUND)
+        assert await session.renew(term)
         raw.terminate()
         for _ in range(2):
             with pytest.raises(DATABASE_ERRORS):
-                await session.store.resign(term, BOUND)
+                await session.resign(term)
         assert session.raw == [raw]
         assert await rows(schema) == [("a",)]
 

@@ -59,9 +59,9 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
         (lambda: listening._prove(first=False), listening.probe_interval),
     ]
     if config.candidate:
-        elector = run._leader_setup.elector
-        bidding = config.elect_interval.total_seconds()
-        steps.append((lambda: elector._bid(StopScope()), bidding))
+        engine = run._leader_setup.engine
+        interval = config.elect_interval.total_seconds()
+        steps.append((lambda: engine.try_acquire("default"), interval))
     async with ServiceGroup() as group:
         await group.start(listening)
         counts = [await statements_of(sent, step) for step, _ in steps]

@@ -13,9 +13,10 @@ import pytest
 
 from riverpy import HookPeriodicJobsStartFunc
 from riverpy._clock import SystemTimer
-from riverpy._leading.lease_store import LeadLease, SchemaLease
+from riverpy._leading.leader_stores import DomainLeaseStore, SchemaLeaseStore
 from riverpy._leading.term_fence import TermFence
-from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
+from riverpy._leases.lease import Lease
+from riverpy._leases.timing import LeaseTiming
 from riverpy._log_events import (
     LEADER_WITHOUT_DOMAINS_FOUND,
     LEADER_WITHOUT_RIVERPY_FOUND,
@@ -87,19 +88,19 @@ async def own(rig: Rig, domain: str, queue: str, silent: str) -> None:
     )
 
 
-def services_of(one: Member, seat: int = 0) -> dict[str, Any]:
+def services_of(one: Member, slot: int = 0) -> dict[str, Any]:
     """The services of the last term of a client's own lead, or of its second, which is the
     schema's."""
-    candidacy: Any = one.client._run._leader_setup  # type: ignore[union-attr]
-    return {service.name: service for service in candidacy._seats[seat]._services}
+    leader_setup: Any = one.client._run._leader_setup  # type: ignore[union-attr]
+    return {service.name: service for service in leader_setup.slots[slot]._services}
 
 
-async def passed(one: Member, seat: int = 0) -> None:
+async def passed(one: Member, slot: int = 0) -> None:
     """Wait for one more pass of the scheduler of a leader, which begins after this call."""
     scheduler: Any = None
     while scheduler is None:
         await asyncio.sleep(0.01)
-        scheduler = services_of(one, seat).get("job scheduler")
+        scheduler = services_of(one, slot).get("job scheduler")
     scheduler.ran.init()
     scheduler.wake()
     for _ in range(2):  # one may be under way
@@ -165,11 +166,11 @@ async def test_stop_hands_over(rig: Rig, schema: Schema) -> None:
         async with member(rig, "a", "mail", **LONG) as a:
             first = await a.leads()
             async with member(rig, "b", "mail", **LONG) as b:
-                elector: Any = b.client._run._leader_setup.elector  # type: ignore[union-attr]
-                elector.denied.init()
-                elector.resync()  # its first bid may be over
+                engine: Any = b.client._run._leader_setup.engine  # type: ignore[union-attr]
+                engine.denied.init()
+                engine.wake_all()  # its first bid may be over
                 with anyio.fail_after(PATIENCE):
-                    await elector.denied.wait()
+                    await engine.denied.wait()
                 a.client.stop()
                 second = await b.leads()
         with anyio.fail_after(PATIENCE):
@@ -204,8 +205,8 @@ async def test_request_of_an_old_term(rig: Rig) -> None:
     async with member(rig, "a", "mail", **LONG) as a:
         term = await a.leads()
         assert term.epoch is not None
-        candidacy: Any = a.client._run._leader_setup  # type: ignore[union-attr]
-        hear = candidacy.topics["riverpy_lease"]
+        leader_setup: Any = a.client._run._leader_setup  # type: ignore[union-attr]
+        hear = leader_setup.topics["riverpy_lease"]
         for lease, epoch in (("d:mail", term.epoch - 1), ("d:pay", term.epoch)):
             hear(json.dumps({"lease": lease, "epoch": epoch, "action": "resign_requested"}))
             assert a.client.is_leader
@@ -225,20 +226,45 @@ class Holder:
         outage = ConnectionOutage()
         self.reserved = DedicatedConnection("reserved", self._connect, outage)
         self.maintenance = DedicatedConnection("maintenance", self._connect, outage)
-        self.lease = LeadLease(self.reserved, schema.name, "d:mail")
-        self.refused: list[Term] = []
+        self.store: DomainLeaseStore = DomainLeaseStore(self.reserved, schema.name)
+        self.lease_name = "d:mail"
 
     async def _connect(self) -> Any:
         return await connect_maintenance(self.url, self.name, pooled=False)
 
     async def elect(self) -> TermFence | None:
-        bid = await self.lease.elect(self.name, timedelta(seconds=30), BOUND)
-        if bid is None or not bid.elected:
+        """The fence of the term, if the attempt succeeded."""
+        ttl = timedelta(seconds=30)
+        answer = await self.store.acquire(self.lease_name, self.name, ttl, timeout=BOUND)
+        if answer is None or not answer.is_granted:
             return None
-        self.term = Term(self.name, bid.elected_at, bid.epoch)
-        trust = LeaseValidity(LeaseTiming(ttl=30.0, interval=10.0), SystemTimer())
-        trust.granted(self.term, asked_at=SystemTimer().boottime())
-        return TermFence(self.term, trust, store=self.lease, fenced_out=self.refused.append)
+        timer = SystemTimer()
+        self.lease = Lease(
+            self.lease_name,
+            answer,
+            attempted_at=timer.boottime(),
+            store=self.store,
+            timing=LeaseTiming(ttl=30.0, interval=10.0),
+            timer=timer,
+        )
+        return TermFence(self.lease)
+
+    async def renew(self) -> bool:
+        """Whether the term was extended."""
+        terms = [(self.lease.name, self.lease.epoch)]
+        return bool(await self.store.renew(self.name, terms, timeout=BOUND))
+
+    async def resign(self) -> bool:
+        """Whether the term was ended."""
+        lease = self.lease
+        return await self.store.release(lease.name, lease.epoch, self.name, timeout=BOUND)
+
+
+async def until_elected(one: Holder) -> TermFence:
+    """Try again while a transaction of the last term goes on."""
+    while (fence := await one.elect()) is None:
+        pass
+    return fence
 
 
 async def test_old_leader_cannot_write(schema: Schema) -> None:
@@ -252,9 +278,9 @@ async def test_old_leader_cannot_write(schema: Schema) -> None:
         async with old.transaction(a.maintenance, "writing") as connection:
             await connection.execute(f'UPDATE "{schema.name}".river_job SET priority = 1')
             assert await c.elect() is None  # it does not wait
-            assert await a.lease.renew(a.term, timedelta(seconds=30), BOUND)
+            assert await a.renew()
             await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
-            taking = asyncio.ensure_future(b.elect())
+            taking = asyncio.ensure_future(until_elected(b))
             waiting = (
                 "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'b'"
                 " AND datname = current_database() AND wait_event_type = 'Lock'"
@@ -262,14 +288,13 @@ async def test_old_leader_cannot_write(schema: Schema) -> None:
             while not await schema.fetchval(waiting):
                 await asyncio.sleep(0.01)
         new = await taking
-        assert new is not None
-        assert b.term.epoch > a.term.epoch
+        assert b.lease.epoch > a.lease.epoch
         with pytest.raises(FencedOutError):
             async with old.transaction(a.maintenance, "writing"):
                 pytest.fail("the transaction began")
-        assert a.refused == [a.term]
-        assert not await a.lease.renew(a.term, timedelta(seconds=30), BOUND)
-        assert not await a.lease.resign(a.term, BOUND)
+        assert not a.lease.is_held
+        assert not await a.renew()
+        assert not await a.resign()
         async with new.transaction(b.maintenance, "writing") as connection:
             await connection.execute(f'UPDATE "{schema.name}".river_job SET priority = 1')
     finally:
@@ -277,21 +302,19 @@ async def test_old_leader_cannot_write(schema: Schema) -> None:
             await close_all([one.reserved, one.maintenance])
 
 
-async def test_bid_for_the_schema_keeps_no_renewal_waiting(schema: Schema) -> None:
-    """A bid for the schema's lead gives up soon on a fenced transaction of the last term, which may
-    go on for seconds: the domain's lead is renewed over the same connection."""
+async def test_attempt_for_the_schema_delays_no_renewal(schema: Schema) -> None:
+    """An attempt to acquire the schema lease gives up soon on a fenced transaction of the last
+    term, which may go on for seconds: the domain's lease is renewed over the same connection."""
     a, b = (Holder(schema, name) for name in "ab")
-    a.lease = LeadLease(a.reserved, schema.name, "@schema")
-    bidder = SchemaLease(b.reserved, schema.name)
+    for one in (a, b):
+        one.store, one.lease_name = SchemaLeaseStore(one.reserved, schema.name), "@schema"
     try:
         old = await a.elect()
         assert old is not None
         async with old.transaction(a.maintenance, "writing"):
             await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
-            assert await bidder.elect("b", timedelta(seconds=30), 4.0) is None
-        bid = await bidder.elect("b", timedelta(seconds=30), BOUND)
-        assert bid is not None
-        assert bid.elected
+            assert await b.elect() is None
+        assert await b.elect() is not None
     finally:
         for one in (a, b):
             await close_all([one.reserved, one.maintenance])
@@ -384,10 +407,10 @@ async def test_queue_that_is_moved(rig: Rig) -> None:
                 connection, rig.schema.name, queue="one", domain="pay", by="me"
             )
         assert await owners(rig) == {"one": "pay", "two": "pay"}
-        seats = [one.client._run._leader_setup._own for one in (a, b)]  # type: ignore[union-attr]
-        for seat in seats:
-            seat.forget_owners()
-        scopes = [await seat._territory.scope() for seat in seats]  # type: ignore[union-attr]
+        slots = [one.client._run._leader_setup._own for one in (a, b)]  # type: ignore[union-attr]
+        for slot in slots:
+            slot.forget_owners()
+        scopes = [await slot._queues.scope() for slot in slots]  # type: ignore[union-attr]
         assert [sorted(scope.queues) for scope in scopes] == [[], ["one", "two"]]  # type: ignore[union-attr]
         await due(rig, "one")
         await passed(b)
@@ -401,9 +424,9 @@ async def test_default_hears_of_the_first_domain(rig: Rig) -> None:
         await c.leads()
         await passed(c)
         async with member(rig, "a", "mail", "one", candidate=False):
-            seat: Any = c.client._run._leader_setup._own  # type: ignore[union-attr]
+            slot: Any = c.client._run._leader_setup._own  # type: ignore[union-attr]
             with anyio.fail_after(PATIENCE):
-                while "one" in await seat._territory.scope():
+                while "one" in await slot._queues.scope():
                     await asyncio.sleep(0.01)
             await due(rig, "one", "two")
             await is_scheduled(rig, "two")
@@ -423,9 +446,9 @@ async def test_orphans(rig: Rig) -> None:
         await passed(c)
         assert await left_alone(rig) == ["two"]
         async with member(rig, "a", "mail", "x", candidate=False):
-            seat: Any = c.client._run._leader_setup._own  # type: ignore[union-attr]
+            slot: Any = c.client._run._leader_setup._own  # type: ignore[union-attr]
             with anyio.fail_after(PATIENCE):
-                while "one" in await seat._territory.scope():
+                while "one" in await slot._queues.scope():
                     await asyncio.sleep(0.01)
 
 
@@ -447,10 +470,10 @@ async def test_schema_is_kept_without_default(rig: Rig) -> None:
         async with member(rig, "c", None) as c:
             await c.leads()
             await rig.until(SCHEMA_HOLDER, None)
-            elector = a.client._run._leader_setup.electors[1]  # type: ignore[union-attr]
-            elector.denied.init()
+            engine = a.client._run._leader_setup.slots[1].engine  # type: ignore[union-attr]
+            engine.denied.init()
             with anyio.fail_after(PATIENCE, reason="it is elected beside the leader of default"):
-                await elector.denied.wait()
+                await engine.denied.wait()
             await is_scheduled(rig, "default")
         await rig.until(SCHEMA_HOLDER, "a")
 

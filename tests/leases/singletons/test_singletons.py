@@ -20,16 +20,16 @@ from riverpy import (
     LeaseLostError,
     SchemaMissingError,
 )
-from riverpy._leases import manager as keeper_module
+from riverpy._leases import engine as engine_module
 from riverpy._leases import singletons as singleton_runner
-from riverpy._leases.store import LeaseTable
+from riverpy._leases.store import UserLeaseTable
 from riverpy._log_events import (
     SINGLETON_ENDED,
     SINGLETON_FAILED,
     SINGLETON_FAILED_FOR_GOOD,
     SINGLETON_FAILED_WHILE_STOPPING,
-    SINGLETON_RAN_PAST_ITS_LEASE,
     SINGLETONS_ABANDONED,
+    WORK_RAN_PAST_ITS_LEASE,
 )
 from riverpy.migrate import Migrator
 from tests._statements import record_statements
@@ -136,10 +136,10 @@ async def test_release_is_heard(schema: Schema) -> None:
         clients.append(client)
     async with running(clients[0]), clients[1]:
         await soon(tasks[0].began)
-        keeper = await clients[1]._leases.open()
-        keeper.denied.init()
+        engine = await clients[1]._leases.open()
+        engine.denied.init()
         async with running(clients[1]):
-            await keeper.denied.wait()
+            await engine.denied.wait()
             clients[0].stop()
             await soon(tasks[1].began)
 
@@ -159,16 +159,16 @@ async def test_names_spread(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> 
         for task in tasks[0]:
             await soon(task.began)
         async with clients[1], clients[2], clients[3]:
-            keepers = [await client._leases.open() for client in clients[1:]]
-            for keeper in keepers:
-                keeper.denied.init()
+            engines = [await client._leases.open() for client in clients[1:]]
+            for engine in engines:
+                engine.denied.init()
             async with running(*clients[1:]):
-                for keeper in keepers:
+                for engine in engines:
                     for _ in range(12):
-                        await keeper.denied.wait()
+                        await engine.denied.wait()
                 # As long as one may hear later than others that a lease is free.
-                monkeypatch.setattr(keeper_module, "BID_DELAY", 0.25)
-                monkeypatch.setattr(keeper_module, "BID_DELAY_MOST", 2.0)
+                monkeypatch.setattr(engine_module, "SPREAD_DELAY", 0.25)
+                monkeypatch.setattr(engine_module, "SPREAD_DELAY_MAX", 2.0)
                 clients[0].stop()
                 counts: list[int] = []
 
@@ -195,11 +195,11 @@ async def test_max_leases(schema: Schema) -> None:
     async with running(*clients[:2]):
         await until(lambda: held() == [4, 4, 0])
         async with clients[2]:
-            keeper = await clients[2]._leases.open()
-            keeper.denied.init()
+            engine = await clients[2]._leases.open()
+            engine.denied.init()
             async with running(clients[2]):
                 for _ in range(8):
-                    await keeper.denied.wait()
+                    await engine.denied.wait()
                 assert held() == [4, 4, 0]
                 clients[0].stop()
                 await until(lambda: held() == [0, 4, 4])
@@ -309,14 +309,14 @@ async def test_code_that_goes_on(
 ) -> None:
     """S6: a function that goes on after its lease was lost is told of again and again, its process
     does not bid meanwhile, and it runs again when it has ended."""
-    monkeypatch.setattr(singleton_runner, "REPORT_INTERVAL", 0.05)
+    monkeypatch.setattr(engine_module, "REPORT_INTERVAL", 0.05)
     task, client = Task(), make_client(schema, "a", ttl=TTL)
     task.is_deaf = True
     client.singleton("s", task)
     async with running(client):
         first = await soon(task.began)
         await take_over(schema, "s")
-        await until(lambda: len(said(log, SINGLETON_RAN_PAST_ITS_LEASE)) >= 3)
+        await until(lambda: len(said(log, WORK_RAN_PAST_ITS_LEASE)) >= 3)
         stats = client.stats().singletons["s"]
         assert (stats.held, stats.running) == (False, True)
         row = await schema.fetchrow("select holder, expires_at < now() from riverpy_lease")
@@ -352,14 +352,14 @@ async def test_failing_before_the_stop(
     """S6: so is what it raised just before, when the client stops while the lease is released."""
     task, client = Task(), make_client(schema, "a")
     task.error = LookupError("no such file")
-    is_asked, may_go_on, release = asyncio.Event(), asyncio.Event(), LeaseTable.release
+    is_asked, may_go_on, release = asyncio.Event(), asyncio.Event(), UserLeaseTable.release
 
-    async def release_late(table: LeaseTable, *args: Any, **values: Any) -> bool:
+    async def release_late(table: UserLeaseTable, *args: Any, **values: Any) -> bool:
         is_asked.set()
         await may_go_on.wait()
         return await release(table, *args, **values)
 
-    monkeypatch.setattr(LeaseTable, "release", release_late)
+    monkeypatch.setattr(UserLeaseTable, "release", release_late)
     client.singleton("s", task)
     async with running(client):
         await soon(task.began)
@@ -400,15 +400,15 @@ async def test_left_behind_and_started_again(
     task.is_deaf = True
     client.singleton("s", task)
     client.singleton("t", other)
-    acquire, asked = LeaseTable.acquire, list[str]()
+    acquire, asked = UserLeaseTable.acquire, list[str]()
 
-    async def asking(table: LeaseTable, name: str, *args: Any, **values: Any) -> Any:
+    async def asking(table: UserLeaseTable, name: str, *args: Any, **values: Any) -> Any:
         asked.append(name)
         return await acquire(table, name, *args, **values)
 
     async with running(client):
         first = await soon(task.began)
-    monkeypatch.setattr(LeaseTable, "acquire", asking)
+    monkeypatch.setattr(UserLeaseTable, "acquire", asking)
     try:
         for _ in range(2):
             other.began = asyncio.Queue()
@@ -530,7 +530,7 @@ async def test_stats(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (stats.singletons["s"].waited or 0) > 0
         await until(lambda: client.stats().leases.renewals >= 2)
         assert client.stats().leases.renewal_seconds > 0
-        monkeypatch.setattr(keeper_module, "ASK_MOST", 0.1)
+        monkeypatch.setattr(engine_module, "STORE_TIMEOUT", 0.1)
         async with schema.connected() as rival, rival.transaction():
             await rival.execute("lock table riverpy_lease in access exclusive mode")
             await until(lambda: client.stats().leases.renewal_failures > 0)

@@ -13,44 +13,52 @@ import anyio
 import pytest
 
 from riverpy import StopCause
-from riverpy._leading.announcements import hear_leader
-from riverpy._leading.elector import Elector
-from riverpy._leases.validity import LeaseTiming, LeaseValidity, Term
+from riverpy._leading.election import Election, receive_leadership
+from riverpy._leases.engine import LeaseEngine
+from riverpy._leases.store import LeaseStore
+from riverpy._leases.timing import LeaseTiming
 from riverpy._lifecycle import ServiceGroup
 from riverpy._log_events import (
-    LEADER_ELECTION_FAILED,
-    LEADER_LEASE_RELEASE_FAILED,
-    LEADER_LEASE_RENEWAL_FAILED,
-    LEADER_LEASE_RENEWAL_RESTORED,
     LEADERSHIP_CALLBACK_FAILED,
     LEADERSHIP_LOST,
+    LEASE_ACQUISITION_FAILED,
+    LEASE_RELEASE_FAILED,
+    LEASE_RENEWAL_FAILED,
+    LEASE_RENEWAL_RESTORED,
     PROCESS_PAUSED,
+    WORK_RAN_PAST_ITS_LEASE,
 )
-from riverpy._postgres.leaders import Bid
+from riverpy._names import DEFAULT_DOMAIN
+from riverpy._postgres.leases import LeaseAnswer, epoch_of
 from tests._time import VirtualTimer, settle
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Iterable
 
     from riverpy import LeadershipChange
+    from riverpy._leases.lease import Lease
+    from riverpy._lifecycle import StopScope
 
 pytestmark = pytest.mark.usefixtures("log")
 
 TIMING = LeaseTiming(ttl=15.0, interval=5.0)
-TRUST, GRACE = TIMING.trust, TIMING.grace
+VALIDITY, GRACE = TIMING.validity, TIMING.grace
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class Row:
-    """The row of leaders by virtual time, and what happens to those who ask."""
+class Row(LeaseStore):
+    """The row of leaders by virtual time, and what happens to its callers."""
+
+    is_outage_logged = False
+    logs_terms = False
 
     def __init__(self, timer: VirtualTimer) -> None:
         self.timer = timer
-        self.term: Term | None = None
+        self.term: LeaseAnswer | None = None
         self.expires_at = 0.0
-        self.terms: list[Term] = []
+        self.terms: list[LeaseAnswer] = []
         self.calls: list[tuple[str, str, float]] = []
-        """What was asked, by whom, and when."""
+        """What was asked, by which client, and when."""
         self.faults: deque[Exception | float | asyncio.Event] = deque()
         """What meets the next calls: an error, a slow answer, or an answer that waits."""
         self.is_down = False
@@ -59,55 +67,68 @@ class Row:
         """When it was asked this."""
         return [at for what, who, at in self.calls if (what, who) == (verb, leader_id)]
 
-    def seat(self, leader_id: str, seconds: float) -> Term:
-        """Let somebody lead."""
-        self.term = Term(leader_id, EPOCH + timedelta(seconds=len(self.terms)))
+    def grant(self, leader_id: str, seconds: float) -> LeaseAnswer:
+        """Let a client lead."""
+        elected_at = EPOCH + timedelta(seconds=len(self.terms))
+        self.term = LeaseAnswer(True, leader_id, epoch_of(elected_at), elected_at, None)
         self.terms.append(self.term)
         self.expires_at = self.timer.boottime() + seconds
         return self.term
 
-    async def elect(self, leader_id: str, ttl: timedelta, bound: float) -> Bid | None:
-        def decide() -> Bid:
+    async def acquire(
+        self, name: str, holder: str, ttl: timedelta, *, timeout: float
+    ) -> LeaseAnswer | None:
+        def decide() -> LeaseAnswer:
             left = self.expires_at - self.timer.boottime()
             if self.term is not None and left >= 0:
-                return Bid(False, *self.term[:2], left)
-            return Bid(True, *self.seat(leader_id, ttl.total_seconds())[:2], None)
+                return self.term._replace(is_granted=False, remaining=left)
+            return self.grant(holder, ttl.total_seconds())
 
-        return await self._answer("elect", leader_id, bound, decide)
+        return await self._answer("acquire", holder, timeout, decide)
 
-    async def renew(self, term: Term, ttl: timedelta, bound: float) -> bool:
+    async def renew(
+        self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
+    ) -> dict[str, bool]:
+        ((name, epoch),) = terms
+
+        def decide() -> dict[str, bool]:
+            if not self._is_of(epoch) or self.expires_at < self.timer.boottime():
+                return {}
+            self.expires_at = self.timer.boottime() + TIMING.ttl
+            return {name: True}
+
+        return await self._answer("renew", holder, timeout, decide)
+
+    async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
         def decide() -> bool:
-            if self.term != term or self.expires_at < self.timer.boottime():
-                return False
-            self.expires_at = self.timer.boottime() + ttl.total_seconds()
-            return True
-
-        return await self._answer("renew", term.leader_id, bound, decide)
-
-    async def resign(self, term: Term, bound: float) -> bool:
-        def decide() -> bool:
-            if self.term != term:
+            if not self._is_of(epoch):
                 return False
             self.term = None
             return True
 
-        return await self._answer("resign", term.leader_id, bound, decide)
+        return await self._answer("release", holder, timeout, decide)
+
+    async def fence(self, *_args: Any, **_options: Any) -> bool:
+        raise NotImplementedError
+
+    def _is_of(self, epoch: int) -> bool:
+        return self.term is not None and self.term.epoch == epoch
 
     async def _answer(
-        self, verb: str, leader_id: str, bound: float, decide: Callable[[], Any]
+        self, verb: str, leader_id: str, timeout: float, decide: Callable[[], Any]
     ) -> Any:
         self.calls.append((verb, leader_id, self.timer.boottime()))
-        assert bound > 0
+        assert timeout > 0
         await asyncio.sleep(0)
         fault = self.faults.popleft() if self.faults else None
         if self.is_down or isinstance(fault, Exception):
             raise fault if isinstance(fault, Exception) else ConnectionRefusedError("down")
         answer = decide()
-        if isinstance(fault, asyncio.Event) and not await self.timer.wait(fault, bound):
+        if isinstance(fault, asyncio.Event) and not await self.timer.wait(fault, timeout):
             raise TimeoutError(verb)
         if isinstance(fault, float):
-            await self.timer.sleep(min(fault, bound))
-            if fault > bound:
+            await self.timer.sleep(min(fault, timeout))
+            if fault > timeout:
                 raise TimeoutError(verb)
         return answer
 
@@ -117,24 +138,19 @@ class Services:
 
     def __init__(self, timer: VirtualTimer) -> None:
         self._timer = timer
-        self.events: list[tuple[float, str, Term | StopCause]] = []
+        self.events: list[tuple[float, str, Lease | StopCause | None]] = []
         self.may_end = asyncio.Event()
         self.may_end.set()
-        self._is_left = False
 
-    def begin(self, term: Term) -> None:
-        self.events.append((self._timer.boottime(), "begin", term))
-
-    async def end(self, cause: StopCause) -> bool:
-        self.events.append((self._timer.boottime(), "end", cause))
-        self._is_left = not await self._timer.wait(self.may_end, GRACE)
-        self.events.append((self._timer.boottime(), "ended", cause))
-        return not self._is_left
-
-    async def wait_clear(self) -> None:
-        if self._is_left:
-            await self.may_end.wait()
-            self._is_left = False
+    async def run_term(self, lease: Lease, scope: StopScope) -> None:
+        self.events.append((self._timer.boottime(), "begin", lease))
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.events.append((self._timer.boottime(), "end", scope.cause))
+            with anyio.CancelScope(shield=True):
+                await self.may_end.wait()
+            self.events.append((self._timer.boottime(), "ended", scope.cause))
 
     def times(self, what: str) -> list[float]:
         """When something happened."""
@@ -142,21 +158,17 @@ class Services:
 
 
 class Candidate:
-    """An elector, in a group of its own."""
+    """One client's part in the election, in a group of its own."""
 
     def __init__(self, row: Row, leader_id: str = "a", *, timing: LeaseTiming = TIMING) -> None:
         self.row, self.timer = row, row.timer
         self.services = Services(row.timer)
-        self.trust = LeaseValidity(timing, row.timer)
         self.changes: list[tuple[float, LeadershipChange]] = []
-        self.outage_is_told = False
-        self.elector = Elector(
-            leader_id=leader_id,
-            trust=self.trust,
-            store=row,
-            services=self.services,
-            timer=row.timer,
-            is_outage_told=lambda: self.outage_is_told,
+        self.engine = LeaseEngine(row, holder=leader_id, timing=timing, timer=row.timer)
+        self.election = Election(
+            self.engine,
+            DEFAULT_DOMAIN,
+            self.services.run_term,
             changed=lambda change: self.changes.append((self.timer.boottime(), change)),
         )
         self._stopping = asyncio.Event()
@@ -168,7 +180,7 @@ class Candidate:
 
     async def _run(self) -> None:
         async with ServiceGroup() as group:
-            await group.start(self.elector)
+            await group.start(self.election)
             await self._stopping.wait()
 
     async def stop(self) -> None:
@@ -191,16 +203,16 @@ class Candidate:
         await settle()
 
     def hear(self, payload: str) -> None:
-        hear_leader(self.elector, payload)
+        receive_leadership(self.engine, payload)
 
     @property
     def leads(self) -> bool:
-        return self.trust.term is not None
+        return self.election.lease is not None
 
     @property
-    def term(self) -> Term:
-        assert self.trust.term is not None
-        return self.trust.term
+    def lease(self) -> Lease:
+        assert self.election.lease is not None
+        return self.election.lease
 
 
 @pytest.fixture
@@ -241,59 +253,59 @@ async def test_bids_at_once(leader: Candidate) -> None:
     ((at, change),) = leader.changes
     assert at == leader.row.calls[0][2]
     assert (change.is_leader, change.leader_id, change.cause) == (True, "a", None)
-    assert change.elected_at == leader.term.elected_at
-    assert leader.services.events == [(at, "begin", leader.term)]
+    assert change.elected_at == leader.lease.acquired_at
+    assert leader.services.events == [(at, "begin", leader.lease)]
 
 
 async def test_next_bid_is_at_the_expiry(a: Candidate, row: Row, timer: VirtualTimer) -> None:
     """EL18: a denied bid is repeated after an interval and at most 20 % more, or when the lease of
     the other expires, whichever comes first."""
-    row.seat("b", 7.0)
+    row.grant("b", 7.0)
     await a.start()
     await timer.advance(6.0)
-    first, second = row.asked("elect")
+    first, second = row.asked("acquire")
     assert 5.0 <= second - first <= 6.0
     await timer.advance(1.06)
-    third = row.asked("elect")[2]
+    third = row.asked("acquire")[2]
     assert 7.0 <= third - first <= 7.05
     assert a.leads
 
 
 async def test_lost_race_is_a_denial(a: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """A bid that somebody unknown has beaten is repeated after an interval."""
+    """An attempt that met another one, whose outcome is not known, is repeated soon."""
 
-    async def beaten(*args: object) -> None:
-        row.calls.append(("elect", "a", timer.boottime()))
+    async def beaten(*_args: object, **_options: object) -> None:
+        row.calls.append(("acquire", "a", timer.boottime()))
 
-    row.elect = beaten  # pyright: ignore[reportAttributeAccessIssue]
+    row.acquire = beaten  # type: ignore[method-assign]
     await a.start()
-    await timer.advance(6.1)
-    assert len(row.asked("elect")) == 2
+    await timer.advance(0.31)
+    assert len(row.asked("acquire")) == 2
     assert not a.leads
 
 
 async def test_resignation_of_another_wakes(a: Candidate, row: Row, timer: VirtualTimer) -> None:
     """EL2, EL7: a follower bids within 50 ms after another resigned, once for any number of
     announcements; its own, unknown ones and nonsense do not wake it."""
-    row.seat("b", 100.0)
+    row.grant("b", 100.0)
     await a.start()
     for action, leader_id in (("resigned", "a"), ("request_resign", ""), ("what", "b"), ("", "b")):
         await a.announce(action, leader_id)
     for payload in ("", "no json", "[]", '{"action": 5}', "{" * 100_000):
         a.hear(payload)
     await timer.advance(1)
-    assert len(row.asked("elect")) == 1
+    assert len(row.asked("acquire")) == 1
     row.term = None
     for _ in range(20):
         await a.announce("resigned", "b")
     await timer.advance(0.05)
-    assert len(row.asked("elect")) == 2
+    assert len(row.asked("acquire")) == 2
     assert a.leads
 
 
 async def test_wake_up_during_a_bid(a: Candidate, row: Row, timer: VirtualTimer) -> None:
     """EL7: a resignation that is announced while a bid is in flight is not missed."""
-    row.seat("b", 100.0)
+    row.grant("b", 100.0)
     held = asyncio.Event()
     row.faults.append(held)
     await a.start()
@@ -312,16 +324,16 @@ async def test_back_off_after_errors(
     row.is_down = True
     await a.start()
     await timer.advance(60)
-    asked = row.asked("elect")
+    asked = row.asked("acquire")
     gaps = [after - before for before, after in pairwise(asked)]
     for gap, expected in zip(gaps, [1, 2, 4, 5, 5, 5], strict=False):
         assert expected * 0.9 <= gap <= expected * 1.1
     assert [entry["log_level"] for entry in log].count("warning") == 1
     row.is_down = False
     before = len(asked)
-    a.elector.resync()
+    a.engine.wake_all()
     await timer.advance(0.05)
-    assert len(row.asked("elect")) == before + 1
+    assert len(row.asked("acquire")) == before + 1
     assert a.leads
 
 
@@ -330,25 +342,25 @@ async def test_follower_in_a_told_outage(
 ) -> None:
     """A follower says at debug only that it cannot stand while an outage is told, and once at
     warning if it still cannot when that is over."""
-    row.is_down = a.outage_is_told = True
+    row.is_down = row.is_outage_logged = True
     await a.start()
     await timer.advance(20)
     assert {(entry["event"], entry["log_level"]) for entry in log} == {
-        (LEADER_ELECTION_FAILED, "debug")
+        (LEASE_ACQUISITION_FAILED, "debug")
     }
-    a.outage_is_told = False
+    row.is_outage_logged = False
     await timer.advance(20)
     assert [entry["log_level"] for entry in log].count("warning") == 1
 
 
 async def test_stop_of_a_follower(a: Candidate, row: Row, timer: VirtualTimer) -> None:
     """EL13: a follower stops at once, and leaves nothing."""
-    row.seat("b", 100.0)
+    row.grant("b", 100.0)
     await a.start()
     await a.stop()
     assert a.is_over
     assert timer.sleepers == 0
-    assert row.asked("resign") == []
+    assert row.asked("release") == []
 
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
@@ -374,17 +386,17 @@ async def test_stop_during_a_bid(a: Candidate, row: Row, how: str) -> None:
 
 async def test_renews_each_interval(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
     """EL14: an undisturbed leader renews each 5 s and asks nothing else; the term stays."""
-    term = leader.term
+    term = leader.lease
     await timer.advance(60.5)
-    began = row.asked("elect")[0]
+    began = row.asked("acquire")[0]
     assert row.asked("renew") == pytest.approx([began + 5.0 * n for n in range(1, 13)])
-    assert leader.term == term
+    assert leader.lease == term
     assert len(row.calls) == 13
 
 
 async def test_spurious_messages(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
     """EL15: resignations announced each 2 s put no renewal off, and cause no statement."""
-    began = row.asked("elect")[0]
+    began = row.asked("acquire")[0]
     for _ in range(30):
         await timer.advance(2)
         await leader.announce("resigned", "b")
@@ -409,11 +421,11 @@ async def test_slow_answer_does_not_lengthen_trust(
     await a.start()
     await timer.advance(4.0)
     assert a.leads
-    assert a.trust.left == pytest.approx(TRUST - 4.0)
+    assert a.lease.valid_for == pytest.approx(VALIDITY - 4.0)
     row.faults.append(2.0)
     await timer.advance(1.0 + 2.0)
     assert len(row.asked("renew")) == 1
-    assert a.trust.left == pytest.approx(TRUST - 2.0)
+    assert a.lease.valid_for == pytest.approx(VALIDITY - 2.0)
 
 
 @pytest.mark.parametrize("ttl", [15.0, 12.0])
@@ -430,7 +442,7 @@ async def test_renewal_fails_once(
     assert leader.leads
     await leader.stop()
     events = [entry["event"] for entry in log if "renewal" in entry["event"]]
-    assert events == [LEADER_LEASE_RENEWAL_FAILED, LEADER_LEASE_RENEWAL_RESTORED]
+    assert events == [LEASE_RENEWAL_FAILED, LEASE_RENEWAL_RESTORED]
 
 
 async def test_leader_in_a_told_outage(
@@ -438,23 +450,23 @@ async def test_leader_in_a_told_outage(
 ) -> None:
     """A leader says at debug only that a renewal failed while an outage is told, and nothing of its
     end, which is told for all; a failure outside of one is told once, with its end."""
-    leader.outage_is_told = row.is_down = True
+    row.is_outage_logged = row.is_down = True
     await timer.advance(7)
     row.is_down = False
     await timer.advance(3)
-    failed = [entry["log_level"] for entry in log if entry["event"] == LEADER_LEASE_RENEWAL_FAILED]
+    failed = [entry["log_level"] for entry in log if entry["event"] == LEASE_RENEWAL_FAILED]
     assert failed
     assert set(failed) == {"debug"}
-    assert LEADER_LEASE_RENEWAL_RESTORED not in [entry["event"] for entry in log]
-    leader.outage_is_told = False
+    assert LEASE_RENEWAL_RESTORED not in [entry["event"] for entry in log]
+    row.is_outage_logged = False
     log.clear()
     row.is_down = True
     await timer.advance(7)
     row.is_down = False
     await timer.advance(3)
-    failed = [entry["log_level"] for entry in log if entry["event"] == LEADER_LEASE_RENEWAL_FAILED]
+    failed = [entry["log_level"] for entry in log if entry["event"] == LEASE_RENEWAL_FAILED]
     assert failed.count("warning") == 1
-    assert [entry["event"] for entry in log].count(LEADER_LEASE_RENEWAL_RESTORED) == 1
+    assert [entry["event"] for entry in log].count(LEASE_RENEWAL_RESTORED) == 1
     assert len(leader.changes) == 1
 
 
@@ -464,47 +476,47 @@ async def test_renewals_fail(
 ) -> None:
     """EL3, EL16: while renewals fail the term ends a grace before the trust does: not-leader is
     told first, then the services end, then exactly this term is resigned."""
-    began, term = row.asked("elect")[0], leader.term
+    began, term = row.asked("acquire")[0], leader.lease
     if fault == "error":
         row.is_down = True
     else:
         row.faults.extend(asyncio.Event() for _ in range(100))
     leader.services.may_end.clear()
-    await timer.advance(TRUST - GRACE - 0.1)
+    await timer.advance(VALIDITY - GRACE - 0.1)
     assert leader.leads
     await timer.advance(0.1)
     assert not leader.leads
     (_, (told_at, change)) = leader.changes
     (end_at,) = leader.services.times("end")
-    assert told_at == end_at == pytest.approx(began + TRUST - GRACE, abs=0.002)
+    assert told_at == end_at == pytest.approx(began + VALIDITY - GRACE, abs=0.002)
     assert (change.is_leader, change.cause) == (False, StopCause.LEADERSHIP_LOST)
     assert len(row.asked("renew")) >= 2
-    assert row.asked("resign") == []
+    assert row.asked("release") == []
     row.is_down, row.faults = False, deque()
     leader.services.may_end.set()
     await settle()
-    assert len(row.asked("resign")) == 1
-    assert row.terms[0] == term
+    assert len(row.asked("release")) == 1
+    assert row.terms[0].epoch == term.epoch
     assert [entry["log_level"] for entry in log if entry["event"] == LEADERSHIP_LOST] == ["warning"]
 
 
 async def test_no_renewal_after_the_trust(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
     """An answer that is not known is asked for again only while there is trust."""
-    began = row.asked("elect")[0]
+    began = row.asked("acquire")[0]
     row.is_down = True
     await timer.advance(30)
-    assert max(row.asked("renew")) < began + TRUST - GRACE
+    assert max(row.asked("renew")) < began + VALIDITY - GRACE
 
 
 async def test_taken_over(leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any]) -> None:
     """EL10: a row that is another's, or of a later term of its own id, ends the term without a
     resignation; the next bid is denied like any."""
-    row.seat("a", 15.0)
+    row.grant("a", 15.0)
     await timer.advance(5)
     assert not leader.leads
-    assert row.asked("resign") == []
+    assert row.asked("release") == []
     assert row.term == row.terms[1]
-    assert len(row.asked("elect")) == 2
+    assert len(row.asked("acquire")) == 2
     assert leader.changes[-1][1].cause is StopCause.LEADERSHIP_LOST
     assert [entry["log_level"] for entry in log if entry["event"] == LEADERSHIP_LOST] == ["warning"]
 
@@ -512,16 +524,16 @@ async def test_taken_over(leader: Candidate, row: Row, timer: VirtualTimer, log:
 async def test_fenced_out(leader: Candidate, row: Row) -> None:
     """A write that was refused ends its term at once, without a resignation; that of an old one
     ends nothing."""
-    old = leader.term
+    old = leader.lease
     row.term = None
-    leader.elector.fenced_out(old)
+    old.end("a write was refused", may_be_held=False)
     assert not leader.leads
     await settle()
-    assert row.asked("resign") == []
+    assert row.asked("release") == []
     assert leader.leads
-    assert leader.term != old
-    leader.elector.fenced_out(old)
-    leader.elector.resign(old)
+    assert leader.lease != old
+    old.end("a write was refused", may_be_held=False)
+    assert not leader.election.maintenance_failed(old)
     await settle()
     assert leader.leads
 
@@ -531,8 +543,8 @@ async def test_stall_longer_than_the_trust(
 ) -> None:
     """A process that did not run for twice the lease finds on waking that its trust is over, says
     so with the length, and asks for no renewal; it leads again only by a new term (LM-14)."""
-    old = leader.term
-    row.seat("b", 100.0)
+    old = leader.lease
+    row.grant("b", 100.0)
     began_before = leader.services.times("begin")
     await timer.stall(2 * TIMING.ttl)
     assert not leader.leads
@@ -543,14 +555,14 @@ async def test_stall_longer_than_the_trust(
     assert stall["seconds"] == pytest.approx(2 * TIMING.ttl, abs=1.1)
     await timer.advance(100)
     assert leader.leads
-    assert leader.term.elected_at > old.elected_at
+    assert leader.lease.acquired_at > old.acquired_at
 
 
 async def test_suspension(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
     """EL17: time in which the machine was suspended counts, although no sleep of the process does:
     it is noticed within a second."""
     row.is_down = True
-    await timer.suspend(TRUST + 1)
+    await timer.suspend(VALIDITY + 1)
     assert not leader.leads
     await timer.advance(1)
     assert len(leader.services.times("end")) == 1
@@ -558,7 +570,7 @@ async def test_suspension(leader: Candidate, row: Row, timer: VirtualTimer) -> N
 
 async def test_short_suspension(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
     """A renewal that became due in a short suspension is made within a second after it."""
-    began = row.asked("elect")[0]
+    began = row.asked("acquire")[0]
     await timer.advance(1)
     await timer.suspend(7)
     await timer.advance(1)
@@ -573,7 +585,7 @@ async def test_answer_that_never_comes_while_suspended(
     """A renewal in flight does not keep the watch from ending the term."""
     row.faults.append(asyncio.Event())
     await timer.advance(5.1)
-    await timer.suspend(TRUST)
+    await timer.suspend(VALIDITY)
     thawed = timer.boottime()
     await timer.advance(1.01)
     assert leader.changes[1][1].cause is StopCause.LEADERSHIP_LOST
@@ -592,7 +604,7 @@ async def test_stop_of_a_leader(leader: Candidate, row: Row, timer: VirtualTimer
     await getattr(leader, how)()
     assert leader.changes[-1][1].is_leader is False
     assert leader.changes[-1][1].cause is StopCause.CLIENT_STOP
-    assert row.asked("resign") == []
+    assert row.asked("release") == []
     leader.services.may_end.set()
     await settle()
     assert leader.is_over
@@ -609,7 +621,7 @@ async def test_stop_with_a_dead_database(leader: Candidate, row: Row, timer: Vir
     leader.services.may_end.set()
     await timer.advance(2)
     assert leader.is_over
-    assert len(row.asked("resign")) == 1
+    assert len(row.asked("release")) == 1
 
 
 async def test_request_to_resign(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
@@ -619,21 +631,21 @@ async def test_request_to_resign(leader: Candidate, row: Row, timer: VirtualTime
         leader.hear('{"action":"request_resign","leader_id":""}')
     await settle()
     assert not leader.leads
-    assert len(row.asked("resign")) == 1
+    assert len(row.asked("release")) == 1
     await leader.announce("request_resign")
     await leader.announce("resigned", "b")
     await timer.advance(4.99)
-    assert len(row.asked("elect")) == 1
+    assert len(row.asked("acquire")) == 1
     await timer.advance(0.1)
     assert leader.leads
 
 
 async def test_request_right_after_the_election(a: Candidate, row: Row) -> None:
     """EL12: a request that is heard in the moment of the election is honoured."""
-    a.services.begin = lambda term: a.hear('{"action":"request_resign"}')
+    a.election._changed = lambda change: change.is_leader and a.hear('{"action":"request_resign"}')
     await a.start()
     assert not a.leads
-    assert len(row.asked("resign")) == 1
+    assert len(row.asked("release")) == 1
 
 
 async def test_exhaustion(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
@@ -641,18 +653,18 @@ async def test_exhaustion(leader: Candidate, row: Row, timer: VirtualTimer) -> N
     maintenance that is up forgives it all."""
     waits: list[float] = []
     for _ in range(6):
-        leader.elector.resign(leader.term)
+        leader.election.maintenance_failed(leader.lease)
         resigned = timer.boottime()
         await settle()
         while not leader.leads:
             await timer.advance(0.5)
-        waits.append(row.asked("elect")[-1] - resigned)
+        waits.append(row.asked("acquire")[-1] - resigned)
     assert waits == pytest.approx([5, 10, 20, 40, 60, 60], abs=0.51)
-    leader.elector.term_is_up(leader.term)
-    leader.elector.resign(leader.term)
+    leader.election.maintenance_started()
+    leader.election.maintenance_failed(leader.lease)
     resigned = timer.boottime()
     await timer.advance(5.5)
-    assert row.asked("elect")[-1] - resigned == pytest.approx(5, abs=0.51)
+    assert row.asked("acquire")[-1] - resigned == pytest.approx(5, abs=0.51)
 
 
 async def test_services_that_do_not_end(
@@ -662,13 +674,13 @@ async def test_services_that_do_not_end(
     they have ended, which neither a wake-up nor a reconnect changes."""
     leader.services.may_end.clear()
     await leader.announce("request_resign")
-    await timer.advance(GRACE)
-    assert [entry["log_level"] for entry in log].count("error") == 1
-    leader.elector.resync()
+    await timer.advance(GRACE + 1)
+    assert [entry["event"] for entry in log].count(WORK_RAN_PAST_ITS_LEASE) == 1
+    leader.engine.wake_all()
     await leader.announce("resigned", "b")
     await timer.advance(60)
-    assert row.asked("resign") == []
-    assert len(row.asked("elect")) == 1
+    assert row.asked("release") == []
+    assert len(row.asked("acquire")) == 1
     leader.services.may_end.set()
     await settle()
     assert leader.leads
@@ -681,7 +693,7 @@ async def test_release_fails(
     row.faults.append(ConnectionResetError("gone"))
     await leader.announce("request_resign")
     assert [entry["event"] for entry in log if entry["log_level"] == "warning"] == [
-        LEADER_LEASE_RELEASE_FAILED
+        LEASE_RELEASE_FAILED
     ]
     await timer.advance(TIMING.ttl + 0.1)
     assert leader.leads
@@ -729,13 +741,13 @@ async def test_listener_that_fails(
     def fail(change: LeadershipChange) -> None:
         raise LookupError(change)
 
-    leader.elector._changed = fail
+    leader.election._changed = fail
     if end == "stop":
         await leader.stop()
     elif end == "resign":
         await leader.announce("request_resign")
     else:
-        row.seat("b", 1.0)
+        row.grant("b", 1.0)
     await timer.advance(20.0)
     assert [event for _, event, _ in leader.services.events][:3] == ["begin", "end", "ended"]
     assert leader.leads is (end != "stop")

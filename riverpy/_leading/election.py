@@ -1,0 +1,167 @@
+"""Election: one client's part in one leader election.
+
+A term ends in this order, for any reason: this client is not the leader any more and says so, its
+services stop, and then the lease is released. So the next leader never works beside the services of
+this one. While a service does not stop, the lease is not released but expires.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from riverpy._leases.lease_task import LeaseTask
+from riverpy._lifecycle import StopCause, TestSignal
+from riverpy._log import get_logger
+from riverpy._log_events import (
+    LEADER_ELECTED,
+    LEADER_TERM_FAILED,
+    LEADERSHIP_CALLBACK_FAILED,
+    LEADERSHIP_ENDED,
+    LEADERSHIP_LOST,
+)
+from riverpy._names import DEFAULT_DOMAIN
+from riverpy._postgres.notifier import decode_message
+from riverpy.events import LeadershipChange
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._leases.engine import LeaseEngine
+    from riverpy._leases.lease import Lease
+    from riverpy._lifecycle import StopScope
+
+PAUSE_MAX = 60.0
+"""Seconds that a client does not take part, at most, after its maintenance failed."""
+
+
+class Election:
+    """Acquires the lease of a leader again and again, and runs the work of each term."""
+
+    name = "elector"
+
+    def __init__(
+        self,
+        engine: LeaseEngine,
+        lease_name: str,
+        run_term: Callable[[Lease, StopScope], Awaitable[None]],
+        *,
+        domain: str = DEFAULT_DOMAIN,
+        changed: Callable[[LeadershipChange], None] | None = None,
+    ) -> None:
+        """Make it; nothing runs.
+
+        Args:
+            engine: of the lease.
+            lease_name: the lease that the leader holds.
+            run_term: the work of a term, until its scope is stopped.
+            domain: of the leader.
+            changed: called at once when a term begins or ends.
+        """
+        self._engine, self._lease_name, self._run_term = engine, lease_name, run_term
+        self._domain, self._changed = domain, changed
+        self._lease: Lease | None = None
+        self._task: LeaseTask | None = None
+        self._exhausted = 0
+        """How many terms in a row have ended because maintenance failed."""
+        self._log = get_logger(client_id=engine.holder)
+        if domain != DEFAULT_DOMAIN:
+            self._log = self._log.bind(domain=domain)
+        self.elected = TestSignal("Election.elected")
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease of the present term, if this client is the leader and may act as one now."""
+        return self._lease if self._lease is not None and self._lease.is_held else None
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Take part until stopped."""
+        task_status.started()
+        while True:
+            lease = await self._engine.acquire(self._lease_name, scope=scope)
+            task = self._task = self._begin(lease)
+            try:
+                await task.released.wait()
+            except BaseException:
+                await task.stop(scope.cause or StopCause.CLIENT_STOP)
+                raise
+
+    async def close(self, timeout: float) -> bool:
+        """Stop work that still runs, and wait for at most `timeout` seconds. Returns whether none
+        runs."""
+        task = self._task
+        if task is None:
+            return True
+        task.stop_work(StopCause.CLIENT_STOP)
+        return await self._engine.timer.wait(task.released, timeout)
+
+    def _begin(self, lease: Lease) -> LeaseTask:
+        self._lease = lease
+        self._log.info(LEADER_ELECTED, elected_at=lease.acquired_at.isoformat())
+        self._publish(lease, None)
+        lease.when_ended(partial(self._ended, lease))
+        work = partial(self._work, lease)
+        task = LeaseTask(lease, self._engine, work, lost=StopCause.LEADERSHIP_LOST)
+        task.start("maintenance")
+        self.elected.emit()
+        return task
+
+    async def _work(self, lease: Lease, scope: StopScope) -> None:
+        try:
+            await self._run_term(lease, scope)
+        except Exception:
+            self._log.exception(LEADER_TERM_FAILED)
+            self.maintenance_failed(lease)
+
+    def _ended(self, lease: Lease) -> None:
+        elected_at = lease.acquired_at.isoformat()
+        if lease.is_lost:
+            self._log.warning(LEADERSHIP_LOST, reason=lease.why, elected_at=elected_at)
+        else:
+            self._log.info(LEADERSHIP_ENDED, reason=lease.why, elected_at=elected_at)
+        is_stop = lease.cause is StopCause.CLIENT_STOP
+        self._publish(lease, StopCause.CLIENT_STOP if is_stop else StopCause.LEADERSHIP_LOST)
+
+    def _publish(self, lease: Lease, cause: StopCause | None) -> None:
+        if self._changed is None:
+            return
+        epoch = None if self._domain == DEFAULT_DOMAIN else lease.epoch
+        change = LeadershipChange(
+            cause is None, lease.holder, lease.acquired_at, cause, domain=self._domain, epoch=epoch
+        )
+        try:
+            self._changed(change)
+        except Exception:  # it does not decide about the term
+            self._log.exception(LEADERSHIP_CALLBACK_FAILED)
+
+    # -- maintenance
+
+    def maintenance_started(self) -> None:
+        """Forget earlier failures: maintenance runs."""
+        self._exhausted = 0
+
+    def maintenance_failed(self, lease: Lease) -> bool:
+        """Resign, so that another client can try. This one pauses, after each failure in a row for
+        twice as long. Returns False if the term had ended before."""
+        interval = self._engine.timing.interval
+        pause = min(interval * 2.0 ** min(self._exhausted, 30), max(PAUSE_MAX, interval))
+        if not self._engine.resign(lease, "its maintenance failed", pause=pause):
+            return False
+        self._exhausted += 1
+        return True
+
+
+def receive_leadership(engine: LeaseEngine, payload: str) -> None:
+    """Handle a notification on River's topic `river_leadership`, about the leader of `default`."""
+    message = decode_message(payload)
+    if message is None:
+        return
+    match message.action:
+        case "resigned":
+            engine.lease_released(DEFAULT_DOMAIN, message.leader_id)
+        case "request_resign":
+            engine.release_requested(DEFAULT_DOMAIN)
+        case _:
+            pass

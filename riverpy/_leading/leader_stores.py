@@ -1,0 +1,144 @@
+"""Stores of leader leases: River's row of leaders, and the lease of work that a schema has once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._leases.store import LeaseStore, LeaseTable
+from riverpy._postgres.domains import default_leader
+from riverpy._postgres.driver import LockNotAvailableError
+from riverpy._postgres.leaders import leader_elect, leader_fence, leader_renew, leader_resign
+from riverpy._postgres.leases import LeaseAnswer, time_of
+from riverpy._postgres.transactions import expect_fenceable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import timedelta
+
+    from riverpy._postgres.connection import DedicatedConnection
+
+
+class LeaderRowStore(LeaseStore):
+    """River's table `river_leader`, whose one row is the lease of the leader of `default`.
+
+    The table has no epochs. The microseconds of `elected_at` serve as one, since a term there is
+    the leader's id and `elected_at`.
+    """
+
+    logs_terms = False
+
+    def __init__(
+        self,
+        connection: DedicatedConnection,
+        schema: str | None,
+        *,
+        leader_id: str,
+        ttl: timedelta,
+    ) -> None:
+        """Make it.
+
+        Args:
+            connection: for its statements.
+            schema: the schema of River's tables.
+            leader_id: the id of this client.
+            ttl: how long a renewal extends a term.
+        """
+        self._connection, self._schema = connection, schema
+        self._leader_id, self._ttl = leader_id, ttl
+
+    @property
+    def is_outage_logged(self) -> bool:
+        """Whether a log line has said that the database cannot be reached."""
+        return self._connection.is_outage_logged
+
+    async def acquire(
+        self, name: str, holder: str, ttl: timedelta, *, timeout: float
+    ) -> LeaseAnswer | None:
+        """Try to become leader."""
+        async with self._connection.use("electing a leader", timeout) as connection:
+            return await leader_elect(connection, self._schema, leader_id=holder, ttl=ttl)
+
+    async def renew(
+        self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
+    ) -> dict[str, bool]:
+        """Extend the term."""
+        held: dict[str, bool] = {}
+        async with self._connection.use("renewing the leader lease", timeout) as connection:
+            for name, epoch in terms:
+                if await leader_renew(
+                    connection,
+                    self._schema,
+                    leader_id=holder,
+                    elected_at=time_of(epoch),
+                    ttl=self._ttl,
+                ):
+                    held[name] = True
+        return held
+
+    async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
+        """Resign. Returns False if the term had ended before."""
+        async with self._connection.use("releasing the leader lease", timeout) as connection:
+            return await leader_resign(
+                connection, self._schema, leader_id=holder, elected_at=time_of(epoch)
+            )
+
+    async def fence(
+        self,
+        transaction: object,
+        name: str,
+        epoch: int,
+        *,
+        timeout: timedelta,
+        lock_timeout: timedelta,
+    ) -> bool:
+        """Bind an open transaction to the term."""
+        return await leader_fence(
+            expect_fenceable(transaction),
+            self._schema,
+            leader_id=self._leader_id,
+            elected_at=time_of(epoch),
+            timeout=timeout,
+            lock_timeout=lock_timeout,
+        )
+
+
+class DomainLeaseStore(LeaseTable):
+    """The table `riverpy_lease`, over the connection that a client reserves for leading."""
+
+    logs_terms = False
+
+    def __init__(self, connection: DedicatedConnection, schema: str | None) -> None:
+        """Make it."""
+        super().__init__(connection, connection, schema)
+        self._connection = connection
+
+    @property
+    def is_outage_logged(self) -> bool:
+        """Whether a log line has said that the database cannot be reached."""
+        return self._connection.is_outage_logged
+
+
+class SchemaLeaseStore(DomainLeaseStore):
+    """The lease of the work that a schema has once. The leader of `default` does that work, so no
+    client acquires this lease while a riverpy client leads `default`. A leader that is River's in
+    Go does a part of the work."""
+
+    is_foreign_led = False
+    """Whether a client that is not riverpy's led `default` at the last attempt."""
+
+    async def acquire(
+        self, name: str, holder: str, ttl: timedelta, *, timeout: float
+    ) -> LeaseAnswer | None:
+        """Try to acquire the lease, unless a riverpy client leads `default`."""
+        async with self._connection.use("acquiring the schema lease", timeout) as connection:
+            lead = await default_leader(connection, self._schema)
+            if lead.is_registered:
+                return _DENIED
+            self.is_foreign_led = lead.is_led
+            try:
+                return await self._acquire(connection, name, holder, ttl)
+            except LockNotAvailableError:
+                return None
+
+
+_DENIED = LeaseAnswer(False, "", 0, time_of(0), None)

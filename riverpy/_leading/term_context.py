@@ -1,0 +1,49 @@
+"""TermContext: what the services of one term share."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from riverpy._leading.queue_scope import everything
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from riverpy._clock import Timer
+    from riverpy._leading.queue_scope import Scope
+    from riverpy._leading.term_fence import TermFence
+    from riverpy._postgres.connection import DedicatedConnection
+    from riverpy._postgres.driver import Connection
+    from riverpy.config import Config
+    from riverpy.worker import Workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermContext:
+    """What the services of one term share."""
+
+    fence: TermFence
+    config: Config
+    workers: Workers
+    connection: DedicatedConnection
+    """For short statements."""
+    cleaning: DedicatedConnection
+    """For statements that may take as long as their limit allows."""
+    timer: Timer
+    connect_direct: Callable[[], Awaitable[Connection]] | None = None
+    """Makes a session that bypasses a pooler in transaction mode; None: that is not possible."""
+    scope: Callable[[], Awaitable[Scope]] = everything
+    """Reads which queues are maintained. Each pass calls it, since queues come and go.
+
+    Raises:
+        Exception: one of DATABASE_ERRORS; the pass is tried again soon.
+    """
+    up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when all services of the term have started. No pass begins before."""
+
+    @property
+    def schema(self) -> str | None:
+        """The schema of River's tables."""
+        return self.config.schema

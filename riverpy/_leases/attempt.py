@@ -1,0 +1,65 @@
+"""AcquireAttempt: one attempt to acquire a lease, which is finished even if its caller is
+cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from riverpy._postgres.leases import LeaseAnswer
+
+CANCELLED_ATTEMPT_TIMEOUT = 1.0
+"""Seconds that an attempt may last after its caller was cancelled."""
+
+
+class AcquireAttempt:
+    """Runs the statement in a task of its own: a statement that was cancelled may still have
+    acquired the lease, so its answer is needed to release that."""
+
+    def __init__(self, ask: Callable[[], Awaitable[LeaseAnswer | None]]) -> None:
+        """Make it; `ask` runs the statement."""
+        self.answer: LeaseAnswer | None = None
+        """None also if another session acquired the lease at the same time."""
+        self._ask = ask
+        self._error: Exception | None = None
+        self._scope = anyio.CancelScope(shield=True)
+        self._ended = asyncio.Event()
+
+    @property
+    def granted(self) -> LeaseAnswer | None:
+        """The answer, if it is that the lease was acquired."""
+        return self.answer if self.answer is not None and self.answer.is_granted else None
+
+    async def run(self) -> None:
+        """Run the statement to its end, or until it has to hurry.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS; the result is unknown.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._run)
+            try:
+                await self._ended.wait()
+            finally:
+                self.hurry()
+        if self._error is not None:
+            raise self._error
+
+    def hurry(self) -> None:
+        """End the statement soon: no caller waits for the answer any more."""
+        self._scope.deadline = anyio.current_time() + CANCELLED_ATTEMPT_TIMEOUT
+
+    async def _run(self) -> None:
+        with self._scope:
+            try:
+                self.answer = await self._ask()
+            except Exception as error:  # `run` raises it
+                self._error = error
+        if self._scope.cancelled_caught:
+            self._error = TimeoutError("the leases were closed before the answer came")
+        self._ended.set()

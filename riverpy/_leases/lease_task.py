@@ -1,0 +1,97 @@
+"""LeaseTask: work that runs under one lease, from the acquisition to the release."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import anyio
+
+from riverpy._lifecycle import StopCause, StopScope
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from riverpy._leases.engine import LeaseEngine
+    from riverpy._leases.lease import Lease
+
+
+class LeaseTask:
+    """Runs work under a lease, stops it when the lease ends, and releases the lease after it.
+
+    It is one plain task, strongly referenced here: a task group could not leave work behind that
+    ignores its cancellation. It shares nothing with the task of another term, so that no work of an
+    old term can touch a newer one.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        engine: LeaseEngine,
+        work: Callable[[StopScope], Awaitable[None]],
+        *,
+        lost: StopCause = StopCause.LEASE_LOST,
+    ) -> None:
+        """Make it; nothing runs.
+
+        Args:
+            lease: held, and released when the work has ended.
+            engine: of the lease.
+            work: what to run. It stops when its scope is stopped.
+            lost: the stop cause for the work if the lease is lost.
+        """
+        self.lease = lease
+        self.error: Exception | None = None
+        """What the work raised."""
+        self.was_stopped = False
+        """Whether the work was told to stop before it ended."""
+        self.was_lost = False
+        """Whether the lease was not held any more when the work ended."""
+        self.seconds = 0.0
+        """How long the work ran."""
+        self.work_ended, self.released = asyncio.Event(), asyncio.Event()
+        self._engine, self._work, self._lost = engine, work, lost
+        self._scope = StopScope()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, name: str) -> None:
+        """Start the task."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"riverpy {name}")
+
+    def stop_work(self, cause: StopCause) -> None:
+        """End the lease, and stop the work."""
+        self._scope.stop(cause)
+        self.lease.end("its work was stopped", cause=cause)
+
+    async def stop(self, cause: StopCause) -> bool:
+        """Stop the work, and wait for at most the grace period until it has ended. Returns whether
+        it has, and the lease is released."""
+        self.stop_work(cause)
+        engine = self._engine
+        with anyio.CancelScope(shield=True):
+            if not await engine.timer.wait(self.work_ended, engine.timing.grace):
+                return False
+            await self.released.wait()  # which has a timeout of its own
+        return True
+
+    def _lease_ended(self) -> None:
+        is_stop = self.lease.cause is StopCause.CLIENT_STOP
+        self._scope.stop(StopCause.CLIENT_STOP if is_stop else self._lost)
+
+    async def _run(self) -> None:
+        timer = self._engine.timer
+        began_at = timer.boottime()
+        self.lease.when_ended(self._lease_ended)
+        try:
+            with self._scope:
+                await self._work(self._scope)
+        except Exception as error:
+            self.error = error
+        finally:
+            self.seconds = timer.boottime() - began_at
+            self.was_stopped = self._scope.cause is not None
+            self.was_lost = not self.lease.is_held
+            self.work_ended.set()
+            with anyio.CancelScope(shield=True):
+                await self._engine.release(self.lease)
+            self.released.set()

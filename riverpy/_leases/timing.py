@@ -1,0 +1,84 @@
+"""LeaseTiming: how long a lease lasts, when it is renewed, and until when it is valid locally.
+
+The server decides about a lease by its own clock. Between two answers of the server, a process
+relies on its local deadline: the start of the last successful attempt, plus the time to live, less
+a margin for clocks that run at different rates.
+"""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from riverpy.config import ELECT_JITTER_SHARE
+from riverpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from riverpy.config import Config
+
+MARGIN_SHARE = 1 / 15
+"""Share of the time to live by which the local deadline is earlier: 1 s of 15 s, as in River."""
+GRACE_SHARE = 1 / 5
+"""Share of the time to live that work under a lease may take to stop: 3 s of 15 s."""
+WATCH_INTERVAL_MAX = 1.0
+WATCH_INTERVAL_MIN = 0.001
+WATCH_SHARE = 1 / 15
+"""Share of the time to live between two checks of the local deadline."""
+WAKE_JITTER = 0.05
+"""Seconds within which processes try to acquire a lease that was released or has expired."""
+
+
+class LeaseTiming(msgspec.Struct, frozen=True):
+    """The intervals of a lease, in seconds."""
+
+    ttl: float
+    """How long a lease lasts that is not renewed."""
+    interval: float
+    """From one renewal, or attempt to acquire, to the next."""
+
+    @classmethod
+    def of(cls, config: Config) -> LeaseTiming:
+        """The intervals that a client is configured with."""
+        return cls(config.leader_ttl.total_seconds(), config.elect_interval.total_seconds())
+
+    @property
+    def ttl_delta(self) -> timedelta:
+        """`ttl` as a timedelta, for a statement."""
+        return timedelta(seconds=self.ttl)
+
+    @property
+    def validity(self) -> float:
+        """From the start of a successful attempt to the local deadline."""
+        return self.ttl * (1 - MARGIN_SHARE)
+
+    @property
+    def grace(self) -> float:
+        """How long work under a lease may take to stop."""
+        return self.ttl * GRACE_SHARE
+
+    @property
+    def watch_interval(self) -> float:
+        """From one check of the local deadline to the next. A sleep does not count the time that
+        the machine is suspended, so no single sleep is longer than this."""
+        return max(min(WATCH_INTERVAL_MAX, self.ttl * WATCH_SHARE), WATCH_INTERVAL_MIN)
+
+    def until_next_attempt(self, remaining: float | None) -> float:
+        """From a denied attempt to the next one. `remaining` is the time until the holder's lease
+        expires; None: unknown."""
+        usual = self.interval * (1 + random.uniform(0, ELECT_JITTER_SHARE))  # noqa: S311 (no secret)
+        if remaining is None:
+            return usual
+        return min(usual, remaining + random.uniform(0, WAKE_JITTER))  # noqa: S311 (no secret)
+
+
+def expect_wait(wait: timedelta | None) -> None:
+    """Check the `wait` argument of a call.
+
+    Raises:
+        ConfigError: it is not a timedelta.
+    """
+    if wait is not None and not isinstance(wait, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"wait takes a timedelta, or None, got {type(wait).__name__}")
