@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import pkgutil
 import sys
 from contextlib import suppress
 from importlib.metadata import version as version_of
@@ -13,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from sphinx.ext.napoleon.docstring import GoogleDocstring
 
-import riverpy
+import riverpy  # noqa: F401 - loads the modules whose docstrings are shown
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "riverpy"
@@ -60,13 +57,9 @@ def import_type_names(module: ModuleType) -> None:
                         exec(ast.unparse(statement), vars(module))  # noqa: S102
 
 
-modules = [
-    importlib.import_module(found.name)
-    for found in pkgutil.walk_packages(riverpy.__path__, "riverpy.")
-    if not found.name.startswith(("riverpy.cli", "riverpy._tools", "riverpy.__main__"))
-]
-for imported in modules:
-    import_type_names(imported)
+for name, imported in list(sys.modules.items()):
+    if name.split(".")[0] == "riverpy":
+        import_type_names(imported)
 
 
 def parse_as_text(docstring: GoogleDocstring) -> list[str]:
