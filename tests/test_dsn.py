@@ -1,4 +1,4 @@
-"""Database URLs: which are refused, which server they name, and that no password is ever shown."""
+"""Database URLs: which are refused, their server, and hidden passwords."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ WRONG = [
 
 @pytest.mark.parametrize("url", WRONG)
 def test_wrong_url_is_not_repeated(url: str) -> None:
-    """A URL that cannot be read for certain is refused, and nothing of it is in the text."""
+    """The error for a URL that cannot be parsed contains nothing of the URL."""
     with pytest.raises(ConfigError) as caught:
         validate_url(url)
     assert "s3" not in str(caught.value)
@@ -82,14 +82,14 @@ def test_wrong_url_is_not_repeated(url: str) -> None:
 
 
 def test_port_of_thousands_of_digits() -> None:
-    """It is out of range like any other."""
+    """A port with thousands of digits is refused like any other wrong port."""
     with pytest.raises(ConfigError, match="its port must be between"):
         validate_url(f"postgres://u@h:{'9' * 5_000}/d")
 
 
 @pytest.mark.parametrize("url", [url for url in WRONG if "\0" not in url])
 def test_command_does_not_repeat_a_wrong_url(url: str) -> None:
-    """Nor is it in what a command says, with and without --debug (OP-04)."""
+    """A command's error contains nothing of a wrong URL, with and without --debug (OP-04)."""
     for arguments in (["--database-url", url], ["--database-url", url, "--debug"]):
         done = invoke("migrate", "list", *arguments)
         assert done.exit_code == 2
@@ -97,7 +97,7 @@ def test_command_does_not_repeat_a_wrong_url(url: str) -> None:
 
 
 def test_process_does_not_repeat_a_wrong_url() -> None:
-    """Nor is it in all that a process of its own prints, to its last line (OP-04)."""
+    """A process prints nothing of a wrong URL until it ends (OP-04)."""
     arguments = ("migrate", "list", "--debug", "--database-url", WRONG[0])
     done = subprocess.run([RIVERPY, *arguments], capture_output=True, text=True)
     assert done.returncode == 2
@@ -120,7 +120,7 @@ def test_process_does_not_repeat_a_wrong_url() -> None:
     ],
 )
 def test_right_url(url: str) -> None:
-    """URLs as they are in use pass."""
+    """Common URLs are accepted."""
     validate_url(url)
     assert mask_url(url).replace("***", "p%40") == url
 
@@ -142,21 +142,20 @@ def test_right_url(url: str) -> None:
     ],
 )
 def test_mask_in_text(text: str) -> None:
-    """Passwords of URLs with a slip in them are masked in any text."""
+    """Passwords of mistyped URLs are masked in any text."""
     assert "s3cret" not in mask_url(text)
     assert mask_url(text).startswith("at ")
     assert mask_url(text).endswith(" now")
 
 
 def test_mask_leaves_other_text() -> None:
-    """A URL with a port is not taken for one with a password because an address follows far behind
-    it."""
+    """A URL with a port and an unrelated address after it is not masked."""
     text = f"see http://host:80 {'word ' * 50} ada@example.com"
     assert mask_url(text) == text
 
 
 def test_config_shows_no_password() -> None:
-    """The repr of a Config masks its listen_url, and shows the rest."""
+    """The repr of a Config masks the password of listen_url and shows the rest."""
     shown = repr(Config(listen_url="postgres://u:s3cret@h/d", pool_size=3))
     assert "s3cret" not in shown
     assert "listen_url='postgres://u:***@h/d'" in shown
@@ -177,12 +176,12 @@ def test_config_shows_no_password() -> None:
     ],
 )
 def test_server(url: str, environ: Mapping[str, str], hosts: str, user: str, database: str) -> None:
-    """The server is named by the URL, and by PG* where that leaves it open."""
+    """The server comes from the URL, and from PG* variables for parts that the URL lacks."""
     assert server_of(url, environ) == (hosts, user, database)
 
 
 def test_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PGSERVICE alone names a database: its host, port, user and database are those of the file."""
+    """PGSERVICE alone selects the host, port, user and database of the service file."""
     (tmp_path / "services").write_text("[mine]\nhost=h\nport=7\nuser=u\ndbname=d\npassword=s3c\n")
     monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
     monkeypatch.setenv("PGSERVICE", "mine")
@@ -200,7 +199,7 @@ def test_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_connect_by_service(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No URL and PGSERVICE: the connection goes to the database of the service."""
+    """Without a URL, a connection uses the service of PGSERVICE."""
     for variable in ("PGHOST", "PGPORT", "PGUSER", "PGDATABASE"):
         monkeypatch.delenv(variable, raising=False)
     connection = await connect(database_url)
@@ -221,7 +220,7 @@ async def test_connect_by_service(
 
 @dataclass
 class Address:
-    """Where the tests' server is, in the parts of a URL."""
+    """The address of the tests' server, as parts of a URL."""
 
     host: str
     port: str
@@ -229,7 +228,7 @@ class Address:
     database: str
 
     def url(self, port: int, parameters: str = "") -> str:
-        """A URL that names a port of this machine first."""
+        """A URL whose first host is a local port."""
         return (
             f"postgres://{self.user}@/{self.database}"
             f"?host=127.0.0.1,{self.host}&port={port},{self.port}{parameters}"
@@ -238,7 +237,7 @@ class Address:
 
 @pytest.fixture
 async def address(database_url: str) -> Address:
-    """Where the tests' server is."""
+    """The address of the tests' server."""
     connection = await connect(database_url)
     ((host, port, user, name),) = await connection.fetch(
         "SELECT split_part(current_setting('unix_socket_directories'), ',', 1),"
@@ -249,8 +248,8 @@ async def address(database_url: str) -> Address:
 
 
 async def test_silent_host_does_not_keep_us_from_the_next(address: Address) -> None:
-    """The first host of a URL is a machine that is gone and says nothing: the next one is asked
-    meanwhile, by connections and by pools, in less time than the most impatient has (NR-12)."""
+    """If the first host of a URL does not answer, connections and pools try the next host within
+    the shortest timeout (NR-12)."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = address.url(silent.getsockname()[1], "&target_session_attrs=primary")
         with anyio.fail_after(CONNECT_TIMEOUT / 2):
@@ -263,8 +262,8 @@ async def test_silent_host_does_not_keep_us_from_the_next(address: Address) -> N
 
 
 async def test_host_that_hangs_up_leads_to_the_next(address: Address) -> None:
-    """The first host of a URL is a proxy whose server is away: the next one is asked. What it is
-    refused for is raised as it is (NR-12)."""
+    """If the first host is a proxy without a server, the next host is tried. Another refusal is
+    raised (NR-12)."""
 
     async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
@@ -280,7 +279,7 @@ async def test_host_that_hangs_up_leads_to_the_next(address: Address) -> None:
 
 
 async def test_reasons_of_all_hosts(address: Address) -> None:
-    """If no host of a URL can be used, the error says why for each."""
+    """If no host of a URL can be used, the error has the reason for each host."""
     with pytest.raises(ConnectionError) as caught:
         await connect(address.url(1, "&target_session_attrs=standby"))
     assert str(caught.value) == (
@@ -290,7 +289,7 @@ async def test_reasons_of_all_hosts(address: Address) -> None:
 
 
 async def test_connect_timeout(database_url: str) -> None:
-    """`connect_timeout`, which is common in URLs, is a limit and not sent to the server."""
+    """`connect_timeout` in a URL is a timeout and is not sent to the server."""
     assert split_url("postgres://h/d?connect_timeout=3") == ("postgres://h/d", 3, ())
     assert split_url("postgres://h/d?a=1&connect_timeout=0&b=%202") == (
         "postgres://h/d?a=1&b=%202",
@@ -331,8 +330,8 @@ async def test_connect_timeout(database_url: str) -> None:
     ],
 )
 def test_refused_parameter_is_named(parameter: str, reason: str) -> None:
-    """A parameter that asyncpg cannot honour, and whose loss would weaken the connection or change
-    its meaning, is refused by name, with the reason and what to write instead."""
+    """A parameter that asyncpg does not support, and that cannot be ignored safely, is refused with
+    the reason and an alternative."""
     name = parameter.partition("=")[0].replace("%5F", "_")
     with pytest.raises(ConfigError) as caught:
         validate_url(f"postgres://u:s3cret@h/d?{parameter}")
@@ -355,7 +354,7 @@ def test_refused_parameter_is_named(parameter: str, reason: str) -> None:
     ],
 )
 def test_ignored_parameters(query: str, kept: str, ignored: list[str] | None) -> None:
-    """A parameter that is harmless to leave out does not reach the server, and is named."""
+    """A parameter that can be ignored is not sent to the server, and is listed."""
     url = f"postgres://u:p@h/d?{query}"
     validate_url(url)
     found = split_url(url)
@@ -365,7 +364,8 @@ def test_ignored_parameters(query: str, kept: str, ignored: list[str] | None) ->
 
 
 def test_system_root_certificates() -> None:
-    """`sslrootcert=system` verifies the server's name and certificate with the system's own."""
+    """`sslrootcert=system` verifies the server's name and certificate with the system's
+    certificates."""
     cafile = ssl.get_default_verify_paths().cafile
     assert cafile is not None, "this system has no certificates"
     expected = f"postgres://h/d?sslmode=verify-full&sslrootcert={quote(cafile, safe='')}"
@@ -375,7 +375,7 @@ def test_system_root_certificates() -> None:
 
 
 def test_libpq_parameter_of_a_service(tmp_path: Path) -> None:
-    """What only libpq knows is refused by name in the file of services too."""
+    """A parameter that asyncpg does not support is also refused in a service file."""
     file = tmp_path / "services"
     file.write_text("[main]\nhost=h\nchannel_binding=require\npassword=s3cret\n")
     with pytest.raises(ConfigError) as caught:
@@ -387,7 +387,7 @@ def test_libpq_parameter_of_a_service(tmp_path: Path) -> None:
 async def test_ignored_parameters_are_logged_once(
     database_url: str,
 ) -> None:
-    """A connection with parameters that are left out works, and one warning names them."""
+    """A connection with ignored parameters works, and one warning lists them."""
     url = database_url + ("&" if "?" in database_url else "?")
     url += "channel_binding=prefer&keepalives_count=3"
     with structlog.testing.capture_logs() as logged:
@@ -404,8 +404,8 @@ async def test_ignored_parameters_are_logged_once(
 
 @pytest.mark.parametrize("query", ["?connect_timeout=1", ""])
 async def test_connect_timeout_is_kept(monkeypatch: pytest.MonkeyPatch, query: str) -> None:
-    """A server that accepts and says nothing is given up after the time of the URL, or else of
-    PGCONNECT_TIMEOUT, and is named."""
+    """Connecting to a server that does not answer ends after the URL's timeout, or
+    PGCONNECT_TIMEOUT. The error has the server."""
     monkeypatch.setenv("PGCONNECT_TIMEOUT", "2" if query else "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
@@ -425,8 +425,8 @@ async def test_connect_timeout_is_kept(monkeypatch: pytest.MonkeyPatch, query: s
 async def test_parameter_that_the_server_refuses(
     database_url: str, parameter: str, reason: str
 ) -> None:
-    """A parameter that nobody knows is sent as a setting of the session: what the server says of it
-    is shown as an error of the URL."""
+    """An unknown parameter is sent as a setting of the session. The server's error is raised as an
+    error of the URL."""
     url = database_url + ("&" if "?" in database_url else "?") + parameter
     with pytest.raises(ConfigError, match="the database URL has a parameter") as caught:
         await connect(url)
@@ -438,7 +438,7 @@ VARIABLES = ("PGAPPNAME", "PGCLIENTENCODING", "PGLOADBALANCEHOSTS", "PGOPTIONS",
 
 
 def test_ignored_variables(database_url: str) -> None:
-    """Variables of libpq that have no effect are named in one line when a command connects."""
+    """A command that connects logs one line with the variables of libpq that have no effect."""
     result = invoke(
         *("queue", "list", "--database-url", database_url),
         **dict.fromkeys(VARIABLES, "x"),
@@ -467,8 +467,7 @@ def test_ignored_variables(database_url: str) -> None:
     ],
 )
 def test_refused_variables(variable: str, value: str, reason: str) -> None:
-    """A variable whose loss would weaken the connection or change its meaning is refused by name,
-    as a parameter of the URL is."""
+    """A variable that cannot be ignored safely is refused like a parameter of the URL."""
     url = "postgres://u@127.0.0.1:1/d"
     result = invoke("queue", "list", "--database-url", url, **{variable: value})
     assert (result.exit_code, result.stdout) == (2, "")
@@ -477,7 +476,7 @@ def test_refused_variables(variable: str, value: str, reason: str) -> None:
 
 
 def test_wanted_server_is_not_there(database_url: str) -> None:
-    """Where no server is as PGTARGETSESSIONATTRS wants it, a command says so in plain words."""
+    """If no server matches PGTARGETSESSIONATTRS, the command's error says so."""
     result = invoke("queue", "list", "--database-url", database_url, PGTARGETSESSIONATTRS="standby")
     assert result.exit_code == 1
     assert result.stderr == ("riverpy: no server of the URL matches target_session_attrs\n")
@@ -496,14 +495,14 @@ def test_wanted_server_is_not_there(database_url: str) -> None:
 def test_variables_beside_a_url(
     query: str, environ: dict[str, str], ignored: tuple[str, ...]
 ) -> None:
-    """A parameter of the URL counts for the variable, and a verified server for channel binding,
-    which a socket of this machine does not need."""
+    """A parameter of the URL overrides the variable. A verified server, or a local socket, needs no
+    channel binding."""
     host = "" if "host=" in query else "h"
     assert ignored_variables(f"postgres://{host}/d{query}", environ) == ignored
 
 
 def test_peer_of_a_socket() -> None:
-    """Who the server's process must belong to is asked of sockets alone, so it is refused there."""
+    """PGREQUIREPEER is refused for sockets, and has no effect for other hosts."""
     with pytest.raises(ConfigError, match="PGREQUIREPEER is not supported"):
         ignored_variables("postgres:///d?host=/run/pg", {"PGREQUIREPEER": "postgres"})
 
@@ -521,7 +520,7 @@ def test_peer_of_a_socket() -> None:
     ],
 )
 async def test_error_names_the_server(place: str, kind: type[OSError], text: str) -> None:
-    """A server that cannot be reached is named; the type of the error stays."""
+    """The error for an unreachable server contains the server, and keeps its type."""
     with pytest.raises(kind) as caught:
         await connect(f"postgres://u:s3cret@{place}/d")
     assert str(caught.value).startswith(text)
@@ -531,7 +530,7 @@ async def test_error_names_the_server(place: str, kind: type[OSError], text: str
 
 
 async def test_missing_certificate_is_named(tmp_path: Path) -> None:
-    """A file of certificates that is not there is named, with the parameter that names it."""
+    """The error for a missing certificate file has the file and its parameter."""
     absent = tmp_path / "absent.crt"
     with pytest.raises(
         FileNotFoundError, match=re.escape(f"file '{absent}' of sslrootcert does not exist")
@@ -540,7 +539,7 @@ async def test_missing_certificate_is_named(tmp_path: Path) -> None:
 
 
 def test_command_names_the_server_of_the_environment(tmp_path: Path) -> None:
-    """PG* are shown resolved by --print-config, and by an error in one line without a type."""
+    """--print-config and connection errors show the server that the PG* variables select."""
     environ = {"PGHOST": "127.0.0.1", "PGPORT": "1", "PGUSER": "u", "PGDATABASE": "d"}
 
     def run(*args: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -564,7 +563,8 @@ def test_command_names_the_server_of_the_environment(tmp_path: Path) -> None:
 
 
 async def test_process_without_a_user_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user id without a name is an error in one sentence, unless something names the user."""
+    """If neither the settings nor the system give a user name, the error says so in one
+    sentence."""
 
     def nobody() -> str:
         raise KeyError("getpwuid(): uid not found: 12345")

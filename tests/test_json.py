@@ -1,4 +1,4 @@
-"""The JSON encoder: what Go writes, and what is refused."""
+"""The JSON encoder: it writes the same text as Go, and refuses other values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VALUES = st.recursive(
 
 
 class Huge(int):
-    """More digits than Python turns into text."""
+    """A number with more digits than Python converts to text."""
 
     def __new__(cls) -> Self:
         return super().__new__(cls, 10**5000)
@@ -159,7 +159,7 @@ def test_writes_what_go_writes(value: object, text: str) -> None:
     ],
 )
 def test_refuses_what_cannot_be_stored(value: object, path: str, words: str) -> None:
-    """The error names the place and the matter (BI-01, BI-03, BI-04, BI-09)."""
+    """The error has the place and the reason (BI-01, BI-03, BI-04, BI-09)."""
     with pytest.raises(ArgsError, match="^" + "\\" + path[:1]) as caught:
         _json.encode(value)
     assert caught.value.path == path
@@ -168,7 +168,7 @@ def test_refuses_what_cannot_be_stored(value: object, path: str, words: str) -> 
 
 
 def test_a_value_inside_itself_is_refused() -> None:
-    """No RecursionError escapes, from a loop or from great depth."""
+    """A value that contains itself, or is too deep, raises ArgsError and not RecursionError."""
     loop: list[Any] = []
     loop.append({"again": loop})
     deep: Any = None
@@ -182,7 +182,7 @@ def test_a_value_inside_itself_is_refused() -> None:
 
 
 def test_depth_up_to_the_limit_is_written() -> None:
-    """The limit is what it says."""
+    """A value with exactly the maximum depth is encoded."""
     value: Any = 1
     for _ in range(_json.DEPTH_MAX):
         value = {"a": value}
@@ -195,7 +195,7 @@ def test_depth_up_to_the_limit_is_written() -> None:
 
 @given(VALUES)
 def test_decodes_to_the_same_value(value: object) -> None:
-    """What the encoder writes decodes to the same value; a whole float is read as an int."""
+    """Encoded values decode to the same values. A whole float becomes an int."""
 
     def same(read: Any, part: Any) -> bool:
         if isinstance(part, list):
@@ -211,7 +211,7 @@ def test_decodes_to_the_same_value(value: object) -> None:
 
 @given(VALUES)
 def test_equal_values_give_equal_text(value: object) -> None:
-    """The order in which a dict was filled does not count (UQ-08)."""
+    """The insertion order of a dict does not change the text (UQ-08)."""
 
     def rebuilt(part: Any) -> Any:
         if isinstance(part, dict):
@@ -224,7 +224,7 @@ def test_equal_values_give_equal_text(value: object) -> None:
 
 @given(VALUES)
 def test_normalizing_keeps_what_was_written(value: object) -> None:
-    """Raw text that is in Go's form already stays as it is, whatever spaces stand around it."""
+    """Normalizing removes spaces from text in Go's form and changes nothing else."""
     text = _json.encode(value)
     assert _json.normalize(text) == text
     spaced = json.dumps(json.loads(text, parse_float=str), indent=1, ensure_ascii=False)
@@ -233,7 +233,7 @@ def test_normalizing_keeps_what_was_written(value: object) -> None:
 
 @given(st.text())
 def test_strings_are_written_or_refused(text: str) -> None:
-    """A text with NUL or a lone surrogate is refused, any other comes back."""
+    """A string with NUL or a lone surrogate is refused. Any other string decodes to itself."""
     is_bad = "\0" in text or any("\ud800" <= char <= "\udfff" for char in text)
     try:
         written = _json.encode([text])
@@ -258,7 +258,8 @@ def test_strings_are_written_or_refused(text: str) -> None:
     ],
 )
 def test_raw_text_is_kept(text: str, compact: str) -> None:
-    """Spaces go, Go's escapes come; order, repeated keys and numbers are kept."""
+    """Normalizing removes spaces and adds Go's escapes. It keeps the order, repeated keys and
+    numbers."""
     assert _json.normalize(text) == compact
 
 
@@ -294,7 +295,7 @@ def test_raw_text_is_kept(text: str, compact: str) -> None:
     ],
 )
 def test_raw_text_is_refused(text: str) -> None:
-    """Only strict JSON that PostgreSQL takes is accepted (BI-01, BI-03, BI-04)."""
+    """Only strict JSON that PostgreSQL can store is accepted (BI-01, BI-03, BI-04)."""
     with pytest.raises(ArgsError):
         _json.normalize(text)
 
@@ -348,7 +349,7 @@ def everything() -> Everything:
 
 
 def test_args_come_back_as_they_were() -> None:
-    """Everyday types make the way to a typed worker and back exactly (BI-09)."""
+    """Values of common types reach a typed worker unchanged (BI-09)."""
     args = everything()
     args.again = everything()
     decode = decoder(Everything)
@@ -362,7 +363,7 @@ def test_args_come_back_as_they_were() -> None:
 
 
 def test_text_does_not_depend_on_the_hash_seed() -> None:
-    """Another PYTHONHASHSEED gives the same text (UQ-08)."""
+    """PYTHONHASHSEED does not change the text (UQ-08)."""
     code = (
         "from riverpy import _json;"
         "print(_json.encode({k: {k + x: 1 for x in 'zyx'} for k in 'qwertyuiop'}))"

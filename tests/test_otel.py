@@ -1,4 +1,4 @@
-"""Spans and metrics, as an SDK exports them."""
+"""The spans and metrics that OpenTelemetry's SDK exports."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Telemetry:
         )
 
     def spans(self, name: str) -> list[ReadableSpan]:
-        """The spans that ended."""
+        """Return the spans that ended."""
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
 
     def points(self, name: str) -> list[Any]:
-        """The series of a metric."""
+        """Return the series of a metric."""
         data = self.reader.get_metrics_data()
         return [
             point
@@ -64,7 +64,7 @@ class Telemetry:
 
 @pytest.fixture
 def telemetry() -> Generator[Telemetry]:
-    """Spans and metrics of one test."""
+    """The spans and metrics of one test."""
     telemetry = Telemetry()
     yield telemetry
     telemetry.meters.shutdown()
@@ -72,8 +72,8 @@ def telemetry() -> Generator[Telemetry]:
 
 
 async def test_from_insert_to_work(rig: Rig, telemetry: Telemetry) -> None:
-    """The insert is a child of what inserts; the attempt has a trace of its own, with a link to the
-    insert, and is around the job."""
+    """The insert's span is a child of the current span. The attempt starts a new trace with a link
+    to the insert, and its span is current in the job."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -118,8 +118,8 @@ async def test_from_insert_to_work(rig: Rig, telemetry: Telemetry) -> None:
 
 
 async def test_parent(rig: Rig, telemetry: Telemetry) -> None:
-    """With `parent` the attempt is a child of the insert too, also of one by River's in Go, and has
-    its tracestate."""
+    """With `parent`, the attempt's span is a child of the insert's span, also for inserts of River
+    in Go, and keeps its tracestate."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -137,7 +137,7 @@ async def test_parent(rig: Rig, telemetry: Telemetry) -> None:
 
 @pytest.mark.parametrize("metadata", [{"traceparent": 7}, {"traceparent": "x"}, {}])
 async def test_no_context(rig: Rig, telemetry: Telemetry, metadata: dict[str, Any]) -> None:
-    """A job without a usable context is traced without a link."""
+    """A job without a valid trace context is traced without a link."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -150,7 +150,7 @@ async def test_no_context(rig: Rig, telemetry: Telemetry, metadata: dict[str, An
 
 
 async def test_outcomes(rig: Rig, telemetry: Telemetry) -> None:
-    """Only a failure is an error, with its exception; an unknown kind and undecodable args are
+    """Only a failure has an error and an exception. An unknown kind and undecodable args are
     failures."""
 
     @rig.job(timeout=timedelta(milliseconds=30))
@@ -188,7 +188,7 @@ async def test_outcomes(rig: Rig, telemetry: Telemetry) -> None:
 
 
 async def test_unprintable_error(rig: Rig, telemetry: Telemetry) -> None:
-    """An error that the SDK cannot write down stays the job's."""
+    """An error whose text raises does not change the outcome of the job."""
 
     class Unprintable(Exception):
         def __str__(self) -> str:
@@ -205,7 +205,7 @@ async def test_unprintable_error(rig: Rig, telemetry: Telemetry) -> None:
 
 
 async def test_timeout_in_another_task(rig: Rig, telemetry: Telemetry) -> None:
-    """A timeout is a failure also where an inner middleware runs the job in a task group."""
+    """A timeout is a failure, even if another middleware runs the job in a task group."""
 
     @rig.job(timeout=timedelta(milliseconds=20))
     async def work(job: Job[Task]) -> None:
@@ -222,7 +222,7 @@ async def test_timeout_in_another_task(rig: Rig, telemetry: Telemetry) -> None:
 
 @pytest.mark.parametrize("way", ["cancel", "stop"])
 async def test_stopped(rig: Rig, telemetry: Telemetry, way: str) -> None:
-    """A cancel or stop from outside is no error."""
+    """A cancel or stop is not an error."""
     begun = anyio.Event()
 
     @rig.job
@@ -241,8 +241,8 @@ async def test_stopped(rig: Rig, telemetry: Telemetry, way: str) -> None:
 
 
 async def test_batch(rig: Rig, telemetry: Telemetry) -> None:
-    """A batch is one span with its size; all of its jobs carry the context; a refused one is an
-    error; a duplicate is not counted."""
+    """A batch has one span with its size, and all its jobs have the context. A refused batch has an
+    error. A duplicate is not counted."""
     params = [
         InsertManyParams(Task(1)),
         InsertManyParams(Task(2), InsertOpts(queue="mail")),
@@ -279,9 +279,8 @@ async def test_batch(rig: Rig, telemetry: Telemetry) -> None:
 
 
 async def test_metrics_are_bounded(rig: Rig, telemetry: Telemetry) -> None:
-    """Jobs with distinct ids, tags, args, error texts and error types make at most 20 series of a
-    kind; runs, waits, claims and their sizes are measured. A job that was due before it was
-    inserted waits from then on (OP-06)."""
+    """Jobs with different ids, tags, args and errors create at most 20 series per kind. The wait of
+    a job starts when it is due and inserted (OP-06)."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -312,7 +311,7 @@ async def test_metrics_are_bounded(rig: Rig, telemetry: Telemetry) -> None:
 async def test_kinds_are_bounded(
     rig: Rig, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names that somebody else chooses make no series without end (OP-06)."""
+    """Many kinds and queues create a limited number of series (OP-06)."""
     monkeypatch.setattr(riverpy.otel, "NAMES_MAX", 2)
 
     @rig.job
@@ -329,7 +328,8 @@ async def test_kinds_are_bounded(
     ("module", "package"), [("otel", "opentelemetry"), ("sentry", "sentry_sdk")]
 )
 def test_missing_extra(module: str, package: str) -> None:
-    """Without the extra, the import says what to install; riverpy itself does not need it."""
+    """Without the extra, importing the module raises an error with the install command. riverpy
+    itself can be imported."""
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"
         f"import riverpy\ntry:\n    import riverpy.{module}\n"

@@ -1,4 +1,4 @@
-"""What Sentry's SDK is given to send."""
+"""The events that Sentry's SDK sends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECRET = 987654321
 
 
 class Memory(Transport):
-    """A transport that keeps what it is given."""
+    """A transport that stores events."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
@@ -47,7 +47,7 @@ class Memory(Transport):
 
 @pytest.fixture
 def sent() -> Generator[Memory]:
-    """What is sent meanwhile."""
+    """Collect the events that are sent."""
     sentry_sdk.init(
         "https://public@sentry.invalid/1",
         transport=Memory,
@@ -64,13 +64,13 @@ def sent() -> Generator[Memory]:
 
 
 def tags_of(event: dict[str, Any]) -> dict[str, Any]:
-    """Those of ours."""
+    """Return the tags that riverpy set."""
     return {key: value for key, value in event["tags"].items() if key.startswith("river.")}
 
 
 async def test_failure(rig: Rig, sent: Memory) -> None:
-    """A failure is sent with its kind, queue and attempt, without the args, in a scope that the
-    next attempt does not see."""
+    """A failure is sent with its kind, queue and attempt, without the args. The next attempt has
+    another scope."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -98,7 +98,7 @@ async def test_failure(rig: Rig, sent: Memory) -> None:
 
 
 async def test_args(rig: Rig, sent: Memory) -> None:
-    """Args are sent if that is asked for."""
+    """With `include_args`, the args are sent."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -110,7 +110,7 @@ async def test_args(rig: Rig, sent: Memory) -> None:
 
 
 async def test_final_only(rig: Rig, sent: Memory) -> None:
-    """With `final_only` a failure is sent when the job is not tried again."""
+    """With `final_only`, a failure is sent only if the job is not retried."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -123,7 +123,7 @@ async def test_final_only(rig: Rig, sent: Memory) -> None:
 
 
 async def test_no_failures(rig: Rig, sent: Memory) -> None:
-    """Snooze and cancel are not sent; a timeout, an unknown kind and undecodable args are."""
+    """Snoozes and cancels are not sent. Timeouts, unknown kinds and undecodable args are sent."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -142,7 +142,7 @@ async def test_no_failures(rig: Rig, sent: Memory) -> None:
 
 
 async def test_trace(rig: Rig, sent: Memory) -> None:
-    """The attempt goes on with the trace of what inserted the job."""
+    """The attempt continues the trace of the insert."""
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -165,8 +165,7 @@ async def test_trace(rig: Rig, sent: Memory) -> None:
 
 
 async def test_traces_of_periodic_jobs(schema: Schema, sent: Memory) -> None:
-    """Each time that the clock inserts is a trace of its own, so that they are sampled one by
-    one."""
+    """Each run of a periodic job starts a new trace, so that each is sampled separately."""
     job = PeriodicJob(every(timedelta(minutes=1)), Task(), id="ticks")
     async with enqueuing(schema, job, plugins=[SentryPlugin()]) as one:
         for minutes in (3, 2, 1):
@@ -177,14 +176,14 @@ async def test_traces_of_periodic_jobs(schema: Schema, sent: Memory) -> None:
 
 
 class Broken(Memory):
-    """A transport that fails."""
+    """A transport that raises."""
 
     def capture_envelope(self, envelope: Envelope) -> None:
         raise OSError("broken")
 
 
 async def test_broken_transport(rig: Rig, sent: Memory) -> None:
-    """What the SDK raises does not change how a job ends."""
+    """An error in the SDK does not change the outcome of a job."""
     sentry_sdk.get_client().transport = Broken({})
 
     @rig.job
@@ -196,7 +195,7 @@ async def test_broken_transport(rig: Rig, sent: Memory) -> None:
 
 
 async def test_without_sdk(rig: Rig) -> None:
-    """Where the SDK is not set up, jobs are worked as ever."""
+    """Jobs are worked normally if the SDK is not set up."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:

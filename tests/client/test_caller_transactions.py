@@ -1,4 +1,4 @@
-"""What a verb does to the transaction that its caller gives as `tx`."""
+"""The effect of each call on the transaction that its caller passes as `tx`."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ class Task(msgspec.Struct):
     n: int = 0
 
 
-class Verb(NamedTuple):
-    """How a verb is called on a job or a name, and what it raises where there is none."""
+class ClientCall(NamedTuple):
+    """How a method of the client is called, and what it raises if the job or name does not
+    exist."""
 
     call: Call
     is_named: bool = False
@@ -54,44 +55,52 @@ async def _effect(connection: Any) -> None:
 
 
 UNIQUE = [InsertManyParams(Task(), InsertOpts(unique_opts=KEY))]
-VERBS = {
-    "insert": Verb(lambda c, _, tx: c.insert(Task(), tx=tx)),
-    "insert_many": Verb(lambda c, _, tx: c.insert_many([InsertManyParams(Task())], tx=tx)),
-    "insert_many_fast": Verb(lambda c, _, tx: c.insert_many_fast(UNIQUE, tx=tx)),
-    "job_get": Verb(lambda c, n, tx: c.job_get(n, tx=tx), missing=NotFoundError),
-    "job_cancel": Verb(lambda c, n, tx: c.job_cancel(n, tx=tx), missing=NotFoundError),
-    "job_retry": Verb(lambda c, n, tx: c.job_retry(n, tx=tx), missing=NotFoundError),
-    "job_update": Verb(lambda c, n, tx: c.job_update(n, output=1, tx=tx), missing=NotFoundError),
-    "queue_get": Verb(lambda c, name, tx: c.queue_get(name, tx=tx), True, NotFoundError),
-    "queue_list": Verb(lambda c, _, tx: c.queue_list(tx=tx)),
-    "queue_lags": Verb(lambda c, name, tx: c.queue_lags([name], tx=tx), True),
-    "queue_update": Verb(
+CALLS = {
+    "insert": ClientCall(lambda c, _, tx: c.insert(Task(), tx=tx)),
+    "insert_many": ClientCall(lambda c, _, tx: c.insert_many([InsertManyParams(Task())], tx=tx)),
+    "insert_many_fast": ClientCall(lambda c, _, tx: c.insert_many_fast(UNIQUE, tx=tx)),
+    "job_get": ClientCall(lambda c, n, tx: c.job_get(n, tx=tx), missing=NotFoundError),
+    "job_cancel": ClientCall(lambda c, n, tx: c.job_cancel(n, tx=tx), missing=NotFoundError),
+    "job_retry": ClientCall(lambda c, n, tx: c.job_retry(n, tx=tx), missing=NotFoundError),
+    "job_update": ClientCall(
+        lambda c, n, tx: c.job_update(n, output=1, tx=tx), missing=NotFoundError
+    ),
+    "queue_get": ClientCall(lambda c, name, tx: c.queue_get(name, tx=tx), True, NotFoundError),
+    "queue_list": ClientCall(lambda c, _, tx: c.queue_list(tx=tx)),
+    "queue_lags": ClientCall(lambda c, name, tx: c.queue_lags([name], tx=tx), True),
+    "queue_update": ClientCall(
         lambda c, name, tx: c.queue_update(name, metadata={"a": 1}, tx=tx), True, NotFoundError
     ),
-    "queue_pause": Verb(lambda c, name, tx: c.queue_pause(name, tx=tx), True, NotFoundError),
-    "queue_resume": Verb(lambda c, name, tx: c.queue_resume(name, tx=tx), True, NotFoundError),
-    "periodic_pause": Verb(lambda c, name, tx: c.periodic_pause(name, tx=tx), True, NotFoundError),
-    "periodic_resume": Verb(
+    "queue_pause": ClientCall(lambda c, name, tx: c.queue_pause(name, tx=tx), True, NotFoundError),
+    "queue_resume": ClientCall(
+        lambda c, name, tx: c.queue_resume(name, tx=tx), True, NotFoundError
+    ),
+    "periodic_pause": ClientCall(
+        lambda c, name, tx: c.periodic_pause(name, tx=tx), True, NotFoundError
+    ),
+    "periodic_resume": ClientCall(
         lambda c, name, tx: c.periodic_resume(name, tx=tx), True, NotFoundError
     ),
-    "periodic_run": Verb(lambda c, name, tx: c.periodic_run(name, tx=tx), True, NotFoundError),
-    "run_once": Verb(lambda c, name, tx: c.run_once(name, _effect, wait=SHORT, tx=tx), True),
+    "periodic_run": ClientCall(
+        lambda c, name, tx: c.periodic_run(name, tx=tx), True, NotFoundError
+    ),
+    "run_once": ClientCall(lambda c, name, tx: c.run_once(name, _effect, wait=SHORT, tx=tx), True),
 }
 
 
-def test_every_verb_is_here() -> None:
-    """No verb with `tx=` is left out below."""
+def test_every_call_is_tested() -> None:
+    """CALLS lists every method of the client that has `tx=`."""
     found = {
         name
         for name, member in inspect.getmembers(Client, inspect.isfunction)
         if not name.startswith("_") and "tx" in inspect.signature(member).parameters
     }
-    assert found == VERBS.keys()
+    assert found == CALLS.keys()
 
 
 @pytest.fixture
 async def client(schema: Schema) -> AsyncGenerator[Client]:
-    """A client of the schema, which has one job, one queue and one periodic job."""
+    """A client whose schema has one job, one queue and one periodic job."""
     async with Client(schema.url, config=Config(schema=schema.name)) as client:
         await client.insert(Task(n=1))
         await schema.execute(
@@ -105,47 +114,50 @@ async def client(schema: Schema) -> AsyncGenerator[Client]:
         await schema.execute("drop table mark")
 
 
-async def known(schema: Schema, verb: Verb) -> int | str:
-    """What the verb finds."""
-    return "known" if verb.is_named else await schema.fetchval("select id from river_job")
+async def known(schema: Schema, client_call: ClientCall) -> int | str:
+    """The id or name that exists in the database."""
+    return "known" if client_call.is_named else await schema.fetchval("select id from river_job")
 
 
 TABLES = ("river_job", "river_queue", "riverpy_periodic", "riverpy_exec")
 
 
 async def state(schema: Schema) -> list[Any]:
-    """Every row that a verb may change."""
+    """Every row that a client_call may change."""
     return [await schema.fetch(f"select * from {table} order by 1") for table in TABLES]
 
 
-async def outcome(verb: Verb, client: Client, thing: int | str, tx: Any) -> BaseException | None:
+async def outcome(
+    client_call: ClientCall, client: Client, thing: int | str, tx: Any
+) -> BaseException | None:
     """What a call raises."""
     try:
-        await verb.call(client, thing, tx)
+        await client_call.call(client, thing, tx)
     except (RiverError, asyncpg.PostgresError) as error:
         return error
     return None
 
 
 async def test_no_transaction(client: Client, schema: Schema) -> None:
-    """Every verb refuses a connection in no transaction, whether or not it had one before."""
+    """Every call refuses a connection that is not in a transaction, even if it was in one
+    before."""
     before = await state(schema)
     async with schema.connected() as tx:
         for statements in ("select 1", "begin; commit"):
             await tx.execute(statements)
-            for verb in VERBS.values():
+            for client_call in CALLS.values():
                 with pytest.raises(TransactionError, match="in no transaction"):
-                    await verb.call(client, await known(schema, verb), tx)
+                    await client_call.call(client, await known(schema, client_call), tx)
     assert await state(schema) == before
 
 
 async def test_transaction_begun_by_a_statement(client: Client, schema: Schema) -> None:
-    """A transaction that asyncpg has not begun itself is one: every call shares its fate."""
+    """A transaction that was begun with a BEGIN statement works like one of asyncpg's."""
     before = await state(schema)
     async with schema.connected() as tx:
-        for name, verb in VERBS.items():
+        for name, client_call in CALLS.items():
             await tx.execute("begin")
-            error = await outcome(verb, client, await known(schema, verb), tx)
+            error = await outcome(client_call, client, await known(schema, client_call), tx)
             await tx.execute("rollback")
             assert error is None, name
     assert await state(schema) == before
@@ -178,24 +190,23 @@ async def locked(schema: Schema) -> AsyncGenerator[None]:
 
 @pytest.mark.parametrize("fault", ["missing thing", "missing tables", "locked", "refused rows"])
 async def test_after_an_error(client: Client, schema: Schema, fault: str) -> None:
-    """After an exception of ours the transaction is usable with what it wrote before, or the
-    exception says that it is aborted. A verb that is no insert leaves it usable after every
-    error."""
-    things = {name: await known(schema, verb) for name, verb in VERBS.items()}
+    """After an exception of riverpy, the transaction is usable and has its earlier writes, or the
+    exception says that the transaction has ended."""
+    things = {name: await known(schema, client_call) for name, client_call in CALLS.items()}
     if fault == "missing thing":
-        things = {name: "missing" if VERBS[name].is_named else 0 for name in VERBS}
+        things = {name: "missing" if CALLS[name].is_named else 0 for name in CALLS}
     if fault == "missing tables":
         client = Client(config=Config(schema="nowhere"))
     setting: Any = {"locked": locked, "refused rows": refusing}.get(fault, nullcontext)
     arguments = (schema,) if fault in {"locked", "refused rows"} else ()
     async with schema.connected(lock_timeout="50ms") as tx, setting(*arguments):
-        for name, verb in VERBS.items():
+        for name, client_call in CALLS.items():
             await tx.execute("begin; insert into mark values (1)")
-            error = await outcome(verb, client, things[name], tx)
+            error = await outcome(client_call, client, things[name], tx)
             is_usable = await usable(tx)
             await tx.execute("rollback")
-            if fault == "missing thing" and verb.missing is not None:
-                assert isinstance(error, verb.missing), name
+            if fault == "missing thing" and client_call.missing is not None:
+                assert isinstance(error, client_call.missing), name
             if name not in {"insert", "insert_many"}:
                 assert is_usable, (name, error)
             elif isinstance(error, RiverError):
@@ -213,21 +224,21 @@ async def usable(tx: Any) -> bool:
 
 
 async def test_aborted_transaction(client: Client, schema: Schema) -> None:
-    """In an aborted transaction every verb says so, and does nothing."""
+    """In an aborted transaction every call raises TransactionError and does nothing."""
     before = await state(schema)
     async with schema.connected() as tx:
         await tx.execute("begin")
         with pytest.raises(asyncpg.DivisionByZeroError):
             await tx.execute("select 1 / 0")
-        for verb in VERBS.values():
+        for client_call in CALLS.values():
             with pytest.raises(TransactionError, match="is aborted by an earlier error"):
-                await verb.call(client, await known(schema, verb), tx)
+                await client_call.call(client, await known(schema, client_call), tx)
         await tx.execute("rollback")
     assert await state(schema) == before
 
 
 async def test_unique_conflicts(client: Client, schema: Schema) -> None:
-    """A conflict of unique keys is an error of ours, and leaves the transaction usable."""
+    """A conflict of unique keys raises UniqueConflictError and leaves the transaction usable."""
     first = (await client.insert(Task(), InsertOpts(unique_opts=KEY))).job
     await client.job_cancel(first.id)
     await client.insert(Task(), InsertOpts(unique_opts=KEY))

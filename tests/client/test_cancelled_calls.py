@@ -1,4 +1,4 @@
-"""Calls of a client that are cancelled while the server works on them."""
+"""Calls of a client that are cancelled while the server runs their statement."""
 
 from __future__ import annotations
 
@@ -44,9 +44,8 @@ async def _insert(client: Client) -> None:
 async def test_cancelled_call_leaves_nothing(
     schema: Schema, call: Callable[[Client], Awaitable[None]]
 ) -> None:
-    """A call that is cancelled, as a web server does when its caller has gone, leaves no open
-    transaction, and the event loop is told of no fault: asyncpg calls one what a cancelled scope
-    keeps from being rolled back at once."""
+    """A cancelled call leaves no open transaction and no lock, even if another session holds a lock
+    that the call waits for."""
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
     config = Config(schema=schema.name, pool_size=1)

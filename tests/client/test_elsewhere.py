@@ -1,4 +1,4 @@
-"""An open client in another process, event loop or thread than the one that opened it."""
+"""An open client that is used in another process, event loop or thread."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ async def backend(client: Client) -> int:
 
 
 async def test_after_a_fork(schema: Schema) -> None:
-    """A child that uses or leaves the client of its parent is told so, however it does, and the
-    parent goes on over the connection that it had; a client of the child's own works (PB-11)."""
+    """A forked child cannot use or close its parent's client: each attempt raises ClientStateError,
+    and the parent's connection keeps working. A new client in the child works (PB-11)."""
     config = Config(schema=schema.name, pool_size=1)
 
     async def use() -> str:
@@ -98,8 +98,8 @@ async def test_after_a_fork(schema: Schema) -> None:
 
 @pytest.mark.parametrize("is_given", [False, True], ids=["pool of its own", "pool of the caller"])
 async def test_in_another_loop(schema: Schema, *, is_given: bool) -> None:
-    """In a thread with an event loop of its own the client is refused, with the way that works; its
-    connections go on (PB-11)."""
+    """In a thread with another event loop the client raises an error that says what to do. Its
+    connections keep working (PB-11)."""
     config = Config(schema=schema.name, pool_size=1)
 
     async def use() -> str:
@@ -124,7 +124,7 @@ async def test_in_another_loop(schema: Schema, *, is_given: bool) -> None:
 
 
 def test_after_the_end_of_its_loop(database_url: str) -> None:
-    """A client that is left open when its loop ends is refused in the next one (PB-11)."""
+    """A client that is open when its event loop ends is refused in the next loop (PB-11)."""
     client = Client(database_url)
     asyncio.run(client.__aenter__())
     with pytest.raises(ClientStateError, match="opened in another event loop"):

@@ -1,4 +1,4 @@
-"""Names that would be code if they were pasted into SQL."""
+"""Names that contain SQL."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ QUOTED = "'; DROP TABLE river_job; --"
 
 @pytest.mark.parametrize("name", [EVIL, QUOTED])
 async def test_names_given_to_riverpy(schema: Schema, name: str) -> None:
-    """Names of schemas, queues, kinds and tags that hold SQL are refused, or asked for as they are
-    and not found; the table is there (SE-03)."""
+    """A name of a schema, queue, kind or tag that contains SQL is refused or not found. No SQL in
+    it runs (SE-03)."""
     async with Client(schema.url, config=Config(schema=schema.name)) as client:
         for refused in (
             lambda: Config(schema=name),
@@ -50,8 +50,8 @@ async def test_names_given_to_riverpy(schema: Schema, name: str) -> None:
 
 
 async def test_names_in_the_table(schema: Schema) -> None:
-    """Rows that somebody inserted by SQL under names that riverpy refuses are listed, found by
-    their names and worked; the others are not harmed (SE-03, BI-05)."""
+    """Rows with names that riverpy refuses, inserted by SQL, are listed, found by name and worked
+    (SE-03, BI-05)."""
     rig = Rig(schema)
 
     @rig.job

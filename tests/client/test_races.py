@@ -1,4 +1,4 @@
-"""Two sessions that change one job at the same time: the loser gets the row as the winner has
+"""Two sessions that change one job at the same time: the second returns the row as the first
 committed it."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from riverpy import Client, Config, NotFoundError
-from tests.client.test_verbs import heard
+from tests.client.test_calls import heard
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -86,8 +86,8 @@ async def columns(schema: Schema, job_id: int) -> dict[str, Any]:
 async def test_loser_of_a_race(
     schema: Schema, client: Client, before: str, winner: str, loser: str, state: str
 ) -> None:
-    """A cancel or retry that waits for another session's change returns the row that it finds
-    after that session's commit, whether or not it still changes anything."""
+    """A cancel or retry that waits for another session's transaction returns the row after that
+    session's commit, even if it changes nothing itself."""
     job_id = (await client.insert(Task())).job.id
     await schema.execute(
         "UPDATE river_job SET state = $1::text::river_job_state, attempt = 1, attempted_at = now(),"
@@ -103,7 +103,7 @@ async def test_loser_of_a_race(
 
 @pytest.mark.parametrize("loser", ["job_cancel", "job_retry"])
 async def test_job_that_is_deleted_first(schema: Schema, client: Client, loser: str) -> None:
-    """A cancel or retry of a job that another session deletes meanwhile does not find it."""
+    """A cancel or retry raises NotFoundError if another session deletes the job first."""
     job_id = (await client.insert(Task())).job.id
     with pytest.raises(ExceptionGroup) as caught:
         await race(schema, client, "DELETE FROM river_job", loser, job_id)
@@ -111,8 +111,8 @@ async def test_job_that_is_deleted_first(schema: Schema, client: Client, loser: 
 
 
 async def test_retry_notifies_the_queue(schema: Schema, client: Client) -> None:
-    """Retries notify each queue once for a transaction, at its commit, and not where nothing
-    changes."""
+    """Retries notify each queue once per transaction, at its commit. A retry that changes nothing
+    does not notify."""
     ids = [(await client.insert(Task())).job.id for _ in range(3)]
     await schema.execute(
         "UPDATE river_job SET state = 'discarded', attempt = 25, finalized_at = now()"
@@ -135,7 +135,7 @@ async def test_retry_notifies_the_queue(schema: Schema, client: Client) -> None:
 
 
 async def test_retry_of_the_last_attempt_there_can_be(schema: Schema, client: Client) -> None:
-    """A job whose attempts have reached the column's limit is retried, within the limit."""
+    """A job with 32,767 attempts can be retried: the number does not exceed the column's limit."""
     job_id = (await client.insert(Task())).job.id
     await schema.execute(
         "UPDATE river_job SET state = 'discarded', attempt = 32767, max_attempts = 32767,"

@@ -1,4 +1,4 @@
-"""What a client is made of, when it is open, and what it says when it is misused."""
+"""How a client is created, opened, configured and closed, and its errors."""
 
 from __future__ import annotations
 
@@ -90,22 +90,23 @@ QUEUES = {"default": QueueConfig()}
     ids=map(str, range(23)),
 )
 def test_refuses_a_wrong_value(make: Any, words: str) -> None:
-    """Each wrong setting is an error that names what is allowed, before anything is connected."""
+    """A wrong setting raises an error that says what is allowed, before any connection is made."""
     with pytest.raises(ConfigError, match=words):
         make()
 
 
 def test_does_not_repeat_a_wrong_url() -> None:
-    """The text of the error says what is wrong with the URL, and repeats nothing of it."""
+    """The error says what is wrong with a URL, and does not contain the URL."""
     with pytest.raises(ConfigError) as caught:
         Client("postgres://user:secret@localhost:port/x")
     assert "secret" not in str(caught.value)
     assert "localhost" not in str(caught.value)
-    assert "its port is no number" in str(caught.value)
+    assert "its port must be a number" in str(caught.value)
 
 
 async def test_names_what_is_missing_to_work() -> None:
-    """No queues, no workers and no URL are each said so when the client is to work."""
+    """A client without queues, workers or a URL cannot work. The error says which one is
+    missing."""
     with pytest.raises(ConfigError, match="no queue"):
         await Client(URL, workers=make_workers()).run()
     with pytest.raises(ConfigError, match="no worker"):
@@ -115,13 +116,13 @@ async def test_names_what_is_missing_to_work() -> None:
 
 
 async def test_needs_to_be_open_to_insert() -> None:
-    """Without `tx=` an insert needs an open client, and the error says how."""
+    """An insert without `tx=` needs an open client. The error says how to open it."""
     with pytest.raises(ClientStateError, match="async with client"):
         await Client(URL).insert(Task())
 
 
 async def test_opens_once_and_cannot_be_configured_then(schema: Schema) -> None:
-    """An open client is neither opened again nor configured."""
+    """An open client cannot be opened again or configured."""
     client = Client(schema.url, config=Config(schema=schema.name))
     async with client:
         with pytest.raises(ClientStateError, match="open already"):
@@ -135,8 +136,8 @@ async def test_opens_once_and_cannot_be_configured_then(schema: Schema) -> None:
 
 
 async def test_opened_by_two_at_once(schema: Schema) -> None:
-    """Of two that open a client at one moment one is refused; the other's pool is the only one, and
-    is closed. One that could not be opened can be tried again."""
+    """If two tasks open a client at the same time, one gets an error and the other's pool is the
+    only one. After a failed open, the client can be opened again."""
     pools: list[Any] = []
     client = Client(schema.url, config=Config(schema=schema.name))
     make = client._make_pool
@@ -164,7 +165,7 @@ async def test_opened_by_two_at_once(schema: Schema) -> None:
 
 
 async def test_closes_the_pool_whatever_leases_do(schema: Schema) -> None:
-    """The pool is closed also where the end of the leases fails or is cancelled."""
+    """The pool is closed even if ending the leases fails or is cancelled."""
 
     async def fails() -> None:
         raise asyncio.CancelledError
@@ -180,7 +181,7 @@ async def test_closes_the_pool_whatever_leases_do(schema: Schema) -> None:
 
 
 async def test_closes_though_the_server_goes_away() -> None:
-    """A connection that is lost at the moment of closing is no error of who closes."""
+    """Closing a client raises no error if a connection is lost at that moment."""
 
     class Lost:
         async def close(self) -> None:
@@ -190,7 +191,7 @@ async def test_closes_though_the_server_goes_away() -> None:
 
 
 async def test_leaves_a_given_pool_open(schema: Schema) -> None:
-    """A pool of the caller's serves inserts, and stays the caller's (SC-13)."""
+    """A client inserts through the caller's pool, and does not close it (SC-13)."""
     async with asyncpg.create_pool(schema.url, min_size=1, max_size=2) as pool:
         async with Client(pool, config=Config(schema=schema.name)) as client:
             result = await client.insert(Task(n=1))
@@ -199,7 +200,7 @@ async def test_leaves_a_given_pool_open(schema: Schema) -> None:
 
 
 async def test_closes_in_time_though_a_connection_is_held(schema: Schema) -> None:
-    """A connection that somebody keeps is cut after a moment, and closing returns (SC-13)."""
+    """Closing terminates a connection that other code still holds, and returns (SC-13)."""
     client = Client(schema.url, config=Config(schema=schema.name))
     async with client:
         await client.insert(Task())
@@ -209,7 +210,7 @@ async def test_closes_in_time_though_a_connection_is_held(schema: Schema) -> Non
 
 
 async def test_says_how_to_make_the_schema(fresh_database_url: str) -> None:
-    """A database without River's tables: the error has the command that makes them."""
+    """On a database without River's tables the error contains the command that creates them."""
     client = Client(fresh_database_url, workers=make_workers(), queues=QUEUES)
     with pytest.raises(SchemaMissingError, match="riverpy migrate up"):
         await client.run()
@@ -219,7 +220,7 @@ async def test_says_how_to_make_the_schema(fresh_database_url: str) -> None:
 
 
 async def test_start_fails_while_the_database_is_away_and_works_later(schema: Schema) -> None:
-    """A start that failed leaves a client that can be started (LM-06)."""
+    """After a failed start, the client can be started again (LM-06)."""
     client = Client(URL, workers=make_workers(), queues=QUEUES, config=Config(schema=schema.name))
     with pytest.raises(OSError):
         await client.run()
@@ -230,7 +231,7 @@ async def test_start_fails_while_the_database_is_away_and_works_later(schema: Sc
 
 
 async def test_runs_once_at_a_time(schema: Schema) -> None:
-    """A client that works cannot be run again; one that stopped can."""
+    """A running client cannot be run again. A stopped one can."""
     client = Client(
         schema.url, workers=make_workers(), queues=QUEUES, config=Config(schema=schema.name)
     )
@@ -243,7 +244,7 @@ async def test_runs_once_at_a_time(schema: Schema) -> None:
 
 
 def test_stop_without_a_run_does_nothing() -> None:
-    """Stopping what does not run is no error."""
+    """Stopping a client that does not run raises no error."""
     client = Client(URL)
     client.stop()
     client.stop_and_cancel()
@@ -252,7 +253,7 @@ def test_stop_without_a_run_does_nothing() -> None:
 
 @pytest.mark.parametrize("stop", [Client.stop, Client.stop_and_cancel])
 async def test_stop_before_the_first_step(schema: Schema, stop: Callable[[Client], None]) -> None:
-    """A run stops that was asked to before its task began; the next run works."""
+    """A run that is stopped before its task begins stops at once. The next run works."""
     client = Client(
         schema.url, workers=make_workers(), queues=QUEUES, config=Config(schema=schema.name)
     )
@@ -266,7 +267,7 @@ async def test_stop_before_the_first_step(schema: Schema, stop: Callable[[Client
 
 
 def test_subscribing_needs_known_kinds() -> None:
-    """No kind, an unknown one and a size of zero are refused."""
+    """A subscription without kinds, with an unknown kind or with size 0 is refused."""
     client = Client(URL)
     with pytest.raises(ConfigError, match="name the kinds"):
         client.subscribe()
@@ -277,7 +278,7 @@ def test_subscribing_needs_known_kinds() -> None:
 
 
 def test_id_is_made_once_and_fits() -> None:
-    """The id is NAME:PID:RANDOM, at most 100 characters, the same while nothing is configured."""
+    """The default id is NAME:PID:RANDOM with at most 100 characters, and does not change."""
     client = Client(URL, config=Config(name="n" * 100))
     assert client.id == client.id
     assert len(client.id) == 100
@@ -323,14 +324,14 @@ def test_id_is_made_once_and_fits() -> None:
     ids=map(str, range(18)),
 )
 def test_refuses_wrong_leading(settings: Any, words: str) -> None:
-    """What leading cannot work with is refused when it is given, with what is allowed."""
+    """A wrong setting for leader election is refused, with the allowed values."""
     with pytest.raises(ConfigError, match=words):
         Config(**settings)
 
 
 @pytest.mark.parametrize("state", ["cancelled", "completed", "discarded"])
 def test_refuses_a_negative_retention(state: str) -> None:
-    """A retention may be zero, not negative."""
+    """A retention may be zero, but not negative."""
     assert JobRetention(**{state: timedelta(0)})
     with pytest.raises(ConfigError, match=f"{state} jobs must be zero or more"):
         JobRetention(**{state: timedelta(seconds=-1)})
@@ -341,7 +342,7 @@ def _child_id(client: Client, answer: Any) -> None:
 
 
 def test_id_is_renewed_after_a_fork() -> None:
-    """A forked process is another client."""
+    """A client has another default id in a forked process."""
     client = Client(URL)
     own = client.id
     ours, theirs = multiprocessing.Pipe()
@@ -388,7 +389,8 @@ def test_id_is_renewed_after_a_fork() -> None:
     ids=map(str, range(29)),
 )
 def test_refuses_a_wrong_worker(register: Any, words: str) -> None:
-    """A worker without a kind, with a taken one, or of the wrong shape is refused (TY-04)."""
+    """A worker without a kind, with a kind that is taken, or with a wrong signature is refused
+    (TY-04)."""
     workers = make_workers()
     with pytest.raises(ConfigError, match=words):
         register(workers)
@@ -480,8 +482,8 @@ class _CustomWorker(Worker[_Custom]):
 
 
 def test_both_forms_of_decorators() -> None:
-    """A function is registered with and without parentheses, an optional parameter included, and
-    stays unchanged; so is one whose other arguments `functools.partial` gives."""
+    """The decorators work with and without parentheses, and return the function unchanged. Optional
+    parameters and functools.partial are allowed."""
     workers = Workers()
 
     async def task(job: Job[Task], twice: bool = False) -> None:
@@ -581,6 +583,6 @@ _EVERY_DAY = riverpy.every(timedelta(days=1))
     ids=map(str, range(26)),
 )
 def test_refuses_values_of_wrong_types(make: Callable[[], object], words: str) -> None:
-    """A value of a wrong type is refused where it is given, with the form that is right."""
+    """A value of a wrong type is refused. The error shows the right form."""
     with pytest.raises(ConfigError, match=words):
         make()

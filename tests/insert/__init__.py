@@ -1,3 +1,3 @@
-"""The tests of inserting."""
+"""Tests of inserting jobs."""
 
 from __future__ import annotations

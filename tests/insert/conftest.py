@@ -1,4 +1,4 @@
-"""An inserter on a schema of its own."""
+"""Fixtures: an inserter on its own schema."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RULES = InsertRules(max_attempts=25)
 async def inserter_on(
     url: str, schema: str | None, *, rules: InsertRules = RULES, size: int = 5, **settings: str
 ) -> AsyncGenerator[Inserter]:
-    """An inserter with a pool of its own."""
+    """Open an inserter with its own pool."""
     pool: Any = asyncpg.create_pool(
         url if settings else detour(url),
         min_size=0,
@@ -44,6 +44,6 @@ async def inserter_on(
 
 @pytest.fixture
 async def inserter(schema: Schema) -> AsyncGenerator[Inserter]:
-    """Inserts into the test's schema."""
+    """An inserter on the test's schema."""
     async with inserter_on(schema.url, schema.name) as inserter:
         yield inserter

@@ -1,4 +1,4 @@
-"""The args that the tests insert."""
+"""The args that tests insert."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OWN = InsertOpts(
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """One marked field."""
+    """Args with one field that is marked Unique."""
 
     kind: ClassVar[str] = "welcome"
 
@@ -35,26 +35,26 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class Data(dict[str, Any]):
-    """A dict as args."""
+    """Args that are a dict."""
 
     kind: ClassVar[str] = "data"
 
 
 class Choosy(msgspec.Struct):
-    """Args with options of their own."""
+    """Args with their own options."""
 
     kind: ClassVar[str] = "choosy"
 
     def insert_opts(self) -> InsertOpts:
-        """Always the same object."""
+        """Return the same object each time."""
         return OWN
 
 
 def many(*args: Any, opts: InsertOpts | None = None) -> list[InsertManyParams]:
-    """The params of `insert_many` for these args, with the same options."""
+    """Make the params of `insert_many` for these args, with the same options."""
     return [InsertManyParams(one, opts) for one in args]
 
 
 def by_states(*states: JobState) -> InsertOpts:
-    """Unique by args in these states."""
+    """Options: unique by args in these states."""
     return InsertOpts(unique_opts=UniqueOpts(by_args=True, by_state=states))

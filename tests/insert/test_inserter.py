@@ -1,4 +1,4 @@
-"""What an insert stores and returns."""
+"""The rows and results of inserts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TEXTS = (
 
 
 async def test_defaults(inserter: Inserter, schema: Schema) -> None:
-    """With no options the row holds River's defaults, and the result is the row."""
+    """Without options the row has River's defaults. The result equals the row."""
     result = await inserter.insert(Welcome(1, "<x>"), None, tx=None)
     job = result.job
     assert not result.unique_skipped_as_duplicate
@@ -66,8 +66,8 @@ async def test_defaults(inserter: Inserter, schema: Schema) -> None:
 
 
 def test_batch_is_checked_as_its_jobs_are() -> None:
-    """A row of a batch is the one that its job alone would have, whatever came before it: of the
-    same class with other options, with options of its own, or with a kind of its own."""
+    """A job has the same row in a batch as alone, even if earlier jobs of its class have other
+    options or another kind."""
 
     class Own(dict[str, int]):
         kind: ClassVar[str] = "own"
@@ -95,7 +95,8 @@ def test_batch_is_checked_as_its_jobs_are() -> None:
 
 
 async def test_times_are_the_servers(inserter: Inserter, schema: Schema) -> None:
-    """created_at and scheduled_at are the inserting transaction's, whatever the clock here says."""
+    """created_at and scheduled_at are the server's time of the transaction. The local clock does
+    not matter."""
     async with schema.connected() as tx, tx.transaction():
         now = await tx.fetchval("SELECT now()")
         result = await inserter.insert(Welcome(1), None, tx=tx)
@@ -107,7 +108,7 @@ async def test_times_are_the_servers(inserter: Inserter, schema: Schema) -> None
 
 @pytest.mark.parametrize("scenario", FROM_VECTORS)
 async def test_rows_equal_rivers(inserter: Inserter, schema: Schema, scenario: str) -> None:
-    """The columns of an inserted job are those that Go River left, ids and times aside."""
+    """The columns of an inserted job equal those of River in Go, except for ids and times."""
     (expected,) = [job["row"] for job in ROWS if job["scenario"].startswith(scenario)]
     params = InsertManyParams(
         RawArgs(expected["kind"], expected["args"]),
@@ -130,7 +131,7 @@ async def test_rows_equal_rivers(inserter: Inserter, schema: Schema, scenario: s
 
 
 async def test_fast_rows_equal_the_others(inserter: Inserter, schema: Schema) -> None:
-    """insert_many_fast stores what insert_many stores, whatever characters are in it."""
+    """insert_many_fast stores the same rows as insert_many, for all characters."""
     odd = "a\tb\nc\rd\\e\"f\\N\\.é\u2028\U0001f600\b\x7f{},'<&>"
     opts = [
         InsertOpts(metadata={odd: [odd, 1.5]}, tags=["null", "NULL", "a_-b"]),
@@ -156,7 +157,7 @@ async def test_fast_rows_equal_the_others(inserter: Inserter, schema: Schema) ->
 
 
 def test_options_of_the_call_win() -> None:
-    """Call, then args class, then client, then River's default; tags are never merged."""
+    """Options have this precedence: call, args class, client, default. Tags are not merged."""
     own = prepare(Choosy(), None, rules=RULES, now=NOW)
     assert (own.max_attempts, own.priority, own.queue, own.tags) == ("3", "2", "own", "own-tag")
     assert own.unique_key is not None
@@ -181,7 +182,7 @@ def test_options_of_the_call_win() -> None:
 
 
 def test_metadata_and_pending_come_from_the_call_alone() -> None:
-    """An args class cannot set them."""
+    """An args class cannot set metadata or pending."""
     own = prepare(Choosy(), None, rules=RULES, now=NOW)
     assert (own.metadata, own.state) == ("{}", "available")
     call = InsertOpts(metadata={"b": 1, "a": "<"}, pending=True)
@@ -200,14 +201,15 @@ def test_metadata_and_pending_come_from_the_call_alone() -> None:
     ],
 )
 async def test_states(inserter: Inserter, opts: InsertOpts, state: str) -> None:
-    """A given time, even a past one, makes a job scheduled; pending wins and keeps the time."""
+    """A job with a time, even a past one, is scheduled. `pending` takes precedence and keeps the
+    time."""
     job = (await inserter.insert(Welcome(1), opts, tx=None)).job
     assert job.state == state
     assert job.scheduled_at == (opts.scheduled_at or job.created_at)
 
 
 async def test_scheduled_at_in_any_zone(inserter: Inserter) -> None:
-    """The instant counts, to the microsecond, whatever zone it is given in and the server has."""
+    """scheduled_at is stored as the same instant, to the microsecond, for every time zone."""
     time = datetime(2027, 3, 28, 2, 30, 0, 123456, timezone(timedelta(hours=5, minutes=45)))
     job = (await inserter.insert(Welcome(1), InsertOpts(scheduled_at=time), tx=None)).job
     assert job.scheduled_at == time
@@ -215,7 +217,7 @@ async def test_scheduled_at_in_any_zone(inserter: Inserter) -> None:
 
 
 async def test_results_are_in_the_order_of_the_input(inserter: Inserter) -> None:
-    """Also when the rows are sent in another order, and whatever varies between them (BI-08)."""
+    """Results are in the order of the input, even if the rows are sent in another order (BI-08)."""
     params = [
         InsertManyParams(
             Welcome(number),
@@ -235,7 +237,7 @@ async def test_results_are_in_the_order_of_the_input(inserter: Inserter) -> None
 async def test_more_jobs_than_a_statement_has_parameters(
     inserter: Inserter, schema: Schema
 ) -> None:
-    """50,000 jobs go in one call, in order, all or none (BI-08)."""
+    """One call inserts 50,000 jobs in order, or none of them (BI-08)."""
     jobs = [Welcome(number) for number in range(50_000)]
     bad = [*many(*jobs[:-1]), InsertManyParams(Data(x=float("nan")))]
     with pytest.raises(ValueError, match="nan"):
@@ -249,7 +251,7 @@ async def test_more_jobs_than_a_statement_has_parameters(
 
 
 async def test_five_megabytes_of_args(inserter: Inserter, schema: Schema) -> None:
-    """Big args are stored whole, one by one and by COPY (BI-07)."""
+    """Args of 5 MB are stored unchanged, by insert and by COPY (BI-07)."""
     big = Data(text="é" * 2_600_000 + "<")
     await inserter.insert(big, None, tx=None)
     await inserter.insert_many_fast(many(big), tx=None)
@@ -258,7 +260,7 @@ async def test_five_megabytes_of_args(inserter: Inserter, schema: Schema) -> Non
 
 
 async def test_shared_options_stay_as_they_are(inserter: Inserter) -> None:
-    """Options and what they hold can be used again, and changed between inserts (TY-09)."""
+    """Inserts do not change the options. Callers may reuse or change them (TY-09)."""
     metadata: dict[str, Any] = {"n": 1}
     tags = ["one"]
     opts = InsertOpts(metadata=metadata, tags=tags)
@@ -278,7 +280,7 @@ async def test_shared_options_stay_as_they_are(inserter: Inserter) -> None:
 
 
 async def test_a_schema_that_needs_quotes(fresh_database_url: str) -> None:
-    """Every name is qualified and quoted: it works with an empty search path."""
+    """All names are qualified and quoted: an insert works with an empty search path."""
     async with connected(fresh_database_url) as conn:
         await conn.execute('CREATE SCHEMA "MixedCase_1"')
         await Migrator(conn, schema="MixedCase_1").up()
@@ -293,7 +295,7 @@ async def test_a_schema_that_needs_quotes(fresh_database_url: str) -> None:
 
 
 async def test_the_search_path_decides_without_a_schema(schema: Schema) -> None:
-    """With no schema set, the jobs go where the connection finds the table."""
+    """Without a schema setting, jobs are inserted into the table that the search path finds."""
     async with inserter_on(schema.url, None, search_path=schema.name) as inserter:
         await inserter.insert(Welcome(1), None, tx=None)
         await inserter.insert_many_fast(many(Welcome(1)), tx=None)

@@ -43,7 +43,7 @@ calls: list[str] = []
 
 
 class Recorder:
-    """A plugin that notes what is called."""
+    """A plugin that records its calls."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -60,14 +60,14 @@ class Recorder:
 
 
 class Plain(msgspec.Struct, frozen=True):
-    """Args without declarations."""
+    """Args without hooks or plugins."""
 
     kind: ClassVar[str] = "plain"
     n: Annotated[int, riverpy.Unique] = 0
 
 
 class Traced(msgspec.Struct, frozen=True):
-    """Args with declarations."""
+    """Args with hooks and plugins."""
 
     kind: ClassVar[str] = "traced"
     hooks: ClassVar[Sequence[riverpy.Hook]] = (Recorder("args hook"),)
@@ -81,22 +81,22 @@ def _forget() -> None:
 
 
 def client_on(schema: Schema, **settings: Any) -> Client:
-    """A client that only inserts."""
+    """Open a client that only inserts."""
     return Client(schema.url, config=Config(schema=schema.name, **settings))
 
 
 async def insert(client: Client, args: Any, opts: InsertOpts | None = None) -> None:
-    """By `insert`."""
+    """Insert with `insert`."""
     await client.insert(args, opts)
 
 
 async def insert_many(client: Client, args: Any, opts: InsertOpts | None = None) -> None:
-    """By `insert_many`."""
+    """Insert with `insert_many`."""
     await client.insert_many([InsertManyParams(args, opts)])
 
 
 async def insert_many_fast(client: Client, args: Any, opts: InsertOpts | None = None) -> None:
-    """By COPY."""
+    """Insert with `insert_many_fast`."""
     assert await client.insert_many_fast([InsertManyParams(args, opts)]) == 1
 
 
@@ -105,7 +105,8 @@ WAYS = [insert, insert_many, insert_many_fast]
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_every_way(schema: Schema, way: Callable[..., Any]) -> None:
-    """Hooks and middleware see each way of inserting; COPY tells them nothing of rows (TY-07)."""
+    """Hooks and middleware run for each kind of insert. For COPY, `do_inner` returns an empty list
+    (TY-07)."""
     async with client_on(schema, plugins=[Recorder("p")]) as client:
         await way(client, Plain())
     rows = 0 if way is insert_many_fast else 1
@@ -114,8 +115,7 @@ async def test_every_way(schema: Schema, way: Callable[..., Any]) -> None:
 
 
 async def test_transaction(schema: Schema) -> None:
-    """They see inserts on a transaction of the caller's, which an error of theirs leaves alive
-    (TY-07)."""
+    """They run for inserts with `tx`. An error in them leaves the transaction usable (TY-07)."""
 
     async def refuse(params: JobInsertParams) -> None:
         raise ZeroDivisionError
@@ -131,7 +131,7 @@ async def test_transaction(schema: Schema) -> None:
 
 
 async def test_periodic(schema: Schema) -> None:
-    """They see what the clock inserts, and may change it (TY-07)."""
+    """They run for periodic jobs and may change them (TY-07)."""
 
     async def tag(params: JobInsertParams) -> None:
         params.tags.append("by-hook")
@@ -174,8 +174,8 @@ async def test_periodic_error(
     monkeypatch: pytest.MonkeyPatch,
     raised: BaseException | None,
 ) -> None:
-    """A hook that fails or hangs holds its periodic job, which is tried again; the others are
-    inserted. Whatever it raises, it is no fault of the database, nor the end of the service."""
+    """If a hook fails or hangs, its periodic job is retried later and the others are inserted. No
+    exception of a hook stops the service or counts as a database error."""
     monkeypatch.setattr(_insert, "HOOKS_TIMEOUT", 0.1)
     is_failing = True
 
@@ -201,8 +201,8 @@ async def test_periodic_error(
 
 
 async def test_order(schema: Schema) -> None:
-    """Plugins come before the others; each kind of a batch brings its own, once and inside of
-    those; hooks are called job by job."""
+    """Plugins run before the other hooks and middleware. Those of each args class run once per
+    batch, inside the client's. Hooks run for each job."""
     batch = [InsertManyParams(one) for one in (Traced(1), Plain(), Traced(2))]
     settings = {
         "plugins": [Recorder("p")],
@@ -228,7 +228,8 @@ async def test_order(schema: Schema) -> None:
 
 
 async def test_only_declared(schema: Schema) -> None:
-    """Declarations of an args class need nothing in the settings, and do not touch others."""
+    """Hooks of an args class work without hooks in the settings, and do not run for other
+    classes."""
     async with client_on(schema) as client:
         await client.insert(Plain())
         await client.insert(RawArgs("traced", "{}"))
@@ -239,7 +240,8 @@ async def test_only_declared(schema: Schema) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_changes(schema: Schema, way: Callable[..., Any]) -> None:
-    """What hooks and middleware set is stored; the unique key stays that of the args given."""
+    """Changes by hooks and middleware are stored. The unique key is still the key of the original
+    args."""
     due = datetime(2040, 1, 2, tzinfo=UTC)
 
     async def change(params: Sequence[JobInsertParams], do_inner: InsertInner) -> None:
@@ -290,7 +292,8 @@ async def test_changes(schema: Schema, way: Callable[..., Any]) -> None:
     ],
 )
 async def test_bad_changes(schema: Schema, name: str, value: object, text: str) -> None:
-    """What hooks set is checked as the options of an insert are; nothing is sent."""
+    """Values that hooks set are checked like options of an insert. If one is wrong, nothing is
+    sent."""
 
     async def change(params: JobInsertParams) -> None:
         setattr(params, name, value)
@@ -316,16 +319,16 @@ async def _twice(params: Sequence[JobInsertParams], do_inner: InsertInner) -> No
 async def test_rules_for_do_inner(
     schema: Schema, function: Callable[..., Any], text: str, stored: int
 ) -> None:
-    """A middleware that does not call do_inner once makes the insert fail; with two calls the jobs
-    are stored once."""
+    """An insert fails if a middleware calls do_inner twice or never. With two calls, the jobs are
+    inserted once."""
     async with client_on(schema, middleware=[JobInsertMiddlewareFunc(function)]) as client:
         with pytest.raises(RuntimeError, match=text):
             await client.insert(Plain())
     assert len(await schema.jobs()) == stored
 
 
-async def test_do_inner_after_the_attempt(schema: Schema) -> None:
-    """Nothing is inserted when the insert is over, by a task that a middleware has left."""
+async def test_do_inner_after_the_insert(schema: Schema) -> None:
+    """A task that a middleware left running cannot insert after the insert has ended."""
     tasks: list[asyncio.Task[object]] = []
 
     async def leave(params: Sequence[JobInsertParams], do_inner: InsertInner) -> None:
@@ -340,7 +343,7 @@ async def test_do_inner_after_the_attempt(schema: Schema) -> None:
 
 
 async def test_no_failure_is_caught(schema: Schema) -> None:
-    """What the database refused is raised, even if a middleware has caught it."""
+    """An error of the database is raised even if a middleware catches it."""
     seen: list[Sequence[InsertResult]] = []
 
     async def catch(params: Sequence[JobInsertParams], do_inner: InsertInner) -> None:

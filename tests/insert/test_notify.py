@@ -1,4 +1,4 @@
-"""What an insert tells the workers."""
+"""The notifications of inserts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAST = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class FixedClock:
-    """A clock that stands still until it is set."""
+    """A clock whose time a test sets."""
 
     def __init__(self) -> None:
         self.time = 100.0
@@ -39,7 +39,7 @@ class FixedClock:
 
 
 class Heard:
-    """What LISTEN sees on the insert channel of a schema."""
+    """The notifications on the insert channel of a schema."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -54,7 +54,7 @@ class Heard:
             self._payloads.append(str(payload))
 
     async def take(self) -> list[str]:
-        """The payloads since the last call, of all transactions that are over."""
+        """Return the payloads of all transactions that have ended since the last call."""
         await self._schema.execute(f"NOTIFY \"{self._schema.name}.river_insert\", 'end'")
         await asyncio.wait_for(self._end.wait(), 10)
         self._end.clear()
@@ -83,7 +83,7 @@ def in_queue(queue: str, **opts: Any) -> InsertOpts:
 
 
 async def test_the_same_notifications_as_river(schema: Schema, heard: Heard) -> None:
-    """The insert part of the recorded notifications, step by step."""
+    """Inserts send the notifications that were recorded from River, step by step."""
     clock = FixedClock()
     async with inserter_on(schema.url, schema.name) as inserter:
         inserter._limiter = NotifyLimiter(clock)
@@ -110,7 +110,7 @@ async def test_the_same_notifications_as_river(schema: Schema, heard: Heard) -> 
 
 
 async def test_one_notification_per_queue(schema: Schema, heard: Heard) -> None:
-    """1,000 jobs in two queues are two notifications, whatever way they go (NR-08)."""
+    """1,000 jobs in two queues send two notifications, for each kind of insert (NR-08)."""
     params = [InsertManyParams(Data(n=n), in_queue(f"q{n % 2}")) for n in range(1000)]
     params.append(InsertManyParams(Data(n=0), in_queue("later", scheduled_at=FUTURE)))
     async with inserter_on(schema.url, schema.name) as inserter:
@@ -121,7 +121,8 @@ async def test_one_notification_per_queue(schema: Schema, heard: Heard) -> None:
 
 
 async def test_inserts_in_one_interval_share_a_notification(schema: Schema, heard: Heard) -> None:
-    """Without a transaction a queue is told once in the interval, others are too (NR-08)."""
+    """Without `tx`, a queue is notified once per interval. Other queues are notified too
+    (NR-08)."""
     clock = FixedClock()
     async with inserter_on(schema.url, schema.name) as inserter:
         inserter._limiter = NotifyLimiter(clock)
@@ -135,7 +136,7 @@ async def test_inserts_in_one_interval_share_a_notification(schema: Schema, hear
 
 
 async def test_transactions_always_notify(schema: Schema, heard: Heard) -> None:
-    """With tx the workers are told at the commit, once per queue, and not after a rollback."""
+    """With `tx`, each queue is notified once at the commit, and not after a rollback."""
     async with inserter_on(schema.url, schema.name) as inserter, schema.connected() as tx:
         inserter._limiter = NotifyLimiter(FixedClock())
         for _ in range(3):
@@ -153,7 +154,7 @@ async def test_transactions_always_notify(schema: Schema, heard: Heard) -> None:
 
 
 async def test_a_client_that_does_not_notify(schema: Schema, heard: Heard) -> None:
-    """Notifications can be switched off per client, for its own inserts and those by tx (NR-08)."""
+    """With insert_notify=False a client's inserts do not notify, with and without `tx` (NR-08)."""
     config = Config(schema=schema.name, insert_notify=False)
     async with Client(schema.url, config=config) as client, schema.connected() as connection:
         async with connection.transaction():
@@ -165,14 +166,14 @@ async def test_a_client_that_does_not_notify(schema: Schema, heard: Heard) -> No
 
 
 async def test_the_channel_without_a_schema(schema: Schema, heard: Heard) -> None:
-    """It has the name of the first schema of the search path."""
+    """Without a schema setting, the channel has the name of the first schema of the search path."""
     async with inserter_on(schema.url, None, search_path=schema.name) as inserter:
         await inserter.insert(Welcome(1), None, tx=None)
         assert await heard.take() == ['{"queue": "default"}']
 
 
 def test_the_limiter_forgets_queues() -> None:
-    """A queue per customer does not fill the memory."""
+    """The limiter stays small with many queue names."""
     clock = FixedClock()
     limiter = NotifyLimiter(clock)
     for number in range(10_000):

@@ -1,4 +1,4 @@
-"""What is refused before anything is sent."""
+"""Args and options that are refused before anything is sent."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ RULES = InsertRules(max_attempts=25)
 
 
 def loose(**values: Any) -> InsertOpts:
-    """Options that a type checker would refuse."""
+    """Make options that a type checker would refuse."""
     return InsertOpts(**values)
 
 
 def loose_raw(kind: Any, json: Any) -> RawArgs:
-    """Raw args that a type checker would refuse."""
+    """Make raw args that a type checker would refuse."""
     return RawArgs(kind, json)
 
 
 def loose_value(value: object) -> Any:
-    """A value that a type checker would refuse."""
+    """Return a value that a type checker would refuse."""
     return value
 
 
@@ -83,7 +83,7 @@ class BadOpts(Data):
 
 
 class Number(int):
-    """A number that JSON knows nothing of."""
+    """A number class that has no JSON form."""
 
 
 @dataclass
@@ -239,12 +239,13 @@ OPTS: list[tuple[Any, type[Exception], str]] = [
 async def test_bad_args_are_refused(
     inserter: Inserter, schema: Schema, args: Any, error: type[Exception], words: str
 ) -> None:
-    """A named ValueError with the place; the transaction lives (BI-01, BI-03, BI-04, BI-09)."""
+    """Wrong args raise an error with the place, and leave the transaction usable (BI-01, BI-03,
+    BI-04, BI-09)."""
     await is_refused(inserter, schema, InsertManyParams(args), error, words)
 
 
 def test_values_of_the_right_type_are_accepted() -> None:
-    """Values that a worker decodes are accepted, durations inside of tuples included."""
+    """Values that a worker can decode are accepted, including durations in tuples."""
     args = Typed(10**30, NOW, timedelta(days=1), (Point(1, timedelta(hours=1)), Point(0.5)))
     text = prepare(args, None, rules=RULES, now=NOW).args
     assert decoder(Typed)(text) == args
@@ -254,7 +255,8 @@ def test_values_of_the_right_type_are_accepted() -> None:
 async def test_bad_options_are_refused(
     inserter: Inserter, schema: Schema, opts: Any, error: type[Exception], words: str
 ) -> None:
-    """A named ValueError that says what is allowed; the transaction lives (BI-01, BI-05, BI-10)."""
+    """Wrong options raise an error that says what is allowed, and leave the transaction usable
+    (BI-01, BI-05, BI-10)."""
     await is_refused(inserter, schema, InsertManyParams(Welcome(1), opts), error, words)
 
 
@@ -291,14 +293,14 @@ async def is_refused(
     ],
 )
 async def test_good_names_are_accepted(inserter: Inserter, queue: str, tag: str) -> None:
-    """Whatever River's rules allow is stored as given (BI-05)."""
+    """Names that River allows are stored unchanged (BI-05)."""
     opts = InsertOpts(queue=queue, tags=[tag] * 300)
     job = (await inserter.insert(RawArgs("K·[a]<b>/.:+-", "{}"), opts, tx=None)).job
     assert (job.queue, job.tags, job.kind) == (queue, [tag] * 300, "K·[a]<b>/.:+-")
 
 
 def test_long_bad_names_are_refused_in_no_time() -> None:
-    """Names are matched in linear time: River's pattern would take for ever on these (BI-05)."""
+    """Long wrong names are refused in linear time (BI-05)."""
     for queue in ("a" * 63 + "!", "a-" * 31 + "!"):
         with pytest.raises(ConfigError):
             prepare(Welcome(1), InsertOpts(queue=queue), rules=RULES, now=NOW)
@@ -308,7 +310,8 @@ def test_long_bad_names_are_refused_in_no_time() -> None:
 
 
 def test_unknown_kinds_are_refused_by_a_client_with_workers() -> None:
-    """The error has the kind and says the ways out; without workers every kind goes."""
+    """A client with workers refuses an unknown kind, and the error says what to do. Without workers
+    every kind is allowed."""
     rules = InsertRules(max_attempts=25, known_kinds={"data"})
     assert prepare(Data(), None, rules=rules, now=NOW).kind == "data"
     with pytest.raises(UnknownJobKindError, match="'welcome'") as caught:
@@ -318,7 +321,7 @@ def test_unknown_kinds_are_refused_by_a_client_with_workers() -> None:
 
 
 def test_kinds_can_go_unchecked() -> None:
-    """With skip_job_kind_validation only what the table allows is asked for."""
+    """With skip_job_kind_validation, only the limits of the table apply to kinds."""
     rules = InsertRules(max_attempts=25, skip_job_kind_validation=True)
     assert prepare(RawArgs("a kind!", "{}"), None, rules=rules, now=NOW).kind == "a kind!"
     for kind in ("", "k" * 128, "k\0"):
@@ -341,7 +344,8 @@ def test_kinds_can_go_unchecked() -> None:
 async def test_batches_of_something_else_are_refused(
     inserter: Inserter, schema: Schema, params: Any, words: str
 ) -> None:
-    """What a batch consists of is said to whoever gives the args themselves (BI-01)."""
+    """A batch that is not a list of InsertManyParams raises an error with the right form
+    (BI-01)."""
     for send in (inserter.insert_many, inserter.insert_many_fast):
         with pytest.raises(InsertError, match=words):
             await send(params, tx=None)
@@ -349,14 +353,14 @@ async def test_batches_of_something_else_are_refused(
 
 
 async def test_an_empty_batch_is_refused(inserter: Inserter) -> None:
-    """Nothing to insert is an error, as in River."""
+    """An empty batch raises an error, as in River."""
     for send in (inserter.insert_many, inserter.insert_many_fast):
         with pytest.raises(InsertError, match="nothing to insert"):
             await send([], tx=None)
 
 
 def test_args_that_jsonb_cannot_hold_are_refused() -> None:
-    """300 MB are refused with their size, before anything is sent (BI-07)."""
+    """Args of 300 MB are refused with their size, before anything is sent (BI-07)."""
     text = "x" * 300_000_000
     assert _json.SIZE_MAX == 267_386_880
     with pytest.raises(ArgsError, match=r"\$\.x: the text has 300,000,000 char.* 267,386,880"):
@@ -366,7 +370,7 @@ def test_args_that_jsonb_cannot_hold_are_refused() -> None:
 
 
 def test_the_limit_is_one_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metadata have it too, and letters of two bytes count twice (BI-07)."""
+    """The limit is in bytes and also applies to metadata (BI-07)."""
     monkeypatch.setattr(_json, "SIZE_MAX", 1000)
     for letter, fitting in (("x", 992), ("é", 496)):
         prepare(Data(x=letter * fitting), None, rules=RULES, now=NOW)
@@ -381,8 +385,7 @@ def test_the_limit_is_one_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_texts_that_escaping_makes_too_large_are_not_escaped(
     monkeypatch: pytest.MonkeyPatch, letter: str
 ) -> None:
-    """The size with escapes is known before they are made, so nothing blocks for seconds
-    (BI-07)."""
+    """A text whose escapes make it too large is refused without escaping it first (BI-07)."""
     monkeypatch.setattr(_json, "SIZE_MAX", 1000)
     for args in (Data(x=letter * 165), RawArgs("raw", f'{{"x": "{letter * 165}"}}')):
         prepare(args, None, rules=RULES, now=NOW)
@@ -398,7 +401,7 @@ def test_texts_that_escaping_makes_too_large_are_not_escaped(
 async def test_batches_larger_than_a_message_are_refused(
     inserter: Inserter, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A statement that the protocol cannot carry is refused; COPY sends it in pieces (BI-07)."""
+    """A batch that is too large for one statement is refused. COPY can insert it (BI-07)."""
     monkeypatch.setattr(_insert, "STATEMENT_SIZE_MAX", 999)
     params = many(*[Data(x="x" * 90)] * 10)
     await inserter.insert_many(params[:9], tx=None)
@@ -416,7 +419,7 @@ async def test_batches_larger_than_a_message_are_refused(
     ],
 )
 def test_args_that_grow_in_the_database(error: Exception) -> None:
-    """What only PostgreSQL finds too large is named as that (BI-07)."""
+    """Args that PostgreSQL finds too large raise ArgsError (BI-07)."""
     with (
         pytest.raises(ArgsError, match="the args or metadata are too large for PostgreSQL"),
         translated(None),
@@ -425,7 +428,7 @@ def test_args_that_grow_in_the_database(error: Exception) -> None:
 
 
 async def test_a_database_without_the_tables(fresh_database_url: str) -> None:
-    """The error says which command makes them."""
+    """Without River's tables the error contains the command that creates them."""
     for schema in (None, "nowhere"):
         async with inserter_on(fresh_database_url, schema) as inserter:
             for send in (inserter.insert_many, inserter.insert_many_fast):

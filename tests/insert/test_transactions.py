@@ -1,4 +1,4 @@
-"""Inserting on the caller's transaction, and on connections that are not as ours."""
+"""Inserts in the caller's transaction, and on connections with other settings."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ SENDS: dict[str, Send] = {
 
 @pytest.fixture(params=SENDS)
 def send(request: pytest.FixtureRequest) -> Send:
-    """Each way to insert one job."""
+    """Insert one job in each possible way."""
     return SENDS[request.param]
 
 
 async def users(schema: Schema) -> list[int]:
-    """The user ids of the jobs that others see."""
+    """Return the user ids of the committed jobs."""
     return [json.loads(job["args"])["user_id"] for job in await schema.jobs()]
 
 
 async def test_jobs_share_the_fate_of_the_transaction(
     inserter: Inserter, schema: Schema, send: Send
 ) -> None:
-    """Invisible before the commit, there after it, gone after a rollback (TX-01)."""
+    """Jobs are visible after the commit, and gone after a rollback (TX-01)."""
     async with schema.connected() as tx:
         async with tx.transaction():
             await send(inserter, Welcome(1), tx)
@@ -65,7 +65,7 @@ async def test_jobs_share_the_fate_of_the_transaction(
 
 
 async def test_savepoints(inserter: Inserter, schema: Schema, send: Send) -> None:
-    """A savepoint that is rolled back takes its jobs along and no others (TX-01)."""
+    """Rolling back a savepoint removes only the jobs that were inserted in it (TX-01)."""
     async with schema.connected() as tx:
         async with tx.transaction():
             await send(inserter, Welcome(1), tx)
@@ -83,7 +83,7 @@ async def test_savepoints(inserter: Inserter, schema: Schema, send: Send) -> Non
 
 
 async def test_transactions_begun_by_hand(inserter: Inserter, schema: Schema, send: Send) -> None:
-    """A BEGIN that the driver does not know of is a transaction like any other."""
+    """A transaction that was begun with a BEGIN statement is accepted."""
     async with schema.connected() as tx:
         await tx.execute("BEGIN")
         await send(inserter, Welcome(1), tx)
@@ -95,7 +95,7 @@ async def test_transactions_begun_by_hand(inserter: Inserter, schema: Schema, se
 
 
 async def test_pool_connections(inserter: Inserter, schema: Schema, send: Send) -> None:
-    """A connection lent by the user's pool is taken as it is."""
+    """A connection of the user's pool is accepted."""
     settings = {"search_path": schema.name}
     async with asyncpg.create_pool(
         schema.url, min_size=1, max_size=1, server_settings=settings
@@ -109,7 +109,8 @@ async def test_pool_connections(inserter: Inserter, schema: Schema, send: Send) 
 
 
 async def test_an_aborted_transaction(inserter: Inserter, schema: Schema, send: Send) -> None:
-    """It is an error, and never counts as inserted; after a rollback to a savepoint all is well."""
+    """An insert into an aborted transaction raises an error. After a rollback to a savepoint it
+    works."""
     async with schema.connected() as tx, tx.transaction():
         await tx.execute("SAVEPOINT before")
         with pytest.raises(asyncpg.DivisionByZeroError):
@@ -123,7 +124,7 @@ async def test_an_aborted_transaction(inserter: Inserter, schema: Schema, send: 
 
 
 async def test_a_closed_connection(inserter: Inserter, schema: Schema, send: Send) -> None:
-    """Closed before the call, or killed behind its back: nothing was inserted, and that is said."""
+    """An insert on a connection that was closed or killed raises an error that says so."""
     async with schema.connected() as tx:
         await tx.close()
         with pytest.raises(TransactionError, match="is closed"):
@@ -137,7 +138,7 @@ async def test_a_closed_connection(inserter: Inserter, schema: Schema, send: Sen
 
 
 async def test_other_objects_are_no_transactions(inserter: Inserter, send: Send) -> None:
-    """The error names what is accepted and what was given (TX-02)."""
+    """An object of another type is refused. The error says what is accepted (TX-02)."""
     for tx in ("postgres://", object(), 0):
         with pytest.raises(TypeError, match=f"asyncpg connection.*got {type(tx).__name__}"):
             await send(inserter, Welcome(1), tx)
@@ -155,7 +156,7 @@ async def test_a_conflict_of_the_fast_insert(inserter: Inserter, schema: Schema)
 
 
 async def test_a_fast_insert_given_up_on(inserter: Inserter, schema: Schema) -> None:
-    """A caller that stops waiting can go on with its transaction; nothing of the call is in it."""
+    """After a cancelled insert_many_fast the transaction is usable and has none of its jobs."""
     async with schema.connected() as rival, schema.connected() as tx:
         await rival.execute("BEGIN")
         await inserter.insert(Welcome(1), BY_ARGS, tx=rival)
@@ -180,7 +181,7 @@ CODECS = (
 async def test_users_codecs_do_not_matter(
     inserter: Inserter, schema: Schema, send: Send, form: Any
 ) -> None:
-    """A connection may have codecs of its own for every type that asyncpg lets have one."""
+    """Inserts work on a connection with its own codecs for all types."""
 
     def refuse(value: Any) -> Any:
         raise AssertionError(f"a codec of the user's saw {value!r}")
@@ -214,7 +215,7 @@ async def test_users_codecs_do_not_matter(
 
 
 async def test_statements_that_are_not_cached(schema: Schema) -> None:
-    """It works through a pooler in transaction mode, where statements have no names."""
+    """Inserts work through a pooler in transaction mode, without named statements."""
     connection = await asyncpg.connect(schema.url, statement_cache_size=0)
     try:
         async with inserter_on(schema.url, schema.name) as inserter, connection.transaction():
@@ -226,7 +227,7 @@ async def test_statements_that_are_not_cached(schema: Schema) -> None:
 
 
 async def test_serializable_by_default(schema: Schema) -> None:
-    """What the server rolls back in favour of another is sent again, and is not seen (TX-06)."""
+    """An insert that the server rolls back for a conflict is retried without an error (TX-06)."""
     async with inserter_on(
         schema.url, schema.name, size=8, default_transaction_isolation="serializable"
     ) as inserter:
@@ -244,7 +245,8 @@ async def test_serializable_by_default(schema: Schema) -> None:
 
 
 async def test_cancelled_inserts(schema: Schema) -> None:
-    """Calls cancelled anywhere leave no connection lent and no transaction open (TX-07, SC-12)."""
+    """A cancelled insert always releases its connection and leaves no transaction open (TX-07,
+    SC-12)."""
     returned = unknown = 0
     rng = random.Random(7)
     async with inserter_on(
@@ -292,7 +294,7 @@ async def flaky(schema: Schema, failures: list[Exception]) -> AsyncGenerator[Any
 
 
 async def test_a_connection_that_cannot_be_had_yet(schema: Schema, send: Send) -> None:
-    """Getting a connection is tried again: nothing was sent."""
+    """Acquiring a connection is retried, because nothing was sent."""
     failures: list[Exception] = [
         ConnectionRefusedError("refused"),
         asyncpg.CannotConnectNowError("the database system is starting up"),
@@ -311,7 +313,7 @@ async def test_a_connection_that_cannot_be_had_yet(schema: Schema, send: Send) -
 
 
 async def test_a_connection_that_will_never_be_had(schema: Schema, send: Send) -> None:
-    """What time does not mend is raised at once."""
+    """An error that a retry cannot solve is raised at once."""
     failures: list[Exception] = [asyncpg.InvalidPasswordError("wrong password")]
     inserter = Inserter(
         lambda: flaky(schema, failures),
@@ -326,7 +328,8 @@ async def test_a_connection_that_will_never_be_had(schema: Schema, send: Send) -
 
 
 async def test_a_lost_answer_is_not_sent_again(schema: Schema) -> None:
-    """The job may be stored when the connection is lost after sending: the caller is told."""
+    """If the connection is lost after sending, the insert raises an error and is not retried: the
+    job may be stored."""
     async with (
         schema.connected() as blocker,
         blocker.transaction(),
@@ -348,7 +351,7 @@ async def test_a_lost_answer_is_not_sent_again(schema: Schema) -> None:
 
 
 async def test_the_users_connection_is_left_alone(schema: Schema, database_url: str) -> None:
-    """riverpy changes no setting of the caller's connection, and begins and ends no transaction."""
+    """riverpy changes no setting of the caller's connection, and begins or ends no transaction."""
     async with connected(database_url) as tx, inserter_on(schema.url, schema.name) as inserter:
         show = "SELECT name, setting FROM pg_settings ORDER BY name"
         before = await tx.fetch(show)

@@ -1,4 +1,4 @@
-"""Which jobs are duplicates, and what becomes of them."""
+"""Unique keys: which jobs are duplicates."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SET_STATE = (
 
 
 def key_text(args: Any, opts: UniqueOpts) -> str:
-    """The key, as hexadecimal digits."""
+    """Return the key in hexadecimal digits."""
     row = prepare(args, InsertOpts(unique_opts=opts), rules=RULES, now=NOW)
     assert row.unique_key is not None
     return row.unique_key
@@ -57,7 +57,7 @@ def hashed(text: str) -> str:
 async def test_uniqueness_holds_on_every_path(
     inserter: Inserter, schema: Schema, path: str
 ) -> None:
-    """The second insert returns the first one's job (UQ-03)."""
+    """The second insert returns the job of the first, for each kind of insert (UQ-03)."""
     async with schema.connected() as tx, tx.transaction():
         for expected in (False, True):
             on = tx if path.endswith("tx") else None
@@ -76,7 +76,7 @@ async def test_uniqueness_holds_on_every_path(
 
 
 async def test_fast_inserts_meet_a_conflict(inserter: Inserter, schema: Schema) -> None:
-    """insert_many_fast stores unique keys; a conflict is an error, and nothing is stored
+    """insert_many_fast stores unique keys. A conflict raises an error and nothing is stored
     (UQ-03)."""
     assert await inserter.insert_many_fast(many(Welcome(1), opts=BY_ARGS), tx=None) == 1
     for params in (
@@ -91,7 +91,7 @@ async def test_fast_inserts_meet_a_conflict(inserter: Inserter, schema: Schema) 
 
 
 async def test_a_running_job_is_not_started_again(inserter: Inserter, schema: Schema) -> None:
-    """20 inserts at once while the job runs are 20 duplicates of it, with its id (UQ-05)."""
+    """While a job runs, 20 concurrent inserts return it as duplicates (UQ-05)."""
     first = (await inserter.insert(Welcome(1), BY_ARGS, tx=None)).job
     await schema.execute(SET_STATE, "running")
     results = await asyncio.gather(
@@ -106,7 +106,7 @@ async def test_a_running_job_is_not_started_again(inserter: Inserter, schema: Sc
 
 
 async def test_many_inserts_of_a_new_key_at_once(inserter: Inserter, schema: Schema) -> None:
-    """One of them inserts the job, the others return it."""
+    """One of many concurrent inserts inserts the job, and the others return it."""
     results = await asyncio.gather(
         *(inserter.insert(Welcome(1), BY_ARGS, tx=None) for _ in range(20))
     )
@@ -115,7 +115,7 @@ async def test_many_inserts_of_a_new_key_at_once(inserter: Inserter, schema: Sch
 
 
 async def test_keys_with_every_byte(inserter: Inserter, schema: Schema) -> None:
-    """1,000 keys, and NULLs beside them, are stored as computed and found again (UQ-07)."""
+    """1,000 keys, and rows without a key, are stored and found again (UQ-07)."""
     params = [
         InsertManyParams(Welcome(number), BY_ARGS if number % 4 else None) for number in range(1000)
     ]
@@ -148,7 +148,7 @@ async def test_keys_with_every_byte(inserter: Inserter, schema: Schema) -> None:
 async def test_a_key_is_held_in_its_states(
     inserter: Inserter, schema: Schema, state: JobState, held: frozenset[JobState]
 ) -> None:
-    """A second job may be inserted exactly when the first one's state is not in its list
+    """A second job can be inserted exactly when the first job's state is not in by_state
     (UQ-09)."""
     opts = by_states(*held)
     first = (await inserter.insert(Welcome(1), opts, tx=None)).job
@@ -160,7 +160,7 @@ async def test_a_key_is_held_in_its_states(
 
 
 async def test_a_job_does_not_conflict_with_itself(inserter: Inserter, schema: Schema) -> None:
-    """A scheduled unique job goes through every state of a failed attempt to the end (UQ-01)."""
+    """A unique job can go through every state of a failed attempt (UQ-01)."""
     opts = InsertOpts(
         scheduled_at=NOW, unique_opts=UniqueOpts(by_args=True, by_state=UNIQUE_STATES_REQUIRED)
     )
@@ -173,7 +173,7 @@ async def test_a_job_does_not_conflict_with_itself(inserter: Inserter, schema: S
 
 @pytest.mark.parametrize("missing", UNIQUE_STATES_REQUIRED)
 def test_lists_of_states_with_gaps_are_refused(missing: JobState) -> None:
-    """The error names what is missing; naming a state twice is harmless (UQ-10)."""
+    """The error names the missing states. A repeated state is allowed (UQ-10)."""
     states = [state for state in ALL_STATES if state is not missing]
     with pytest.raises(InsertError, match=f"missing: {missing}$"):
         prepare(Welcome(1), by_states(*states), rules=RULES, now=NOW)
@@ -186,7 +186,8 @@ def test_lists_of_states_with_gaps_are_refused(missing: JobState) -> None:
 
 
 async def test_crossed_batches_do_not_deadlock(schema: Schema) -> None:
-    """Two connections insert the same 200 keys in opposite order, 50 times (UQ-12)."""
+    """Two connections insert the same 200 keys in opposite order 50 times without a deadlock
+    (UQ-12)."""
     async with inserter_on(schema.url, schema.name) as inserter:
         for round_number in range(50):
             jobs = [Welcome(round_number * 1000 + number) for number in range(200)]
@@ -201,8 +202,8 @@ async def test_crossed_batches_do_not_deadlock(schema: Schema) -> None:
 
 
 async def test_crossed_copies_do_not_deadlock(inserter: Inserter, schema: Schema) -> None:
-    """Of two COPYs of the same keys in opposite order one wins, the other has a conflict
-    (UQ-12)."""
+    """If two COPYs insert the same keys in opposite order, one succeeds and the other has a
+    conflict (UQ-12)."""
     for round_number in range(20):
         jobs = [Welcome(round_number * 1000 + number) for number in range(200)]
         ways = (many(*jobs, opts=BY_ARGS), many(*reversed(jobs), opts=BY_ARGS))
@@ -218,7 +219,8 @@ async def test_crossed_copies_do_not_deadlock(inserter: Inserter, schema: Schema
 
 
 async def test_duplicates_inside_a_batch(inserter: Inserter, schema: Schema) -> None:
-    """The first of a key is inserted, later ones are duplicates of it, also if it existed."""
+    """If two jobs of a batch have one key, the later one is a duplicate of the first, even if the
+    first is a duplicate itself."""
     for existed in (False, True):
         results = await inserter.insert_many(
             many(Welcome(1), Welcome(2), Welcome(1, "again"), Welcome(1), opts=BY_ARGS), tx=None
@@ -229,7 +231,7 @@ async def test_duplicates_inside_a_batch(inserter: Inserter, schema: Schema) -> 
 
 
 async def test_a_conflict_changes_nothing(inserter: Inserter, schema: Schema) -> None:
-    """With exclude_kind the existing job keeps its kind and all else."""
+    """With exclude_kind an insert does not change the existing job of another kind."""
     opts = InsertOpts(unique_opts=UniqueOpts(by_args=True, exclude_kind=True))
     await inserter.insert(RawArgs("first", '{"a": 1}'), opts, tx=None)
     (before,) = await schema.jobs()
@@ -240,7 +242,8 @@ async def test_a_conflict_changes_nothing(inserter: Inserter, schema: Schema) ->
 
 
 async def test_a_dropped_index_can_come_back(inserter: Inserter, schema: Schema) -> None:
-    """A warm connection inserts after the unique index was made anew (UQ-06)."""
+    """An open connection can insert after the unique index was dropped and created again
+    (UQ-06)."""
     await inserter.insert(Welcome(1), BY_ARGS, tx=None)
     (definition,) = await schema.fetch(
         "SELECT indexdef FROM pg_indexes WHERE schemaname = $1"
@@ -256,7 +259,7 @@ async def test_a_dropped_index_can_come_back(inserter: Inserter, schema: Schema)
 
 
 def test_dict_order_and_spaces_do_not_count() -> None:
-    """Equal args have one key; 1 and 1.0 are equal, as in Go's maps; "1" is another (UQ-08)."""
+    """Equal args have the same key. As in Go's maps, 1 equals 1.0, and "1" is different (UQ-08)."""
     opts = UniqueOpts(by_args=True)
     items = list({"é": 1, "b": {"y": [1, {"q": 1, "p": 2}], "x": None}, "a": "<"}.items())
     keys: set[str] = set()
@@ -271,7 +274,7 @@ def test_dict_order_and_spaces_do_not_count() -> None:
 
 
 def test_periods_are_counted_from_the_year_one() -> None:
-    """A week starts on Monday in UTC."""
+    """A period of one week starts on Monday in UTC."""
     opts = UniqueOpts(by_period=timedelta(days=7))
     expected = hashed("&kind=welcome&period=2026-08-03T00:00:00Z")
     assert key_text(Welcome(1), opts) == expected
@@ -289,7 +292,7 @@ def test_periods_are_counted_from_the_year_one() -> None:
     ids=["args", "period", "queue"],
 )
 def test_the_kind_can_be_left_out(opts: UniqueOpts) -> None:
-    """With `exclude_kind` jobs of two kinds have one key, by whatever else they are unique."""
+    """With `exclude_kind`, jobs of two kinds with equal args have the same key."""
     first, second = (key_text(RawArgs(kind, "{}"), opts) for kind in ("first", "second"))
     assert first == second
 
@@ -306,8 +309,8 @@ def test_the_kind_can_be_left_out(opts: UniqueOpts) -> None:
 def test_the_period_is_that_of_the_scheduled_time(
     call: str | None, own: str | None, period: str
 ) -> None:
-    """It is that of `scheduled_at`, also if the args class gives it, else that of the insert; in
-    UTC, whatever the offset (CF-014, unique_hash_goldens)."""
+    """The period is that of `scheduled_at`, even if the args class sets it, or else of the insert.
+    It is in UTC (CF-014, unique_hash_goldens)."""
 
     class Timed(msgspec.Struct):
         kind: ClassVar[str] = "timed"
@@ -324,7 +327,7 @@ def test_the_period_is_that_of_the_scheduled_time(
 
 
 def test_an_empty_array_has_the_key_of_an_empty_object() -> None:
-    """As raw args it is inserted; no other array is (CF-014, unique_hash_goldens)."""
+    """Raw args may be an empty array, but no other array (CF-014, unique_hash_goldens)."""
     opts = UniqueOpts(by_args=True)
     keys = {key_text(RawArgs("raw", text), opts) for text in ("{}", "[]", " [ ] ")}
     assert keys == {hashed("&kind=raw&args={}")}
@@ -343,7 +346,7 @@ def test_an_empty_array_has_the_key_of_an_empty_object() -> None:
 def test_marks_without_by_args_are_warned_about(
     own: UniqueOpts | None, call: UniqueOpts | None, is_warned: bool
 ) -> None:
-    """A class whose marked fields have no effect is logged at its first insert, once."""
+    """The first insert of a class whose marked fields have no effect logs a warning, once."""
 
     class Marked(msgspec.Struct):
         kind: ClassVar[str] = "marked"
@@ -365,8 +368,7 @@ def test_marks_without_by_args_are_warned_about(
 
 
 def test_memory_of_classes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that makes classes again and again, as for each request, keeps few of them in
-    memory for these warnings."""
+    """A program that creates many args classes does not keep all of them in memory."""
     monkeypatch.setattr(_unique, "_inserted", set())
     monkeypatch.setattr(_unique, "_WARNINGS_MAX", 2)
     for _ in range(5):
@@ -399,7 +401,7 @@ class Move:
 
 
 def test_marked_fields_of_nested_classes() -> None:
-    """Marked fields are found at any depth, in sorted order; a class is looked into once."""
+    """Marked fields are found at any depth, in sorted order. Each class is searched once."""
     assert _unique.unique_paths(Move) == (
         ("home", "city", "name"),
         ("home", "other"),
@@ -414,8 +416,8 @@ def test_marked_fields_of_nested_classes() -> None:
 
 
 def test_numbers_as_names_of_marked_fields() -> None:
-    """River makes an array where the first of them is a number, and refuses other names beside
-    it."""
+    """As in River, numeric field names become array indexes, and other names beside them are
+    refused."""
     both = msgspec.defstruct(
         "Both",
         [
@@ -435,7 +437,7 @@ def test_numbers_as_names_of_marked_fields() -> None:
 
 
 def test_annotations_that_cannot_be_resolved() -> None:
-    """The error says what to do; without by_args nothing is resolved."""
+    """The error says what to do. Without by_args the annotations are not resolved."""
 
     @dataclass
     class Lost:
@@ -468,8 +470,8 @@ ODD_NAMES = (
 
 
 def test_keys_of_args_count_by_their_names() -> None:
-    """No name of a top-level key has another meaning in a unique key
-    (CF-014, unique_hash_goldens)."""
+    """Each top-level key of args counts in the unique key, whatever its characters (CF-014,
+    unique_hash_goldens)."""
     opts = UniqueOpts(by_args=True)
     members = [f"{json.dumps(name)}:{n}" for n, name in enumerate(sorted(ODD_NAMES))]
     with structlog.testing.capture_logs() as logs:
@@ -479,8 +481,8 @@ def test_keys_of_args_count_by_their_names() -> None:
 
 
 def test_names_of_marked_fields_are_literal() -> None:
-    """A field marked Unique counts by the names on the way to it, whatever characters they have:
-    one with a dot is another than one inside another. They are sorted as if joined by dots."""
+    """A marked field counts by its path of names. A name with a dot differs from a nested field.
+    Paths are sorted as if joined by dots."""
     field = msgspec.field
     inner = msgspec.defstruct(
         "Inner",

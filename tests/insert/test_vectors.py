@@ -1,4 +1,4 @@
-"""Unique keys and states are those that Go River wrote."""
+"""Unique keys and states equal those that River in Go wrote."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ BY_NAME = {vector["name"]: vector for vector in VECTORS}
 
 @pytest.mark.parametrize("name", names(refused=False))
 def test_key_and_states_equal_the_vectors(name: str) -> None:
-    """The encoded args, the unique key and the states are Go's (UQ-08, CF-014,
+    """The encoded args, the unique key and the states equal Go's (UQ-08, CF-014,
     unique_hash_goldens)."""
     vector = BY_NAME[name]
     row = prepared(vector)
@@ -88,19 +88,19 @@ def test_key_and_states_equal_the_vectors(name: str) -> None:
 
 @pytest.mark.parametrize("name", names(refused=True))
 def test_what_cannot_be_stored_is_refused(name: str) -> None:
-    """A vector that Go or PostgreSQL refused, or whose text is broken, is refused."""
+    """A vector that Go or PostgreSQL refused, or that has broken text, is refused."""
     with pytest.raises(RiverError):
         prepared(BY_NAME[name])
 
 
 def test_every_vector_is_shown() -> None:
-    """None of the 147 vectors is left out."""
+    """All 147 vectors are tested."""
     assert len(VECTORS) == len(BY_NAME) == 147
     assert {*names(refused=False), *names(refused=True)} == set(BY_NAME)
 
 
 async def test_vectors_are_stored_like_gos(inserter: Inserter, schema: Schema) -> None:
-    """Keys, states and args of all vectors come back from the database as Go's did (UQ-07)."""
+    """The stored keys, states and args of all vectors equal Go's (UQ-07)."""
     good = [v for v in VECTORS if v["name"] in names(refused=False) and "now" not in v]
     rules = InsertRules(max_attempts=25, skip_job_kind_validation=True)
     inserter._rules = rules

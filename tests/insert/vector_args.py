@@ -12,7 +12,7 @@ Mark = Unique
 
 
 class Args(msgspec.Struct):
-    """The kind of all of them."""
+    """The base of the args, with their kind."""
 
     kind: ClassVar[str] = "vec_kind"
 

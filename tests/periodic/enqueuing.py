@@ -1,4 +1,4 @@
-"""An enqueuer whose term is held, on a real table whose slots a test moves."""
+"""An enqueuer of periodic jobs with a fixed term, on a real table."""
 
 from __future__ import annotations
 

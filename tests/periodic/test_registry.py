@@ -1,4 +1,4 @@
-"""The registry: ids, what is refused, and that nothing is registered by half."""
+"""The registry of periodic jobs: their ids, and what it refuses."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ print(PeriodicJob(every(timedelta(hours=1)), make).id)
 
 
 def test_default_id_is_stable() -> None:
-    """An id that is not given is the same in each process, whatever its hashes are (SK-13)."""
+    """The default id is the same in each process, whatever PYTHONHASHSEED is (SK-13)."""
     printed = {
         subprocess.run(
             [sys.executable, "-c", _PRINT_IDS],
@@ -83,7 +83,7 @@ def test_default_id_is_stable() -> None:
 
 
 def test_default_id_tells_entries_apart() -> None:
-    """It is made of the kind or function, and of the schedule."""
+    """The default id depends on the kind or function and on the schedule."""
     ids = [
         PeriodicJob(HOURLY, Report()).id,
         PeriodicJob(HOURLY, Report).id,
@@ -110,7 +110,7 @@ def test_default_id_tells_entries_apart() -> None:
     ],
 )
 def test_bad_id(job_id: Any, message: str) -> None:
-    """An id keeps River's rule of a kind, and is called an id."""
+    """An id must follow River's rule for kinds. The error calls it an id."""
     with pytest.raises(ConfigError, match=f"^the id of a periodic job .*{message}"):
         job(job_id)
     job("a" * 127)
@@ -129,7 +129,7 @@ def test_bad_id(job_id: Any, message: str) -> None:
     ],
 )
 def test_bad_input(make: Callable[[], object], message: str) -> None:
-    """What cannot work is refused where it is said."""
+    """Wrong values are refused when they are given."""
     with pytest.raises(ConfigError, match=message):
         make()
 
@@ -140,13 +140,13 @@ def cast_any(value: object) -> Any:
 
 
 def test_failing_schedule_is_refused() -> None:
-    """A schedule that fails does so where it is registered."""
+    """A schedule that raises does so when it is registered."""
     with pytest.raises(ZeroDivisionError):
         PeriodicJob(Failing(), Report())
 
 
 def test_nothing_is_registered_by_half() -> None:
-    """Of a list with a duplicate id nothing is registered, and nobody is told."""
+    """A list with a duplicate id registers nothing and calls no callback."""
     jobs = PeriodicJobs([job("one")])
     told: list[int] = []
     jobs.wake = lambda: told.append(len(jobs))
@@ -160,7 +160,7 @@ def test_nothing_is_registered_by_half() -> None:
 
 
 def test_registry() -> None:
-    """Jobs are added, found and removed; a removed id is free again."""
+    """Periodic jobs are added, found and removed. A removed id can be used again."""
     jobs = PeriodicJobs()
     told: list[int] = []
     jobs.wake = lambda: told.append(len(jobs))
@@ -183,7 +183,8 @@ def test_registry() -> None:
 
 
 def test_constructor() -> None:
-    """Args come from an object, a class or a function, alone or with options; None is nothing."""
+    """The constructor may be args, a class or a function, with or without options. None inserts
+    nothing."""
     opts = InsertOpts(queue="other")
     made: list[tuple[Any, Any]] = [
         (Report(3), (Report(3), InsertOpts())),
@@ -247,20 +248,19 @@ _WRONG_CONSTRUCTORS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("constructor", "message"), _WRONG_CONSTRUCTORS)
 def test_constructor_that_cannot_work(constructor: Any, message: str) -> None:
-    """A constructor that would fail at each slot is refused when it is registered."""
+    """A constructor that would fail at each run is refused when it is registered."""
     with pytest.raises(ConfigError, match=f"constructor of periodic job 'an-id' .*{message}"):
         PeriodicJob(HOURLY, constructor, id="an-id")
 
 
 def test_constructor_that_does_not_tell() -> None:
-    """One whose arguments cannot be known, as of some that are written in C, and one that has only
-    arguments with defaults, are accepted."""
+    """A constructor without a readable signature, or with only default arguments, is accepted."""
     for constructor in (cast_any(dict), partial(_numbered, 3), Report):
         PeriodicJob(HOURLY, constructor, id="an-id").construct()
 
 
 def test_first_slot_is_soon() -> None:
-    """A job whose schedule comes only once is accepted while that is to come."""
+    """A schedule with one time in the future is accepted."""
 
     class Once:
         def next(self, after: datetime, /) -> datetime | None:

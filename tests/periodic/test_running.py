@@ -1,5 +1,4 @@
-"""Periodic jobs of services and clients that run: timers that are wrong, outages, the leader of a
-real client."""
+"""Periodic jobs in running services and clients: wrong timers, outages, changes of leader."""
 
 from __future__ import annotations
 
@@ -80,8 +79,8 @@ async def until(one: Enqueuing, job_id: str, count: int) -> None:
 
 @pytest.mark.parametrize(("least", "most"), [(-0.02, -0.001), (0.0, 0.05)])
 async def test_wrong_timer(schema: Schema, least: float, most: float) -> None:
-    """With a timer that wakes early or late each slot is inserted once, with none left out, and
-    none is inserted before it is due (SK-03, SK-08)."""
+    """With a timer that fires early or late, each run is inserted exactly once and not before it is
+    due (SK-03, SK-08)."""
     step = timedelta(milliseconds=25)
     job = PeriodicJob(Grid(step), Tick(), id="ticks", missed="all")
     async with enqueuing(schema, job, timer=WrongTimer(least, most)) as one:
@@ -97,8 +96,8 @@ async def test_wrong_timer(schema: Schema, least: float, most: float) -> None:
 async def test_slow_plans_are_inserted_in_turn(
     schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What takes long to plan is inserted before the next periodic job is planned, so that
-    many of them do not keep the event loop."""
+    """A slow constructor's job is inserted before the next constructor is called, so the event loop
+    is not blocked for long."""
     order: list[str] = []
 
     def slow() -> Tick:
@@ -122,8 +121,7 @@ async def test_slow_plans_are_inserted_in_turn(
 
 
 async def test_outage(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an outage slots are inserted again, and go on to be; there is no limit of attempts
-    (LM-09)."""
+    """After an outage, runs are inserted again, without a limit of attempts (LM-09)."""
     async with proxied(schema.url) as proxy:
         monkeypatch.setattr(schema, "url", proxy.url)
         job = PeriodicJob(Grid(timedelta(milliseconds=100)), Tick(), id="ticks")
@@ -134,7 +132,7 @@ async def test_outage(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
                 proxy.refusing = True
                 proxy.cut()
                 with anyio.fail_after(20):
-                    while not one.held.context.connection.is_outage_told:
+                    while not one.held.context.connection.is_outage_logged:
                         await anyio.sleep(0.01)
                 before = len(await one.slots("ticks"))
                 proxy.refusing = False
@@ -166,8 +164,8 @@ async def state(schema: Schema, condition: str) -> None:
 
 
 async def test_client_inserts_and_works(schema: Schema) -> None:
-    """A client that begins to lead inserts its run on start, once, and works it; then it is told at
-    run time what else to insert (LM-15)."""
+    """A client that becomes leader inserts its run on start once and works it. Periodic jobs can be
+    added at run time (LM-15)."""
     hooked: list[PeriodicJobsStart] = []
 
     async def hook(start: PeriodicJobsStart) -> None:
@@ -187,8 +185,7 @@ async def test_client_inserts_and_works(schema: Schema) -> None:
 
 
 async def test_verbs(schema: Schema) -> None:
-    """A client that does not lead asks for a run at once, pauses and resumes, also in a transaction
-    of the caller's."""
+    """A client that is not the leader can pause, resume and run a periodic job, also with `tx`."""
     job = PeriodicJob(HOURLY, Tick(), id="ticks")
     config = Config(schema=schema.name)
     async with leading(schema, job), Client(schema.url, config=config) as other:
@@ -215,8 +212,8 @@ async def test_verbs(schema: Schema) -> None:
 
 @pytest.mark.parametrize("missed", ["all", "one", "skip"])
 async def test_resume_drops_what_passed(schema: Schema, missed: Missed) -> None:
-    """Slots that passed while a periodic job was paused get no job after it is resumed, though
-    nobody led meanwhile; later ones do."""
+    """Runs that were due during a pause are skipped, even if there was no leader. Later runs are
+    inserted."""
     job = PeriodicJob(every(timedelta(minutes=1)), Tick(), id="ticks", missed=missed)
     async with (
         enqueuing(schema, job) as one,
@@ -235,7 +232,7 @@ async def test_resume_drops_what_passed(schema: Schema, missed: Missed) -> None:
 
 
 async def test_verbs_without_table(schema: Schema) -> None:
-    """Without the table each verb names the command that makes it."""
+    """Without the table, each call raises an error with the command that creates it."""
     await schema.execute("ALTER TABLE riverpy_periodic RENAME TO elsewhere")
     try:
         async with Client(schema.url, config=Config(schema=schema.name)) as client:
@@ -246,7 +243,7 @@ async def test_verbs_without_table(schema: Schema) -> None:
 
 
 async def test_next_leader_goes_on(schema: Schema) -> None:
-    """A slot that comes after its leader has gone is inserted by the next one, once (SK-06)."""
+    """A run that is due after its leader has gone is inserted once by the next leader (SK-06)."""
     job = PeriodicJob(every(timedelta(seconds=1.5)), Tick(), id="ticks", missed="all")
     for _ in range(3):
         async with leading(schema, job):
@@ -259,7 +256,7 @@ async def test_next_leader_goes_on(schema: Schema) -> None:
 
 
 def test_duplicate_ids_of_a_client() -> None:
-    """A client whose periodic jobs have one id twice is not made."""
+    """A client refuses two periodic jobs with one id."""
     jobs = [PeriodicJob(HOURLY, Tick(), id="ticks"), PeriodicJob(HOURLY, Tick(), id="ticks")]
     with pytest.raises(ConfigError, match="two periodic jobs have the id 'ticks'"):
         Client(periodic_jobs=jobs)

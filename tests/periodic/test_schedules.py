@@ -1,4 +1,4 @@
-"""Schedules: intervals, cron on the clocks of a zone, and what is refused."""
+"""Schedules: intervals, cron expressions in time zones, and what is refused."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def shown(schedule: PeriodicSchedule, zone: str, start: str) -> str:
     ],
 )
 def test_clock_changes(zone: str, expression: str, start: str, expected: str) -> None:
-    """When the clocks are changed, a fixed time comes once that day, and what recurs goes on."""
+    """When clocks change, a fixed time is due once that day, and recurring times continue."""
     assert shown(cron(expression, timezone=zone), zone, start) == expected
 
 
@@ -98,7 +98,8 @@ def test_clock_changes(zone: str, expression: str, start: str, expected: str) ->
 def test_recurring_is_each_matching_minute(
     zone: str, minute: str, hour: str, start: datetime, near: str
 ) -> None:
-    """An entry with a `*` in its minute or hour is due at each minute whose local time matches."""
+    """An expression with `*` in its minute or hour is due at each minute whose local time
+    matches."""
     if near:
         start = datetime.fromisoformat(near)
     start = start.replace(tzinfo=UTC, second=0, microsecond=0)
@@ -124,9 +125,9 @@ def vectors() -> Iterator[tuple[str, str | None, datetime, list[datetime]]]:
 
 
 def test_expressions_mean_what_they_mean_to_go() -> None:
-    """An expression is due when robfig/cron, which Go programs use, says so, and refused where it
-    refuses, or where no date matches (FR-15). What happens when clocks change is an option (CF-070,
-    cron_schedule_goldens; CF-109)."""
+    """Each expression has the same times as in robfig/cron for Go, and is refused if Go refuses it
+    or no date matches (FR-15). `clock_changes` is an option (CF-070, cron_schedule_goldens;
+    CF-109)."""
     wrong: list[str] = []
     accepted = 0
     for expression, zone, after, expected in vectors():
@@ -155,14 +156,14 @@ def test_expressions_mean_what_they_mean_to_go() -> None:
     ],
 )
 def test_clock_changes_as_in_river(zone: str, expression: str, start: str, expected: str) -> None:
-    """With `clock_changes="river"` a time that the clocks leap over does not come on that day, and
-    one that they show twice comes twice."""
+    """With `clock_changes="river"`, a skipped time is not due on that day, and a repeated time is
+    due twice."""
     assert shown(cron(expression, timezone=zone, clock_changes="river"), zone, start) == expected
 
 
 @pytest.mark.parametrize("days", [1, 365 * 9])
 def test_slots_of_an_interval_text(days: int) -> None:
-    """After a gap the slots of `@every` are those that would have come without it."""
+    """After a gap, `@every` has the same times as without the gap."""
     first = datetime(2026, 1, 1, 0, 0, 7, tzinfo=UTC)
     due = due_slots(cron("@every 90s"), "one", first, first + timedelta(days=days, seconds=50))
     assert due.slots == [first + timedelta(days=days)]
@@ -186,7 +187,7 @@ def test_slots_of_an_interval_text(days: int) -> None:
     ],
 )
 def test_refusals_name_the_remedy(expression: str, options: dict[str, Any], message: str) -> None:
-    """What is refused is named, with what may be written in its place."""
+    """The error says what is wrong and what to write instead."""
     with pytest.raises(ConfigError, match=re.escape(message)):
         cron(expression, **options)
 
@@ -206,7 +207,7 @@ for schedule in (
 
 
 def test_no_time_zone_files() -> None:
-    """Schedules work where the system has no time zone files (FR-02)."""
+    """Schedules work on a system without time zone files (FR-02)."""
     result = subprocess.run(
         [sys.executable, "-c", WITHOUT_ZONE_FILES],
         env={**os.environ, "PYTHONTZPATH": ""},
@@ -257,7 +258,7 @@ def test_zone_is_kept_over_months() -> None:
 
 
 def test_leap_day() -> None:
-    """The 29th of February comes in 2028 (SK-14)."""
+    """The 29th of February is due in 2028 (SK-14)."""
     due = next_time(cron("0 0 29 2 *"), datetime(2026, 1, 1, tzinfo=UTC))
     assert due == datetime(2028, 2, 29, tzinfo=UTC)
 
@@ -282,7 +283,7 @@ def test_leap_day() -> None:
     ],
 )
 def test_impossible_cron(expression: str) -> None:
-    """What is no expression, or never comes, is refused, and soon (SK-14)."""
+    """An invalid expression, or one without a matching date, is refused quickly (SK-14)."""
     begin = time.thread_time()
     with pytest.raises(ConfigError, match="cron expression"):
         cron(expression)
@@ -291,20 +292,20 @@ def test_impossible_cron(expression: str) -> None:
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "Europe", "../etc/passwd", "/etc/localtime", ""])
 def test_unknown_zone(zone: str) -> None:
-    """A zone that does not exist is refused by its name."""
+    """An unknown time zone is refused. The error has its name."""
     with pytest.raises(ConfigError, match="there is no time zone"):
         cron("@daily", timezone=zone)
 
 
 @pytest.mark.parametrize("zone", ["europe/berlin", "Europe/Berln", "Europe_Berlin"])
 def test_zones_that_are_alike(zone: str) -> None:
-    """The error of an unknown zone names those that are alike."""
+    """The error for an unknown time zone suggests similar names."""
     with pytest.raises(ConfigError, match=r"did you mean .*Europe/Berlin\b"):
         cron("@daily", timezone=zone)
 
 
 def test_error_has_the_text_that_was_given() -> None:
-    """The error of a wrong expression shows it as it was written."""
+    """The error for a wrong expression shows the expression as the user wrote it."""
     with pytest.raises(ConfigError, match=r"'0 9  \* \* mon-fry' is not allowed"):
         cron("0 9  * * mon-fry")
 
@@ -314,13 +315,13 @@ def test_error_has_the_text_that_was_given() -> None:
     [timedelta(0), timedelta(seconds=-1), timedelta(microseconds=1500), timedelta.max],
 )
 def test_impossible_interval(interval: timedelta) -> None:
-    """An interval is above zero, and can be told in milliseconds."""
+    """An interval must be above zero, in whole milliseconds."""
     with pytest.raises(ConfigError, match="interval must be a whole number of milliseconds"):
         every(interval)
 
 
 def test_interval_counts_from_the_last() -> None:
-    """An interval is added to what it is given, across changes of clocks and into the last year."""
+    """An interval is added to the given time, across clock changes and up to the last year."""
     schedule = every(timedelta(hours=36))
     found = times(schedule, datetime(2026, 3, 28, tzinfo=UTC), 10)
     assert {later - earlier for earlier, later in pairwise(found)} == {timedelta(hours=36)}
@@ -329,7 +330,7 @@ def test_interval_counts_from_the_last() -> None:
 
 @pytest.mark.parametrize("zone", ["UTC", NEW_YORK])
 def test_slot_of_the_first_year(zone: str) -> None:
-    """A slot of the year 1, and the rare ones since, are caught up with."""
+    """A time in the year 1, and the rare times since, are computed."""
     first, now = datetime(1, 1, 2, tzinfo=UTC), datetime(2026, 11, 29, tzinfo=UTC)
     due = due_slots(cron("0 0 29 2 *", timezone=zone), "all", first, now)
     assert 480 < len(due.slots) < 500
@@ -359,7 +360,7 @@ def test_end_of_calendar() -> None:
     ],
 )
 def test_text_is_read_back(schedule: PeriodicSchedule, text: str) -> None:
-    """The text of a schedule tells all of it."""
+    """`parse_schedule` restores a schedule from its text."""
     assert schedule_text(schedule) == text
     read = parse_schedule(text)
     assert read is not None
@@ -388,7 +389,7 @@ class Own:
     ],
 )
 def test_own_schedule_is_checked(answer: object, message: str) -> None:
-    """A schedule that returns a naive time, none at all, or one that is past, is refused
+    """A user's schedule that returns a naive time, a past time or no datetime is refused
     (SK-18)."""
     with pytest.raises(ConfigError, match=message):
         next_time(Own(answer), datetime(2026, 1, 1, tzinfo=UTC))

@@ -1,4 +1,4 @@
-"""The client's verbs on jobs and queues: what they store, return and notify."""
+"""Calls on jobs and queues: what they store, return and notify."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ async def client(schema: Schema) -> AsyncGenerator[Client]:
         yield client
 
 
-async def test_get_tells_all_of_a_row(client: Client) -> None:
-    """Every column is readable, decoded, and the same as the insert returned."""
+async def test_get_returns_every_column(client: Client) -> None:
+    """`job_get` returns every column, decoded, equal to the result of the insert."""
     inserted = await client.insert(
         Task(n=7),
         InsertOpts(
@@ -97,29 +97,29 @@ async def test_get_tells_all_of_a_row(client: Client) -> None:
     assert JobState.RUNNING in job.unique_states
 
 
-@pytest.mark.parametrize("verb", ["job_get", "job_cancel", "job_retry"])
-async def test_unknown_job_is_not_found(client: Client, verb: str) -> None:
-    """LC14: a verb on a job that is not there raises NotFoundError."""
+@pytest.mark.parametrize("call", ["job_get", "job_cancel", "job_retry"])
+async def test_unknown_job_is_not_found(client: Client, call: str) -> None:
+    """A call on a job that does not exist raises NotFoundError (LC14)."""
     with pytest.raises(NotFoundError, match="no job 12345"):
-        await getattr(client, verb)(12345)
+        await getattr(client, call)(12345)
 
 
 async def test_a_damaged_job_is_named(client: Client, schema: Schema) -> None:
-    """Each verb on a job that the server cannot read names it, and so does an insert that meets it
-    as its duplicate. The transaction of a verb is usable."""
+    """A call on a job that the server cannot read raises an error with its id, and so does an
+    insert of its duplicate. The transaction stays usable."""
     unique = InsertOpts(unique_opts=UniqueOpts(by_args=True))
     job_id = (await client.insert(Task(), unique)).job.id
     await damage(schema, job_id, "metadata")
-    verbs: list[Callable[[], Awaitable[object]]] = [
+    calls: list[Callable[[], Awaitable[object]]] = [
         lambda: client.job_get(job_id, tx=tx),
         lambda: client.job_cancel(job_id, tx=tx),
         lambda: client.job_retry(job_id, tx=tx),
         lambda: client.job_update(job_id, output=1, tx=tx),
     ]
     async with schema.connected() as tx, tx.transaction():
-        for verb in verbs:
+        for call in calls:
             with pytest.raises(JobDamagedError, match=f"cannot read job {job_id} .*{DAMAGE}"):
-                await verb()
+                await call()
         assert await tx.fetchval("SELECT count(*) FROM river_job") == 1
     with pytest.raises(JobDamagedError, match=f"job with the same unique key .*{DAMAGE}"):
         await client.insert(Task(), unique)
@@ -127,7 +127,7 @@ async def test_a_damaged_job_is_named(client: Client, schema: Schema) -> None:
 
 @pytest.mark.parametrize("state", ["available", "pending", "scheduled", "retryable"])
 async def test_cancel_of_a_waiting_job(client: Client, schema: Schema, state: str) -> None:
-    """A job that does not run is cancelled at once, and its client is told as River tells it."""
+    """A job that is not running is cancelled at once. The notification equals River's."""
     job_id = (await client.insert(Task())).job.id
     await schema.execute("update river_job set state = $1::river_job_state", state)
     async with heard(schema, "river_control") as payload:
@@ -142,18 +142,18 @@ async def test_cancel_of_a_waiting_job(client: Client, schema: Schema, state: st
 
 
 @pytest.mark.parametrize(
-    ("verb", "before", "meanwhile"),
+    ("method", "before", "meanwhile"),
     [
         ("job_cancel", "running", "state = 'completed', finalized_at = now()"),
         ("job_retry", "retryable", "state = 'running', attempt = 1, attempted_at = now()"),
     ],
     ids=["cancel", "retry"],
 )
-async def test_verb_that_waits_for_another_session(
-    client: Client, schema: Schema, verb: str, before: str, meanwhile: str
+async def test_call_that_waits_for_another_session(
+    client: Client, schema: Schema, method: str, before: str, meanwhile: str
 ) -> None:
-    """A job that another session ends or claims meanwhile stays as that leaves it, and is answered
-    so: it is not cancelled after its end, and does not run twice."""
+    """If another session finishes or claims the job first, a call returns the job as that session
+    left it. A finished job is not cancelled, and a running one is not run twice."""
     job_id = (await client.insert(Task())).job.id
     await schema.execute(
         "UPDATE river_job SET state = $1::river_job_state, scheduled_at = now() + '1 hour'", before
@@ -161,13 +161,13 @@ async def test_verb_that_waits_for_another_session(
     jobs: list[JobRow] = []
 
     async def call() -> None:
-        jobs.append(await getattr(client, verb)(job_id))
+        jobs.append(await getattr(client, method)(job_id))
 
     async with schema.connected() as other, anyio.create_task_group() as tasks:
         await other.execute(f"BEGIN; UPDATE river_job SET {meanwhile}")
         pid = other.get_server_pid()
         tasks.start_soon(call)
-        with anyio.fail_after(30, reason="the verb does not wait"):
+        with anyio.fail_after(30, reason="the call does not wait"):
             while not await schema.fetchval(
                 "SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))", pid
             ):
@@ -175,14 +175,14 @@ async def test_verb_that_waits_for_another_session(
         await other.execute("COMMIT")
     (row,) = await schema.jobs()
     assert jobs[0].state == row["state"] == meanwhile.split("'")[1]
-    assert (row["finalized_at"] is None) == (verb == "job_retry")
+    assert (row["finalized_at"] is None) == (method == "job_retry")
 
 
 @pytest.mark.parametrize("state", ["completed", "cancelled", "discarded"])
 async def test_cancel_of_a_final_job_changes_nothing(
     client: Client, schema: Schema, state: str
 ) -> None:
-    """A final job stays as it is, and nobody is told."""
+    """Cancelling a finished job changes nothing and notifies no client."""
     job_id = (await client.insert(Task())).job.id
     await schema.execute(
         "update river_job set state = $1::river_job_state, finalized_at = now()", state
@@ -195,8 +195,8 @@ async def test_cancel_of_a_final_job_changes_nothing(
 
 
 async def test_cancel_of_a_running_job_marks_it_each_time(client: Client, schema: Schema) -> None:
-    """A running job stays running with a mark, whose time has no zeros at its end; a repetition
-    notifies its client again."""
+    """Cancelling a running job marks it; its state stays running. Each repetition notifies its
+    client. The time of the mark has no trailing zeros."""
     job_id = (await client.insert(Task())).job.id
     await schema.execute(
         "update river_job set state = 'running', attempt = 1, attempted_at = now()"
@@ -213,7 +213,7 @@ async def test_cancel_of_a_running_job_marks_it_each_time(client: Client, schema
 async def test_cancel_in_a_transaction_takes_effect_at_its_commit(
     client: Client, schema: Schema
 ) -> None:
-    """LC13: with `tx=` the cancel and its notification belong to the caller's transaction."""
+    """With `tx=`, a cancel and its notification take effect at the commit (LC13)."""
     job_id = (await client.insert(Task())).job.id
     async with heard(schema, "river_control") as payload, schema.connected() as connection:
         transaction = connection.transaction()
@@ -228,7 +228,7 @@ async def test_cancel_in_a_transaction_takes_effect_at_its_commit(
 
 
 async def test_retry_makes_a_final_job_available(client: Client, schema: Schema) -> None:
-    """A discarded job gets one more attempt and loses its cancel mark; its queue is notified."""
+    """Retrying a discarded job adds an attempt, removes its cancel mark and notifies its queue."""
     job_id = (await client.insert(Task(), InsertOpts(max_attempts=1))).job.id
     await schema.execute(
         "update river_job set state = 'discarded', attempt = 1, finalized_at = now(),"
@@ -250,7 +250,7 @@ async def test_retry_makes_a_final_job_available(client: Client, schema: Schema)
 async def test_retry_gives_an_attempt_where_none_is_left(
     client: Client, schema: Schema, attempt: int, max_attempts: int, after: int
 ) -> None:
-    """A retried job can run at least once more; no number grows past its type."""
+    """A retried job has at least one attempt left. The number stays in the range of its type."""
     job_id = (await client.insert(Task(), InsertOpts(max_attempts=max_attempts))).job.id
     await schema.execute(
         "UPDATE river_job SET state = 'cancelled', attempt = $1, finalized_at = now()", attempt
@@ -260,7 +260,7 @@ async def test_retry_gives_an_attempt_where_none_is_left(
 
 
 async def test_retry_leaves_running_and_due_jobs_alone(client: Client, schema: Schema) -> None:
-    """A running job, and one that is due already, stay as they are; a snoozed one is made due."""
+    """A retry does not change a running job or a job that is due. It makes a snoozed job due."""
     job_id = (await client.insert(Task())).job.id
     await schema.execute("update river_job set scheduled_at = now() - interval '1 hour'")
     before = await schema.fetchrow("select * from river_job")
@@ -277,7 +277,7 @@ async def test_retry_leaves_running_and_due_jobs_alone(client: Client, schema: S
 
 
 async def test_retry_of_a_job_whose_key_is_taken(client: Client) -> None:
-    """A retry that would make a second holder of a unique key is a named error."""
+    """A retry raises UniqueConflictError if another job has the same unique key."""
     opts = InsertOpts(unique_opts=UniqueOpts(by_args=True))
     first = (await client.insert(Task(), opts)).job.id
     await client.job_cancel(first)
@@ -288,7 +288,8 @@ async def test_retry_of_a_job_whose_key_is_taken(client: Client) -> None:
 
 
 async def test_pause_and_resume_notify_as_river(client: Client, schema: Schema) -> None:
-    """Payloads are River's, also for a repetition, which changes nothing in the row (OP-09)."""
+    """The payloads of pause and resume equal River's, even if the queue is already paused or
+    resumed (OP-09)."""
     await schema.execute("insert into river_queue (name, updated_at) values ('default', now())")
     async with heard(schema, "river_control") as payload:
         await client.queue_pause("default")
@@ -310,7 +311,7 @@ async def test_pause_and_resume_notify_as_river(client: Client, schema: Schema) 
 
 
 async def test_pause_of_an_unknown_queue(client: Client, schema: Schema) -> None:
-    """An unknown queue is not found and nobody is told; `*` is never an error."""
+    """Pausing an unknown queue raises NotFoundError and notifies no client. `*` never raises."""
     async with heard(schema, "river_control") as payload:
         with pytest.raises(NotFoundError, match="nowhere"):
             await client.queue_pause("nowhere")
@@ -319,7 +320,7 @@ async def test_pause_of_an_unknown_queue(client: Client, schema: Schema) -> None
 
 
 async def test_pause_reaches_a_working_client(schema: Schema) -> None:
-    """LC17: a paused queue is not worked until it is resumed, and both are events."""
+    """A paused queue is not worked until it is resumed. Pause and resume are events (LC17)."""
     workers = Workers()
 
     @workers.job
@@ -358,8 +359,8 @@ async def test_pause_reaches_a_working_client(schema: Schema) -> None:
 # -- queues and what their rows say
 
 
-async def test_queues_are_told(schema: Schema, client: Client) -> None:
-    """A queue is there from when a client works it, with all that its row says."""
+async def test_queue_get_and_list(schema: Schema, client: Client) -> None:
+    """A queue exists after a client has worked it. `queue_get` and `queue_list` return its row."""
     with pytest.raises(NotFoundError, match="there is no queue 'mail'"):
         await client.queue_get("mail")
     assert await client.queue_list() == []
@@ -384,7 +385,8 @@ async def test_queues_are_told(schema: Schema, client: Client) -> None:
 
 
 async def test_metadata_of_a_queue(schema: Schema, client: Client) -> None:
-    """They are replaced as a whole, and every client is told at commit, as River tells it."""
+    """`queue_update` replaces the metadata and notifies all clients at commit. The notification
+    equals River's."""
     await schema.execute(
         f"insert into {schema.name}.river_queue (name, metadata, updated_at)"
         " values ('mail', '{\"old\": 1}', '2026-01-01Z')"
@@ -413,7 +415,8 @@ async def test_metadata_of_a_queue(schema: Schema, client: Client) -> None:
 
 
 async def test_output_of_a_job(schema: Schema, client: Client) -> None:
-    """It is merged into the metadata of a job in any state; nothing else of the row changes."""
+    """`job_update` adds the output to the metadata of a job in any state, and changes nothing
+    else."""
     inserted = (await client.insert(Task(), InsertOpts(metadata={"a": 1, "output": 0}))).job
     job = await client.job_update(inserted.id, output={"sum": [1, 2.5, "ü"]})
     assert job.output == {"sum": [1, 2.5, "ü"]}
