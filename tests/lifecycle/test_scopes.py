@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 
 def test_timer_without_unix_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the system has none of Unix' clocks, as Windows, time is measured by the monotonic
-    one."""
+    """On systems without Unix clocks, such as Windows, the timer uses the monotonic clock."""
     plain = ModuleType("time")
     for name in ("time", "monotonic", "perf_counter", "sleep"):
         setattr(plain, name, getattr(time, name))
@@ -59,7 +58,7 @@ async def test_cause_of_the_parent() -> None:
 
 
 async def test_cause_is_there_at_the_cancellation() -> None:
-    """Code that is cancelled can read why."""
+    """Cancelled code can read the cause."""
     scope = StopScope()
     seen: list[StopCause | None] = []
 
@@ -79,8 +78,8 @@ async def test_cause_is_there_at_the_cancellation() -> None:
 
 @pytest.mark.parametrize("error", [None, LookupError("nothing to undo")])
 async def test_cancelled_once(error: Exception | None) -> None:
-    """Code of the user's in a scope that is stopped is cancelled once: each step of its clean-up
-    ends, and an error of that is told."""
+    """User code in a stopped scope is cancelled once. Each step of its clean-up ends, and an error
+    of the clean-up is raised."""
     scope, steps, began = StopScope(), [], anyio.Event()
 
     async def work() -> None:
@@ -108,7 +107,7 @@ async def test_cancelled_once(error: Exception | None) -> None:
 
 
 async def test_cancelled_by_itself() -> None:
-    """Code of the user's that cancels its own task has failed: nobody asked it to stop."""
+    """User code that cancels its own task has failed, since no stop was requested."""
 
     async def work() -> None:
         task = asyncio.current_task()
@@ -121,7 +120,7 @@ async def test_cancelled_by_itself() -> None:
 
 
 async def test_cancellation_of_somebody_else_passes() -> None:
-    """A cancellation from outside goes through a scope that was not stopped."""
+    """A cancellation from outside passes through a scope that was not stopped."""
     scope = StopScope()
     reached = False
     with anyio.CancelScope() as outer:
@@ -134,7 +133,7 @@ async def test_cancellation_of_somebody_else_passes() -> None:
 
 
 async def test_shielded_step_is_finished() -> None:
-    """A step in a shield goes on after a stop; the code after it does not."""
+    """A shielded step continues after a stop. The code after it does not."""
     scope = StopScope()
     done: list[str] = []
     with scope:
@@ -149,8 +148,8 @@ async def test_shielded_step_is_finished() -> None:
 
 @pytest.mark.parametrize("when", ["before", "during", "cancelled"])
 async def test_shielded_step_has_a_bound_after_a_stop(when: str) -> None:
-    """After a stop or a cancellation a shielded step has `after_stop` seconds, also if it began
-    after."""
+    """After a stop or a cancellation a shielded step has `after_stop` seconds, even if it starts
+    after that."""
     scope = StopScope()
     with anyio.fail_after(10):
         with scope:
@@ -166,19 +165,19 @@ async def test_shielded_step_has_a_bound_after_a_stop(when: str) -> None:
 
 
 async def test_shielded_step_has_a_bound() -> None:
-    """Without a stop a shielded step has `bound` seconds, and a TimeoutError says so."""
+    """Without a stop a shielded step has `bound` seconds. Then TimeoutError is raised."""
     with pytest.raises(TimeoutError), StopScope() as scope, scope.shielded(0.01, after_stop=60):
         await anyio.sleep(3600)
 
 
 async def test_error_of_a_shielded_step_passes() -> None:
-    """An error inside is that error."""
+    """An error inside a shielded step is raised unchanged."""
     with pytest.raises(KeyError), StopScope() as scope, scope.shielded(1, after_stop=1):
         raise KeyError("mine")
 
 
 class Recorder:
-    """A service that notes what happens to it."""
+    """A service that records its start and its end."""
 
     def __init__(self, name: str, log: list[str], *, fault: str = "", slow: int = 0) -> None:
         self.name, self.log, self.fault, self.slow = name, log, fault, slow
@@ -202,8 +201,8 @@ class Recorder:
 
 
 async def test_groups_stop_from_the_inside_out() -> None:
-    """`start` returns when the service is up; leaving nested groups stops the inner ones first, and
-    joins them; the services see the cause."""
+    """`start` returns when the service has started. Leaving nested groups stops the inner ones
+    first and waits for them. The services receive the cause."""
     log: list[str] = []
     outer, first, second = (Recorder(name, log, slow=5) for name in ("outer", "first", "second"))
     async with ServiceGroup() as services:
@@ -220,7 +219,7 @@ async def test_groups_stop_from_the_inside_out() -> None:
 
 
 async def test_stop_with_another_cause() -> None:
-    """The cause that a group is stopped with reaches its members, and only those."""
+    """The cause of a group's stop reaches its members, and only those."""
     log: list[str] = []
     one, other = Recorder("one", log), Recorder("other", log)
     async with ServiceGroup() as services:
@@ -233,7 +232,7 @@ async def test_stop_with_another_cause() -> None:
 
 
 async def test_parent_of_a_group() -> None:
-    """Members of a group with a parent scope see the parent's cause."""
+    """Members of a group with a parent scope have the parent's cause."""
     log: list[str] = []
     one = Recorder("one", log)
     parent = StopScope()
@@ -246,7 +245,7 @@ async def test_parent_of_a_group() -> None:
 
 
 async def test_service_that_cannot_start() -> None:
-    """`start` raises what the service raised; the others are cancelled without a cause."""
+    """`start` raises the error of the service. The others are cancelled without a cause."""
     log: list[str] = []
     one = Recorder("one", log)
     with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
@@ -259,7 +258,7 @@ async def test_service_that_cannot_start() -> None:
 
 
 async def test_crash_of_a_member() -> None:
-    """A member that crashes takes the block and the other members down, with its error."""
+    """A member that fails ends the block and the other members with its error."""
     log: list[str] = []
     one, two = Recorder("one", log), Recorder("two", log)
     with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
@@ -274,9 +273,9 @@ async def test_crash_of_a_member() -> None:
 
 
 async def test_signal() -> None:
-    """A signal counts: as many waits as emits pass, whether they came before or after."""
+    """A signal counts: as many waits pass as there were emits, before or after."""
     signal = TestSignal("tested")
-    signal.emit()  # without init nothing is counted
+    signal.emit()  # not counted before init
     signal.init()
     signal.emit()
     signal.emit()
@@ -294,7 +293,8 @@ async def test_signal() -> None:
 
 
 async def test_signal_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wait fails by the signal's name; one for a signal that nobody initialised says so."""
+    """A wait without a signal fails with the name of the signal. A wait for a signal without init
+    fails too."""
     monkeypatch.setattr(riverpy._lifecycle, "SIGNAL_TIMEOUT", 0.01)
     signal = TestSignal("Something.happened")
     with pytest.raises(RuntimeError, match=r"Something.happened"):
@@ -305,7 +305,8 @@ async def test_signal_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_backoff() -> None:
-    """Delays double from the first to the most, with 10 % of jitter, and start again when reset."""
+    """Delays double from the minimum to the maximum, with 10 % of jitter, and start again after a
+    reset."""
     backoff = Backoff(timedelta(seconds=1), timedelta(seconds=60))
     for expected in (1, 2, 4, 8, 16, 32, 60, 60):
         assert 0.9 * expected <= backoff.next() <= 1.1 * expected
@@ -317,7 +318,7 @@ def test_backoff() -> None:
 
 
 def test_system_clock() -> None:
-    """The clock gives aware UTC times, and seconds that never go back."""
+    """The clock returns aware UTC times, and seconds that never decrease."""
     clock = SystemClock()
     assert clock.now().tzinfo is UTC
     assert clock.monotonic() <= clock.monotonic()

@@ -1,4 +1,4 @@
-"""Services that are started and stopped at random moments: all end, nothing is left."""
+"""Services that are started and stopped at random moments: all end, and nothing is left."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 CYCLES = 150
 PER_CYCLE = 30.0
-"""Seconds after which a cycle hangs."""
+"""Seconds after which a cycle counts as hanging."""
 
 
 @pytest.fixture
 def rig(schema: Schema) -> Rig:
-    """A worker of kind `task`."""
+    """Register a worker of kind `task`."""
     rig = Rig(schema)
 
     @rig.job
@@ -42,14 +42,14 @@ def rig(schema: Schema) -> Rig:
 
 @pytest.fixture
 def seeded() -> random.Random:
-    """A source of random moments; pytest shows its seed when the test fails."""
+    """Return a source of random numbers. pytest shows its seed when the test fails."""
     seed = random.SystemRandom().randrange(2**32)
     print("seed", seed)
     return random.Random(seed)
 
 
 def new_run(rig: Rig) -> Run:
-    """The parts of a client, not started."""
+    """Return the parts of a client, not started."""
     config = Config(schema=rig.schema.name, id="stress", hard_stop_timeout=timedelta(seconds=1))
     queues = {"default": QueueConfig(max_workers=5)}
     return Client(rig.url, workers=rig.workers, queues=queues, config=config)._new_run()
@@ -66,7 +66,7 @@ async def random_moment(rng: random.Random) -> None:
 
 @asynccontextmanager
 async def nothing_left(rig: Rig) -> AsyncGenerator[None]:
-    """No task and no connection outlives the block."""
+    """Check that no task and no connection is left after the block."""
     before = asyncio.all_tasks()
     yield
     assert asyncio.all_tasks() == before
@@ -79,8 +79,8 @@ async def nothing_left(rig: Rig) -> AsyncGenerator[None]:
 
 @pytest.mark.parametrize("name", ["notifier", "producer", "elector", "reconciler", "completer"])
 async def test_each_service(rig: Rig, seeded: random.Random, name: str) -> None:
-    """Each service alone, stopped or cancelled at a random moment of its start or work, with its
-    connections kept (SC-01, SC-19)."""
+    """Each single service is stopped or cancelled at a random moment of its start or work, and its
+    connections are kept (SC-01, SC-19)."""
     async with nothing_left(rig):
         run = new_run(rig)
         await run._open_connections()
@@ -127,8 +127,8 @@ async def one_cycle(parts: Run, name: str, rng: random.Random) -> None:
 
 
 async def test_whole_clients(rig: Rig, seeded: random.Random) -> None:
-    """Whole clients at work, stopped, stopped hard or cancelled at random moments of their start
-    and work: each ends in time, and no row stays running (SC-01, SC-19)."""
+    """Whole clients are stopped, stopped hard or cancelled at random moments of their start and
+    work. Each ends in time, and no row stays running (SC-01, SC-19)."""
     workers: Workers = rig.workers
     async with nothing_left(rig):
         for cycle in range(CYCLES):

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of working."""
+"""Fixtures of the tests of the worker."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from riverpy._work import claim_cursor
 
 @pytest.fixture
 def fast_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No claim counts as slow, however busy the machine is: a look at a queue is one claim."""
+    """Let no claim count as slow on a busy machine, so that a check of a queue is one claim."""
     monkeypatch.setattr(claim_cursor, "SLOW", float("inf"))

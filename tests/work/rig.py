@@ -1,4 +1,4 @@
-"""A rig: workers, clients and jobs of one test, on a schema of its own."""
+"""Rig: workers, clients and jobs of one test, in a schema of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE = 30.0
 """Seconds after which a test that waits for something fails."""
 ALL_KINDS = tuple(EventKind)
 FAR = timedelta(minutes=10)
-"""A poll interval that no test lives to see."""
+"""A poll interval that is longer than any test."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -37,14 +37,15 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class InMoments:
-    """A retry policy: soon enough to be available, too late to run again in a test."""
+    """A retry policy with a delay that is short enough for `available`, and too long for a retry
+    within a test."""
 
     def next_retry(self, job: JobRow, /) -> timedelta:
         return outcomes.AVAILABLE_DELAY_MAX - timedelta(milliseconds=100)
 
 
 class Rig:
-    """Makes clients with short limits, inserts jobs, and waits for what becomes of them."""
+    """Makes clients with short timeouts, inserts jobs, and waits for their ends."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
@@ -52,14 +53,14 @@ class Rig:
         self.workers = Workers()
         self.events: Subscription | None = None
         self.release = anyio.Event()
-        """What jobs of the test may wait for."""
+        """Jobs of the test can wait for this event."""
         self.report: StopReport | None = None
-        """Of the last run that `working` ended."""
+        """The report of the last run that `working` ended."""
 
     def job(
         self, function: Callable[[Job[Any]], Any] | None = None, *, args: Any = Task, **options: Any
     ) -> Any:
-        """Register a function of the test as a job; its annotations need not be resolvable."""
+        """Register a function of the test as a job. Its annotations need not be resolvable."""
 
         def register(function: Callable[[Job[Any]], Any]) -> Callable[[Job[Any]], Any]:
             function.__annotations__ = {"job": Job[args], "return": None}
@@ -79,7 +80,8 @@ class Rig:
         workers: Workers | None = None,
         **settings: Any,
     ) -> Client:
-        """A client on the test's schema that works `default` unless told otherwise."""
+        """Return a client on the test's schema that works `default`, unless other queues are
+        given."""
         settings = {
             "schema": self.schema.name,
             "fetch_poll_interval": FAR,
@@ -99,7 +101,8 @@ class Rig:
 
     @asynccontextmanager
     async def running(self, client: Client, **options: Any) -> AsyncGenerator[Client]:
-        """The client open and at work. Its events are in `events`, then its report in `report`."""
+        """Open and run the client. Its events are in `events`, and at the end its report in
+        `report`."""
         ended = anyio.Event()
 
         async def run(*, task_status: Any) -> None:
@@ -123,22 +126,22 @@ class Rig:
 
     @asynccontextmanager
     async def working(self, **settings: Any) -> AsyncGenerator[Client]:
-        """A new client at work."""
+        """Run a new client."""
         async with self.running(self.client(**settings)) as client:
             yield client
 
     async def event(self) -> Event:
-        """The next event."""
+        """Return the next event."""
         assert self.events is not None
         with anyio.fail_after(PATIENCE, reason="no event came"):
             return await anext(self.events)
 
     async def take(self, count: int) -> list[Event]:
-        """The next events."""
+        """Return the next events."""
         return [await self.event() for _ in range(count)]
 
     async def work(self, client: Client, *args: Any, **options: Any) -> list[asyncpg.Record]:
-        """Insert these, wait for one event of each, and return their rows."""
+        """Insert jobs, wait for one event of each, and return their rows."""
         ids = [(await client.insert(one, **options)).job.id for one in args]
         await self.take(len(ids))
         return [await self.row(job_id) for job_id in ids]
@@ -151,20 +154,20 @@ class Rig:
         return await self.row(inserted.job.id)
 
     async def row(self, job_id: int) -> asyncpg.Record:
-        """One row of river_job."""
+        """Return one row of river_job."""
         row = await self.schema.fetchrow("SELECT * FROM river_job WHERE id = $1", job_id)
         assert row is not None
         return row
 
     async def states(self) -> dict[str, int]:
-        """How many jobs are in each state."""
+        """Return how many jobs are in each state."""
         rows = await self.schema.fetch(
             "SELECT state::text AS state, count(*) AS n FROM river_job GROUP BY 1"
         )
         return {row["state"]: row["n"] for row in rows}
 
     async def until(self, sql: str, expected: object = True, *args: object) -> None:
-        """Wait until a query has this value."""
+        """Wait until a query returns this value."""
         value: object = None
         with anyio.move_on_after(PATIENCE):
             while (value := await self.schema.fetchval(sql, *args)) != expected:
@@ -179,7 +182,7 @@ class Rig:
     async def insert_rows(
         self, count: int, *, kind: str = "task", queue: str = "default", **columns: object
     ) -> None:
-        """Insert rows by SQL, without any notification."""
+        """Insert rows by SQL, without a notification."""
         names = "".join(f", {name}" for name in columns)
         values = "".join(f", ${index}" for index in range(4, 4 + len(columns)))
         await self.schema.execute(
@@ -194,10 +197,10 @@ class Rig:
 
 
 def errors_of(row: asyncpg.Record) -> list[dict[str, Any]]:
-    """The decoded error entries of a row."""
+    """Return the decoded error entries of a row."""
     return [json.loads(text) for text in row["errors"] or ()]
 
 
 def metadata_of(row: asyncpg.Record) -> dict[str, Any]:
-    """The decoded metadata of a row."""
+    """Return the decoded metadata of a row."""
     return json.loads(row["metadata"])
