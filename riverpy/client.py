@@ -251,7 +251,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             raise ClientStateError("the client is open already")
         if self._database is None:
             raise ConfigError('give the client a database: Client("postgres://…")')
-        # Set before the pool is made: a second task that opens the client meanwhile must be
+        # Set before the pool is made: a second task that opens the client in between must be
         # refused.
         self._opener = Opener.current()
         try:

@@ -399,9 +399,8 @@ def _kind_of(args_type: Any, given: str | None, owner: str) -> str:
         validate_kind(given)
     if not isinstance(kind, str):
         raise ConfigError(
-            f'{owner} has no kind: give its args class `kind: ClassVar[str] = "…"`, or name the '
-            "kind "
-            "when registering"
+            f'{owner} has no kind: give its args class `kind: ClassVar[str] = "…"`, or give '
+            "`kind=` at its registration"
         )
     validate_kind(kind)
     return kind
@@ -425,7 +424,7 @@ def _type_parameter(cls: type[Worker[Any]]) -> Any:
                 (parameter,) = get_args(generic)
                 if not isinstance(parameter, TypeVar):
                     return parameter
-    raise ConfigError(f"{cls.__name__} does not say what it works: derive it from Worker[YourArgs]")
+    raise ConfigError(f"{cls.__name__} has no args class: derive it from Worker[YourArgs]")
 
 
 def _annotated_args(function: Callable[..., Any]) -> Any:

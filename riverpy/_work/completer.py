@@ -245,7 +245,7 @@ class Completer:
         """
         try:
             async with self._connection.use(
-                "telling of jobs that are due again", STATEMENT_TIMEOUT
+                "notifying queues of available jobs", STATEMENT_TIMEOUT
             ) as connection:
                 await jobs.job_notify_queues(
                     connection, self._schema, sorted(self._queues_to_notify)

@@ -352,14 +352,14 @@ class Reconciler:
         self._done = 0
         try:
             if not await self._releases.send_all(SEND_TIMEOUT):
-                raise TimeoutError("putting back lost claims goes on in the next look")
+                raise TimeoutError("releasing lost claims continues in the next check")
         finally:
             if self._done:
                 self._log.warning(JOBS_OF_LOST_CLAIMS_RELEASED, count=self._done)
                 self._wake_producers()
 
     async def _release(self, lost: list[ClaimKey]) -> None:
-        async with self._claims.use("putting back lost claims", STATEMENT_TIMEOUT) as connection:
+        async with self._claims.use("releasing lost claims", STATEMENT_TIMEOUT) as connection:
             self._done += len(await jobs.job_release(connection, self._schema, lost))
 
     async def _rescue_earlier_run(self) -> None:
@@ -376,7 +376,7 @@ class Reconciler:
         try:
             while not self._rescues.is_empty or self._rescue_after_id is not None:
                 if not await self._rescues.send_all(SEND_TIMEOUT):
-                    raise TimeoutError("rescuing jobs goes on in the next look")
+                    raise TimeoutError("rescuing jobs continues in the next check")
                 if self._rescue_after_id is None or registered_at is None:
                     return
                 await self._read_page(registered_at, self._rescue_after_id)

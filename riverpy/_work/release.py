@@ -54,10 +54,10 @@ async def release_claims(
             await sender.send_all()
 
     try:
-        with anyio.fail_after(RELEASE_TIMEOUT, reason="putting jobs back"):
+        with anyio.fail_after(RELEASE_TIMEOUT, reason="releasing jobs"):
             connection = await connect(
                 url,
-                application_name="riverpy put back",
+                application_name="riverpy release",
                 settings={"lock_timeout": "500ms", "statement_timeout": STATEMENT_LIMIT},
                 pooled=pooled,
                 timeout=RELEASE_TIMEOUT,

@@ -435,7 +435,7 @@ class Run:
         skipped = [job_id for producer in claiming for job_id in producer.skipped]
         try:
             async with self._connections.claims.use(
-                "looking for jobs", DRAIN_STATEMENT_TIMEOUT
+                "checking for jobs", DRAIN_STATEMENT_TIMEOUT
             ) as connection:
                 return not self._is_busy and not await job_any_available(
                     connection,

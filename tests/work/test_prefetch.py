@@ -330,7 +330,7 @@ async def test_client_that_counts_as_dead(rig: Rig, ahead: None, patient: None) 
         await expect_given_back(rig, due)
         assert blocked.ran == [1]
         heartbeat._claims_end = until
-        heartbeat._beaten.set()
+        heartbeat._allowed.set()
         await rig.take(1 + AHEAD)
     assert blocked.ran == [1, 2, 3, 4]
 

@@ -220,7 +220,7 @@ async def test_frozen_client(
         await rig.until("SELECT state = 'available' AND attempted_by IS NOT NULL FROM river_job")
         assert (ran, (await rig.row(1))["attempt"]) == ([], 0)
         heartbeat._claims_end = until[0]
-        heartbeat._beaten.set()
+        heartbeat._allowed.set()
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED
     assert ran == [1]
 
