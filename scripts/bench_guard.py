@@ -11,7 +11,7 @@ import asyncio
 import json
 import sys
 
-from scripts._bench.goals import Goal, Verdict
+from scripts._bench.goals import Goal, ProbeResult
 from scripts._bench.measures.rounds import rounds
 from scripts._bench.run import Run
 from scripts._bench.server import server
@@ -27,7 +27,7 @@ TOLERANCES = (
 )
 
 
-async def guard(jobs: int, rounds_count: int) -> list[Verdict]:
+async def guard(jobs: int, rounds_count: int) -> list[ProbeResult]:
     """Measure, and compare the result with each tolerance."""
     options = parse_arguments(
         ["--quick", "-n", str(jobs), "--rounds", str(rounds_count), "--competitors", "riverpy,bare"]

@@ -18,7 +18,7 @@ from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.domain_map import read_domains
 from riverpy._tools.health.http_client import NO_HEALTH_SERVER, http_get, parse_address
 from riverpy._tools.health.leader_check import check_leaders
-from riverpy._tools.health.probes import Check, Verdict
+from riverpy._tools.health.probes import Check, ProbeResult
 from riverpy.cli._connected import connected, with_timeout
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_text, printable
@@ -77,7 +77,7 @@ def health(
     except click.UsageError:
         raise
     except click.ClickException as error:
-        verdict = Verdict.of({"answer": Check(ok=False, reason=error.format_message())})
+        verdict = ProbeResult.of({"answer": Check(ok=False, reason=error.format_message())})
     if as_json:
         print_json(verdict)
     else:
@@ -87,32 +87,32 @@ def health(
         raise click.exceptions.Exit(EXIT_NOT_READY)
 
 
-def _reasons(verdict: Verdict) -> str:
+def _reasons(verdict: ProbeResult) -> str:
     return "; ".join(f"{name}: {one.reason}" for name, one in verdict.checks.items())
 
 
-async def _read_worker(address: Address, max_lag: timedelta | None) -> Verdict:
+async def _read_worker(address: Address, max_lag: timedelta | None) -> ProbeResult:
     query = "" if max_lag is None else f"?{urlencode({'max_lag': format_duration(max_lag)})}"
     try:
         async with http_get(address, f"/readyz{query}") as answer:
-            return msgspec.json.decode(await answer.body(), type=Verdict)
+            return msgspec.json.decode(await answer.body(), type=ProbeResult)
     except (OSError, ValueError) as error:  # a DecodeError is a ValueError
         show_traceback(error)
         why = describe(error) if isinstance(error, OSError) else NO_HEALTH_SERVER
         reason = f"{address}: {why}"
-        return Verdict.of({"answer": Check(ok=False, reason=reason)})
+        return ProbeResult.of({"answer": Check(ok=False, reason=reason)})
 
 
-async def _read_database(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
+async def _read_database(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
     database.required_url()
     try:
         return await _read_checks(database, max_lag)
     except (DatabaseError, *DATABASE_ERRORS) as error:
         show_traceback(error)
-        return Verdict.of({"database": Check(ok=False, reason=describe(error))})
+        return ProbeResult.of({"database": Check(ok=False, reason=describe(error))})
 
 
-async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> Verdict:
+async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
     async with connected(database) as (connection, schema, state):
         await with_timeout("reading the role of the server", expect_primary(connection))
         checks: dict[str, Check] = {}
@@ -137,7 +137,7 @@ async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> Verdic
         seconds = f"{lag.total_seconds():.1f} s"
         reason = f"the oldest due job, of queue {queue}, has waited {seconds}"
         checks["lag"] = Check(ok=lag <= max_lag, reason=reason)
-    return Verdict.of(checks)
+    return ProbeResult.of(checks)
 
 
 async def _leaders(

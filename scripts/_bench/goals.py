@@ -24,18 +24,20 @@ class Goal(NamedTuple):
         least = "at least" if self.is_least else "at most"
         return f"{least} {self.bound:g}" + (f" x {self.against}" if self.against else "")
 
-    def verdict(self, samples: Samples) -> Verdict:
+    def verdict(self, samples: Samples) -> ProbeResult:
         """Compare the samples with the goal."""
         if self.against is None:
             value = samples.median(self.measure, "riverpy")
         else:
             value = samples.ratio(self.measure, self.against)
         if value is None:
-            return Verdict(self, None, None)
-        return Verdict(self, value, value >= self.bound if self.is_least else value <= self.bound)
+            return ProbeResult(self, None, None)
+        return ProbeResult(
+            self, value, value >= self.bound if self.is_least else value <= self.bound
+        )
 
 
-class Verdict(NamedTuple):
+class ProbeResult(NamedTuple):
     """A goal and the figure that was measured for it."""
 
     goal: Goal
@@ -80,6 +82,6 @@ GOALS = (
 )
 
 
-def verdicts(samples: Samples) -> list[Verdict]:
+def verdicts(samples: Samples) -> list[ProbeResult]:
     """Compare the samples with all goals."""
     return [goal.verdict(samples) for goal in GOALS]

@@ -1,13 +1,13 @@
--- What `riverpy demo` does beside inserting and working: a schema for each run, and the checks of what became of it.
+-- The statements of `riverpy demo`: a schema for each run, and the checks of its jobs.
 
 
 -- name: demo_lock
--- Hold the name of a run's schema until the connection ends: what nobody holds, a later run may drop.
+-- Lock the schema of a run until the connection ends. A later run may drop a schema without a lock.
 select pg_try_advisory_lock(hashtext('riverpy demo'), hashtext(@schema::text));
 
 
 -- name: demo_ended
--- Schemas of runs that have ended, each with the statement that drops it; they are locked from now on.
+-- The schemas of ended runs, each with the statement that drops it. They are locked from now on.
 with found as materialized (
   select nspname::text as name
   from pg_catalog.pg_namespace
@@ -19,20 +19,20 @@ where pg_try_advisory_lock(hashtext('riverpy demo'), hashtext(name));
 
 
 -- name: demo_create_schema
--- The statement that makes the schema, if it is not there.
+-- The statement that creates the schema if it is missing.
 select format('create schema if not exists %I', @schema::text) as command
 where not exists (select from pg_catalog.pg_namespace where nspname = @schema::text);
 
 
 -- name: demo_count
--- How many jobs there are, how many of them have not ended, and how many run.
+-- The number of all jobs, of unfinished jobs and of running jobs.
 select
   count(*), count(*) filter (where finalized_at is null), count(*) filter (where state = 'running')
 from /* schema */ river_job;
 
 
 -- name: demo_summary
--- What happened to the jobs of each kind. Times are seconds of the last attempt; quantiles are p50 and p95.
+-- The jobs of each kind and state. Times are seconds of the last attempt. Quantiles are p50 and p95.
 select
   kind,
   state::text,
@@ -56,7 +56,7 @@ order by jobs desc, kind, state;
 
 
 -- name: demo_unreadable
--- Jobs that gave up on a file, and why.
+-- The jobs that could not read their file, with the error.
 select id, (args ->> 'path') || ': ' || substr(errors[1] ->> 'error', length('JobCancelError: ') + 1) as reason
 from /* schema */ river_job
 where kind = 'compress_file' and state = 'cancelled' and errors[1] ->> 'error' like 'JobCancelError: cannot read %'
@@ -64,7 +64,7 @@ order by id;
 
 
 -- name: demo_unintended
--- Jobs that stand otherwise than they should, or should not exist, or are missing.
+-- The jobs that did not end as expected, should not exist, or are missing.
 select
   coalesce(wanted.id, job.id) as id, job.kind, wanted.state as wanted, job.state::text as found, job.attempt,
   coalesce(cardinality(job.errors), 0) as errors, job.errors[cardinality(job.errors)] ->> 'error' as last_error
@@ -80,7 +80,7 @@ order by 1;
 
 
 -- name: demo_duplicates
--- Jobs that exist more than once: no two of a run have the same kind and args.
+-- Jobs that exist more than once. No two jobs of a run have the same kind and args.
 select kind, args::text, count(*) as jobs
 from /* schema */ river_job
 group by kind, args
@@ -89,7 +89,7 @@ order by kind, args;
 
 
 -- name: demo_without_output
--- Files that count as done and have no digest.
+-- Completed jobs of files without a digest.
 select id
 from /* schema */ river_job
 where kind = 'compress_file' and state = 'completed'
@@ -98,7 +98,7 @@ order by id;
 
 
 -- name: demo_sample
--- Some of the files that are done and not too large, chosen so that each run chooses the same.
+-- Some completed jobs whose files are small, in an order that is the same in each run.
 select id, args ->> 'path' as path
 from /* schema */ river_job
 where kind = 'compress_file' and state = 'completed'
@@ -108,7 +108,7 @@ limit @limit::bigint;
 
 
 -- name: demo_wrong_digests
--- Jobs whose digest is not that of the content, as the server computes it.
+-- Jobs whose digest is not the one that the server computes from the content.
 select job.id, job.args ->> 'path' as path
 from unnest(@id::bigint[], @content::bytea[]) as sample (id, content)
 join /* schema */ river_job as job on job.id = sample.id

@@ -1,9 +1,9 @@
--- What `riverpy doctor` reads. Nothing here writes. Each statement runs in a read-only transaction under `doctor_limits`,
--- and none reads more of a large table than a limit says: jobs are looked at along the index of (state, queue, …) alone.
+-- What `riverpy doctor` reads. No statement writes. Each runs in a read-only transaction after `doctor_limits`. Each
+-- reads a limited number of rows of a large table, and jobs only through the index on (state, queue, …).
 
 
 -- name: doctor_limits
--- Of the transaction alone, for a pooler passes none of a session on.
+-- For this transaction only, because a pooler does not keep settings of a session.
 select
   set_config('application_name', 'riverpy doctor', true),
   set_config('statement_timeout', (@statement::bigint)::text, true),
@@ -12,7 +12,7 @@ select
 
 
 -- name: doctor_server
--- Where we are. A pooler tells its clients another process id than the server does.
+-- The server and the session. A pooler reports another process id to its clients than the server does.
 select
   current_setting('server_version') as version,
   pg_is_in_recovery() as is_standby,
@@ -22,7 +22,7 @@ select
 
 
 -- name: doctor_settings
--- Settings of the session as they are without ours, durations in milliseconds. An older server lacks some.
+-- Settings of the session without doctor's changes. Durations are in seconds. An older server lacks some.
 select
   name, setting, source,
   case when unit in ('ms', 's', 'min', 'h', 'd') then extract(epoch from current_setting(name)::interval) end::float8
@@ -36,7 +36,7 @@ select clock_timestamp();
 
 
 -- name: doctor_connections
--- How many connections clients have, how many they can have, and how many are riverpy's.
+-- How many connections clients have, how many they can have, and how many riverpy has.
 select
   count(*) as used,
   current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint as most,
@@ -46,19 +46,19 @@ where datid is not null and coalesce(backend_type, 'client backend') = 'client b
 
 
 -- name: doctor_listeners
--- How many connections there are on which clients of riverpy's listen.
+-- The number of connections that riverpy clients have for LISTEN.
 select count(*)
 from pg_stat_activity
 where datname = current_database() and application_name = 'riverpy listener';
 
 
 -- name: doctor_notify
--- The one thing that is sent to anybody: the doctor itself.
+-- Send a notification. Only doctor itself receives it.
 select pg_notify(@channel::text, @payload::text);
 
 
 -- name: doctor_notification_usage
--- How full the server's queue of notifications is, from 0 to 1.
+-- How full the server's notification queue is, from 0 to 1.
 select pg_notification_queue_usage();
 
 
@@ -68,7 +68,8 @@ select set_config('client_min_messages', 'warning', true);
 
 
 -- name: doctor_sessions
--- The session of a process; null: those with the oldest transactions. Of other roles' sessions a role may see little.
+-- The session of a process. Null: the sessions with the oldest transactions. A role may read little of other roles'
+-- sessions.
 select
   pid, coalesce(datname::text, '') as database, coalesce(usename::text, '') as role,
   coalesce(application_name, '') as application, coalesce(state, '') as state,
@@ -81,7 +82,7 @@ limit 3;
 
 
 -- name: doctor_relations
--- What this role may do with each table and sequence of River's and riverpy's.
+-- The privileges of this role on each table and sequence of River and riverpy.
 select
   class.relname::text as name,
   has_table_privilege(class.oid, 'SELECT') as can_select,
@@ -99,15 +100,15 @@ order by class.relname;
 
 
 -- name: doctor_schema
--- What this role may do with the schema.
+-- The privileges of this role on the schema.
 select has_schema_privilege(oid, 'USAGE') as can_use, has_schema_privilege(oid, 'CREATE') as can_create
 from pg_catalog.pg_namespace
 where nspname = @schema;
 
 
 -- name: doctor_clients
--- Who is registered, and how old its heartbeat is in seconds by the server's clock. Through jsonb, since the columns of
--- slots, stuck jobs, the state and the rows that are set aside may not be there.
+-- The registered clients, and the age of their heartbeats in seconds by the server's clock. The columns slots, stuck,
+-- state and set_aside may be missing, so they are read through jsonb.
 select
   client_id, queues, kinds, candidate and coalesce(to_jsonb(client) ->> 'state', '') <> 'stopping' as candidate,
   poll_only, version,
@@ -124,9 +125,10 @@ limit 10000;
 
 
 -- name: doctor_running
--- The running jobs by the client that claimed them last, queue, kind, and whether that client says that they are stuck:
--- the longest of each with its id, and how many run for @long seconds. In the order of an index: without an order a
--- limit makes a scan of the whole table look cheap. Who claimed the @skipped jobs is not read: they are damaged.
+-- The running jobs, grouped by the client of the last claim, queue, kind, and whether the client reports them as stuck:
+-- how many run for at least @long seconds, and the id of the oldest one. In the order of an index: without an order,
+-- the limit makes a sequential scan look cheap to the planner. The clients of the @skipped jobs are not read, because
+-- these jobs are damaged.
 with found as materialized (
   select
     id, kind, queue, attempted_at,
@@ -150,9 +152,9 @@ order by longest desc, id;
 
 
 -- name: doctor_backlogs
--- For each queue and state of jobs that wait: how many, up to a limit, whether counting ended there, and for how many
--- seconds the first is due. Pairs are found one by one along the index, and the first of each by priority. A walk of a
--- recursive query ends at its limit. Of many pairs fewer jobs each are counted: @total_limit in all.
+-- For each queue and state of waiting jobs: how many, up to a limit, whether counting ended at the limit, and since how
+-- many seconds the first job is due. The recursive query finds the pairs one by one in the index. With many pairs fewer
+-- jobs of each are counted, about @total_limit in all. The first job is found for each priority.
 with recursive place (state, queue) as (
   (select state, queue from /* schema */ river_job order by state, queue limit 1)
   union all
@@ -201,14 +203,13 @@ order by waits.queue, waits.state;
 
 
 -- name: doctor_kinds
--- The kinds among the first jobs of each given queue and state, with one job of each; how many of these jobs failed at
--- their last attempt, how many attempts are left to the one with the fewest, and the newest error. Times in errors are
--- texts, and are compared as such: one of a wrong form harms nothing. Errors of the @skipped jobs are not read: they are
--- damaged.
+-- The kinds among the first jobs of each given queue and state, with the id of one job; how many failed at their last
+-- attempt, the fewest attempts that one of them has left, and the newest error. Times in errors are compared as texts,
+-- so that a wrong format causes no error. Errors of the @skipped jobs are not read, because these jobs are damaged.
 select
   first.kind, count(*) as jobs, min(first.id) as id, array_agg(distinct given.queue order by given.queue) as queues,
   count(first.error) as failed,
-  min(first.left_over) filter (where first.error is not null) as left_over,
+  min(first.attempts_left) filter (where first.error is not null) as attempts_left,
   left(
     (array_agg(first.error ->> 'error' order by (first.error ->> 'at') collate "C" desc)
       filter (where first.error is not null))[1],
@@ -217,7 +218,7 @@ select
 from unnest(@states::text[], @queues::text[]) as given (state, queue)
 cross join lateral (
   select
-    job.kind, job.id, greatest(job.max_attempts - job.attempt, 0) as left_over,
+    job.kind, job.id, greatest(job.max_attempts - job.attempt, 0) as attempts_left,
     case
       when job.attempt > 0 and given.state <> 'scheduled' and job.id <> all(@skipped::bigint[])
       then job.errors[array_upper(job.errors, 1)]
@@ -233,7 +234,7 @@ limit 1000;
 
 
 -- name: doctor_discarded
--- How many jobs of each kind were discarded within @window seconds, among the newest @limit.
+-- The number of jobs of each kind that were discarded within @window seconds, among the newest @limit.
 with newest as materialized (
   select kind
   from /* schema */ river_job
@@ -249,7 +250,7 @@ limit 1000;
 
 
 -- name: doctor_queues
--- The queues that have a row: whether each is paused, and when a client last said that it works it.
+-- The rows of River's queues: whether each is paused, and when a client last updated it.
 select
   name,
   extract(epoch from now() - /* finite */ (paused_at))::float8 as paused_for,
@@ -260,8 +261,8 @@ limit 5000;
 
 
 -- name: doctor_periodic
--- The periodic jobs that are paused, late, or asked for. One that no leader has said to be in use for two hours is not
--- late, but nobody's.
+-- The periodic jobs that are paused, late or requested. A job whose row no leader updated for two hours is unused and
+-- not late.
 select
   id,
   extract(epoch from now() - /* finite */ (paused_at))::float8 as paused_for,
@@ -274,9 +275,9 @@ limit 5000;
 
 
 -- name: doctor_indexes
--- The indexes of River's and riverpy's tables. `estimate` is the size in bytes that a B-tree of as many entries has when
--- it is new, by the statistics of the last ANALYZE: of each entry its columns' average width, 8 bytes before and up to
--- 7 after it, and 4 in the page, of which nine tenths are filled. Null where nothing is known.
+-- The indexes of River's and riverpy's tables. `estimate` is the size in bytes of a new B-tree with as many entries,
+-- from the statistics of the last ANALYZE: for each entry the average width of its columns, 8 bytes before it, up to 7
+-- bytes after it and 4 bytes in the page. Pages are filled to nine tenths. Null: not known.
 select
   index.relname::text as name,
   part.indisvalid as is_valid,
@@ -289,7 +290,7 @@ select
       and pg_locks.relation = index.oid
       and pg_locks.mode in ('ShareUpdateExclusiveLock', 'AccessExclusiveLock')
       and pg_locks.pid <> pg_backend_pid()
-  ) as is_held,
+  ) as is_building,
   pg_relation_size(index.oid) as size,
   case
     when method.amname = 'btree' and index.reltuples >= 0 and widths.columns = part.indnkeyatts
@@ -315,8 +316,8 @@ order by index.relname;
 
 
 -- name: doctor_table
--- How the table of jobs is vacuumed. `made_at`: when it was made. What vacuums which table hides from a role that may not
--- see it: then it may be ours.
+-- The dead rows and the vacuum of the table of jobs. `made_at` is when it was made. A role without the privilege does
+-- not see which table a vacuum processes, so any vacuum may be for this table.
 select
   stats.n_live_tup as live, stats.n_dead_tup as dead,
   extract(epoch from now() - greatest(stats.last_vacuum, stats.last_autovacuum))::float8 as vacuumed,
@@ -328,7 +329,7 @@ select
   exists (
     select from pg_stat_progress_vacuum as vacuum
     where vacuum.datname = current_database() and coalesce(vacuum.relid, class.oid) = class.oid
-  ) as is_under_way,
+  ) as is_running,
   current_setting('autovacuum')::bool and current_setting('track_counts')::bool as is_on,
   not coalesce(
     (
@@ -345,8 +346,9 @@ where namespace.nspname = @schema and class.relname = 'river_job';
 
 
 -- name: doctor_snapshots
--- Who keeps dead rows from being removed, the oldest first: sessions, prepared transactions and replication slots. What
--- vacuums holds nothing back, though it has a snapshot. The start of a transaction hides from a role that may not see it.
+-- What prevents the removal of dead rows, the oldest first: sessions, prepared transactions and replication slots. A
+-- vacuum has a snapshot too, but it prevents nothing. A role without the privilege does not see the start of a
+-- transaction.
 select holder, id, role, application, state, seconds, transactions, text
 from (
   select
@@ -379,9 +381,9 @@ limit 100;
 
 
 -- name: doctor_locks
--- Whose open transactions hold locks on rows or tables of River's, for how long, and how many sessions wait for each.
--- What only reads or builds an index is in nobody's way. Who blocks whom is asked once for each that waits: each question
--- stops the server's locking for a moment.
+-- Open transactions that lock rows or tables of River, for how long, and how many sessions wait for each. Locks for
+-- reading and for building an index are left out. pg_blocking_pids is called once for each waiting session, because
+-- each call blocks the server's lock table for a moment.
 with blocking as materialized (
   select unnest(pg_blocking_pids(pid)) as pid
   from pg_stat_activity
@@ -392,13 +394,13 @@ select
   coalesce(activity.application_name, '') as application, coalesce(activity.state, '') as state,
   extract(epoch from clock_timestamp() - activity.xact_start)::float8 as seconds,
   coalesce(left(activity.query, 1000), '') as text,
-  held.tables, held.is_whole,
+  held.tables, held.is_table,
   (select count(*) from blocking where blocking.pid = activity.pid) as waiting
 from (
   select
     locks.pid,
     array_agg(distinct class.relname::text order by class.relname::text) as tables,
-    bool_or(locks.mode not in ('RowShareLock', 'RowExclusiveLock')) as is_whole
+    bool_or(locks.mode not in ('RowShareLock', 'RowExclusiveLock')) as is_table
   from pg_locks as locks
   join pg_catalog.pg_class as class on class.oid = locks.relation
   join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
@@ -420,7 +422,7 @@ limit 100;
 
 
 -- name: doctor_references
--- The foreign keys of other tables that keep rows of River's and riverpy's tables from being deleted.
+-- The foreign keys of other tables that prevent the deletion of rows of River's and riverpy's tables.
 select held.relname::text as held, referring.oid::regclass::text as referring, reference.conname::text as name
 from pg_catalog.pg_constraint as reference
 join pg_catalog.pg_class as held on held.oid = reference.confrelid

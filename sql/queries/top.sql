@@ -1,11 +1,11 @@
--- What `riverpy top` reads. Each statement reads a bounded number of rows, whatever the table holds: counts stop at a
--- cap, and every walk follows an index. They write nothing.
+-- What `riverpy top` reads. No statement writes. Each reads a limited number of rows of any table: counts end at a cap,
+-- and every search uses an index.
 
 
 -- name: top_limits
--- For this transaction only: a pooler passes none of a session on. A walk along an index ends at the cap; a bitmap or the
--- whole table would be read to its end first, which the planner takes for cheap in a queue that was small at the last
--- analyze.
+-- For this transaction only, because a pooler does not keep settings of a session. An index scan ends at the cap, while
+-- a bitmap scan or a sequential scan reads everything first. The planner would choose one for a queue that was small at
+-- the last ANALYZE.
 select
   set_config('statement_timeout', @milliseconds::bigint::text, true),
   set_config('enable_bitmapscan', 'off', true),
@@ -15,8 +15,8 @@ select
 
 
 -- name: top_clients
--- Clients of ours, dead ones too until they are reaped. Silence is by the server's clock. Through jsonb, since the columns
--- of slots, stuck jobs, the state and the rows that are set aside may not be there.
+-- The riverpy clients, dead ones too until their rows are deleted. Heartbeats are compared with the server's clock. The
+-- columns slots, stuck, state and set_aside may be missing, so they are read through jsonb.
 select
   client_id,
   version,
@@ -35,9 +35,9 @@ limit @limit::bigint;
 
 
 -- name: top_kinds
--- Kinds of available jobs that no client with a recent heartbeat has, among the first @limit jobs of each queue; nothing
--- where no such client is registered, since the clients may all be River's in another language. The kinds with the most
--- jobs come first, @kinds of them at most.
+-- The kinds of available jobs that no client with a recent heartbeat has, among the first @limit jobs of each queue. No
+-- row if no such client is registered, because all clients may be River's in another language. At most @kinds kinds,
+-- those with the most jobs first.
 with living as materialized (
   select kinds
   from /* schema */ riverpy_client
@@ -60,8 +60,8 @@ limit @kinds::bigint;
 
 
 -- name: top_running
--- Who runs how many jobs, among the first @cap running ones, and for how many seconds the longest. Who claimed the
--- @skipped ones is not read: they are damaged.
+-- How many jobs each client runs, among the first @cap running jobs, and for how many seconds the oldest. The clients
+-- of the @skipped jobs are not read, because these jobs are damaged.
 select
   claimed.client_id, count(*) as jobs,
   coalesce(extract(epoch from now() - /* finite */ (min(claimed.attempted_at))), 0)::float8 as longest
@@ -79,8 +79,8 @@ order by claimed.client_id;
 
 
 -- name: top_queue_names
--- Queues that have a row, and those that hold jobs that are not at their end: of each state the index is entered once
--- for each queue. Up to @limit of each.
+-- Queues that have a row or unfinished jobs, up to @limit of each. The index of each state is searched once for each
+-- queue.
 with recursive held (state, queue, number) as (
   select
     given.state,
@@ -121,12 +121,12 @@ order by name;
 
 
 -- name: top_queues
--- Each of the queues, with none of its jobs too: how many are in each state, up to @cap, how many should have been made
--- available more than @late seconds ago, since when the oldest due one waits, and among the rows that were read how many
--- started and failed since @since: what failed had started too. A failure is seen by the row's last error; times in
--- errors are texts, and are compared as such, so that one of a wrong form harms nothing. Errors are large: those of jobs
--- that wait are read only where the attempt began no more than ten minutes before. Those of the @skipped ones are never
--- read: they are damaged.
+-- For each queue, also without jobs: the jobs in each state, up to @cap; those that should have become available more
+-- than @late seconds ago; when the oldest due job became due; and how many of the read jobs started and failed since
+-- @since. A failed attempt also counts as started. A failure is found by the last error of the row. Times in errors are
+-- compared as texts, so that a wrong format causes no error. Errors are large, so those of waiting jobs are read only
+-- if the attempt began at most ten minutes earlier. Errors of the @skipped jobs are not read, because these jobs are
+-- damaged.
 select
   given.name,
   queue.paused_at is not null as is_paused,
@@ -215,9 +215,9 @@ order by given.name;
 
 
 -- name: top_ended
--- The jobs of each queue that ended in the last @window seconds, up to @cap of each state, and of how many seconds
--- these are the newest: where the cap cuts, fewer. Waits are those of the last attempt. One that completed after a failure
--- in this time started twice. Errors of the @skipped jobs are not read: they are damaged.
+-- The jobs of each queue that ended in the last @window seconds, up to @cap of each state. If the cap ends the count,
+-- the time is shorter: the time of the counted jobs. Waits are those of the last attempt. A job that completed after a
+-- failure in this time has started twice. Errors of the @skipped jobs are not read, because these jobs are damaged.
 with ended as materialized (
   select newest.*
   from unnest(array['cancelled', 'completed', 'discarded']::/* schema */ river_job_state[]) as given (state)
@@ -266,7 +266,7 @@ order by ended.queue;
 
 
 -- name: top_totals
--- How many jobs are in each state in which no queue counts them, up to @cap.
+-- The number of jobs in each state that is not counted by queue, up to @cap.
 select given.state::text, counted.number
 from unnest(
   array['pending', 'cancelled', 'completed', 'discarded']::/* schema */ river_job_state[]
@@ -284,7 +284,7 @@ cross join lateral (
 
 
 -- name: top_moment
--- The server's time, and about how many jobs there are in all: as of the last analyze, null before the first.
+-- The server's time, and about how many jobs there are, as of the last ANALYZE. Null before the first one.
 select
   now() as at,
   (

@@ -207,7 +207,7 @@ class CheckRunner:
                 f"the role may not run these checks: {', '.join(checks)} ({errors})",
                 f'run riverpy doctor with the role of the workers, or grant "{server.role}" '
                 "SELECT on River's tables",
-                {"looks": checks},
+                {"checks": checks},
             )
         )
 

@@ -27,15 +27,15 @@ class Check(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class ProbeResult(msgspec.Struct, frozen=True):
     """The result of a probe."""
 
     ok: bool
     checks: dict[str, Check]
 
     @classmethod
-    def of(cls, checks: dict[str, Check]) -> Verdict:
-        """Return a verdict that is ok if all checks are."""
+    def of(cls, checks: dict[str, Check]) -> ProbeResult:
+        """Return a result that is ok if all checks are."""
         return cls(all(check.ok for check in checks.values()), checks)
 
     @property
@@ -45,7 +45,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return "; ".join(failed) or "ok"
 
 
-def liveness(stats: ClientStats | None) -> Verdict:
+def liveness(stats: ClientStats | None) -> ProbeResult:
     """Check that the worker's services run, whatever the state of the database. The answer itself
     shows that the event loop runs.
 
@@ -54,10 +54,10 @@ def liveness(stats: ClientStats | None) -> Verdict:
     """
     stuck = stats.stuck if stats is not None else ()
     reason = f"stuck: {', '.join(stuck)}; restart the worker" if stuck else "all run"
-    return Verdict.of({"event_loop": Check(True, "runs"), "services": Check(not stuck, reason)})
+    return ProbeResult.of({"event_loop": Check(True, "runs"), "services": Check(not stuck, reason)})
 
 
-def readiness(stats: ClientStats | None, lag: Check | None = None) -> Verdict:
+def readiness(stats: ClientStats | None, lag: Check | None = None) -> ProbeResult:
     """Check that the worker works jobs.
 
     Args:
@@ -73,7 +73,7 @@ def readiness(stats: ClientStats | None, lag: Check | None = None) -> Verdict:
             checks[f"queue {name}"] = _queue(queue)
     if lag is not None:
         checks["lag"] = lag
-    return Verdict.of(checks)
+    return ProbeResult.of(checks)
 
 
 def check_lag(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from riverpy._tools.health.address import Address
     from riverpy._tools.health.http import Request
-    from riverpy._tools.health.probes import Verdict
+    from riverpy._tools.health.probes import ProbeResult
     from riverpy.client import Client
 
 LAG_MAX_AGE = 10.0
@@ -152,6 +152,6 @@ async def _joined(pieces: Iterator[str]) -> bytes:
     return "".join(page).encode()
 
 
-def _respond(verdict: Verdict) -> Response:
-    status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE
-    return Response(status, JSON, msgspec.json.encode(verdict) + b"\n")
+def _respond(result: ProbeResult) -> Response:
+    status = HTTPStatus.OK if result.ok else HTTPStatus.SERVICE_UNAVAILABLE
+    return Response(status, JSON, msgspec.json.encode(result) + b"\n")

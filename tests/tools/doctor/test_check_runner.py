@@ -50,7 +50,7 @@ async def test_unreachable_server() -> None:
 
 
 async def test_debug() -> None:
-    """`--debug` shows the traceback of an error that became a finding or a verdict (OP-04)."""
+    """`--debug` shows the traceback of an error that became a finding or a failed check (OP-04)."""
     url = "postgresql://ada:secret@127.0.0.1:1/db"
     runner = CliRunner()
     for command in ("doctor", "health"):
@@ -177,7 +177,7 @@ async def test_timeouts(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None
     running = snapshot.DatabaseSnapshot.running
 
     async def limited(*args: Any) -> list[Any]:
-        """This look alone has little time."""
+        """Run this read with short timeouts."""
         with pytest.MonkeyPatch.context() as patch:
             for name, limit in limits.items():
                 patch.setattr(session, name, limit)

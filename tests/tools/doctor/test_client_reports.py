@@ -157,9 +157,9 @@ async def test_set_aside_rows_of_a_worker(
                 assert one["data"]["tries"] > 1
                 assert "remove the cause" in one["fix"]
             reader = StatusReader(schema.url, schema.name)
-            look = await reader.read()
+            status = await reader.read()
             await reader.close()
-            assert [worker.aside for worker in look.workers] == [3]
+            assert [worker.aside for worker in status.workers] == [3]
             await schema.execute("DROP FUNCTION refuse CASCADE")
             await rig.until("SELECT count(*) FROM riverpy_client WHERE set_aside IS NULL", 1)
         assert await rig.states() == {"completed": 5}

@@ -80,7 +80,7 @@ async def test_inserter(schema: Schema, roles: dict[str, str], doctor: Doctor) -
     assert "to work jobs, grant UPDATE, DELETE on river_job; SELECT, INSERT, " in found["fix"]
     (unseen,) = report.named("unseen")
     assert "permission denied for table riverpy_client" in unseen["text"]
-    assert "leader" in unseen["data"]["looks"]
+    assert "leader" in unseen["data"]["checks"]
 
 
 async def test_worker(schema: Schema, roles: dict[str, str], doctor: Doctor) -> None:

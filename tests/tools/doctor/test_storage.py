@@ -149,7 +149,9 @@ async def test_invalid_index_and_artifact(schema: Schema, doctor: Doctor) -> Non
     await schema.execute("CREATE INDEX river_job_extra ON river_job (kind)")
     await schema.execute("ALTER INDEX river_job_unique_idx RENAME TO elsewhere")
     try:
-        assert (await doctor()).named("indexes", "warn") == []  # somebody may name his index so
+        assert (await doctor()).named(
+            "indexes", "warn"
+        ) == []  # an index of the user may have such a name
         await schema.execute(
             "UPDATE pg_index SET indisvalid = false WHERE indexrelid IN"
             " ('river_job_kind_ccnew'::regclass, 'river_job_extra'::regclass)"

@@ -23,7 +23,7 @@ async def test_queues(schema: Schema, doctor: Doctor) -> None:
     """Every queue is in the data, also an empty one. Late, unworked and paused queues are
     reported with the reason (OP-08)."""
     await register(schema, "alive", kinds=("task",), queues=("busy", "late", "paused", "empty"))
-    await register(schema, "dead", queues=("nobody", "new"), silent=100)
+    await register(schema, "dead", queues=("unworked", "new"), silent=100)
     await set_leader(schema, "alive")
     await schema.execute(
         "INSERT INTO river_queue (name, paused_at, updated_at) VALUES ('empty', NULL, now()),"
@@ -34,11 +34,11 @@ async def test_queues(schema: Schema, doctor: Doctor) -> None:
     await insert_job(schema, queue="late", due=3610, priority=4)
     await insert_job(schema, queue="paused", due=1)
     await insert_job(schema, queue="go", due=700)
-    await insert_job(schema, queue="nobody", due=700)
+    await insert_job(schema, queue="unworked", due=700)
     await insert_job(schema, queue="new", due=20)
     report = await doctor()
     queues = report.one("queues", "ok")["data"]["queues"]
-    assert list(queues) == ["busy", "empty", "go", "late", "new", "nobody", "paused"]
+    assert list(queues) == ["busy", "empty", "go", "late", "new", "paused", "unworked"]
     assert queues["empty"] == {
         "available": 0,
         "oldest_due": None,
@@ -52,22 +52,22 @@ async def test_queues(schema: Schema, doctor: Doctor) -> None:
         "paused": "warn",
         "go": "warn",
         "new": "warn",
-        "nobody": "fail",
+        "unworked": "fail",
     }
     assert '2 jobs of queue "late" wait, the oldest for 1h' in found["late"]["text"]
     assert "The queue is paused for 1h" in found["paused"]["text"]
     assert "riverpy queue resume paused" in found["paused"]["fix"]
     assert "A client in another language may" in found["go"]["text"]
-    assert "no riverpy client works the queue" in found["nobody"]["text"]
-    assert found["nobody"]["fix"] == (
-        'start a worker that has kind "task": riverpy worker MODULE:ATTR -q nobody:50'
+    assert "no riverpy client works the queue" in found["unworked"]["text"]
+    assert found["unworked"]["fix"] == (
+        'start a worker that has kind "task": riverpy worker MODULE:ATTR -q unworked:50'
     )
     later = await doctor("--max-lag", "2h")
     assert {one["data"]["queue"] for one in later.named("queues", "warn")} == {
         "paused",
         "go",
         "new",
-        "nobody",
+        "unworked",
     }
 
 
@@ -83,7 +83,7 @@ async def test_scheduled_jobs_are_late(schema: Schema, doctor: Doctor) -> None:
         in found["text"]
     )
     assert "`leader`" in found["fix"]
-    await set_leader(schema, "somebody")
+    await set_leader(schema, "go_1")
     found = (await doctor()).one("scheduled", "warn")
     assert "although there is a leader" in found["text"]
     assert "job scheduler" in found["fix"]
@@ -113,7 +113,7 @@ async def test_periodic_jobs_of_a_domain(schema: Schema, doctor: Doctor) -> None
         "INSERT INTO riverpy_periodic (id, schedule, next_run_at, updated_at) SELECT id, '1m',"
         " now() - interval '1 hour', now() FROM unnest('{daily,daily@mail,daily@pay}'::text[]) id"
     )
-    await set_lease_holder(schema, "d:pay", "somebody")
+    await set_lease_holder(schema, "d:pay", "go_1")
     found = {one["data"]["late"][0]: one for one in (await doctor()).named("periodic", "warn")}
     assert found["daily"]["text"] == 'late by up to 1h: "daily"'
     assert 'because domain "mail" has no leader' in found["daily@mail"]["text"]

@@ -1,4 +1,4 @@
-"""What the tests of the embedded PostgreSQL look at."""
+"""Helpers of the tests of the embedded PostgreSQL."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def wait_for_end(server: EmbeddedPostgres) -> None:
-    """Wait until the supervisor has ended: the kernel then gives us its lock."""
+    """Wait until the supervisor has ended, by its lock."""
     os.close(processes.lock(server.directory / "supervisor.lock", fcntl.LOCK_EX))
 
 
 def postmaster_pid(server: EmbeddedPostgres) -> int:
-    """The process id of the running server."""
+    """Return the process id of the running server."""
     pid = processes.postmaster_pid(server.directory / "data")
     assert pid is not None
     return pid
 
 
 def parent_pid(pid: int) -> int:
-    """The parent of a process."""
+    """Return the parent of a process."""
     status = Path(f"/proc/{pid}/stat")
     if status.exists():  # small systems have no ps
         return int(status.read_text().rpartition(")")[2].split()[1])
@@ -38,17 +38,17 @@ def parent_pid(pid: int) -> int:
 
 
 def query(server: EmbeddedPostgres, sql: str) -> str:
-    """What psql prints for a statement."""
+    """Return the output of psql for a statement."""
     command = [server.binaries / "psql", server.url, "-XAtqc", sql]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     return shown.stdout.strip()
 
 
 def mode(path: Path) -> int:
-    """The permission bits of a file."""
+    """Return the permission bits of a file."""
     return path.stat().st_mode & 0o7777
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds, for what no signal announces."""
+    """Wait until the condition holds. For conditions without a signal."""
     assert processes.wait_until(condition, 40)

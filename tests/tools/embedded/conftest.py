@@ -1,4 +1,4 @@
-"""A place for servers of a test's own, and processes that use them."""
+"""A directory for the servers of one test, and processes that use them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def base() -> Generator[Path]:
-    """A directory for servers that whoever runs them can enter; its servers are removed."""
+    """A directory for servers that any user can enter. Its servers are removed at the end."""
     path = Path(tempfile.mkdtemp(prefix="rp-", dir="/tmp"))
     path.chmod(0o711)
     yield path
@@ -48,7 +48,7 @@ def base() -> Generator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Generator[Path]:
-    """The data of a server that has never run, to be copied: quicker than to make it anew."""
+    """The data of a server that has never run. A copy is faster than initdb."""
     path = Path(tempfile.mkdtemp(prefix="rp-", dir="/tmp"))
     path.chmod(0o711)
     server = EmbeddedPostgres("t", base_dir=path)
@@ -69,10 +69,9 @@ def server(base: Path, cluster: Path) -> EmbeddedPostgres:
 
 @pytest.fixture
 def new_client(base: Path) -> Generator[ClientStarter]:
-    """Starts processes that hold the server `t` until they are killed or their stdin is closed.
-
-    Each prints a line when it is ready, waits for a line, starts the server and prints its URL.
-    """
+    """Return a function that starts a process which holds the server `t` until it is killed or
+    its stdin is closed. The process prints a line when it is ready, waits for a line, starts the
+    server and prints its URL."""
     clients: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:

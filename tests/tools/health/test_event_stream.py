@@ -1,4 +1,4 @@
-"""What followers of /events are told, and what not."""
+"""The events that readers of /events receive."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from riverpy._tools.health.http import HttpError, Request
 from riverpy._tools.health.worker_health import STREAMS_MAX, WorkerHealth
 
 
-async def told(lines: AsyncGenerator[bytes, None], count: int) -> list[dict[str, Any]]:
-    """The next lines that say something."""
+async def next_lines(lines: AsyncGenerator[bytes, None], count: int) -> list[dict[str, Any]]:
+    """Return the next lines that are not empty."""
     found: list[dict[str, Any]] = []
     while len(found) < count:
         line = await anext(lines)
@@ -27,9 +27,9 @@ async def told(lines: AsyncGenerator[bytes, None], count: int) -> list[dict[str,
     return found
 
 
-async def test_slow_follower(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A follower who is too slow has a bounded number of events, and is told how many were
-    dropped (ME-04)."""
+async def test_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow reader has a limited buffer of events and receives the number of dropped ones
+    (ME-04)."""
     monkeypatch.setattr(event_stream, "BUFFERED_EVENTS_MAX", 2)
     client = Client()
     lines = stream_events(client, {})
@@ -37,16 +37,16 @@ async def test_slow_follower(monkeypatch: pytest.MonkeyPatch) -> None:
     with structlog.testing.capture_logs():
         for n in range(5):
             client._subscriptions.publish_queue(EventKind.QUEUE_PAUSED, f"q{n}")
-    dropped, *events = await told(lines, 3)
+    dropped, *events = await next_lines(lines, 3)
     assert dropped == {"event": "dropped", "dropped": 3}
     assert [event["queue"] for event in events] == ["q0", "q1"]
     client._subscriptions.close()
     assert [line async for line in lines] == []
 
 
-async def test_followers_who_come_at_once() -> None:
-    """Of many who ask before the first is answered no more than the limit follow; who leaves makes
-    room for another, also where he has read nothing."""
+async def test_limit_of_readers() -> None:
+    """At most the limit of readers is accepted, also when their requests arrive together. A
+    reader that leaves makes room, also before it has read a line."""
     health = WorkerHealth(Address("127.0.0.1", 0))
     health.client = Client()
     asked = Request("GET", "/events", {}, "localhost")
@@ -60,8 +60,8 @@ async def test_followers_who_come_at_once() -> None:
 
 
 async def test_filters() -> None:
-    """A follower is told of what matches one value of each filter; events of a queue have neither
-    kind nor state."""
+    """A reader receives the events that match one value of each filter. Events of a queue have
+    neither kind nor state."""
     client = Client()
     wanted = stream_events(client, {"queue": ["a", "b"], "event": ["queue_paused"]})
     of_jobs = stream_events(client, {"state": ["completed"]})
@@ -75,8 +75,8 @@ async def test_filters() -> None:
     assert [line async for line in of_jobs] == []
 
 
-async def test_follower_of_what_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A follower who wants none of the many events hears that the worker is there all the same."""
+async def test_keepalive_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that receives no event still receives keepalive lines."""
     monkeypatch.setattr(event_stream, "KEEPALIVE_INTERVAL", 0.0)
     client = Client()
     lines = stream_events(client, {"state": ["completed"]})
@@ -89,6 +89,6 @@ async def test_follower_of_what_is_rare(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("params", [{"kinds": ["a"]}, {"event": ["job_lost"]}])
 def test_wrong_parameters(params: dict[str, list[str]]) -> None:
-    """A name that is not known is refused, with those that are."""
+    """An unknown name is refused with the list of known names."""
     with pytest.raises(ValueError, match=r"the parameters are event|kinds of events are"):
         stream_events(Client(), params)

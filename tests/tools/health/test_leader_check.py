@@ -1,4 +1,4 @@
-"""`riverpy health` by database: whether each domain that has workers is led."""
+"""The check of `riverpy health` that each domain with clients has a leader."""
 
 from __future__ import annotations
 
@@ -23,69 +23,69 @@ if TYPE_CHECKING:
 MOST = timedelta(seconds=60)
 
 
-async def look(schema: Schema) -> Check:
-    """What is said of the leaders."""
+async def result_for(schema: Schema) -> Check:
+    """Return the result of the check."""
     async with schema.connected() as connection:
         return check_leaders(MOST, await read_domains(connection, schema.name))
 
 
-async def http_get(schema: Schema, url: str) -> tuple[int, dict[str, Any]]:
-    """The exit code of the command, and its checks."""
+async def run_command(schema: Schema, url: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit code of the command and its checks."""
     where = ("health", f"--database-url={url}", f"--schema={schema.name}", "--json")
     result = await asyncio.to_thread(CliRunner().invoke, main, where)
     return result.exit_code, json.loads(result.stdout)["checks"]
 
 
-async def test_led(schema: Schema) -> None:
-    """Whoever leads is named; where no client lives nobody is missed."""
-    assert await look(schema) == Check(True, "no leader of default, which has no client")
+async def test_leaders(schema: Schema) -> None:
+    """Leaders are named. A domain without a live client needs no leader."""
+    assert await result_for(schema) == Check(True, "no leader of default, which has no client")
     await register(schema, "a")
     await set_leader(schema, "a")
     await register(schema, "m", domain="media")
     await set_lease_holder(schema, "d:media", "m")
-    assert await look(schema) == Check(True, "a is the leader of default, m is the leader of media")
+    assert await result_for(schema) == Check(
+        True, "a is the leader of default, m is the leader of media"
+    )
 
 
 @pytest.mark.parametrize(
     ("over", "running", "is_well"),
     [(30, 3600, True), (90, 3600, False), (90, 30, True), (None, 3600, False), (None, 30, True)],
 )
-async def test_nobody_leads(
-    schema: Schema, over: float | None, running: float, is_well: bool
-) -> None:
-    """Nobody leads for a minute, since the last lease or, if it was released, the start of the
-    oldest client: that is not well. For a while, as when a leader dies, it is."""
+async def test_no_leader(schema: Schema, over: float | None, running: float, is_well: bool) -> None:
+    """The check fails if there is no leader for a minute. The time starts at the end of the last
+    lease or, after a release, at the start of the oldest client."""
     await register(schema, "a", running=running)
     if over is not None:
         await set_leader(schema, "gone", -over)
-    check = await look(schema)
+    check = await result_for(schema)
     assert check.ok is is_well
     assert check.reason.startswith("no leader of default")
 
 
 async def test_domain_without_leader(schema: Schema) -> None:
-    """A domain that has clients and no leader is named, beside others that are led."""
+    """A domain with clients and without a leader is named."""
     await register(schema, "a")
     await set_leader(schema, "a")
     await register(schema, "m", domain="media", candidate=False)
-    check = await look(schema)
+    check = await result_for(schema)
     assert not check.ok
     assert check.reason.startswith("no leader of media for more than 1m: ")
 
 
 async def test_command(schema: Schema) -> None:
-    """The command ends with 3 while nobody leads."""
+    """The exit code is 3 while there is no leader."""
     await register(schema, "a")
-    code, checks = await http_get(schema, schema.url)
+    code, checks = await run_command(schema, schema.url)
     assert (code, checks["leaders"]["ok"], checks["workers"]["ok"]) == (EXIT_NOT_READY, False, True)
     await set_leader(schema, "a")
-    code, checks = await http_get(schema, schema.url)
+    code, checks = await run_command(schema, schema.url)
     assert (code, checks["leaders"]["reason"]) == (0, "a is the leader of default")
 
 
-async def test_role_that_may_not_look(schema: Schema) -> None:
-    """A role of before the tables of leases and domains is told what it may not read, and the rest
-    decides."""
+async def test_role_without_grants(schema: Schema) -> None:
+    """A role without grants on the tables of leases and domains gets an error for this check,
+    and the other checks decide."""
     role = f"{schema.name}_probe".lower()
     seen = "river_job, river_queue, river_leader, river_migration, riverpy_client"
     await register(schema, "a")
@@ -94,7 +94,7 @@ async def test_role_that_may_not_look(schema: Schema) -> None:
         f" GRANT SELECT ON {seen} TO {role}"
     )
     try:
-        code, checks = await http_get(schema, f"{schema.url}&role={role}")
+        code, checks = await run_command(schema, f"{schema.url}&role={role}")
     finally:
         await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
     assert (code, checks["leaders"]["ok"]) == (0, True)

@@ -1,4 +1,4 @@
-"""/metrics: that others can read it, and how much of it there is."""
+"""The page /metrics: its format and its size."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Sample = tuple[str, frozenset[tuple[str, str]]]
 
 
 class Named(msgspec.Struct, frozen=True):
-    """The args of a job that nobody works."""
+    """The args of a job without a worker."""
 
-    kind: ClassVar[str] = "nobody's"
+    kind: ClassVar[str] = "no worker"
 
 
 def samples(page: str) -> dict[Sample, float]:
-    """Each sample, as Prometheus' own client reads it."""
+    """Parse the samples with Prometheus' own client."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(page)
@@ -51,17 +51,17 @@ def samples(page: str) -> dict[Sample, float]:
 
 
 def page_of(stats: ClientStats, lags: dict[str, timedelta] | None = None) -> dict[Sample, float]:
-    """The samples of the page of these stats."""
+    """Return the samples of the page of these stats."""
     return samples("".join(render(stats, process_started_at=1.5, lags=lags)))
 
 
 def value(page: dict[Sample, float], name: str, **labels: str) -> float | None:
-    """One sample."""
+    """Return the value of one sample."""
     return page.get((f"riverpy_{name}", frozenset(labels.items())))
 
 
-def test_histograms_are_as_prometheus_counts() -> None:
-    """A bucket holds what is below or at its bound, and all of the buckets before it."""
+def test_histogram_buckets() -> None:
+    """A bucket counts all values up to its bound, as Prometheus expects."""
     tally = HistogramBuilder((1.0, 2.5))
     for one in (0.0, 1.0, 1.1, 2.5, 100.0):
         tally.add(one)
@@ -82,7 +82,7 @@ def test_histograms_are_as_prometheus_counts() -> None:
     "name", ['<img src=x onerror="alert(1)">', "back\\slash", "line\nbreak", 'q"uote', "\\n", "é—"]
 )
 def test_labels_are_escaped(name: str) -> None:
-    """Whatever a kind or a queue is called, it is read back as it is, as text (SE-04)."""
+    """Any name of a kind or queue is read back unchanged (SE-04)."""
     empty = Histogram(RUN_BOUNDS, (0,) * (len(RUN_BOUNDS) + 1), 0.0)
     kind = KindStats(
         completed=7, failed=0, discarded=0, snoozed=0, cancelled=0, interrupted=0, runs=empty
@@ -92,8 +92,8 @@ def test_labels_are_escaped(name: str) -> None:
     assert value(page, "queue_lag_seconds", queue=name) == 3
 
 
-def test_families_are_declared_once() -> None:
-    """No family is told of twice, and each has its help and its type (OP-12)."""
+def test_metrics_are_declared_once() -> None:
+    """Each metric has its help and type once (OP-12)."""
     text = "".join(render(ClientStats(client_id="c"), process_started_at=0, lags=None))
     families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     helped = [line.split()[2] for line in text.splitlines() if line.startswith("# HELP")]
@@ -103,7 +103,7 @@ def test_families_are_declared_once() -> None:
 
 
 def test_unknown_values_are_left_out() -> None:
-    """What is not known has no sample, rather than a wrong one."""
+    """An unknown value has no sample."""
     page = page_of(ClientStats(client_id="c"))
     assert value(page, "heartbeat_age_seconds") is None
     assert value(page, "listener_proven") is None
@@ -111,8 +111,8 @@ def test_unknown_values_are_left_out() -> None:
 
 
 def test_singletons_and_domain() -> None:
-    """Each singleton has its series, without an epoch where it does not run; who leads says of
-    which domain."""
+    """Each singleton has its series. It has no epoch while it does not run. The leader metric
+    names the domain."""
     stats = ClientStats(
         client_id="c",
         domain="mail",
@@ -151,7 +151,7 @@ def test_each_metric_is_on_the_page() -> None:
 
 
 async def test_jobs_run_while_the_page_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page of many kinds is written in pieces, between which the event loop turns."""
+    """A page of many kinds is rendered in pieces, and other tasks run between them."""
     runs = HistogramBuilder(RUN_BOUNDS).histogram()
     counts = dict.fromkeys(
         ("completed", "failed", "discarded", "snoozed", "cancelled", "interrupted"), 0
@@ -183,9 +183,9 @@ async def _no_lags(names: list[str]) -> dict[str, timedelta]:
 
 
 async def test_series_are_bounded(rig: Rig) -> None:
-    """Jobs with ids, tags, args, attempts and errors of their own make no series of their own: a
-    kind has 20 at most, and all kinds without a worker are one (OP-06). A queue in which nothing
-    happens is told of (OP-08). What two clients of a process count adds up to all jobs (OP-12)."""
+    """Ids, tags, args, attempts and errors of jobs create no series. A kind has at most 20, and
+    all kinds without a worker share one (OP-06). An idle queue has its series (OP-08). The
+    counts of two clients of a process add up (OP-12)."""
     jobs = 60
 
     @rig.job
@@ -205,7 +205,7 @@ async def test_series_are_bounded(rig: Rig) -> None:
             ]
             await rig.insert_rows(5, kind="one unknown")
             await rig.insert_rows(5, kind="another")
-            await client.insert_many(params)  # which tells the workers
+            await client.insert_many(params)  # notifies the workers
             await rig.until(
                 "SELECT count(*) FROM river_job"
                 " WHERE finalized_at IS NOT NULL OR cardinality(errors) = 1",
@@ -232,7 +232,7 @@ async def test_series_are_bounded(rig: Rig) -> None:
 
 
 async def test_waits_are_never_negative(rig: Rig) -> None:
-    """A job that was due long before it was inserted waits from its insert on (OP-11)."""
+    """A job that was due before its insert waits from its insert (OP-11)."""
 
     @rig.job
     async def work(job: Job[Any]) -> None: ...
@@ -249,7 +249,7 @@ async def test_waits_are_never_negative(rig: Rig) -> None:
 
 
 async def test_stats_of_a_client(rig: Rig) -> None:
-    """A client tells how it stands: before, during and after a run."""
+    """A client has stats before, during and after a run."""
     begun = asyncio.Event()
 
     @rig.job

@@ -1,4 +1,4 @@
-"""What /livez and /readyz make of a worker's stats."""
+"""The results of /livez and /readyz for a worker's stats."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ WORKING = ClientStats(
 
 
 def with_queue(**changes: Any) -> ClientStats:
-    """A worker with this about its queue."""
+    """Return the stats of a worker with these values of its queue."""
     return msgspec.structs.replace(WORKING, queues={"q": msgspec.structs.replace(QUEUE, **changes)})
 
 
 def test_ready() -> None:
-    """A worker that claims is ready, and alive (OP-02)."""
+    """A worker that claims is ready and alive (OP-02)."""
     assert readiness(WORKING).ok
     assert liveness(WORKING).ok
 
@@ -51,8 +51,8 @@ def test_ready() -> None:
     ],
 )
 def test_ready_without_a_claim(changes: dict[str, Any]) -> None:
-    """A queue that is paused, whose slots are all taken, or that is polled rarely need not be
-    claimed from (OP-02)."""
+    """A queue that is paused, has no free slot or is polled rarely needs no recent claim
+    (OP-02)."""
     assert readiness(with_queue(**changes)).ok
 
 
@@ -68,20 +68,20 @@ def test_ready_without_a_claim(changes: dict[str, Any]) -> None:
     ],
 )
 def test_not_ready(stats: ClientStats | None, check: str) -> None:
-    """A worker that does not claim is not ready, says why, and is alive nevertheless (OP-02)."""
-    verdict = readiness(stats)
-    assert [name for name, one in verdict.checks.items() if not one.ok] == [check]
-    assert verdict.summary.startswith(f"{check}: ")
+    """A worker that does not claim is not ready and says why, but it is alive (OP-02)."""
+    result = readiness(stats)
+    assert [name for name, one in result.checks.items() if not one.ok] == [check]
+    assert result.summary.startswith(f"{check}: ")
     assert liveness(stats).ok
 
 
 @pytest.mark.parametrize("listener", ["off", "deaf"])
 def test_polling_is_ready(listener: str) -> None:
-    """A worker that finds its jobs by polling works, as configured or behind a pooler that makes
-    it deaf; which of them is told."""
-    verdict = readiness(msgspec.structs.replace(WORKING, listener=listener))
-    assert verdict.ok
-    assert "polling" in verdict.checks["listener"].reason
+    """A worker that finds its jobs by polling is ready, by configuration or because no
+    notification arrives. The reason says which."""
+    result = readiness(msgspec.structs.replace(WORKING, listener=listener))
+    assert result.ok
+    assert "polling" in result.checks["listener"].reason
 
 
 @pytest.mark.parametrize(
@@ -94,20 +94,20 @@ def test_polling_is_ready(listener: str) -> None:
     ],
 )
 def test_lag(lags: dict[str, timedelta] | None, reason: str | None) -> None:
-    """A worker is not ready while jobs wait for longer than was asked, or if that is not known;
-    those of a paused queue may."""
-    verdict = readiness(WORKING, check_lag(timedelta(minutes=1), lags, WORKING))
-    assert verdict.ok == (reason is None)
-    assert reason is None or reason in verdict.summary
+    """A worker is not ready while a job waits for longer than `max_lag`, or if that is not
+    known. Paused queues do not count."""
+    result = readiness(WORKING, check_lag(timedelta(minutes=1), lags, WORKING))
+    assert result.ok == (reason is None)
+    assert reason is None or reason in result.summary
     paused = with_queue(paused=True, claim_age=3600.0)
     assert check_lag(timedelta(minutes=1), lags, paused).ok == (lags is not None)
 
 
 def test_stuck_service() -> None:
-    """A worker one of whose services does not turn any more is not alive (OP-02)."""
-    verdict = liveness(msgspec.structs.replace(WORKING, stuck=("reconciler",)))
-    assert not verdict.ok
-    assert "reconciler" in verdict.summary
+    """A worker with a stuck service is not alive (OP-02)."""
+    result = liveness(msgspec.structs.replace(WORKING, stuck=("reconciler",)))
+    assert not result.ok
+    assert "reconciler" in result.summary
 
 
 class Looping:

@@ -1,4 +1,4 @@
-"""The health server beside clients that misbehave, in this process and without a database."""
+"""The health server with clients that misbehave. It needs no database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LARGE = 32 * 1024 * 1024
 
 
 class Site:
-    """A server with a page of each sort."""
+    """A server with a page of each kind."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -66,7 +66,7 @@ class Site:
             self.stream_ended.set()
 
     async def ask(self, raw: bytes) -> bytes:
-        """The whole answer to these bytes."""
+        """Send these bytes and return the whole response."""
         async with asyncio.timeout(PATIENCE):
             reader, writer = await self.connect()
             writer.write(raw)
@@ -75,26 +75,26 @@ class Site:
             return answer
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection."""
+        """Open a connection."""
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def is_well(self) -> bool:
-        """Whether a probe is answered."""
+        """Return whether a probe is answered."""
         return (await self.ask(get("/page"))).endswith(b"\r\n\r\nwell")
 
 
 def get(path: str, host: str = "localhost", method: str = "GET") -> bytes:
-    """A request."""
+    """Return the bytes of a request."""
     return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
 
 
 def status(answer: bytes) -> int:
-    """The status of an answer."""
+    """Return the status of a response."""
     return int(answer.split()[1])
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
-    """Cut the connection as a process does that is killed with input unread."""
+    """Reset the connection, as the end of a process with unread input does."""
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
@@ -102,7 +102,7 @@ def reset(writer: asyncio.StreamWriter) -> None:
 
 @asynccontextmanager
 async def serving() -> AsyncGenerator[Site]:
-    """A site that is served; it must end at once, whoever is connected."""
+    """Serve a site. The end must not wait for connected clients."""
     site = Site()
     with structlog.testing.capture_logs() as log:
         async with site.server.serving():
@@ -135,8 +135,8 @@ async def serving() -> AsyncGenerator[Site]:
     ],
 )
 async def test_requests(raw: bytes, expected: int) -> None:
-    """Each request, understood or not, has one answer, and the next probe too; only names of this
-    machine are answered, and nothing but GET and HEAD (OP-03, SE-04)."""
+    """Each request, valid or not, gets one response, and the next probe too. Only GET and HEAD
+    with a host of this machine are answered (OP-03, SE-04)."""
     async with serving() as site:
         answer = await site.ask(raw)
         assert status(answer) == expected
@@ -145,7 +145,7 @@ async def test_requests(raw: bytes, expected: int) -> None:
 
 
 async def test_head() -> None:
-    """HEAD has the head of GET and no body, of a stream too."""
+    """The response to HEAD has the headers of GET and no body, also for a stream."""
     async with serving() as site:
         whole = await site.ask(get("/page"))
         assert await site.ask(get("/page", method="HEAD")) == whole.removesuffix(b"well")
@@ -153,7 +153,8 @@ async def test_head() -> None:
 
 
 async def test_clients_that_leave() -> None:
-    """Half a request, a reset, and an end before the answer harm nobody (OP-03)."""
+    """Half a request, a reset, or an early end of a connection do not affect other clients
+    (OP-03)."""
     async with serving() as site:
         for raw in (b"", b"GET /pa", get("/large"), get("/stream")):
             for is_reset in (False, True):
@@ -168,8 +169,8 @@ async def test_clients_that_leave() -> None:
 
 
 async def test_ends_with_clients_connected() -> None:
-    """A stop waits for no client: not for a silent one, one with half a request, one that does not
-    read, nor one that follows (OP-03)."""
+    """A stop waits for no client: not for a silent one, one with half a request, one that does
+    not read, or one that reads a stream (OP-03)."""
     async with serving() as site:
         readers = [await site.connect() for _ in range(4)]
         for (_, writer), raw in zip(
@@ -184,7 +185,7 @@ async def test_ends_with_clients_connected() -> None:
 
 
 async def test_stream_ends_with_its_reader() -> None:
-    """A stream whose reader has gone ends."""
+    """A stream ends when its reader has disconnected."""
     async with serving() as site, asyncio.timeout(PATIENCE):
         reader, writer = await site.connect()
         writer.write(get("/stream"))
@@ -195,7 +196,7 @@ async def test_stream_ends_with_its_reader() -> None:
 
 
 async def test_stream_ends_when_its_reader_resets() -> None:
-    """A follower that is killed, with lines that it has not read, is no fault to log (OP-03)."""
+    """A reader that is killed with unread lines causes no error in the log (OP-03)."""
     async with serving() as site, asyncio.timeout(PATIENCE):
         with structlog.testing.capture_logs() as log:
             _, writer = await site.connect()
@@ -208,7 +209,8 @@ async def test_stream_ends_when_its_reader_resets() -> None:
 
 
 async def test_slow_requests_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that takes too long to ask is told so; one that takes too long to read is cut."""
+    """A client that sends too slowly receives an error. One that reads too slowly is
+    disconnected."""
     monkeypatch.setattr(server_module, "REQUEST_TIMEOUT", 0.05)
     monkeypatch.setattr(server_module, "SEND_TIMEOUT", 0.05)
     async with serving() as site:
@@ -222,8 +224,9 @@ async def test_slow_requests_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
             writer.transport.abort()
 
 
-async def test_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Idle connections beyond the limit are cut, the oldest first: they keep no probe out."""
+async def test_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the limit, the oldest idle connections are closed, so that a probe is always
+    answered."""
     monkeypatch.setattr(server_module, "CONNECTIONS_MAX", 4)
     async with serving() as site:
         idle = [await site.connect() for _ in range(8)]
@@ -235,15 +238,15 @@ async def test_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
             writer.close()
 
 
-async def test_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault in an answer is logged, and the server goes on."""
+async def test_error_in_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in a page is logged, and the server keeps running."""
     async with serving() as site:
         assert await site.ask(get("/bug")) == b""
         assert await site.is_well()
 
 
 async def test_port_in_use() -> None:
-    """A port that is taken is an error that says what to do (OP-03)."""
+    """A port in use is an error that says what to do (OP-03)."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -266,7 +269,8 @@ async def test_port_in_use() -> None:
     ],
 )
 def test_address(text: str, address: tuple[str, int]) -> None:
-    """Without a host only this machine can connect; an address reads back (SE-04)."""
+    """Without a host only this machine can connect. An address is formatted as it was parsed
+    (SE-04)."""
     parsed = Address.parse(text)
     assert parsed == address
     assert Address.parse(str(parsed)) == parsed
@@ -277,6 +281,6 @@ def test_address(text: str, address: tuple[str, int]) -> None:
     "text", ["", ":", "host", "host:", "h:99999", "a b:1", "http://h:1", "::1"]
 )
 def test_wrong_address(text: str) -> None:
-    """Other texts are refused, with an example."""
+    """An invalid address is refused with an example."""
     with pytest.raises(ValueError, match=r"as in 127\.0\.0\.1:8378"):
         Address.parse(text)

@@ -1,4 +1,4 @@
-"""What the service manager is told."""
+"""The notifications to systemd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def listening(address: str) -> socket.socket:
-    """A service manager that listens there."""
+    """Return a socket that receives notifications."""
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.bind(address)
     manager.settimeout(20)
@@ -26,8 +26,8 @@ def listening(address: str) -> socket.socket:
 
 
 @pytest.mark.parametrize("is_abstract", [False, True])
-def test_tell(tmp_path: Path, is_abstract: bool) -> None:
-    """Values arrive, a line each, at a socket in a directory and at one that has only a name."""
+def test_notify(tmp_path: Path, is_abstract: bool) -> None:
+    """Values arrive, one per line, at a socket with a path and at one with an abstract name."""
     name = f"@riverpy-{secrets.token_hex(8)}" if is_abstract else str(tmp_path / "notify")
     with listening(name.replace("@", "\0", 1) if is_abstract else name) as manager:
         Systemd({"NOTIFY_SOCKET": name}).notify(READY=1, STATUS="working default")
@@ -35,8 +35,8 @@ def test_tell(tmp_path: Path, is_abstract: bool) -> None:
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "/nowhere/at/all"}])
-async def test_nobody_listens(environ: dict[str, str]) -> None:
-    """Without a manager, or with one that has gone, nothing happens."""
+async def test_no_receiver(environ: dict[str, str]) -> None:
+    """Without a manager, or after it has ended, nothing happens."""
     systemd = Systemd({**environ, "WATCHDOG_USEC": "1000"})
     systemd.notify(READY=1)
     async with systemd.watched(lambda: True):
@@ -44,18 +44,18 @@ async def test_nobody_listens(environ: dict[str, str]) -> None:
 
 
 async def test_watchdog_while_alive(tmp_path: Path) -> None:
-    """The watchdog is fed as long as the worker is alive, and not beyond."""
+    """The watchdog is notified only while the worker is alive."""
     path = str(tmp_path / "notify")
     is_alive = True
     asked = asyncio.Event()
 
-    def look() -> bool:
+    def check() -> bool:
         asked.set()
         return is_alive
 
     with listening(path) as manager:
         systemd = Systemd({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "3000"})
-        async with systemd.watched(look):
+        async with systemd.watched(check):
             assert await asyncio.to_thread(manager.recv, 100) == b"WATCHDOG=1"
             is_alive = False
             for _ in range(2):  # what was sent before is in the socket then
@@ -81,7 +81,7 @@ async def test_watchdog_while_alive(tmp_path: Path) -> None:
     ],
 )
 async def test_no_watchdog(tmp_path: Path, environ: dict[str, str]) -> None:
-    """A watchdog of another process, or none, is not fed."""
+    """Without a watchdog, or with one for another process, no notification is sent."""
     path = str(tmp_path / "notify")
     with listening(path):
         systemd = Systemd({"NOTIFY_SOCKET": path, **environ})

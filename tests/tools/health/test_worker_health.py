@@ -1,4 +1,4 @@
-"""`riverpy worker --health`: what probes, scrapers and the service manager see of a real worker."""
+"""`riverpy worker --health`: probes, metrics and systemd with a real worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Served:
         self.worker, self.port = worker, port
 
     async def get(self, path: str) -> tuple[int, str]:
-        """The status and the body of an answer."""
+        """Return the status and the body of a response."""
         async with asyncio.timeout(PATIENCE):
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
             writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
@@ -47,12 +47,12 @@ class Served:
         return int(head.split()[1]), body
 
     async def checks(self, path: str) -> tuple[int, dict[str, Any]]:
-        """The status, and the reason of each check."""
+        """Return the status and the reason of each check."""
         status, body = await self.get(path)
         return status, {name: one["reason"] for name, one in json.loads(body)["checks"].items()}
 
     async def until(self, path: str, status: int, state: str | None = None) -> dict[str, Any]:
-        """Ask until the answer has this status, and tells of this state if given; its checks."""
+        """Send requests until the response has this status and state. Return its checks."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 found, checks = await self.checks(path)
@@ -65,7 +65,7 @@ class Served:
 async def served(
     schema: Schema, tmp_path: Path, *args: str, url: str | None = None, **environ: str
 ) -> AsyncGenerator[Served]:
-    """A worker of this schema on a port of its own."""
+    """Start a worker of this schema with its health server on its own port."""
     where = (f"--database-url={url or schema.url}", f"--schema={schema.name}", "--health=:0")
     async with running_worker(tmp_path, "jobs", *where, *args, **environ) as worker:
         entry = await worker.until_logged(HEALTH_SERVER_STARTED)
@@ -73,7 +73,7 @@ async def served(
 
 
 async def test_ready_until_it_stops(schema: Schema, tmp_path: Path) -> None:
-    """A worker whose slots are all taken is alive and ready; during its drain it is alive and says
+    """A worker without a free slot is alive and ready. During its drain it is alive and reports
     that it stops (OP-02)."""
     await schema.execute(
         "INSERT INTO river_job (args, kind, max_attempts) VALUES ('{\"what\": \"wait\"}', 'do', 25)"
@@ -90,7 +90,7 @@ async def test_ready_until_it_stops(schema: Schema, tmp_path: Path) -> None:
 
 
 async def test_up_before_the_database(schema: Schema, tmp_path: Path) -> None:
-    """While the database cannot be reached the worker is alive, and not ready (OP-02)."""
+    """Without the database the worker is alive and not ready (OP-02)."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -103,7 +103,7 @@ async def test_up_before_the_database(schema: Schema, tmp_path: Path) -> None:
 
 
 def count_of(page: str, name: str) -> float:
-    """The sum of this metric over its labels."""
+    """Return the sum of this metric over its labels."""
     families = text_string_to_metric_families(page)
     samples = [sample for family in families for sample in family.samples]
     return sum(sample.value for sample in samples if sample.name == name)
@@ -111,8 +111,8 @@ def count_of(page: str, name: str) -> float:
 
 @pytest.mark.timeout(240)  # a busy machine takes a while to start so many processes
 async def test_totals_of_a_fleet(schema: Schema, tmp_path: Path) -> None:
-    """What four worker processes count adds up to all jobs, each once; a process that is started
-    anew counts from zero, whatever its name has counted before (OP-12)."""
+    """The counts of four worker processes add up to all jobs. A restarted process counts from
+    zero (OP-12)."""
     jobs = 200
     async with AsyncExitStack() as stack:
         fleet = [
@@ -144,7 +144,7 @@ async def test_totals_of_a_fleet(schema: Schema, tmp_path: Path) -> None:
 
 
 async def run_command(*args: str, **environ: str) -> tuple[int, str, str]:
-    """The exit code of `riverpy ARGS`, and what it printed."""
+    """Run `riverpy ARGS`. Return its exit code and output."""
 
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -161,7 +161,7 @@ async def run_command(*args: str, **environ: str) -> tuple[int, str, str]:
 
 
 async def test_port_in_use(schema: Schema, tmp_path: Path) -> None:
-    """A worker whose health port is taken ends with 1 and one line (OP-03)."""
+    """If the health port is in use, the worker ends with exit code 1 and one line (OP-03)."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -173,10 +173,10 @@ async def test_port_in_use(schema: Schema, tmp_path: Path) -> None:
     assert f"cannot serve health on 127.0.0.1:{port}" in worker.logged[0]["text"]
 
 
-async def test_followed_and_asked(schema: Schema, tmp_path: Path) -> None:
-    """`riverpy events` shows what it asks for, without args; `riverpy health` asks the worker and
-    the database; a stop does not wait for the follower, who waits for the next worker, and ends
-    when it is told to (ME-04, OP-03)."""
+async def test_events_and_health_commands(schema: Schema, tmp_path: Path) -> None:
+    """`riverpy events` shows the requested events without args, waits for the next worker when
+    the worker ends, and ends on a signal. `riverpy health` checks the worker and the database. A
+    stop does not wait for readers (ME-04, OP-03)."""
     async with served(schema, tmp_path) as health:
         await health.until("/readyz", 200)
         url = f"http://127.0.0.1:{health.port}"
@@ -233,8 +233,8 @@ async def test_followed_and_asked(schema: Schema, tmp_path: Path) -> None:
         assert await asyncio.wait_for(follower.wait(), PATIENCE) == 0
 
 
-async def test_nobody_answers() -> None:
-    """The reason is told plainly where nobody listens, and where no health server does."""
+async def test_no_health_server() -> None:
+    """The error is clear if no program listens, or a program that is not a health server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         async with asyncio.TaskGroup() as tasks:
@@ -249,8 +249,8 @@ async def test_nobody_answers() -> None:
     assert (code, printed) == (3, "not ready: answer: 127.0.0.1:1: connection refused\n")
 
 
-async def test_health_of_rivers_line_alone(fresh_database_url: str) -> None:
-    """Without riverpy's own tables `riverpy health` says that it does not know of workers."""
+async def test_only_river_tables(fresh_database_url: str) -> None:
+    """Without riverpy's own tables `riverpy health` reports that workers are not known."""
     await Migrator(fresh_database_url).up()
     args = ["health", "--database-url", fresh_database_url]
     result = await asyncio.to_thread(CliRunner().invoke, main, args)
@@ -258,7 +258,7 @@ async def test_health_of_rivers_line_alone(fresh_database_url: str) -> None:
 
 
 async def test_service_manager(schema: Schema, tmp_path: Path) -> None:
-    """systemd is told that the worker is ready, is alive, and stops."""
+    """systemd is notified that the worker is ready, is alive, and stops."""
     path = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(path))

@@ -1,4 +1,4 @@
-"""Rows as a fleet leaves them, and looks at them."""
+"""The reader of the tests of `riverpy top`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def reader(schema: Schema) -> AsyncGenerator[StatusReader]:
-    """Looks at the test's schema."""
+    """Return a reader of the test's schema."""
     reader = StatusReader(schema.url, schema.name)
     yield reader
     await reader.close()

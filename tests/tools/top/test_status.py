@@ -1,4 +1,4 @@
-"""What `riverpy top` reads of a staged fleet."""
+"""The status that `riverpy top` reads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def register(
     stuck: list[int] | None = None,
     kinds: list[str] | None = None,
 ) -> None:
-    """Write the row of a client that gave its last sign of life so long ago."""
+    """Insert a client whose last heartbeat has this age."""
     await schema.execute(
         "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
         " dead_after, heartbeat_at, slots, stuck) VALUES ($1, $2, $6, $1 = 'alive', false, '1.2',"
@@ -49,15 +49,15 @@ async def register(
 
 
 async def insert(schema: Schema, queue: str, state: str, columns: str, *values: str) -> None:
-    """Insert one job; the values are SQL."""
+    """Insert one job. The values are SQL."""
     await schema.execute(
         f"INSERT INTO river_job (kind, args, max_attempts, queue, state, {columns})"
         f" VALUES ('k', '{{}}', 25, '{queue}', '{state}', {', '.join(values)})"
     )
 
 
-async def seat(schema: Schema, leader_id: str, seconds: float) -> None:
-    """Let somebody lead."""
+async def set_leader(schema: Schema, leader_id: str, seconds: float) -> None:
+    """Insert a leader."""
     await schema.execute(
         "INSERT INTO river_leader (leader_id, elected_at, expires_at)"
         " VALUES ($1, now(), now() + make_interval(secs => $2))",
@@ -66,21 +66,21 @@ async def seat(schema: Schema, leader_id: str, seconds: float) -> None:
     )
 
 
-def queue_of(look: FleetStatus, name: str) -> QueueStatus:
-    """One queue of a look."""
-    (queue,) = [queue for queue in look.queues if queue.name == name]
+def queue_of(status: FleetStatus, name: str) -> QueueStatus:
+    """Return one queue of a status."""
+    (queue,) = [queue for queue in status.queues if queue.name == name]
     return queue
 
 
-def worker_of(look: FleetStatus, client_id: str) -> WorkerStatus:
-    """One worker of a look."""
-    (worker,) = [worker for worker in look.workers if worker.client_id == client_id]
+def worker_of(status: FleetStatus, client_id: str) -> WorkerStatus:
+    """Return one worker of a status."""
+    (worker,) = [worker for worker in status.workers if worker.client_id == client_id]
     return worker
 
 
 async def test_queues(schema: Schema, reader: StatusReader) -> None:
-    """Each queue is shown with its jobs; one that is paused, or that a client works, with no
-    job too (OP-08)."""
+    """Each queue is shown with its jobs. Paused queues and queues that a client works are shown
+    without jobs too (OP-08)."""
     await schema.execute(
         "INSERT INTO river_queue (name, updated_at, paused_at) VALUES ('idle', now(), now())"
     )
@@ -97,27 +97,27 @@ async def test_queues(schema: Schema, reader: StatusReader) -> None:
         for age in (0, 20):
             await insert(schema, "late", state, "scheduled_at", f"now() - interval '{age} s'")
     await insert(schema, "waits", "pending", "scheduled_at", "now()")
-    look = await reader.read()
-    assert [queue.name for queue in look.queues] == [
+    status = await reader.read()
+    assert [queue.name for queue in status.queues] == [
         *("default", "idle", "late", "other", "waits", "worked"),
     ]
-    default, idle = queue_of(look, "default"), queue_of(look, "idle")
+    default, idle = queue_of(status, "default"), queue_of(status, "idle")
     assert (default.available, default.scheduled, default.running, default.workers) == (3, 1, 0, 1)
     assert default.due_for is not None
     assert 90 <= default.due_for < 120
     assert not default.paused
     assert idle.paused
     assert (idle.available, idle.due_for, idle.workers) == (0, None, 0)
-    assert (queue_of(look, "other").retryable, queue_of(look, "other").late) == (1, 0)
-    assert (queue_of(look, "late").scheduled, queue_of(look, "late").late) == (2, 2)
-    assert look.totals == {
+    assert (queue_of(status, "other").retryable, queue_of(status, "other").late) == (1, 0)
+    assert (queue_of(status, "late").scheduled, queue_of(status, "late").late) == (2, 2)
+    assert status.totals == {
         "available": 3, "cancelled": 0, "completed": 0, "discarded": 0, "pending": 1,
         "retryable": 3, "running": 0, "scheduled": 3,
     }  # fmt: skip
 
 
 async def test_rates(schema: Schema, reader: StatusReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What started, was completed and failed in the last seconds, by the rows; nothing older."""
+    """The rates count only what started, completed and failed in the last seconds."""
     monkeypatch.setattr(status_module, "WINDOW", timedelta(seconds=100))
     error = "array[json_build_object('at', to_char(now() - interval '{} s', '{}'))::jsonb]"
     rfc3339 = 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'
@@ -136,8 +136,8 @@ async def test_rates(schema: Schema, reader: StatusReader, monkeypatch: pytest.M
         await insert(schema, "q", "available", "attempt, attempted_at, errors", "1", at, errors)
     await insert(schema, "q", "running", "attempt, attempted_at", "1", "now()")
     await insert(schema, "q", "running", "attempt, attempted_at", "1", "now() - interval '1 h'")
-    queue = queue_of(look := await reader.read(), "q")
-    assert look.rates_over == 100
+    queue = queue_of(status := await reader.read(), "q")
+    assert status.rates_over == 100
     # Two that were completed, one that was discarded, one that runs and two that failed before.
     assert (queue.started_per_s, queue.completed_per_s, queue.failed_per_s) == (0.06, 0.02, 0.03)
     assert queue.wait_p95 is not None
@@ -145,7 +145,7 @@ async def test_rates(schema: Schema, reader: StatusReader, monkeypatch: pytest.M
 
 
 async def test_caps(schema: Schema, reader: StatusReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers stop at the cap; rates are then of the seconds of the jobs that were counted."""
+    """Counts end at the cap. Then the rates use the time of the counted jobs."""
     monkeypatch.setattr(status_module, "CAP", 20)
     monkeypatch.setattr(status_module, "WINDOW", timedelta(seconds=100))
     await schema.execute(
@@ -158,27 +158,27 @@ async def test_caps(schema: Schema, reader: StatusReader, monkeypatch: pytest.Mo
         "INSERT INTO river_job (kind, args, max_attempts, queue)"
         " SELECT 'k', '{}', 25, 'q' FROM generate_series(1, 30)"
     )
-    look = await reader.read()
-    assert look.cap == 20
-    assert queue_of(look, "q").available == 20
-    assert look.totals["completed"] == 20
-    assert look.rates_over < 100
-    assert 0 < queue_of(look, "q").completed_per_s <= 10.01
+    status = await reader.read()
+    assert status.cap == 20
+    assert queue_of(status, "q").available == 20
+    assert status.totals["completed"] == 20
+    assert status.rates_over < 100
+    assert 0 < queue_of(status, "q").completed_per_s <= 10.01
     monkeypatch.setattr(status_module, "QUEUES_CAP", 10)
-    look = await reader.read()
-    assert (look.cap, queue_of(look, "q").available) == (10, 10)
+    status = await reader.read()
+    assert (status.cap, queue_of(status, "q").available) == (10, 10)
 
 
 async def test_workers(schema: Schema, reader: StatusReader) -> None:
-    """Clients that live, are silent, or are not registered, each with the jobs that it runs."""
+    """Live, silent and unregistered clients are shown, each with its running jobs."""
     await register(schema, "alive", queues="a,b", stuck=[1, 2])
     await register(schema, "gone", queues="a", age="61 s")
     for number, client_id in enumerate(("alive", "alive", "gone", "go", None)):
         by = "NULL" if client_id is None else f"array['before', '{client_id}']"
         since = f"now() - interval '{100 * number} s'"
         await insert(schema, "a", "running", "attempted_by, attempted_at", by, since)
-    look = await reader.read()
-    alive, gone = worker_of(look, "alive"), worker_of(look, "gone")
+    status = await reader.read()
+    alive, gone = worker_of(status, "alive"), worker_of(status, "gone")
     assert (alive.state, alive.running, alive.queues) == ("alive", 2, ["a", "b"])
     assert (alive.version, alive.candidate) == ("1.2", True)
     assert alive.longest is not None
@@ -188,51 +188,51 @@ async def test_workers(schema: Schema, reader: StatusReader) -> None:
     assert gone.silent_for is not None
     assert gone.silent_for >= 61
     for client_id in ("go", ""):
-        worker = worker_of(look, client_id)
+        worker = worker_of(status, client_id)
         assert (worker.state, worker.running, worker.version) == ("unregistered", 1, None)
-    assert look.candidates == 1
+    assert status.candidates == 1
 
 
 async def test_kinds_without_worker(schema: Schema, reader: StatusReader) -> None:
-    """Kinds that wait for no running client are named with their queues; nothing is said where no
-    client is registered (FR-09)."""
+    """Kinds without a running client are named with their queues. Without a registered client
+    none is named (FR-09)."""
     for queue in ("a", "a", "b"):
         await insert(schema, queue, "available", "priority", "1")
     await register(schema, "dead", queues="a", age="90 s", kinds=["k"])
     assert (await reader.read()).kinds_without_worker == []
     await register(schema, "alive", queues="a", kinds=["other"])
-    look = await reader.read()
-    assert look.kinds_without_worker == [UnworkedKind("k", 3, ["a", "b"])]
-    assert "no running worker has k (3 in a,b)" in "\n".join(line.text for line in view(look))
+    status = await reader.read()
+    assert status.kinds_without_worker == [UnworkedKind("k", 3, ["a", "b"])]
+    assert "no running worker has k (3 in a,b)" in "\n".join(line.text for line in view(status))
     await register(schema, "new", queues="c", kinds=["k"])
     assert (await reader.read()).kinds_without_worker == []
 
 
 async def test_slots(schema: Schema, reader: StatusReader) -> None:
-    """The slots of live clients, for each queue and client; not known where one does not tell, and
-    where the column is not there yet."""
+    """The slots of live clients are added for each queue. They are not known if a client does
+    not report them or the column is missing."""
     await register(schema, "alive", queues="a,b", slots=[5, 50])
     await register(schema, "other", queues="b,c", slots=[7, 1])
     await register(schema, "gone", queues="b", slots=[100], age="61 s")
-    look = await reader.read()
-    assert {queue.name: queue.slots for queue in look.queues} == {"a": 5, "b": 57, "c": 1}
-    assert worker_of(look, "alive").slots == 55
+    status = await reader.read()
+    assert {queue.name: queue.slots for queue in status.queues} == {"a": 5, "b": 57, "c": 1}
+    assert worker_of(status, "alive").slots == 55
     await register(schema, "older", queues="c")
-    look = await reader.read()
-    assert (queue_of(look, "b").slots, queue_of(look, "c").slots) == (57, None)
+    status = await reader.read()
+    assert (queue_of(status, "b").slots, queue_of(status, "c").slots) == (57, None)
     for column in ("slots", "stuck"):
         await schema.execute(f"ALTER TABLE riverpy_client RENAME {column} TO hidden_{column}")
     try:
-        look = await reader.read()
+        status = await reader.read()
     finally:  # the schema is used again
         for column in ("slots", "stuck"):
             await schema.execute(f"ALTER TABLE riverpy_client RENAME hidden_{column} TO {column}")
-    assert queue_of(look, "a").slots is None
-    assert worker_of(look, "alive").slots is None
+    assert queue_of(status, "a").slots is None
+    assert worker_of(status, "alive").slots is None
 
 
 async def test_slots_of_a_client(schema: Schema, reader: StatusReader) -> None:
-    """A client tells its own when it starts."""
+    """A client reports its slots when it starts."""
     rig = Rig(schema)
 
     @rig.job
@@ -241,31 +241,31 @@ async def test_slots_of_a_client(schema: Schema, reader: StatusReader) -> None:
 
     queues = {"a": QueueConfig(max_workers=3), "b": QueueConfig(max_workers=4)}
     async with rig.running(rig.client(queues=queues)):
-        look = await reader.read()
-    assert {queue.name: queue.slots for queue in look.queues} == {"a": 3, "b": 4}
+        status = await reader.read()
+    assert {queue.name: queue.slots for queue in status.queues} == {"a": 3, "b": 4}
 
 
 async def test_leader(schema: Schema, reader: StatusReader) -> None:
-    """Who leads, whether it is a client of riverpy's, and whether the lease has expired."""
+    """The leader is shown, whether it is a riverpy client, and whether its lease has expired."""
     assert (await reader.read()).leader is None
-    await seat(schema, "alive", 3600)
-    look = await reader.read()
-    assert look.leader is not None
-    assert (look.leader.leader_id, look.leader.foreign) == ("alive", True)
+    await set_leader(schema, "alive", 3600)
+    status = await reader.read()
+    assert status.leader is not None
+    assert (status.leader.leader_id, status.leader.foreign) == ("alive", True)
     await register(schema, "alive", queues="a")
-    look = await reader.read()
-    assert look.leader is not None
-    assert not look.leader.foreign
-    assert 0 < look.leader.expires_in <= 3600
+    status = await reader.read()
+    assert status.leader is not None
+    assert not status.leader.foreign
+    assert 0 < status.leader.expires_in <= 3600
     await schema.execute("UPDATE river_leader SET expires_at = now() - interval '1 s'")
-    look = await reader.read()
-    assert look.leader is not None
-    assert look.leader.expires_in < 0
+    status = await reader.read()
+    assert status.leader is not None
+    assert status.leader.expires_in < 0
 
 
 async def test_domains(schema: Schema, reader: StatusReader) -> None:
-    """Each domain has its leader, workers, candidates and queues, and `default` its own
-    candidates; a role that may not read their tables sees the rest."""
+    """Each domain has its leader, workers, candidates and queues. `default` has its own
+    candidates. A role that may not read the tables of domains sees the rest."""
     assert (await reader.read()).domains == []
     for client_id in ("a", "m", "n"):
         await register(schema, client_id, queues="a")
@@ -279,9 +279,9 @@ async def test_domains(schema: Schema, reader: StatusReader) -> None:
         "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
         " VALUES ('d:mail', 7, 'm', '1 h', now() + interval '1 h')"
     )
-    look = await reader.read()
-    assert look.candidates == 1
-    gone, mail = look.domains
+    status = await reader.read()
+    assert status.candidates == 1
+    gone, mail = status.domains
     assert (gone.name, gone.leader, gone.workers, gone.queues) == ("gone", None, 0, ["old"])
     assert (mail.name, mail.workers, mail.candidates, mail.queues) == ("mail", 2, 1, ["mail"])
     assert mail.leader is not None
@@ -294,34 +294,34 @@ async def test_domains(schema: Schema, reader: StatusReader) -> None:
         await schema.execute(f"REVOKE ALL ON riverpy_lease FROM {role}")
         separator = "&" if "?" in schema.url else "?"
         reader = StatusReader(f"{schema.url}{separator}role={role}", schema.name)
-        look = await reader.read()
+        status = await reader.read()
         await reader.close()
     finally:
         await schema.execute(f"DROP OWNED BY {role}")
         await schema.execute(f"DROP ROLE {role}")
-    assert (look.domains, len(look.workers)) == ([], 3)
+    assert (status.domains, len(status.workers)) == ([], 3)
 
 
-async def test_line_main_alone(schema: Schema, reader: StatusReader) -> None:
-    """Without riverpy's own tables the rest is shown, and what is not known is said not to be."""
+async def test_only_river_tables(schema: Schema, reader: StatusReader) -> None:
+    """Without riverpy's own tables the rest is shown, and unknown values are marked."""
     await insert(schema, "q", "running", "attempted_by", "array['go']")
-    await seat(schema, "go", 3600)
+    await set_leader(schema, "go", 3600)
     await schema.execute("UPDATE river_migration SET line = 'hidden' WHERE line = 'riverpy'")
     try:
-        look = await reader.read()
+        status = await reader.read()
     finally:  # the schema is used again
         await schema.execute("UPDATE river_migration SET line = 'riverpy' WHERE line = 'hidden'")
-    assert (look.candidates, queue_of(look, "q").workers) == (None, None)
-    assert worker_of(look, "go").running == 1
-    assert look.leader is not None
-    assert look.leader.foreign is None
+    assert (status.candidates, queue_of(status, "q").workers) == (None, None)
+    assert worker_of(status, "go").running == 1
+    assert status.leader is not None
+    assert status.leader.foreign is None
 
 
 @pytest.mark.parametrize(
     "entry", ['{"at": 7}', '{"at": "soon"}', '{"at": null}', "[]", "null", '"x"', '{"at": "9"}']
 )
 async def test_odd_errors(schema: Schema, reader: StatusReader, entry: str) -> None:
-    """Errors that another program wrote in a form of its own harm no look (MG-07)."""
+    """Errors with an unusual form, written by other programs, do not fail the read (MG-07)."""
     for state in ("retryable", "running", "available"):
         await insert(schema, "q", state, "attempt, errors", "2", f"array['{entry}'::jsonb]")
     for state in ("completed", "discarded", "cancelled"):
@@ -332,21 +332,21 @@ async def test_odd_errors(schema: Schema, reader: StatusReader, entry: str) -> N
 
 
 async def test_no_tables(fresh_database_url: str) -> None:
-    """Without River's tables the error says how to make them."""
+    """Without River's tables the error says how to create them."""
     with pytest.raises(SchemaMissingError, match="riverpy migrate up"):
         await StatusReader(fresh_database_url, None).read()
 
 
 async def test_connection_is_made_again(schema: Schema, reader: StatusReader) -> None:
-    """After its connection was cut, one look fails and the next one has a new connection."""
+    """After the connection was cut, one read fails and the next one connects again."""
     await reader.read()
     assert reader._connection is not None
     reader._connection.terminate()
     assert (await reader.read()).queues == []
 
 
-async def test_failed_statement_ends_the_look_alone(schema: Schema, reader: StatusReader) -> None:
-    """A table that somebody has locked ends the look at its limit; afterwards it is as before."""
+async def test_failed_statement_fails_one_read(schema: Schema, reader: StatusReader) -> None:
+    """A locked table fails the read at its timeout. Later reads succeed."""
     async with schema.connected() as connection:
         transaction = connection.transaction()
         await transaction.start()
@@ -361,7 +361,7 @@ async def test_failed_statement_ends_the_look_alone(schema: Schema, reader: Stat
 
 @pytest.fixture
 def pooler_url(database_url: str) -> Generator[str]:
-    """A pooler with one connection to this worker's database."""
+    """Return the URL of a pooler with one connection to this worker's database."""
     if not pgbouncer.is_installed():
         pytest.skip("pgbouncer or setpriv is not installed")
     with pgbouncer.pooled(database_url, size=1) as url:
@@ -381,8 +381,8 @@ async def test_through_pooler(schema: Schema, pooler_url: str) -> None:
 
 
 async def test_damaged_rows(schema: Schema, reader: StatusReader) -> None:
-    """Jobs that the server cannot read are counted and named, and all else is shown, at each look
-    until the rows are gone."""
+    """Jobs that the server cannot read are counted and named, and the rest is shown, in each
+    read until the rows are deleted."""
     claimed = ("attempted_at, attempted_by", "now()", "'{c}'")
     for state in ("available", "running", "running", "retryable", "running"):
         await insert(schema, "default", state, *claimed)
@@ -392,16 +392,16 @@ async def test_damaged_rows(schema: Schema, reader: StatusReader) -> None:
     await schema.execute("UPDATE river_job SET attempt = 2 WHERE id = 3")
     await damage(schema, 3, "errors")
     for _ in range(2):
-        look = await reader.read()
-        assert look.damaged == [1, 2, 3, 4, 6]
-        assert look.totals["completed"] == 1
-        queue = queue_of(look, "default")
+        status = await reader.read()
+        assert status.damaged == [1, 2, 3, 4, 6]
+        assert status.totals["completed"] == 1
+        queue = queue_of(status, "default")
         assert (queue.available, queue.running, queue.retryable) == (1, 3, 1)
         assert queue.completed_per_s > 0
-        assert {one.client_id: one.running for one in look.workers} == {"": 2, "c": 1}
-        lines = [line.text for line in view(look)]
+        assert {one.client_id: one.running for one in status.workers} == {"": 2, "c": 1}
+        lines = [line.text for line in view(status)]
         assert any("cannot read jobs 1, 2, 3, 4, 6" in line for line in lines)
     await schema.execute("DELETE FROM river_job WHERE id <> 5")
-    look = await reader.read()
-    assert look.damaged == []
-    assert not any("cannot read" in line.text for line in view(look))
+    status = await reader.read()
+    assert status.damaged == []
+    assert not any("cannot read" in line.text for line in view(status))
