@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from riverpy import Client
 
 PAGES = 64
-SOON = timedelta(seconds=0.1)
+POLL_INTERVAL = timedelta(seconds=0.1)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
 
@@ -105,7 +105,7 @@ async def test_everything_but_the_notifications_is_stored(
         if job.args.n == 1 and job.attempt == 1:
             raise ValueError("once")
 
-    async with rig.working(fetch_poll_interval=SOON) as client:
+    async with rig.working(fetch_poll_interval=POLL_INTERVAL) as client:
         run: Any = client._run
         async with filled(rig.url) as lazy, connected(rig.url) as tx:
             pid = await lazy.fetchval("SELECT pg_backend_pid()")

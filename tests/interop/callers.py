@@ -10,11 +10,11 @@ import asyncpg
 
 from riverpy import Client, Config, NotFoundError, RiverError
 from tests.interop.inserting import params_of
-from tests.interop.seen import (
-    queue_seen_by_go,
-    queue_seen_by_python,
-    seen_by_go,
-    seen_by_python,
+from tests.interop.read_rows import (
+    queue_read_by_go,
+    queue_read_by_python,
+    read_by_go,
+    read_by_python,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Caller(Protocol):
     """A client of one language.
 
     All calls between `begin` and `commit` or `rollback` run in one transaction. Rows have the form
-    of `seen.py`. Every call raises NotThere or Refused.
+    of `read_rows.py`. Every call raises NotThere or Refused.
     """
 
     language: str
@@ -85,7 +85,7 @@ class GoCaller:
         raise (NotThere if answer["kind"] == "not_found" else Refused)(answer["error"])
 
     async def _job(self, do: str, job_id: int, **command: Any) -> Row:
-        return seen_by_go(await self._do(do, id=job_id, **command))
+        return read_by_go(await self._do(do, id=job_id, **command))
 
     async def begin(self) -> None:
         await self._do("begin")
@@ -127,13 +127,13 @@ class GoCaller:
         return await self._job("output", job_id, value=value)
 
     async def queue_get(self, name: str, /) -> Row:
-        return queue_seen_by_go(await self._do("queue_get", queue=name))
+        return queue_read_by_go(await self._do("queue_get", queue=name))
 
     async def queue_list(self) -> list[Row]:
-        return [queue_seen_by_go(queue) for queue in await self._do("queue_list")]
+        return [queue_read_by_go(queue) for queue in await self._do("queue_list")]
 
     async def queue_update(self, name: str, metadata: dict[str, Any], /) -> Row:
-        return queue_seen_by_go(await self._do("queue_update", queue=name, value=metadata))
+        return queue_read_by_go(await self._do("queue_update", queue=name, value=metadata))
 
     async def pause(self, name: str, /) -> None:
         await self._do("pause", queue=name)
@@ -144,7 +144,7 @@ class GoCaller:
 
 def inserted(answer: Row) -> tuple[Row, bool]:
     """Return the row of an insert's answer, and whether it belongs to an earlier job."""
-    row = seen_by_go(answer)
+    row = read_by_go(answer)
     del row["encoded_args"]
     return row, row.pop("unique_skipped_as_duplicate")
 
@@ -198,14 +198,14 @@ class PythonCaller:
         with refusals():
             params = params_of(requests[0])
             result = await self._client.insert(params.args, params.opts, tx=self._tx)
-            return [(seen_by_python(result.job), result.unique_skipped_as_duplicate)]
+            return [(read_by_python(result.job), result.unique_skipped_as_duplicate)]
 
     async def _insert_many(self, *requests: Request) -> list[tuple[Row, bool]]:
         with refusals():
             params = [params_of(request) for request in requests]
             results = await self._client.insert_many(params, tx=self._tx)
             return [
-                (seen_by_python(result.job), result.unique_skipped_as_duplicate)
+                (read_by_python(result.job), result.unique_skipped_as_duplicate)
                 for result in results
             ]
 
@@ -216,34 +216,34 @@ class PythonCaller:
 
     async def get(self, job_id: int, /) -> Row:
         with refusals():
-            return seen_by_python(await self._client.job_get(job_id, tx=self._tx))
+            return read_by_python(await self._client.job_get(job_id, tx=self._tx))
 
     async def cancel(self, job_id: int, /) -> Row:
         with refusals():
-            return seen_by_python(await self._client.job_cancel(job_id, tx=self._tx))
+            return read_by_python(await self._client.job_cancel(job_id, tx=self._tx))
 
     async def retry(self, job_id: int, /) -> Row:
         with refusals():
-            return seen_by_python(await self._client.job_retry(job_id, tx=self._tx))
+            return read_by_python(await self._client.job_retry(job_id, tx=self._tx))
 
     async def set_output(self, job_id: int, value: Any, /) -> Row:
         with refusals():
             job: JobRow = await self._client.job_update(job_id, output=value, tx=self._tx)
-            return seen_by_python(job)
+            return read_by_python(job)
 
     async def queue_get(self, name: str, /) -> Row:
         with refusals():
-            return queue_seen_by_python(await self._client.queue_get(name, tx=self._tx))
+            return queue_read_by_python(await self._client.queue_get(name, tx=self._tx))
 
     async def queue_list(self) -> list[Row]:
         with refusals():
             queues = await self._client.queue_list(tx=self._tx)
-            return [queue_seen_by_python(queue) for queue in queues]
+            return [queue_read_by_python(queue) for queue in queues]
 
     async def queue_update(self, name: str, metadata: dict[str, Any], /) -> Row:
         with refusals():
             queue = await self._client.queue_update(name, metadata=metadata, tx=self._tx)
-            return queue_seen_by_python(queue)
+            return queue_read_by_python(queue)
 
     async def pause(self, name: str, /) -> None:
         with refusals():

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Callers = dict[str, Caller]
 
 EITHER = pytest.mark.parametrize("language", LANGUAGES)
-SOON = 5.0
+NOTIFICATION_TIMEOUT = 5.0
 """Seconds within which a notification must reach a worker."""
 POLLED = 6.0
 """Seconds within which a worker that polls every two seconds must act."""
@@ -71,7 +71,7 @@ async def test_running_job(language: str, callers: Callers, fleet: Fleet, schema
         for job in (plain, slow):
             await worker.until("job_started", id=job["id"])
         await sent.take()
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(NOTIFICATION_TIMEOUT):
             marked = await caller.cancel(plain["id"])
             await worker.until("job_cancelled", id=plain["id"])
             first = await caller.cancel(slow["id"])
@@ -208,7 +208,7 @@ async def test_lost_notification(
         await schema.execute(PAUSE_BY_SQL, "default")
         if reconnects:
             await schema.execute(KILL, NAMES["python"], LISTENS[True])
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(NOTIFICATION_TIMEOUT):
             row = await ended(worker, callers, schema, "job_cancelled", job["id"])
             await worker.until("queue_paused", queue="default")
     assert (row["state"], [one.error for one in row["errors"]]) == ("cancelled", [REMOTE])

@@ -12,7 +12,7 @@ import pytest
 from tests._database import Schema
 from tests.interop.conform import EFFECTS, conform
 from tests.interop.mixed_fleet import holders, mixed_fleet
-from tests.interop.own_path import over_proxy
+from tests.interop.proxied_worker import proxied_worker
 from tests.interop.river_go import RiverGo
 from tests.interop.working import LANGUAGES, OTHER, Fleet, Periodic
 from tests.work.rig import Rig, errors_of, metadata_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ENGINES = ("go", "python", "python")
 CONNECTIONS = 20
 """The maximum number of connections of a client. In Go that is its pool and its listener."""
-SOON = 5.0
+NOTIFICATION_TIMEOUT = 5.0
 """Seconds within which a notification must have its effect."""
 LISTENERS = """
 SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query ILIKE 'LISTEN %'
@@ -94,7 +94,7 @@ async def test_directed(callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
         for n, worker in enumerate(workers):
             for caller in callers.values():
                 job = await caller.insert(conform("signal", queue=f"own-{n}"))
-                with anyio.fail_after(SOON):
+                with anyio.fail_after(NOTIFICATION_TIMEOUT):
                     await worker.until("job_started", id=job["id"])
                     asked = await caller.cancel(job["id"])
                     await worker.until("job_cancelled", id=job["id"])
@@ -123,7 +123,7 @@ async def test_faults(
         listeners = {row["pid"] for row in await schema.fetch(LISTENERS)} - before
         queues = {"default": slots, "cut": 1}
         cut, proxy = await stack.enter_async_context(
-            over_proxy(
+            proxied_worker(
                 go_binary,
                 schema,
                 lambda fleet: fleet.worker(OTHER[language], queues=queues, poll=0.5),
@@ -233,7 +233,7 @@ async def test_connections(callers: Callers, schema: Schema, rig: Rig, go_binary
         async with AsyncExitStack() as stack:
             pairs: list[tuple[ProcessWorker, Proxy]] = [
                 await stack.enter_async_context(
-                    over_proxy(
+                    proxied_worker(
                         go_binary,
                         schema,
                         lambda fleet, engine=engine, n=n: fleet.process(
@@ -262,7 +262,7 @@ async def test_connections(callers: Callers, schema: Schema, rig: Rig, go_binary
                 await worker.stopped()
                 await rig.until("SELECT count(*) FROM river_job WHERE state = 'running'", 0)
                 assert 1 < proxy.most <= CONNECTIONS
-                with anyio.fail_after(SOON):
+                with anyio.fail_after(NOTIFICATION_TIMEOUT):
                     while proxy.connections:
                         await anyio.sleep(0.01)
         await schema.execute("DELETE FROM river_job")

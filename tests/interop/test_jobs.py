@@ -13,7 +13,7 @@ import pytest
 from tests.interop.callers import Refused
 from tests.interop.conform import EFFECTS, conform, error_text
 from tests.interop.inserting import request
-from tests.interop.seen import TIMES, stored
+from tests.interop.read_rows import TIMES, stored
 from tests.interop.working import LANGUAGES, OTHER
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from riverpy import (
     UniqueOpts,
 )
 from tests.interop.inserting import SILENT_CANCEL, PythonSide, request
-from tests.interop.seen import seen_by_go, seen_by_python
+from tests.interop.read_rows import read_by_go, read_by_python
 from tests.interop.test_unique import TEXTS, VALUES
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ async def check_all(go: RiverGo, client: Client) -> set[JobState]:
     rows = await go.run("list")
     for row in rows:
         job = await client.job_get(row["id"])
-        assert seen_by_go(row) == seen_by_python(job)
+        assert read_by_go(row) == read_by_python(job)
     ids = await client_ids(client)
     assert [row["id"] for row in rows] == ids
     return {JobState(row["state"]) for row in rows}

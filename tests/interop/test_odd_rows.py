@@ -10,7 +10,7 @@ import pytest
 
 from riverpy import AttemptError
 from tests.interop.conform import conform, error_text
-from tests.interop.seen import seen_by_go
+from tests.interop.read_rows import read_by_go
 from tests.interop.test_jobs import ended, same_row
 from tests.interop.working import LANGUAGES, OTHER
 from tests.test_attempt_errors import ODD
@@ -127,4 +127,4 @@ async def test_errors(
     assert row["errors"][-1].error == error_text(language, "no")
     assert (await schema.fetchval(ERRORS)).startswith(stored[:-1])
     (deleted,) = await go.run("delete", job["id"])
-    assert seen_by_go(deleted) == row
+    assert read_by_go(deleted) == row

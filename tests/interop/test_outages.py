@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from tests.interop.conform import EFFECTS, conform
-from tests.interop.own_path import over_proxy
+from tests.interop.proxied_worker import proxied_worker
 from tests.interop.working import LANGUAGES
 from tests.work.rig import PATIENCE
 
@@ -168,7 +168,9 @@ async def test_server_away(
     """While all connections are cut and new ones refused, a running job ends and another is
     inserted. Both are completed once the server is reachable again (CF-074,
     database_unavailable_reconnect)."""
-    async with over_proxy(go_binary, schema, lambda fleet: fleet.worker(language, poll=0.5)) as (
+    async with proxied_worker(
+        go_binary, schema, lambda fleet: fleet.worker(language, poll=0.5)
+    ) as (
         worker,
         proxy,
     ):
@@ -200,7 +202,7 @@ async def test_few_connections(callers: Callers, schema: Schema, go_binary: Path
         workers: list[Worker] = []
         proxies: list[Any] = []
         for language in LANGUAGES:
-            entered = over_proxy(
+            entered = proxied_worker(
                 go_binary,
                 schema,
                 lambda fleet, language=language: fleet.worker(

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from tests.work.rig import Rig
 
     Recorded = dict[str, str | None]
-    Play = Callable[["Stage", Recorded], Awaitable[int]]
+    Action = Callable[["Stage", Recorded], Awaitable[int]]
 
 HOUR = timedelta(hours=1)
-WISHES = ("until", "retry_ms", "timeout_ms")
+WORKER_KEYS = ("until", "retry_ms", "timeout_ms")
 """Metadata keys by which these tests set the retry and the timeout of a worker."""
 REQUIRED = ["available", "pending", "running", "scheduled"]
 ENDED = "state::text = $2 AND cardinality(coalesce(attempted_by, '{}')) = $3"
@@ -91,7 +91,7 @@ def request_of(row: Recorded, *, args: str | None = None, **more: Any) -> Reques
     )
 
 
-def inserting(**more: Any) -> Play:
+def inserting(**more: Any) -> Action:
     """Insert with more options into a queue without a worker."""
 
     async def play(stage: Stage, row: Recorded) -> int:
@@ -100,7 +100,7 @@ def inserting(**more: Any) -> Play:
     return play
 
 
-def working(**more: Any) -> Play:
+def working(**more: Any) -> Action:
     """Insert with more options, and wait for the end of the last attempt."""
 
     async def play(stage: Stage, row: Recorded) -> int:
@@ -202,7 +202,7 @@ async def find_scheduled(stage: Stage, row: Recorded) -> int:
 
 PAST = "scheduled in the past (-1h), queue without a worker (snapshot after scheduler ran)"
 CONFLICT = "unique (required states only), same key as the conflict job"
-PLAYS: dict[str, Play] = {
+ACTIONS: dict[str, Action] = {
     PAST: find_scheduled,
     CONFLICT: find_scheduled,
     "completed": working(),
@@ -239,7 +239,7 @@ PLAYS: dict[str, Play] = {
     "running (snapshot)": run,
 }
 """Every scenario, except that of a job interrupted by a stop, which is the last of each test."""
-AGAIN_IN_A_SECOND = {f"{REMOTE}fail", f"{REMOTE}panic"}
+RETRIED_AT_ONCE = {f"{REMOTE}fail", f"{REMOTE}panic"}
 """Go makes these jobs available at once, so there is no row to compare."""
 
 
@@ -260,31 +260,31 @@ async def difference(stage: Stage, job_id: int, expected: Recorded) -> list[Any]
     for side in (left, right):
         side["errors"] = entries_of(side["errors"])
         side["attempted_by"] = len(attempts_of(side))
-    for key in WISHES:
+    for key in WORKER_KEYS:
         left["metadata"].pop(key, None)
     return [(name, left[name], right[name]) for name in left if left[name] != right[name]]
 
 
-async def play_all(stage: Stage, expected: dict[str, Recorded]) -> dict[str, list[Any]]:
+async def run_all(stage: Stage, expected: dict[str, Recorded]) -> dict[str, list[Any]]:
     """Return the scenarios whose row differs, with the difference."""
     wrong: dict[str, list[Any]] = {}
     for scenario, row in expected.items():
-        job_id = await PLAYS[scenario](stage, row)
+        job_id = await ACTIONS[scenario](stage, row)
         if differs := await difference(stage, job_id, row):
             wrong[scenario] = differs
     return wrong
 
 
-def test_every_scenario_is_played() -> None:
-    """Each scenario of the recording is played."""
-    assert set(PLAYS) | {INTERRUPTED} == set(SCENARIOS)
+def test_every_scenario_has_an_action() -> None:
+    """Each scenario of the recording has an action."""
+    assert set(ACTIONS) | {INTERRUPTED} == set(SCENARIOS)
 
 
 @pytest.mark.usefixtures("mark_silently")
 async def test_go_works_what_python_inserts(go: RiverGo, rig: Rig) -> None:
     """Python inserts, cancels and retries, and Go works: the rows are those that Go alone left
     (MG-07)."""
-    expected = {name: SCENARIOS[name] for name in PLAYS if name not in AGAIN_IN_A_SECOND}
+    expected = {name: SCENARIOS[name] for name in ACTIONS if name not in RETRIED_AT_ONCE}
     flags = ("--fetch-cooldown", "1ms", "--fetch-poll-interval", "20ms", "--no-stagger")
     async with rig.client() as client:
         stage = Stage(rig, PythonSide(client))
@@ -296,7 +296,7 @@ async def test_go_works_what_python_inserts(go: RiverGo, rig: Rig) -> None:
             "1ms",
             *flags,
         ) as worker:
-            assert await play_all(stage, expected) == {}
+            assert await run_all(stage, expected) == {}
             interrupted = SCENARIOS[INTERRUPTED]
             soon = request_of(interrupted, metadata={"retry_ms": 4000})
             job_id = await stage.side.insert(soon)
@@ -341,12 +341,12 @@ async def test_python_works_what_go_inserts(go: RiverGo, rig: Rig) -> None:
     """Go inserts, cancels and retries, and Python works: the rows are those that Go alone left.
     Exceptions: a job with a cancel request is not retried, and an interrupted one has no error
     (MG-07)."""
-    expected = {name: SCENARIOS[name] | OURS.get(name, {}) for name in PLAYS}
+    expected = {name: SCENARIOS[name] | OURS.get(name, {}) for name in ACTIONS}
     async with go.process("insert") as inserter:
         stage = Stage(rig, GoSide(go, inserter))
         await insert_scheduled(stage.side)
         async with python_workers(rig):
-            assert await play_all(stage, expected) == {}
+            assert await run_all(stage, expected) == {}
             interrupted = SCENARIOS[INTERRUPTED]
             job_id = await stage.side.insert(request_of(interrupted))
             await stage.until_runs(job_id)

@@ -12,7 +12,7 @@ import pytest
 from tests.interop.callers import NotThere, Refused
 from tests.interop.conform import conform
 from tests.interop.notifications import notifications
-from tests.interop.seen import stored
+from tests.interop.read_rows import stored
 from tests.interop.working import LANGUAGES, OTHER
 
 if TYPE_CHECKING:

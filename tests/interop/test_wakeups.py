@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Callers = dict[str, Caller]
 
 EITHER = pytest.mark.parametrize("language", LANGUAGES)
-SOON = 5.0
+NOTIFICATION_TIMEOUT = 5.0
 """Seconds within which a worker that polls every hour must take a job."""
 QUEUES = {"a": 5, "b": 5}
 NAMES = {"go": "go work", "python": "riverpy%"}
@@ -43,7 +43,7 @@ WHERE datname = current_database() AND application_name LIKE $1 AND query SIMILA
 
 async def works(worker: Worker, caller: Caller, queue: str) -> None:
     """Check that the worker takes at once what the other language inserts."""
-    async with asyncio.timeout(SOON):
+    async with asyncio.timeout(NOTIFICATION_TIMEOUT):
         job = await caller.insert(conform(queue=queue))
         await worker.until("job_completed", id=job["id"])
 
@@ -89,7 +89,7 @@ async def test_pause(
             await works_either(worker, later, caller)
             row = await caller.get(waiting["id"])
             assert (row["state"], row["attempt"]) == ("available", 0)
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(NOTIFICATION_TIMEOUT):
             await caller.resume("a")
             await worker.until("job_completed", id=waiting["id"])
     assert (await caller.get(waiting["id"]))["attempted_at"] >= (await caller.queue_get("a"))[

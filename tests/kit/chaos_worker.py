@@ -50,7 +50,7 @@ LONG_SHARE = 8
 CHILD_LIMIT = 8.0
 BLOCKED_MAX = 30.0
 """Maximum seconds that a job blocks the event loop. It is longer than the stop timeout."""
-SOON = timedelta(milliseconds=100)
+SHORT_DELAY = timedelta(milliseconds=100)
 
 
 class ChaosRetryPolicy(DefaultRetryPolicy):
@@ -117,7 +117,7 @@ async def snoozing(job: riverpy.Job[Snoozing]) -> None:
     """Snooze once."""
     with Attempt(job):
         if not job.metadata.get("snoozes"):
-            raise riverpy.JobSnooze(LONG_DELAY if is_long(job.args.number) else SOON)
+            raise riverpy.JobSnooze(LONG_DELAY if is_long(job.args.number) else SHORT_DELAY)
 
 
 @workers.blocking_job(executor="thread")

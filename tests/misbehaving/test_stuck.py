@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from tests.work.rig import Rig
 
 PATIENCE = 30.0
-SOON = timedelta(milliseconds=50)
-OFTEN: dict[str, Any] = {"dead_after": timedelta(seconds=12), "candidate": False}
+STUCK_THRESHOLD = timedelta(milliseconds=50)
+FREQUENT_HEARTBEATS: dict[str, Any] = {"dead_after": timedelta(seconds=12), "candidate": False}
 """Makes a client renew its row every 2 s."""
 
 
@@ -104,7 +104,9 @@ async def test_stuck_job(
     counted, shown in the client's row, and keeps its slot, and other jobs continue. Its end is
     logged too."""
     jobs = Stubborn(rig, executor)
-    async with rig.working(slots=2, job_stuck_threshold=SOON, **OFTEN) as client:
+    async with rig.working(
+        slots=2, job_stuck_threshold=STUCK_THRESHOLD, **FREQUENT_HEARTBEATS
+    ) as client:
         stuck = await client.insert(Task(n=1))
         if how == "cancel":
             await asyncio.get_running_loop().run_in_executor(None, jobs.started.wait)
@@ -130,7 +132,7 @@ async def test_stuck_job(
     assert reported["job_id"] == stuck.job.id
     assert (reported["kind"], reported["queue"], reported["stuck"]) == ("task", "default", 1)
     assert reported["reason"] == ("job timeout" if how == "timeout" else "job cancelled remotely")
-    assert reported["seconds"] > SOON.total_seconds()
+    assert reported["seconds"] > STUCK_THRESHOLD.total_seconds()
     assert reported["keeps_slot"] is True
     ended = await entry(log, STUCK_JOB_ENDED)
     assert (ended["job_id"], ended["stuck"]) == (stuck.job.id, 0)
@@ -141,7 +143,11 @@ async def test_slot_for_a_stuck_job(rig: Rig, executor: str | None) -> None:
     """A handler may release the slot of a stuck job. Another job runs beside it, the client's row
     shows one more slot, and the original number is back when the stuck job ends."""
     jobs, handler = Stubborn(rig, executor), Handler(answer=True)
-    settings: dict[str, Any] = {"job_stuck_threshold": SOON, "job_stuck_handler": handler, **OFTEN}
+    settings: dict[str, Any] = {
+        "job_stuck_threshold": STUCK_THRESHOLD,
+        "job_stuck_handler": handler,
+        **FREQUENT_HEARTBEATS,
+    }
     async with rig.working(slots=1, **settings) as client:
         stuck = await client.insert(Task(n=1))
         other = await client.insert(Task(n=2))
@@ -161,7 +167,7 @@ async def test_slot_for_a_stuck_job(rig: Rig, executor: str | None) -> None:
         "default",
         1,
     )
-    assert reported.running > SOON
+    assert reported.running > STUCK_THRESHOLD
 
 
 @pytest.mark.parametrize("answer", [False, ValueError, SystemExit])
@@ -170,7 +176,7 @@ async def test_handler_that_releases_nothing(
 ) -> None:
     """A handler that returns no, or raises, changes nothing."""
     jobs = Stubborn(rig)
-    settings = {"job_stuck_threshold": SOON, "job_stuck_handler": Handler(answer)}
+    settings = {"job_stuck_threshold": STUCK_THRESHOLD, "job_stuck_handler": Handler(answer)}
     async with rig.working(slots=1, **settings) as client:
         await client.insert(Task(n=1))
         await client.insert(Task(n=2))
@@ -187,7 +193,7 @@ async def test_many_stuck_jobs(rig: Rig, log: list[dict[str, Any]]) -> None:
     """The log names ten of many stuck jobs, and says that there are more. The stats have their
     number (OP-07)."""
     jobs = Stubborn(rig)
-    async with rig.working(slots=15, job_stuck_threshold=SOON) as client:
+    async with rig.working(slots=15, job_stuck_threshold=STUCK_THRESHOLD) as client:
         await client.insert_many([InsertManyParams(Task(n=1))] * 15)
         await jobs.time_out(client, 15)
         async with asyncio.timeout(PATIENCE):
@@ -206,7 +212,7 @@ async def test_many_stuck_jobs(rig: Rig, log: list[dict[str, Any]]) -> None:
 async def test_job_that_ends_in_time(rig: Rig, log: list[dict[str, Any]]) -> None:
     """A job that cleans up after its cancellation within the threshold is not stuck."""
 
-    @rig.job(timeout=SOON)
+    @rig.job(timeout=STUCK_THRESHOLD)
     async def work(job: Job[Task]) -> None:
         try:
             await asyncio.sleep(3600)

@@ -104,18 +104,18 @@ func addConform(workers *river.Workers, base *base) {
 }
 
 func (w *conformWorker) NextRetry(job *river.Job[conformArgs]) time.Time {
-	wishes := wishesOf(job.Metadata)
+	settings := workerSettingsOf(job.Metadata)
 	switch {
-	case job.Attempt < wishes.Until:
+	case job.Attempt < settings.Until:
 		return time.Now()
-	case wishes.RetryMs != 0:
-		return time.Now().Add(time.Duration(wishes.RetryMs) * time.Millisecond)
+	case settings.RetryMs != 0:
+		return time.Now().Add(time.Duration(settings.RetryMs) * time.Millisecond)
 	}
 	return time.Time{} // the client's policy
 }
 
 func (w *conformWorker) Timeout(job *river.Job[conformArgs]) time.Duration {
-	if ms := wishesOf(job.Metadata).TimeoutMs; ms > 0 {
+	if ms := workerSettingsOf(job.Metadata).TimeoutMs; ms > 0 {
 		return time.Duration(ms) * time.Millisecond
 	} else if ms < 0 {
 		return -1
@@ -200,7 +200,7 @@ func ending(
 	case "snooze":
 		return river.JobSnooze(duration)
 	case "snooze-once":
-		if wishesOf(job.Metadata).Snoozes > 0 {
+		if workerSettingsOf(job.Metadata).Snoozes > 0 {
 			return nil
 		}
 		return river.JobSnooze(duration)

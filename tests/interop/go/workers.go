@@ -44,32 +44,32 @@ func (w *worker) Work(ctx context.Context, job *river.Job[task]) error {
 	return w.work(ctx, job)
 }
 
-// wishes are settings for the worker in a job's metadata.
-type wishes struct {
+// workerSettings are settings for the worker in a job's metadata.
+type workerSettings struct {
 	RetryMs   int `json:"retry_ms"`   // the pause after a failed attempt
 	Snoozes   int `json:"snoozes"`    // River's count
 	TimeoutMs int `json:"timeout_ms"` // the job's timeout
 	Until     int `json:"until"`      // retries before this attempt are immediate
 }
 
-func wishesOf(metadata []byte) (w wishes) {
+func workerSettingsOf(metadata []byte) (w workerSettings) {
 	_ = json.Unmarshal(metadata, &w) // metadata of another form have no settings
 	return w
 }
 
 func (w *worker) NextRetry(job *river.Job[task]) time.Time {
-	wishes := wishesOf(job.Metadata)
+	settings := workerSettingsOf(job.Metadata)
 	switch {
-	case job.Attempt < wishes.Until:
+	case job.Attempt < settings.Until:
 		return time.Now()
-	case wishes.RetryMs > 0:
-		return time.Now().Add(time.Duration(wishes.RetryMs) * time.Millisecond)
+	case settings.RetryMs > 0:
+		return time.Now().Add(time.Duration(settings.RetryMs) * time.Millisecond)
 	}
 	return time.Now().Add(w.retryAfter)
 }
 
 func (w *worker) Timeout(job *river.Job[task]) time.Duration {
-	return time.Duration(wishesOf(job.Metadata).TimeoutMs) * time.Millisecond
+	return time.Duration(workerSettingsOf(job.Metadata).TimeoutMs) * time.Millisecond
 }
 
 // workersOf registers all kinds; those with "rig_" are the kinds of the recorded scenarios.

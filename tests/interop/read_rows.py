@@ -26,7 +26,7 @@ FROM river_job WHERE id = $1
 """
 
 
-def seen_by_python(job: JobRow) -> Row:
+def read_by_python(job: JobRow) -> Row:
     """Convert a row that Python read."""
     columns = job.columns()
     states = job.unique_states
@@ -52,7 +52,7 @@ def seen_by_python(job: JobRow) -> Row:
     }
 
 
-def seen_by_go(row: Row) -> Row:
+def read_by_go(row: Row) -> Row:
     """Convert a row that Go printed to Python's types."""
     return row | {
         **{name: msgspec.convert(row[name], datetime | None) for name in TIMES},
@@ -73,12 +73,12 @@ async def stored(schema: Schema, job_id: int) -> Row:
     }
 
 
-def queue_seen_by_python(queue: Queue) -> Row:
+def queue_read_by_python(queue: Queue) -> Row:
     """Convert a queue that Python read."""
     return msgspec.structs.asdict(queue)
 
 
-def queue_seen_by_go(row: Row) -> Row:
+def queue_read_by_go(row: Row) -> Row:
     """Convert a queue that Go printed."""
     return row | {
         **{name: msgspec.convert(row[name], datetime | None) for name in QUEUE_TIMES},

@@ -22,7 +22,7 @@ W = TypeVar("W")
 
 
 @asynccontextmanager
-async def over_proxy(
+async def proxied_worker(
     binary: Path, schema: Schema, start: Callable[[Fleet], AbstractAsyncContextManager[W]]
 ) -> AsyncGenerator[tuple[W, Proxy]]:
     """Run a worker that `start` starts in a fleet of its own, and its proxy."""
