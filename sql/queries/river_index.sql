@@ -1,20 +1,20 @@
 -- Statements on the indexes of River's schema, for the reindexer.
 --
--- REINDEX and DROP INDEX CONCURRENTLY run in no transaction, so nothing here is fenced by a term. What writes is safe when
--- two leaders run it at once, because it is done under `index_lock`, which one session holds at a time.
+-- REINDEX and DROP INDEX CONCURRENTLY cannot run in a transaction, so no fence protects them. They are safe when
+-- there are two leaders, because only the session that holds `index_lock` sends them.
 
 
 -- name: index_lock
--- Exclude every other reindexer of this schema while the session lasts. Never the form that waits: what waits holds a
--- snapshot, and a concurrent build waits for the end of that in turn.
+-- Lock out other reindexers of this schema until the end of the session. The lock is never waited for: a waiting
+-- session holds a snapshot, and a concurrent build would wait for that snapshot.
 select pg_try_advisory_lock(hashtextextended('riverpy reindex ' || relnamespace::text, 0))
 from pg_class
 where oid = to_regclass($name$/* schema */ river_job$name$);
 
 
 -- name: index_limits
--- The limits of the session in milliseconds, 0 for none. Older servers lack some of them. A `transaction_timeout` of the role
--- would cut the session in a rebuild.
+-- Set the timeouts of the session in milliseconds, 0 for none. Older servers lack some of them. A
+-- `transaction_timeout` of the role would end the session during a rebuild.
 select set_config(given.name, given.milliseconds::text, false)
 from (
   values
@@ -27,13 +27,13 @@ join pg_settings using (name);
 
 
 -- name: index_now
--- The server's clock decides when a run is due.
+-- The server's time, which decides when a run is due.
 select now();
 
 
 -- name: index_list
--- Those of the given indexes that exist, in the order given. What other backends build on the same table shows either in
--- their progress, which hides from other roles, or by the lock that a rebuild keeps on its index.
+-- Those of the given indexes that exist, in the given order. Builds of other sessions on the same table are found in
+-- their progress, which is hidden from other roles, or by the lock that a rebuild keeps on its index.
 select
   index.relname::text as name,
   pg_has_role(index.relowner, 'USAGE') as is_owner,
@@ -67,9 +67,9 @@ order by given.place;
 
 
 -- name: index_artifacts
--- What rebuilds of the index left, or have not finished: a new index is named `…_ccnew`, an old one `…_ccold`, with a
--- number if that is taken, and the name of the index is cut where the whole would be longer than 63 bytes. A valid one is
--- no artifact but somebody's index. Who still builds one keeps a lock on it.
+-- What rebuilds of the index have left or not finished yet. A new index is named `…_ccnew` and an old one `…_ccold`,
+-- with a number if that name is taken. The name of the index is cut if the whole would be longer than 63 bytes. A
+-- valid index is no artifact but an index of the user. A session that is building one keeps a lock on it.
 select
   artifact.relname::text as name,
   not part.indisvalid and pg_has_role(artifact.relowner, 'USAGE') and not exists (
@@ -102,7 +102,7 @@ order by artifact.relname;
 
 
 -- name: index_comment
--- The statement that gives an index its comment, or with an empty one none.
+-- The statement that sets or, with an empty text, removes the comment of an index.
 select format('comment on index %I.%I is %L', namespace.nspname, index.relname, nullif(@comment::text, ''))
 from pg_class as index
 join pg_namespace as namespace on namespace.oid = index.relnamespace

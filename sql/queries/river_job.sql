@@ -1,18 +1,17 @@
--- Statements on River's table of jobs, but for inserting (river_job_insert.sql).
+-- Statements on River's table of jobs, except for inserts (river_job_insert.sql).
 --
--- Every statement that returns whole jobs lists the columns in the order of riverpy.job.JobColumn.
--- An attempt is fenced by its claim key (id, attempt, attempted_at): an attempt number alone comes again after a job was
--- put back, or when a crash of the server loses the commit of a claim.
--- A cancel mark is a key of the metadata. `->` finds it in an object only: `?` also finds the text in an array or string.
+-- A statement that returns whole jobs lists the columns in the order of riverpy.job.JobColumn. A claim key (id,
+-- attempt, attempted_at) identifies an attempt. The attempt number alone is not enough: it is used again after a job
+-- was released, and after a crash of the server that loses the commit of a claim. A cancel mark is a key of the
+-- metadata. It is read with `->`, which finds it only in an object; `?` also finds the text in an array or string.
 
 
 -- name: job_claim
--- Take up to @limit due jobs of one queue, after a place in their order and up to @last_priority, but for the skipped
--- ones. The array form walks the primary key where a join
--- would be planned as a sequential scan. The order of the result is undefined. An attempt at its type's end stays
--- there: it is the last. A cancel mark on a job that waits is an old one's, which River in Go leaves at a retry.
--- @kinds null means all kinds. The form of this condition lets the planner expect that nearly all rows pass: where it
--- expects few, it reads the whole backlog and sorts it.
+-- Claim up to @limit due jobs of one queue, behind a position in their order and up to @last_priority. Jobs in
+-- @skipped are left out. The result has no order. The array form uses the primary key; a join would be planned as a
+-- sequential scan. The attempt number stays at the maximum of its type: it is the last attempt then. A waiting job
+-- may have an old cancel mark, which River in Go leaves at a retry. @kinds null means all kinds. The form of this
+-- condition makes the planner expect that nearly all rows pass; otherwise it would read and sort the whole backlog.
 with picked as materialized (
   select id
   from /* schema */ river_job
@@ -50,7 +49,7 @@ select now();
 
 
 -- name: job_next
--- The job that a claim of one takes, with its place in the order of claims.
+-- The job that a claim of one job would take, with its position in the order of claims.
 select priority, scheduled_at, id
 from /* schema */ river_job
 where state = 'available' and queue = @queue and scheduled_at <= now() and id <> all(@skipped::bigint[])
@@ -61,7 +60,7 @@ for update skip locked;
 
 
 -- name: job_position
--- The place of one job in the order of claims, if it can be claimed.
+-- The position of one job in the order of claims, if it can be claimed.
 select priority, scheduled_at, id
 from /* schema */ river_job
 where id = @id and state = 'available' and queue = @queue and scheduled_at <= now()
@@ -69,8 +68,8 @@ for update skip locked;
 
 
 -- name: job_complete
--- Store attempts that just completed. @age is the seconds since each ended: the server's clock decides when that was,
--- at the statement, for the transaction may have begun before and waited.
+-- Store attempts that just completed. @age is the seconds since each one ended. The server's clock is read at the
+-- statement, because the transaction may have begun earlier and waited.
 update /* schema */ river_job as job
 set state = 'completed', finalized_at = statement_timestamp() - done.age * interval '1 second'
 from unnest(@id::bigint[], @attempt::smallint[], @attempted_at::timestamptz[], @age::float8[])
@@ -81,10 +80,10 @@ returning job.id;
 
 
 -- name: job_settle
--- Store attempts that ended in any way. A job with a cancel mark that would run again is cancelled instead; the mark
--- is read from the row itself, since a joined copy is stale when the mark is set while this statement waits. Of the
--- errors the first and the newest 99 are kept. Updates are joined as `||` joins them, so that metadata that are no object
--- are kept too: up to PostgreSQL 13 it refuses a number, text or null.
+-- Store attempts of any outcome. A job with a cancel mark that would run again is cancelled instead. The mark is read
+-- from the row itself: a joined copy is outdated if the mark is set while this statement waits. The first and the
+-- newest 99 errors are kept. Updates are merged as `||` merges them, so that metadata that are no object are kept
+-- too; up to PostgreSQL 13 `||` refuses a number, text or null.
 update /* schema */ river_job as job
 set
   state = case
@@ -135,7 +134,7 @@ returning job.id, job.state::text;
 
 
 -- name: job_notify_queues
--- Tell the clients of these queues that a job of theirs is due again.
+-- Notify the clients of these queues that a job is due again.
 select pg_notify(
   /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
 )
@@ -144,8 +143,8 @@ where (select pg_notification_queue_usage() < 0.9);
 
 
 -- name: job_merge
--- Merge what late attempts recorded into rows that others made final during these attempts, as job_settle does, and
--- return the rows. Those that others have locked are left alone.
+-- Merge the metadata of late attempts into rows that other sessions made final during these attempts, as job_settle
+-- does, and return the rows. Locked rows are left out.
 with locked as (
   select job.id, done.updates
   from /* schema */ river_job as job
@@ -170,7 +169,8 @@ returning
 
 
 -- name: job_lock_attempts
--- Lock those of the attempts that nobody else has locked, so that a statement after it in the transaction waits for none.
+-- Lock those of the jobs that no other session has locked, so that the next statement of the transaction does not
+-- wait.
 select job.id
 from /* schema */ river_job as job
 where job.id = any(@id::bigint[]) and job.state = 'running'
@@ -179,15 +179,15 @@ for no key update skip locked;
 
 
 -- name: job_stored_outcomes
--- Where the given jobs stand: tells a result that was refused from one that was stored before.
+-- The stored state of the given jobs. It distinguishes a refused result from one that was stored before.
 select job.id, job.attempt, job.attempted_at, job.state::text, coalesce(cardinality(job.errors), 0)
 from /* schema */ river_job as job
 where job.id = any(@id::bigint[]);
 
 
 -- name: job_claimed_by
--- The running jobs whose last claim was this client's, older than the time a claim may take. Who claimed a job is not
--- read of the skipped ones, which are damaged.
+-- The running jobs that this client claimed last, longer ago than a claim may take. The client is not read for jobs
+-- in @skipped, because they are damaged.
 select job.id, job.attempt, job.attempted_at
 from /* schema */ river_job as job
 where job.state = 'running' and job.queue = any(@queue::text[])
@@ -197,8 +197,8 @@ where job.state = 'running' and job.queue = any(@queue::text[])
 
 
 -- name: job_release
--- Release claimed attempts: they did not run to an end, so they do not count. Their queues are notified. A job with a
--- cancel mark is cancelled, and keeps its attempt and its time as in job_settle.
+-- Release claimed attempts. They do not count, because they have not ended. The queues are notified. A job with a
+-- cancel mark is cancelled, and keeps its attempt and time as in job_settle.
 with given_back as (
   update /* schema */ river_job as job
   set
@@ -231,16 +231,16 @@ where (select count(*) from notified) >= 0;
 
 
 -- name: job_cancel_marks
--- Which of the given jobs somebody asked to cancel while they run.
+-- Those of the given running jobs that have a cancel mark.
 select job.id
 from /* schema */ river_job as job
 where job.id = any(@id::bigint[]) and job.state = 'running' and job.metadata -> 'cancel_attempted_at' is not null;
 
 
 -- name: job_any_available
--- Whether a queue holds a job that is due now or within moments: a retry is available when it is due in 5 seconds.
--- Jobs in @skipped and of other kinds than @kinds do not count. Each queue is looked at in the order of its index: without an order a long backlog
--- makes a scan of the whole table look cheap, though all that ended may stand before it.
+-- Whether a queue has a job that is due now or soon: a retry is available 5 seconds before it is due. Jobs in
+-- @skipped and of other kinds than @kinds do not count. Each queue is read in the order of its index. Without an
+-- order, a long backlog makes a scan of the whole table look cheap, even if all finished jobs come first in it.
 select exists (
   select 1
   from unnest(@queue::text[]) as given (queue)
@@ -257,7 +257,7 @@ select exists (
 
 
 -- name: job_get
--- Those of the jobs that exist, the newest first.
+-- Those of the jobs that exist, newest first.
 select
   id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
   timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
@@ -268,8 +268,8 @@ order by id desc;
 
 
 -- name: job_list
--- The newest jobs in these states, of these kinds and queues. Null means all of them, without an `or` that would cost
--- the index. No wide column is read: one that is damaged would fail the statement for all jobs.
+-- The newest jobs in these states, of these kinds and queues. Null means all. An `or` would prevent the use of the
+-- index. Wide columns are not read: a damaged one would fail the statement for all jobs.
 select id
 from /* schema */ river_job
 where state = any(@state::text[]::/* schema */ river_job_state[])
@@ -280,9 +280,10 @@ limit @limit::bigint;
 
 
 -- name: job_cancel
--- A job that does not run is cancelled; a running one is marked, and its client is notified. A final one stays as it is.
--- The row that is returned then is the locked one: a statement that waited for another session's commit would otherwise
--- read the row from before it. Metadata of a running job that are no object move under a key, so that the mark is one.
+-- Cancel a job. A running one gets a cancel mark, and its client is notified. A final one stays as it is. In that
+-- case the locked row is returned: a statement that has waited for another session's commit would otherwise return
+-- the row from before it. Metadata of a running job that are no object are moved under a key, so that the mark can be
+-- one.
 with found as (
   select *
   from /* schema */ river_job
@@ -327,8 +328,8 @@ left join notified on true;
 
 
 -- name: job_retry
--- Make a job available now, and notify its queue. A running one, and one that is due already, stay as they are: the
--- locked row is returned, as by a cancel.
+-- Make a job available now, and notify its queue. A running job, and one that is due already, stay as they are. In
+-- that case the locked row is returned, as by job_cancel.
 with found as (
   select *
   from /* schema */ river_job
@@ -369,7 +370,7 @@ left join notified on true;
 
 
 -- name: job_update
--- Merge into the metadata of a job, whatever its state, as job_settle does.
+-- Merge an object into the metadata of a job in any state, as job_settle does.
 update /* schema */ river_job as job
 set metadata = case
   when jsonb_typeof(job.metadata) in ('object', 'array') then job.metadata || @updates::text::jsonb

@@ -1,10 +1,10 @@
--- Statements that find jobs which the server cannot read: a damaged disk or memory fails each statement that reads a
--- damaged value, also for all other rows.
+-- Statements that find jobs which the server cannot read. A statement that reads a value damaged on the disk fails
+-- for all its rows.
 
 
 -- name: job_damage_candidates
--- The ids of the first jobs in each of the states, up to @limit of each: of jobs that have ended the newest, of others
--- those that come first in the index of claims. No wide column is read.
+-- The ids of the first @limit jobs in each of the states: of finished jobs the newest, of others the first in the
+-- index of claims. Wide columns are not read.
 select job.id
 from unnest(@state::text[]) as given (state)
 cross join lateral (
@@ -29,7 +29,7 @@ where given.state in ('cancelled', 'completed', 'discarded');
 
 
 -- name: job_damage_check
--- Read the columns that other statements read of many jobs. Fails if one of them is damaged.
+-- Read the columns that other statements read of many jobs. It fails if one of them is damaged.
 select coalesce(max(length(attempted_by::text)), 0) + coalesce(max(length(errors::text)), 0)
 from /* schema */ river_job
 where id = any(@id::bigint[]);

@@ -1,11 +1,13 @@
--- Statements on River's table of jobs that a leader sends again and again, over all jobs.
+-- Statements of the job cleaner, scheduler and rescuer on River's table of jobs.
 --
--- Each walks an index whatever the plan: what is limited is limited before it is sorted or joined, and a scope is a
--- statement of its own.
+-- Each uses an index under every plan: rows are limited before they are sorted or joined, and each kind of queue
+-- filter is a statement of its own. A claim key (id, attempt, attempted_at) identifies an attempt; its time crosses
+-- as microseconds since 2000, because some connections have their own codec for timestamps. Running jobs are
+-- collected before they are sorted: a limited scan by id would read all finished jobs.
 
 
 -- name: job_states_to_clean
--- In which of the states there is a job that ended longer ago than the retention: the first in the index says it.
+-- The states with a job that ended longer ago than the retention. The first entry of the index shows it.
 select given.state
 from unnest(@states::text[], @retentions::interval[]) as given (state, retention)
 where (
@@ -18,15 +20,15 @@ where (
 
 
 -- name: job_ended
--- Up to @limit jobs that ended in one state longer ago than @retention, oldest first, from behind the given one on; and
--- whether each is a job of the given queues and kinds, or of all but these. The caller starts behind the last job that it
--- has read: jobs that are kept longer, or cannot be deleted, would be read again each time otherwise. The time crosses
--- as text, in ISO's form whatever the session's: it may be infinite, or in a year that Python does not know.
+-- Up to @limit jobs behind the given position that ended in one state longer ago than @retention, oldest first, and
+-- whether each belongs to the given queues and kinds. The caller starts behind the last job that it has read:
+-- otherwise jobs that are kept longer, or cannot be deleted, would be read again each time. The time crosses as text
+-- in ISO format, because it may be infinite, or in a year that Python lacks.
 --
--- So a leader of few queues reads all that others keep longer, but once: of a million such jobs in 1.3 s, 25 ms at most
--- at a time, and 0.5 ms in each pass from then on. The index of claims leads to its own queues alone, but in the order
--- in which jobs were due. What was due long before its end would be read again in each pass (130 ms for two queues of
--- that million), and what was cancelled before it was due would not be found.
+-- So a leader of few queues reads all jobs that others keep longer, but only once: a million such jobs take 1.3 s, 25
+-- ms at most at a time, and 0.5 ms in each later pass. The index of claims leads to its own queues only, but in the
+-- order in which jobs were due. Jobs that were due long before they ended would be read again in each pass (130 ms
+-- for two queues of that million), and jobs that were cancelled before they were due would not be found.
 select
   id, to_jsonb(finalized_at) #>> '{}',
   (queue = any(@queues::text[])) = @only_queues::bool and (kind = any(@kinds::text[])) = @only_kinds::bool as is_meant
@@ -41,7 +43,7 @@ limit @limit::bigint;
 
 -- name: job_delete_ended
 -- Delete those of the given jobs that ended in this state longer ago than @retention. Safe when two leaders run it at
--- once: rows that are locked are passed over.
+-- once: locked rows are skipped.
 with picked as materialized (
   select id
   from /* schema */ river_job
@@ -57,7 +59,7 @@ returning id;
 
 -- name: job_due
 -- The first of the scheduled and retryable jobs that are due within @ahead. A lane is a range of the index in which
--- jobs stand in the order of their due times, so that a million jobs that are far from due cost nothing.
+-- jobs are in the order of their due times. So a million jobs that are not due yet cost nothing.
 with recursive lanes as (
   select state, (
     select job.queue
@@ -113,13 +115,14 @@ limit @limit::bigint;
 
 
 -- name: job_schedule
--- Make due jobs available. Of those with one unique key the first is kept, unless a job that is not among them holds
--- the key; the others are discarded. A job that would hold its key when it is discarded stays as it is. riverpy's clients
--- are told when jobs can be worked that cannot yet, to half a second: nobody will notify them then.
+-- Make due jobs available. Of the jobs with one unique key the first is kept, unless a job that is not among them
+-- holds the key. The others are discarded. A job that would keep its key when it is discarded stays as it is.
+-- riverpy's clients are notified of jobs that become due later, to half a second, because no other notification will
+-- come then.
 --
 -- Jobs are discarded before any becomes available, since one may have the key that another needs: hence the count. A
--- rival that is not committed yet makes this wait, or fail, in the unique index. Safe when two leaders run it at once:
--- rows that are locked or not due any more are passed over.
+-- rival that is not committed yet makes this statement wait, or fail, at the unique index. Safe when two leaders run
+-- it at once: rows that are locked or no longer due are skipped.
 with due as materialized (
   select id, priority, scheduled_at, queue,
     case when unique_states is not null and /* schema */ river_job_state_in_bitmask(unique_states, 'available')
@@ -196,12 +199,12 @@ where (select count(*) from told) + (select count(*) from foretold) >= 0;
 
 
 -- name: job_lock_limit
--- How long a statement of this transaction may wait for a lock.
+-- Set how long a statement of this transaction may wait for a lock.
 select set_config('lock_timeout', (@milliseconds::bigint)::text, true);
 
 
 -- name: job_running_of
--- The running jobs that the given clients claimed last. Who claimed a job is not read of the skipped ones, which are
+-- The running jobs that the given clients claimed last. The client is not read for jobs in @skipped, because they are
 -- damaged.
 with found as materialized (
   select id, attempt, attempted_at, attempted_by[array_upper(attempted_by, 1)] as client_id
@@ -218,8 +221,8 @@ limit @limit::bigint;
 
 
 -- name: job_stuck
--- The ids of the jobs that run for longer than @age. No wide column is read, since one that is damaged would fail the
--- statement for all.
+-- The ids of the jobs that have been running for longer than @age. Wide columns are not read: a damaged one would
+-- fail the statement for all jobs.
 with found as materialized (
   select id
   from /* schema */ river_job
@@ -234,7 +237,7 @@ limit @limit::bigint;
 
 
 -- name: job_stuck_rows
--- Those of the given jobs that run for longer than @age, with the seconds that they do.
+-- Those of the given jobs that have been running for longer than @age, with the seconds that they have been running.
 select
   id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
   timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
@@ -246,9 +249,9 @@ order by id;
 
 
 -- name: job_rescue
--- End attempts whose client is gone: each counts, with an error. What can run again is available if it is due within
--- River's 5 seconds for that, and its queue is told. Safe when two leaders run it at once: an attempt is rescued once,
--- and rows that are locked are passed over.
+-- End attempts whose client is gone. Each attempt counts, and gets an error. A job with attempts left becomes
+-- available if it is due within 5 seconds, as in River, and its queue is notified. Safe when two leaders run it at
+-- once: an attempt is rescued once, and locked rows are skipped.
 with locked as materialized (
   select id
   from /* schema */ river_job

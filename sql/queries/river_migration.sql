@@ -1,8 +1,9 @@
--- The record of applied migrations, and what a migrator reads before and while it works.
+-- The record of applied migrations, and what a migrator reads before and during its work.
+
 
 -- name: migration_place
--- Which schema holds River's tables, or would get them, and how far they are there. Without a configured schema the
--- search path decides: where it finds River's tables, else where it would make new ones.
+-- The schema that has River's tables or would get them, and its state. Without a configured schema the search path
+-- decides: the schema where it finds River's tables, or otherwise the one where it would create new ones.
 WITH place AS (
     SELECT coalesce(
         @schema::text,
@@ -72,13 +73,13 @@ SELECT
 FROM place;
 
 -- name: migration_list
--- Times as microseconds since 1970, since the connection may have a codec of its own for timestamps.
+-- Times cross as microseconds since 1970, because the connection may have its own codec for timestamps.
 SELECT line, version, (extract(epoch FROM /* finite */ (created_at)) * 1000000)::bigint AS created_at
 FROM /* schema */ river_migration
 ORDER BY line, version;
 
 -- name: migration_list_without_line
--- The table before version 5 of line main.
+-- The same for the table before version 5 of line main.
 SELECT 'main' AS line, version, (extract(epoch FROM /* finite */ (created_at)) * 1000000)::bigint AS created_at
 FROM /* schema */ river_migration
 ORDER BY version;
@@ -96,9 +97,9 @@ DELETE FROM /* schema */ river_migration WHERE line = @line AND version = @versi
 DELETE FROM /* schema */ river_migration WHERE version = @version;
 
 -- name: migration_limits
--- For this transaction only; limits in milliseconds. Between statements the migrator idles for a round trip: one that
--- idles for long is gone, and must not keep its locks. A `transaction_timeout` of the role, which PostgreSQL 17
--- has, would end a step half-way.
+-- Set timeouts in milliseconds for this transaction. Between two statements a migrator is idle for one round trip.
+-- One that is idle for longer is gone and must not keep its locks. A `transaction_timeout` of the role (PostgreSQL
+-- 17) would end a step half-way.
 SELECT set_config(given.name, given.value, true)
 FROM (
     VALUES
@@ -111,5 +112,6 @@ FROM (
 JOIN pg_settings USING (name);
 
 -- name: migration_lock
--- One migrator per schema, whatever its line: version 5 of line main rebuilds the table that all lines share.
+-- Lock out other migrators of the schema, for all lines: version 5 of line main rebuilds the table that all lines
+-- share.
 SELECT pg_advisory_xact_lock(hashtextextended('riverpy migrate ' || @schema::text, 0));

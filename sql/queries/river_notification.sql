@@ -1,13 +1,13 @@
--- Notifications. A channel is `<schema>.<topic>`, with the schema in which the table of the topic was found.
+-- Notifications. A channel is named `<schema>.<topic>`, after the schema in which the table of the topic was found.
 --
--- Once the server's queue of notifications is full, each commit that notifies fails. So no statement of ours notifies
--- any more from nine tenths on: what it changes is found by polling. Asking how full the queue is also makes the server
--- drop what no session needs any more.
+-- When the server's queue of notifications is full, every commit that notifies fails. So our statements stop
+-- notifying when it is nine tenths full, and polling finds what they change. Reading how full the queue is also makes
+-- the server drop what no session needs any more.
 
 
 -- name: notification_schemas
--- The schemas that channels are named after: that of River's jobs, that of our leases, and the first of the search path,
--- which River in Go uses.
+-- The schemas in the names of channels: that of River's jobs, that of our leases, and the first one of the search
+-- path, which River in Go uses.
 select
   /* schema of river_job */ current_schema()::text,
   /* schema of riverpy_lease */ current_schema()::text,
@@ -15,7 +15,7 @@ select
 
 
 -- name: notify
--- No row: the queue is too full.
+-- No row: nothing was sent, because the queue is too full.
 select pg_notify(@channel::text, @payload::text)
 where (select pg_notification_queue_usage() < 0.9);
 

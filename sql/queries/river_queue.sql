@@ -2,7 +2,7 @@
 
 
 -- name: queue_touch
--- Say that the queues are worked here: make missing rows, renew the others. Tells which of them are paused.
+-- Insert missing rows of the queues, update the others, and return which of them are paused.
 insert into /* schema */ river_queue as queue (name, created_at, metadata, updated_at)
 select name, now(), '{}', now()
 from unnest(@name::text[]) as given (name)
@@ -12,14 +12,14 @@ returning queue.name, queue.paused_at is not null as paused;
 
 
 -- name: queue_paused
--- Which of the queues are paused.
+-- Those of the queues that are paused.
 select name
 from /* schema */ river_queue
 where name = any(@name::text[]) and paused_at is not null;
 
 
 -- name: queue_pause
--- Pause one queue, or with `*` all. One that is paused already stays as it is.
+-- Pause one queue, or all with `*`. A paused queue stays as it is.
 update /* schema */ river_queue
 set
   paused_at = coalesce(paused_at, now()),
@@ -29,7 +29,7 @@ returning name;
 
 
 -- name: queue_resume
--- Resume one queue, or with `*` all. One that is not paused stays as it is.
+-- Resume one queue, or all with `*`. A queue that is not paused stays as it is.
 update /* schema */ river_queue
 set
   updated_at = case when paused_at is not null then now() else updated_at end,
@@ -52,7 +52,7 @@ limit @limit::bigint;
 
 
 -- name: queue_update
--- Replace what the row says beside its state.
+-- Replace the metadata of a queue.
 update /* schema */ river_queue
 set metadata = @metadata::text::jsonb, updated_at = now()
 where name = @name
@@ -61,8 +61,8 @@ returning
 
 
 -- name: queue_unused
--- Up to @limit queues behind the given name that no client has worked, paused or changed for @age, but for those whose
--- row says something.
+-- Up to @limit queues behind the given name that no client has worked, paused or changed for @age. Paused queues and
+-- queues with metadata are left out.
 select name
 from /* schema */ river_queue
 where name > @after::text and updated_at < now() - @age::interval and paused_at is null and metadata = '{}'
@@ -72,8 +72,8 @@ limit @limit::bigint;
 
 
 -- name: queue_delete_unused
--- Delete those of the given queues that are still unused. Safe when two leaders run it at once: rows that are locked are
--- passed over.
+-- Delete those of the given queues that are still unused. Safe when two leaders run it at once: locked rows are
+-- skipped.
 delete from /* schema */ river_queue
 where name = any(array(
   select name
@@ -92,7 +92,7 @@ where (select pg_notification_queue_usage() < 0.9);
 
 
 -- name: queue_lag
--- How many seconds the oldest due job of each of these queues has waited; 0: none waits. The index of claims is entered
+-- The seconds for which the oldest due job of each queue has waited. 0: none waits. The index of claims is searched
 -- once for each queue and priority.
 select
   given.queue,
@@ -113,7 +113,7 @@ group by given.queue;
 
 
 -- name: queue_waiting
--- Up to @limit queues that hold available jobs and are not paused. The index is entered once for each.
+-- Up to @limit queues that have available jobs and are not paused. The index is searched once for each queue.
 with recursive held (queue, number) as (
   select (select min(job.queue) from /* schema */ river_job as job where job.state = 'available'), 1
   union all

@@ -1,13 +1,13 @@
 -- Statements on our table of clients.
 --
--- Whether a client is dead is never decided by the server's clock alone: an observer reads heartbeats and measures by its
--- own clock how long each stays the same. Heartbeats cross as the bytes of timestamptz_send, to be compared, since some of
--- the connections have a codec of their own for timestamps.
+-- The server's clock alone never decides that a client is dead: an observer reads heartbeats, and measures on its own
+-- clock how long each one stays the same. Heartbeats cross as the bytes of timestamptz_send, only to be compared,
+-- because some connections have their own codec for timestamps.
 
 
 -- name: client_register
--- Register a run under an id that no other run has; nothing is returned if one has it. Safe beside a leader: it inserts
--- the client's own row alone.
+-- Register a run under an id, unless another run has the id: then no row is returned. Safe beside a leader: it
+-- inserts only the client's own row.
 insert into /* schema */ riverpy_client (client_id, queues, kinds, candidate, poll_only, version, dead_after, started_at)
 values (
   @client_id::text, @queues::text[], @kinds::text[], @candidate::boolean, @poll_only::boolean, @version::text,
@@ -18,7 +18,7 @@ returning timestamptz_send(started_at);
 
 
 -- name: client_registered_run
--- Which run has an id. Through jsonb, since the column of the process may not be there.
+-- The run that is registered under an id. The row is read as jsonb, because the column of the process may be missing.
 select
   timestamptz_send(started_at), timestamptz_send(heartbeat_at), extract(epoch from dead_after)::float8,
   to_char(/* finite */ (started_at) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), to_jsonb(client) ->> 'process',
@@ -28,16 +28,16 @@ where client_id = @client_id::text;
 
 
 -- name: client_delete_dead
--- Delete the row of a run that is gone, unless it has written a heartbeat since that one was read. Safe beside a leader:
--- one that has locked the row to rescue its jobs ends first.
+-- Delete the row of a dead run, unless it has written another heartbeat since the given one was read. Safe beside a
+-- leader: a leader that has locked the row to rescue its jobs ends first.
 delete from /* schema */ riverpy_client
 where client_id = @client_id::text and timestamptz_send(heartbeat_at) = @heartbeat::bytea;
 
 
 -- name: client_heartbeat
--- Write a heartbeat of a run, which inserts its row again if it was deleted; nothing is returned if another run has
--- registered under the id. Safe beside a leader: it changes the client's own row alone. It touches no other table, or a
--- lock there would stop the heartbeats.
+-- Write a heartbeat of a run. If its row was deleted, it is inserted again. No row is returned if another run is
+-- registered under the id. Safe beside a leader: it changes only the client's own row. It uses no other table,
+-- because a lock there would stop the heartbeats.
 insert into /* schema */ riverpy_client as client (
   client_id, queues, kinds, candidate, poll_only, version, dead_after, started_at
 )
@@ -67,8 +67,8 @@ select exists (
 
 
 -- name: client_set_slots
--- Say how many slots the client has in each of its queues, and which of its jobs are stuck. Safe beside a leader: it
--- changes the client's own row alone.
+-- Write the client's slots in each of its queues and its stuck jobs. Safe beside a leader: it changes only the
+-- client's own row.
 update /* schema */ riverpy_client
 set slots = @slots::integer[], stuck = @stuck::bigint[]
 where client_id = @client_id::text
@@ -76,8 +76,8 @@ where client_id = @client_id::text
 
 
 -- name: client_set_state
--- Write whether the client is stopping, in which process it runs, and the rows that it has set aside: how many, and the
--- given ones, each with the seconds since it was set aside. Safe beside a leader: it changes the client's own row alone.
+-- Write whether the client is stopping, its process, how many rows it has set aside, and the given ones of these,
+-- each with the seconds since it was set aside. Safe beside a leader: it changes only the client's own row.
 update /* schema */ riverpy_client
 set
   state = @state::text,
@@ -97,8 +97,8 @@ where client_id = @client_id::text
 
 
 -- name: election_status
--- Who leads, whether that is a client of ours, and whether one of ours takes part in leader election and has a recent
--- heartbeat, by the server's clock.
+-- The leader, whether it is a riverpy client, and whether a riverpy client with a recent heartbeat by the server's
+-- clock takes part in leader election.
 select
   leader.leader_id,
   to_char(/* finite */ (leader.elected_at) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as elected_at,
@@ -113,9 +113,9 @@ left join /* schema */ river_leader as leader on leader.name = 'default' and lea
 
 
 -- name: client_unregister
--- Take back the registration of a run that left nothing behind. Safe beside a leader: it is the client's own row, and
--- a row of a later run under the same id stays; so does that of a run whose lease was not released, or it would be taken
--- for a leader of another language.
+-- Delete the row of a run that has left no running jobs. Safe beside a leader: it is the client's own row. The row of
+-- a later run under the same id stays. The row of a run that has not released the leader's lease stays too, or the
+-- leader would look like a client of another language.
 delete from /* schema */ riverpy_client as client
 where client_id = @client_id
   and timestamptz_send(started_at) = int8send(@registered_at::bigint)
@@ -125,7 +125,7 @@ where client_id = @client_id
 
 
 -- name: client_heartbeats
--- The last heartbeat of each client, with its own limit in seconds, and when the server was started.
+-- The last heartbeat of each client, its own limit in seconds, and the start time of the server.
 select
   client_id, timestamptz_send(heartbeat_at), extract(epoch from dead_after)::float8,
   timestamptz_send(pg_postmaster_start_time())
@@ -133,9 +133,9 @@ from /* schema */ riverpy_client;
 
 
 -- name: client_lock_dead
--- Which of the given clients still have the heartbeat that was found to be their last, on a server that has not been
--- restarted since. They can write none until the end of the transaction. A row that is locked is being written. Fenced by
--- the transaction around it.
+-- Those of the given clients whose last heartbeat is still the given one, on a server that was not restarted since.
+-- Until the end of the transaction they can write none. A locked row is skipped: its heartbeat is being written. The
+-- transaction around it is fenced.
 select client.client_id
 from unnest(@client_id::text[], @heartbeat::bytea[]) as seen (client_id, heartbeat)
 join /* schema */ riverpy_client as client on client.client_id = seen.client_id
@@ -146,15 +146,15 @@ for update of client skip locked;
 
 
 -- name: client_registered
--- Which of the given clients give signs of life, or gave them until their death.
+-- Those of the given clients that have a row, alive or dead.
 select client_id
 from /* schema */ riverpy_client
 where client_id = any(@client_id::text[]);
 
 
 -- name: client_candidates
--- Which clients take part in the leader election of a domain: those with a recent heartbeat, by the server's clock, that
--- are not stopping. Through jsonb, since the columns may not be there.
+-- The clients that take part in the leader election of a domain: those with a recent heartbeat by the server's clock
+-- that are not stopping. The row is read as jsonb, because columns may be missing.
 select client_id, version, /* finite */ (started_at), /* finite */ (heartbeat_at)
 from /* schema */ riverpy_client as client
 where candidate and heartbeat_at between now() - dead_after and now() + dead_after
@@ -164,15 +164,15 @@ order by started_at, client_id;
 
 
 -- name: client_count
--- How many clients have a recent heartbeat, by the server's clock.
+-- The number of clients with a recent heartbeat by the server's clock.
 select count(*)
 from /* schema */ riverpy_client
 where heartbeat_at between now() - dead_after and now() + dead_after;
 
 
 -- name: client_delete_idle
--- Forget clients whose heartbeat is still the given one and that have no running job: those of others are still to be
--- rescued by the row. Fenced by the transaction around it.
+-- Delete the rows of clients whose last heartbeat is still the given one and that have no running job. A client with
+-- running jobs keeps its row, because the rescue of the jobs needs it. The transaction around it is fenced.
 with gone as materialized (
   select client.client_id
   from unnest(@client_id::text[], @heartbeat::bytea[]) as seen (client_id, heartbeat)

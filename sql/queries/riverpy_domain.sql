@@ -1,14 +1,13 @@
--- What an operator reads and changes of domains, on version 6 of line `riverpy`.
+-- Statements on domains and the owners of queues, on version 6 of line `riverpy`.
 --
--- Only the server's clock is compared. By hand a queue gets another owner under the locks of `domain_lock…`, so that
--- nothing which a leader writes under its fence is under way at the switch, and then under `owner_lock`, as always.
+-- Only the server's clock is used. A queue gets another owner only under `owner_lock`. An operator who moves a queue
+-- also takes the locks of `domain_lock…` before, so that no leader has a fenced transaction open during the change.
 
 
 -- name: owner_read
--- Which domain has which queue, when a client of that domain last said that it is alive (only to be compared), and
--- whether that was long ago by the server's clock, which proves nothing. It is read at a leader's passes, and not fenced:
--- what it says may be over when it is acted upon, so that for a moment two leaders keep one queue, which all that they do
--- allows.
+-- The domain of each queue, the domain's last heartbeat (only to be compared), and whether that is old by the
+-- server's clock, which proves nothing. A leader reads this in each pass, without a fence. So it may be outdated when
+-- the leader uses it, and for a moment two leaders maintain one queue. All their statements allow that.
 select
   queue, domain, timestamptz_send(last_seen_at), last_seen_at < now() - @orphaned_after::interval
 from /* schema */ riverpy_queue_owner
@@ -21,22 +20,23 @@ select to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_q
 
 
 -- name: owner_is_empty
--- Whether no row was ever written since the table was made, or emptied by a vacuum; which takes no right to read it.
+-- Whether the table is empty: no row was written since it was created, or a vacuum has emptied it. This needs no
+-- right to read the table.
 select pg_relation_size(
   to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_queue_owner')
 ) = 0;
 
 
 -- name: owner_lock
--- Let nobody else change whose queues are until the end of the transaction around this.
+-- Lock the ownership of all queues until the end of the transaction.
 select pg_advisory_xact_lock(
   hashtextextended('riverpy domains ' || /* schema of riverpy_queue_owner */ current_schema()::text, 0)
 );
 
 
 -- name: owner_held
--- Which domain has these queues, if one has; which clients of that domain have a recent heartbeat, by the server's clock;
--- and which others it has, but for those whose heartbeat is the given one: they are known to be dead.
+-- Those of these queues that a domain owns, the clients of that domain with a recent heartbeat by the server's clock,
+-- and its other clients, except for those whose last heartbeat is the given one: they are known to be dead.
 select
   owner.queue, owner.domain,
   array(
@@ -62,7 +62,7 @@ order by owner.queue;
 
 
 -- name: owner_claim
--- Under owner_lock. Let these queues be the domain's; tells which were not.
+-- Under owner_lock. Make the domain the owner of these queues, and return those that it did not own.
 insert into /* schema */ riverpy_queue_owner as owner (queue, domain, claimed_by)
 select queue, @domain::text, @client_id::text
 from unnest(@queue::text[]) as queue
@@ -74,7 +74,7 @@ returning queue;
 
 
 -- name: owner_notify
--- Tell the leaders, at the commit, that queues have changed hands.
+-- Notify the leaders, at the commit, that queues have another owner.
 select pg_notify(
   /* schema of river_job */ current_schema()::text || '.riverpy_event', json_build_object('action', @action::text)::text
 )
@@ -82,10 +82,10 @@ where (select pg_notification_queue_usage() < 0.9);
 
 
 -- name: member_update
--- Say whose a client is, how it would keep a domain, and that the domain is alive; tells whose the given queues are. Safe
--- beside a leader: of an owner's row nothing but the sign of life changes. One client for all of the domain gives that,
--- within half of the interval, or when its time is in the future, since the server's clock was set back: a row that
--- another is about to write is skipped.
+-- Write a client's domain and maintenance settings and the domain's heartbeat, and return the owners of the given
+-- queues. Safe beside a leader: of an owner's row only the heartbeat changes. One client writes it for the whole
+-- domain, after half of the interval, or when it is in the future because the server's clock was set back. A row that
+-- another client is writing is skipped.
 with said as (
   update /* schema */ riverpy_client
   set domain = @domain::text, settings = @settings::text
@@ -110,8 +110,8 @@ where owner.queue = any(@queue::text[]);
 
 
 -- name: member_mark_aware
--- Say of a client of `default` that it knows of domains, as those of older versions do not. Safe beside a leader: it
--- changes the client's own row alone.
+-- Write that a client of `default` is of a version that supports domains. Safe beside a leader: it changes only the
+-- client's own row.
 update /* schema */ riverpy_client
 set settings = 'default'
 where client_id = @client_id::text and domain = 'default' and settings is null
@@ -119,8 +119,9 @@ where client_id = @client_id::text and domain = 'default' and settings is null
 
 
 -- name: domain_election_status
--- Who leads `default`, whether that is a client of ours; whether a client leads this domain, or takes part in its leader
--- election and has a recent heartbeat, by the server's clock; and whether the leader of `default` says that it knows of domains.
+-- The leader of `default` and whether it is a riverpy client; whether this domain has a leader, or a client with a
+-- recent heartbeat by the server's clock that takes part in its leader election; and whether the leader of `default`
+-- is of a version that supports domains.
 select
   leader.leader_id,
   to_char(/* finite */ (leader.elected_at) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as elected_at,
@@ -139,7 +140,7 @@ left join /* schema */ river_leader as leader on leader.name = 'default' and lea
 
 
 -- name: default_leader
--- Whether somebody leads `default`, and whether that is a client of ours.
+-- Whether `default` has a leader, and whether that is a riverpy client.
 select
   count(*) > 0 as is_led,
   coalesce(
@@ -150,8 +151,8 @@ where leader.name = 'default' and leader.expires_at >= now();
 
 
 -- name: domain_leaders
--- Who leads each domain, or led it last, and who holds what the schema has one of; null: it was released, or the row is
--- River's own, which has no epoch. Clients that know of domains have settings.
+-- The current or last leader of each domain and holder of the schema's lease. Null times: it was released. A null
+-- epoch: River's own row, which has none. Clients of versions that support domains have settings.
 select
   'default' as domain, leader.leader_id as holder, null::bigint as epoch,
   /* finite */ (leader.elected_at), /* finite */ (leader.expires_at),
@@ -175,7 +176,7 @@ order by 1;
 
 
 -- name: domain_owners
--- Which queue is which domain's, and how many seconds ago a client of the domain gave a sign of life.
+-- The owner of each queue, and the seconds since the last heartbeat of the domain.
 select
   queue, domain, claimed_by, /* finite */ (claimed_at), /* finite */ (last_seen_at),
   extract(epoch from now() - /* finite */ (last_seen_at))::float8 as silent
@@ -184,8 +185,8 @@ order by queue;
 
 
 -- name: domain_members
--- Which clients have a recent heartbeat, by the server's clock, and their domains. One that is stopping takes part in no
--- leader election. Through jsonb, since the column may not be there.
+-- The clients with a recent heartbeat by the server's clock, and their domains. A stopping client takes part in no
+-- leader election. The row is read as jsonb, because columns may be missing.
 select
   client_id, domain, queues, kinds,
   candidate and coalesce(to_jsonb(client) ->> 'state', '') <> 'stopping' as candidate,
@@ -198,19 +199,20 @@ limit 10000;
 
 
 -- name: domain_lock_default
--- Wait for what the leader of `default` writes under its fence, and let it begin nothing more until the end of the
--- transaction around this, nor renew: that is a matter of milliseconds.
+-- Wait until the leader of `default` has no fenced transaction open. Until the end of this transaction it can neither
+-- open one nor renew. That takes milliseconds.
 select from /* schema */ river_leader where name = 'default' for update;
 
 
 -- name: domain_lock_leases
--- The same of other domains, by the names of their leases. In one order, so that nobody waits for one who waits for him.
+-- The same for other domains, by the names of their leases. They are locked in one order, so that two sessions cannot
+-- deadlock.
 select from /* schema */ riverpy_lease where name = any(@name::text[]) order by name for update;
 
 
 -- name: domain_queue
--- Whose a queue is, null: nobody's; how many clients of that domain give signs of life; whether anybody knows the queue;
--- and whether anybody knows the domain that it is to go to.
+-- The owner of a queue, or null; the number of its clients with a recent heartbeat; whether a row, a client or a job
+-- names the queue; and whether a client or a queue belongs to the domain that is to get the queue.
 select
   owner.domain,
   (
@@ -229,8 +231,9 @@ left join /* schema */ riverpy_queue_owner as owner on owner.queue = given.queue
 
 
 -- name: domain_own
--- Under owner_lock. Let a queue be a domain's. That is no sign of life: the domain's own last one counts, and one that
--- has none counts as silent for as long as makes its queues orphans, so that somebody keeps them until its clients start.
+-- Under owner_lock. Make a domain the owner of a queue. This is no heartbeat: the domain's own last heartbeat counts.
+-- A domain without one gets an old time, so that its queues count as orphaned, and the leader of `default` maintains
+-- them until its clients start.
 insert into /* schema */ riverpy_queue_owner as owner (queue, domain, claimed_by, last_seen_at)
 select
   @queue::text, @domain::text, @by::text,
@@ -246,5 +249,5 @@ on conflict (queue) do update set
 
 
 -- name: domain_free
--- Give a queue back to `default`.
+-- Make `default` the owner of a queue again.
 delete from /* schema */ riverpy_queue_owner where queue = @queue::text;

@@ -1,15 +1,15 @@
--- Statements on our table of what is done once.
+-- Statements on our table of executions, for run_once.
 --
--- Only the server's clock is compared. An epoch is not below that clock in microseconds, so that the epochs of a key
--- rise even where its row was deleted meanwhile.
+-- Only the server's clock is used. An epoch is not below that clock in microseconds, so that the epochs of a key rise
+-- even if its row was deleted in between.
 --
--- A caller's connection may have codecs of its own for any type but pseudo-types and text[]: values cross as cstring,
--- times in hexadecimal digits of the wire format.
+-- The connection may be the caller's and have codecs for all types but pseudo-types and text[]. So values cross as
+-- cstring, and times as hexadecimal digits of the wire format.
 
 
 -- name: exec_insert
--- Note an effect of this transaction; returns the transaction's id. It waits for another transaction that has noted it;
--- no row: that one, or an earlier one, did it.
+-- Insert a key as completed in this transaction, and return the transaction's id. It waits for another transaction
+-- with the key. No row: the key is there already.
 insert into /* schema */ riverpy_exec (key, epoch, claimed_by, completed_at, kept_until)
 values (
   @key::cstring::text, (extract(epoch from clock_timestamp()) * 1000000)::bigint, @claimed_by::cstring::text, now(),
@@ -20,8 +20,8 @@ returning xid8out(pg_current_xact_id());
 
 
 -- name: exec_claim
--- Claim what is to be done outside of the database, for a time or, null, for ever. What is claimed is taken over if the
--- claim has expired; no row: it is done, or claimed.
+-- Claim a key for a time or, with null, for ever. An expired claim is replaced. No row: the key is completed or
+-- claimed.
 insert into /* schema */ riverpy_exec as exec (key, epoch, claimed_by, expires_at, kept_until)
 values (
   @key::cstring::text, (extract(epoch from clock_timestamp()) * 1000000)::bigint, @claimed_by::cstring::text,
@@ -39,7 +39,7 @@ returning int8out(exec.epoch);
 
 
 -- name: exec_complete
--- Say that what was claimed is done. No row: another has taken the claim over.
+-- Complete a claimed key. No row: another caller has claimed it.
 update /* schema */ riverpy_exec
 set completed_at = now(), kept_until = now() + @kept::cstring::text::interval
 where key = @key::cstring::text and epoch = @epoch::cstring::text::bigint
@@ -47,14 +47,14 @@ returning textout(key);
 
 
 -- name: exec_release
--- Let anybody claim at once what was not done.
+-- Release a claimed key, so that any caller can claim it at once.
 update /* schema */ riverpy_exec
 set expires_at = '-infinity'
 where key = @key::cstring::text and epoch = @epoch::cstring::text::bigint;
 
 
 -- name: exec_get
--- How it stands with a key.
+-- The stored state of a key.
 select
   textout(claimed_by), textout(encode(timestamptz_send(/* finite */ (claimed_at)), 'hex')),
   boolout(expires_at is not null), boolout(completed_at is not null)
@@ -63,8 +63,8 @@ where key = @key::cstring::text;
 
 
 -- name: exec_check_transaction
--- The id of the transaction; null: it has written nothing. An error in a transaction that has failed, of which a commit
--- stores nothing and is none.
+-- The id of the transaction, or null if it has written nothing. It raises in a failed transaction, whose commit would
+-- store nothing and raise no error.
 select xid8out(pg_current_xact_id_if_assigned());
 
 
@@ -74,8 +74,8 @@ select to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_e
 
 
 -- name: exec_expired
--- Up to @limit keys whose time is over, the oldest first, from behind the given one on. The time crosses as text, in
--- ISO's form whatever the session's.
+-- Up to @limit keys behind the given one whose retention is over, oldest first. The time crosses as text in ISO
+-- format, whatever the session's format is.
 select key, to_jsonb(kept_until) #>> '{}'
 from /* schema */ riverpy_exec
 where kept_until < now()
@@ -86,8 +86,9 @@ limit @limit::bigint;
 
 
 -- name: exec_delete_expired
--- Delete those of the given rows whose time is over. Two leaders of two domains may do it at once: each skips what the
--- other has locked. The time is no plain column here, or its index would be read for all that is over.
+-- Delete those of the given keys whose retention is over. Leaders of two domains may run it at once: each skips rows
+-- that the other has locked. The time is not compared as a plain column, or the index would be read for all expired
+-- keys.
 with over as materialized (
   select key
   from /* schema */ riverpy_exec

@@ -1,7 +1,7 @@
 -- Statements on our table of periodic jobs.
 --
--- Only the server's clock says what is due. Whoever writes skips rows that another transaction has locked, and comes to
--- them later.
+-- Only the server's clock decides what is due. Statements that write skip locked rows, and their callers try these
+-- again later.
 
 
 -- name: periodic_exists
@@ -15,7 +15,7 @@ select now();
 
 
 -- name: periodic_list
--- Every row.
+-- All rows.
 select
   id, schedule, /* finite */ (next_run_at) as next_run_at, /* finite */ (last_run_at) as last_run_at,
   /* finite */ (paused_at) as paused_at, /* finite */ (run_requested_at) as run_requested_at
@@ -24,7 +24,7 @@ order by id;
 
 
 -- name: periodic_ids
--- Every id.
+-- All ids.
 select id
 from /* schema */ riverpy_periodic
 order by id;
@@ -40,9 +40,9 @@ where id = @id;
 
 
 -- name: periodic_register
--- Fenced. Make missing rows. A known row keeps its next slot, unless its schedule is another now. Those of @first get a
--- run when they are made, those of @each whenever they are registered and are not paused. A row that is locked is not
--- returned.
+-- Fenced. Insert missing rows. An existing row keeps its next slot, unless its schedule has changed. Rows in @first
+-- run at once when they are inserted, rows in @each whenever they are registered, unless they are paused. Locked rows
+-- are not returned.
 with given as (
   select id, schedule, next_run_at
   from unnest(@id::text[], @schedule::text[], @next_run_at::timestamptz[]) as given (id, schedule, next_run_at)
@@ -82,7 +82,8 @@ select id from made;
 
 
 -- name: periodic_due
--- What there is to do for these ids, and how many seconds until each is due: below zero, it is.
+-- The rows of these ids that have a next slot or a requested run, and the seconds until each is due, which are
+-- negative if it is.
 select
   id, /* finite */ (next_run_at), /* finite */ (run_requested_at), paused_at is not null as is_paused,
   /* finite */ (resumed_at), now() as looked_at,
@@ -93,8 +94,8 @@ order by periodic.next_run_at, periodic.id;
 
 
 -- name: periodic_advance
--- Fenced, in one transaction with the insert of the jobs. Move rows on from where they were seen; returns those that
--- were there still.
+-- Fenced, in one transaction with the insert of the jobs. Store the next slots of rows that are still as they were
+-- read, and return the ids of these rows.
 with given as (
   select id, slot, requested_at, is_paused, next_run_at
   from unnest(
@@ -122,7 +123,7 @@ returning periodic.id;
 
 
 -- name: periodic_set_ran
--- In the transaction of periodic_advance, after its insert: store the newest slots whose jobs were inserted.
+-- In the transaction of periodic_advance, after the insert: store the newest slots whose jobs were inserted.
 update /* schema */ riverpy_periodic as periodic
 set last_run_at = given.ran_at
 from unnest(@id::text[], @ran_at::timestamptz[]) as given (id, ran_at)
@@ -130,7 +131,7 @@ where periodic.id = given.id;
 
 
 -- name: periodic_mark_used
--- Fenced. Say that these ids are in use.
+-- Fenced. Store that these ids are in use.
 with kept as materialized (
   select id
   from /* schema */ riverpy_periodic
@@ -145,7 +146,7 @@ where periodic.id = kept.id;
 
 
 -- name: periodic_unused
--- Up to @limit ids behind the given one that no client has used for @age. A paused one is never forgotten.
+-- Up to @limit ids behind the given one that no client has used for @age. Paused rows are never deleted.
 select id
 from /* schema */ riverpy_periodic
 where id > @after::text and updated_at < now() - @age::interval and paused_at is null and id <> all(@used::text[])
@@ -169,8 +170,8 @@ returning periodic.id;
 
 
 -- name: periodic_pause
--- One row, by whoever asks. Safe beside periodic_advance, which leaves alone a row that is not paused, or asked for, as
--- it was seen.
+-- Pause one row. Any session may do this: periodic_advance skips a row whose pause or request has changed since it
+-- was read.
 update /* schema */ riverpy_periodic
 set paused_at = coalesce(paused_at, now()), updated_at = now()
 where id = @id
@@ -178,7 +179,7 @@ returning id;
 
 
 -- name: periodic_resume
--- One row, by whoever asks. Safe as periodic_pause is. Slots up to the resume of a paused one get no job.
+-- Resume one row. Any session may do this, as periodic_pause. Slots before the resume get no job.
 update /* schema */ riverpy_periodic
 set
   resumed_at = case when paused_at is null then resumed_at else now() end,
@@ -189,7 +190,7 @@ returning id;
 
 
 -- name: periodic_run
--- One row, by whoever asks. Safe as periodic_pause is: a run that is asked for is not undone by an advance.
+-- Request a run of one row. Any session may do this, as periodic_pause: periodic_advance does not undo a new request.
 update /* schema */ riverpy_periodic
 set run_requested_at = coalesce(run_requested_at, now()), updated_at = now()
 where id = @id
@@ -197,7 +198,7 @@ returning id;
 
 
 -- name: periodic_notify
--- Tell the leader, at the commit, to look again.
+-- Notify the leader, at the commit, that a row has changed.
 select pg_notify(
   /* schema of river_job */ current_schema()::text || '.riverpy_event',
   json_build_object('action', 'periodic_changed', 'periodic_job_id', @id::text)::text

@@ -1,9 +1,9 @@
--- What a session of ours is told, and asked, once it is up.
+-- Statements on a session and its transaction.
 
 
 -- name: session_limit
--- Set a limit where the server knows it, and the session has none that is shorter. No row: it is not set.
--- (Each read of pg_settings makes hundreds of rows.)
+-- Set a timeout if the server knows it and the session has no shorter one. No row: it is not set. (Reading
+-- pg_settings instead would build hundreds of rows.)
 select set_config(@name, (@milliseconds::bigint)::text, false)
 from (select current_setting(@name, true)::interval as length) as present
 where length = interval '0' or length > @milliseconds::bigint * interval '1 millisecond';
@@ -14,12 +14,13 @@ select current_setting('transaction_read_only')::bool;
 
 
 -- name: session_database
--- Where it leads: the database, and the schema that is searched first.
+-- The database, and the first schema of the search path.
 select current_database() || coalesce('.' || current_schema(), '');
 
 
 -- name: session_in_savepoint
--- Whether a savepoint is open in which a row was written or locked: such a one has an id beside the transaction's.
+-- Whether a savepoint is open in which a row was written or locked: such a savepoint has an id besides the
+-- transaction's.
 select exists (
   select from pg_locks
   where locktype = 'transactionid' and pid = pg_backend_pid() and mode = 'ExclusiveLock'
@@ -28,7 +29,7 @@ select exists (
 
 
 -- name: session_isolation
--- Of the transaction that is open.
+-- The isolation of the open transaction.
 select current_setting('transaction_isolation');
 
 
@@ -41,5 +42,5 @@ release savepoint riverpy_call;
 
 
 -- name: session_savepoint_rollback
--- The savepoint itself stays, and has to be released too.
+-- The savepoint itself stays, and must be released too.
 rollback to savepoint riverpy_call;

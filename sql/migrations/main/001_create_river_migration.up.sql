@@ -1,4 +1,4 @@
--- The record of applied migrations. Version 5 replaces this table by one that knows several lines.
+-- The record of applied migrations. Version 5 replaces this table by one for several lines.
 CREATE TABLE /* schema */ river_migration (
     id bigserial PRIMARY KEY,
     created_at timestamptz NOT NULL DEFAULT now(),

@@ -43,7 +43,7 @@ CREATE INDEX river_job_kind ON /* schema */ river_job (kind);
 CREATE INDEX river_job_args_index ON /* schema */ river_job USING gin (args);
 CREATE INDEX river_job_metadata_index ON /* schema */ river_job USING gin (metadata);
 
--- Tells listeners of each job that can be worked at once. Version 4 drops it: clients notify by themselves.
+-- Notifies listeners of each job that can be worked at once. Version 4 drops it: from then on clients notify.
 CREATE FUNCTION /* schema */ river_job_notify() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NEW.state = 'available' THEN
@@ -56,7 +56,7 @@ $$;
 CREATE TRIGGER river_notify AFTER INSERT ON /* schema */ river_job
     FOR EACH ROW EXECUTE FUNCTION /* schema */ river_job_notify();
 
--- Unlogged, because a leader lives for seconds and a crash ends its term anyway.
+-- Unlogged, because a lease lasts for seconds and a crash ends the term anyway.
 CREATE UNLOGGED TABLE /* schema */ river_leader (
     elected_at timestamptz NOT NULL,
     expires_at timestamptz NOT NULL,

@@ -1,7 +1,7 @@
 -- No statement of this version may use the value: PostgreSQL allows that only after the commit.
 ALTER TYPE /* schema */ river_job_state ADD VALUE IF NOT EXISTS 'pending' AFTER 'discarded';
 
--- Clients notify by themselves from here on.
+-- From this version on clients notify.
 DROP TRIGGER river_notify ON /* schema */ river_job;
 DROP FUNCTION /* schema */ river_job_notify();
 
@@ -24,7 +24,7 @@ CREATE TABLE /* schema */ river_queue (
     updated_at timestamptz NOT NULL
 );
 
--- One leader at most. Rows of other names are of no use to anyone: the name was free text so far.
+-- At most one leader. Rows with other names are useless: so far the name was free text.
 DELETE FROM /* schema */ river_leader WHERE name <> 'default';
 ALTER TABLE /* schema */ river_leader
     ALTER COLUMN name SET DEFAULT 'default',

@@ -1,4 +1,4 @@
--- The table of version 1 knows no lines, so the record of any other line would be lost.
+-- The table of version 1 has no lines, so the record of any other line would be lost.
 DO $$
 BEGIN
     IF to_regclass($name$/* schema */ river_migration$name$) IS NULL THEN

@@ -24,12 +24,12 @@ BEGIN
 END
 $$;
 
--- Both may exist: those of a big table can be made ahead, the index with CONCURRENTLY.
+-- Both may exist already: for a big table they can be created before, the index with CONCURRENTLY.
 ALTER TABLE /* schema */ river_job ADD COLUMN IF NOT EXISTS unique_key bytea;
 CREATE UNIQUE INDEX IF NOT EXISTS river_job_kind_unique_key_idx
     ON /* schema */ river_job (kind, unique_key) WHERE unique_key IS NOT NULL;
 
--- Reserved for a registry of clients, and dropped by version 7 without ever having been used.
+-- Reserved for a registry of clients. Version 7 drops it; it was never used.
 CREATE UNLOGGED TABLE /* schema */ river_client (
     id text PRIMARY KEY,
     created_at timestamptz NOT NULL DEFAULT now(),

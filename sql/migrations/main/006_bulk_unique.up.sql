@@ -1,4 +1,5 @@
--- Function, column and index may exist: those of a big table can be made ahead, the index with CONCURRENTLY.
+-- Function, column and index may exist already: for a big table they can be created before, the index with
+-- CONCURRENTLY.
 
 -- Whether a job's state is one of those in which its unique key counts. get_bit numbers the bits from the left.
 CREATE OR REPLACE FUNCTION /* schema */ river_job_state_in_bitmask(bitmask bit(8), state /* schema */ river_job_state)

@@ -1,4 +1,4 @@
--- Stands in for LISTEN and NOTIFY in databases that have neither. Nothing uses it on PostgreSQL.
+-- Replaces LISTEN and NOTIFY in databases that have neither. Nothing uses it on PostgreSQL.
 CREATE TABLE /* schema */ river_notification (
     id bigserial PRIMARY KEY,
     created_at timestamptz NOT NULL DEFAULT now(),

@@ -1,2 +1,2 @@
--- Changes nothing on PostgreSQL, as on the way up.
+-- Changes nothing on PostgreSQL, as the way up.
 SELECT 1;

@@ -1,7 +1,8 @@
--- Who is running, and gave its last sign of life when. Times are by the server's clock.
+-- The clients and their last heartbeats. Times are the server's.
 --
--- Logged, so that after a crash of the server a client that died with it is still known by its row. Each client is
--- judged by its own dead_after. No index but the key: a beat changes no indexed column, and finds room on its page.
+-- Logged, so that the rows of clients that died with the server are kept after its crash. Each client is judged by
+-- its own dead_after. There is no index but the key: a heartbeat changes no indexed column and finds room on the same
+-- page.
 CREATE TABLE /* schema */ riverpy_client (
     client_id text PRIMARY KEY,
     queues text[] NOT NULL,

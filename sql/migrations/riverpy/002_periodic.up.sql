@@ -1,7 +1,7 @@
--- What is known of each periodic job, by its id: which slot comes next, whoever leads. Times are by the server's clock.
+-- The next slot and the state of each periodic job, by its id. Times are the server's.
 --
--- Logged: a slot that was inserted stays so after a crash of the server. A row of a job that no client has any more goes
--- after 30 days. No index but the key: there are few rows, and a run finds room on its page.
+-- Logged, so that an inserted slot stays inserted after a crash of the server. A row that no client uses is deleted
+-- after 30 days. There is no index but the key: there are few rows, and an update finds room on the same page.
 CREATE TABLE /* schema */ riverpy_periodic (
     id text PRIMARY KEY,
     schedule text NOT NULL,

@@ -1,9 +1,10 @@
--- Who holds which lease, until when by the server's clock: the lead of a domain, what the schema has one of, and the
--- leases of users. A row stays when its lease is over: its epoch, which rises with each holder, tells the writes of an
--- older one.
+-- The holder of each lease, and its expiry by the server's clock: the leaders of domains, the lease of the schema,
+-- and leases of users. A row stays after its lease has ended, because the epoch, which rises with each holder,
+-- identifies late writes of an earlier holder.
 --
--- Logged, so that an epoch is never given twice. The epoch is in a key: a transaction that holds a key share lock on the
--- row lets renewals pass and keeps a takeover waiting. A renewal changes no indexed column, and finds room on its page.
+-- Logged, so that no epoch is used twice. The epoch is part of a key: a transaction with a key share lock on the row
+-- does not block renewals, but blocks a takeover. A renewal changes no indexed column and finds room on the same
+-- page.
 CREATE TABLE /* schema */ riverpy_lease (
     name text PRIMARY KEY,
     epoch bigint NOT NULL,

@@ -1,7 +1,9 @@
--- What is done once: a key for each effect, claimed before it and completed after it, or with it in one transaction.
+-- The keys of run_once and its variants: each is claimed before its effect and completed after it, or both in one
+-- transaction.
 --
--- Logged: what was done stays done after a crash of the server. A claim that expires may be taken by another, with a
--- higher epoch; one without an expiry is never. Rows go when their time is over, `kept_until`; null: never.
+-- Logged, so that completed keys stay completed after a crash of the server. Another caller may claim a key whose
+-- claim has expired, with a higher epoch. A claim without an expiry never expires. Rows are deleted after
+-- `kept_until`; null: never.
 CREATE TABLE /* schema */ riverpy_exec (
     key text PRIMARY KEY,
     epoch bigint NOT NULL,

@@ -1,7 +1,7 @@
--- Which domain keeps which queue, the others being `default`'s; and of each client, whose it is. `last_seen_at` is when
--- a client of the domain that claims the queue gave its last sign of life.
+-- The domain that owns each queue (queues without a row belong to `default`), and the domain of each client.
+-- `last_seen_at` is the last heartbeat of a client of the domain that owns the queue.
 --
--- The id of a periodic job of a domain is followed by `@` and the domain's name.
+-- The id of a domain's periodic job ends with `@` and the domain's name.
 CREATE TABLE /* schema */ riverpy_queue_owner (
     queue text PRIMARY KEY,
     domain text NOT NULL,
