@@ -1,7 +1,8 @@
-"""DomainQueues: which queues the leader of a domain maintains, where there is more than one domain.
+"""DomainQueues: the queues that a leader maintains, if there is more than one domain.
 
-A domain is silent when its heartbeat has not changed for `ORPHANED_AFTER`, or is that old by the
-server's clock and has not changed for `dead_after`: that clock may be stepped.
+A domain is silent if its heartbeat has not changed for `ORPHANED_AFTER`. It is also silent if its
+heartbeat is that old by the server's clock and has not changed for `dead_after`. The server's clock
+alone does not decide, because it may be set to another time.
 """
 
 from __future__ import annotations
@@ -28,24 +29,25 @@ if TYPE_CHECKING:
     from riverpy._postgres.domains import OwnedQueue
 
 FRESH = 1.0
-"""Seconds for which an answer serves: the services of a term often ask at once."""
+"""Seconds for which the owners that were read are used: the services of a term often read them at
+the same time."""
 UNDIVIDED = 300.0
-"""The same of the answer that no domain has a queue, if notifications are listened to: who claims
-the first one says so. And of the answer that there is no table of owners, in any case."""
+"""The same if no domain owns a queue and this client receives notifications: a client that claims
+the first queue sends one. Also the same if there is no table of owners."""
 STATEMENT_TIMEOUT = 5.0
 
 
 class Owner(NamedTuple):
-    """Which domain has a queue."""
+    """The domain that owns a queue."""
 
     queue: str
     domain: str
     is_orphaned: bool
-    """Whether no client of the domain has written a heartbeat for long."""
+    """Whether the domain is silent: none of its clients has written a heartbeat for long."""
 
 
 class DomainQueues:
-    """Reads, for one term, whose the queues are."""
+    """Reads the owners of queues during one term."""
 
     def __init__(
         self,
@@ -62,13 +64,13 @@ class DomainQueues:
         """Make it.
 
         Args:
-            connection: for statements that are short.
+            connection: for short statements.
             schema: of River's tables.
-            choose: what of the queues that domains have is maintained.
-            is_divided: whether the table of owners is known to be there. Else it is looked for
-                now and then, since it may be made while a leader runs that does not hear of it.
-            listens: whether `forget` is called when queues change hands.
-            timer: by which it measures.
+            choose: selects the queues to maintain, by the owners.
+            is_divided: whether the table of owners is known to exist. Otherwise it is checked now
+                and then, because a migration may create it without a notification.
+            listens: whether `forget` is called when owners change.
+            timer: measures time.
             dead_after: the client's setting.
             contact: seconds for which this process has been in unbroken contact with the server.
         """
@@ -79,40 +81,39 @@ class DomainQueues:
         self._undivided = UNDIVIDED if listens else FRESH
         self._scope: Scope = All()
         self._is_found = False
-        """Whether the table was looked for, and was there."""
+        """Whether a check has found the table."""
         self._fresh_until = 0.0
         self._forgotten = 0
-        """How often it was told to read anew, also while it reads."""
-        self._lock = anyio.Lock()  # one asks, the others wait for the answer
-        self._is_told = False
-        """Whether it was said that the role may not read the table."""
+        """How often `forget` was called."""
+        self._lock = anyio.Lock()  # one service reads, the others wait for its result
+        self._is_denial_logged = False
         self._log = get_logger()
 
     async def scope(self) -> Scope:
-        """What is to be maintained now.
+        """Return the queues to maintain now.
 
         Raises:
-            Exception: one of DATABASE_ERRORS: it is not known.
+            Exception: one of DATABASE_ERRORS.
         """
         async with self._lock:
             if self._timer.boottime() >= self._fresh_until:
                 forgotten = self._forgotten
                 owners = await self._read()
                 self._scope = All() if owners is None else self._choose(owners)
-                if forgotten == self._forgotten:  # else the answer may be from before the change
+                if forgotten == self._forgotten:  # otherwise they may have changed since
                     undivided = UNDIVIDED if owners is None else self._undivided
                     fresh = FRESH if owners else undivided
                     self._fresh_until = self._timer.boottime() + fresh
             return self._scope
 
     def forget(self) -> None:
-        """Read anew at the next call: queues have changed hands."""
+        """Read the owners again at the next call, because they have changed."""
         self._fresh_until = 0.0
         self._forgotten += 1
 
     async def _read(self) -> Sequence[Owner] | None:
-        """Whose the queues are. None: there is no table of it."""
-        purpose = "reading whose the queues are"
+        """Read the owners. Returns None if there is no table of owners."""
+        purpose = "reading the owners of queues"
         async with self._connection.use(purpose, STATEMENT_TIMEOUT) as connection:
             if not (self._is_found or self._is_divided()):
                 self._is_found = await owner_exists(connection, self._schema)
@@ -122,16 +123,16 @@ class DomainQueues:
                 rows = await owner_read(
                     connection, self._schema, orphaned_after=timedelta(seconds=ORPHANED_AFTER)
                 )
-                return self._judge(rows)
-            except UndefinedTableError:  # it was dropped: no domain has a queue
+                return self._owners(rows)
+            except UndefinedTableError:  # it was dropped: no domain owns a queue
                 return ()
             except InsufficientPrivilegeError:
                 if not await owner_is_empty(connection, self._schema):
                     raise
-                self._tell_of_grant()
+                self._log_denial()
                 return ()
 
-    def _judge(self, rows: Sequence[OwnedQueue]) -> Sequence[Owner]:
+    def _owners(self, rows: Sequence[OwnedQueue]) -> Sequence[Owner]:
         self._observer.observe(
             LastHeartbeat(row.queue, row.last_seen, 0.0 if row.is_old else ORPHANED_AFTER)
             for row in rows
@@ -139,9 +140,9 @@ class DomainQueues:
         silent = self._observer.silent(self._dead_after).heartbeats
         return [Owner(row.queue, row.domain, row.queue in silent) for row in rows]
 
-    def _tell_of_grant(self) -> None:
-        if not self._is_told:
-            self._is_told = True
+    def _log_denial(self) -> None:
+        if not self._is_denial_logged:
+            self._is_denial_logged = True
             self._log.warning(
                 QUEUE_OWNER_PERMISSION_DENIED,
                 effect="maintenance will fail as soon as a domain owns a queue",
@@ -150,17 +151,17 @@ class DomainQueues:
 
 
 def of_default(owners: Sequence[Owner]) -> Scope:
-    """Every queue but those of domains that give signs of life."""
+    """Every queue except those of domains with heartbeats."""
     return Except(frozenset(owner.queue for owner in owners if not owner.is_orphaned))
 
 
 def orphans(owners: Sequence[Owner]) -> Scope:
-    """The queues of domains that give no sign of life."""
+    """The queues of silent domains."""
     return Only(frozenset(owner.queue for owner in owners if owner.is_orphaned))
 
 
 def of_domain(domain: str) -> Callable[[Sequence[Owner]], Scope]:
-    """The queues that this domain has."""
+    """The queues that this domain owns."""
 
     def choose(owners: Sequence[Owner]) -> Scope:
         return Only(frozenset(owner.queue for owner in owners if owner.domain == domain))

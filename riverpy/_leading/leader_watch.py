@@ -1,8 +1,8 @@
-"""LeaderWatch: what a client sees of who leads, and has to say of it.
+"""LeaderWatch: checks which client is the leader, and warns if that is a problem.
 
-It warns where nobody can lead its domain, and where a client leads `default` that is not riverpy's,
-as River's in Go: that one does not do for this client what a leader of riverpy does, and knows of
-no domains. So may one of an older version.
+It warns if no client can become leader of its domain. It also warns if the leader of `default` is
+not a riverpy client, for example River in Go: such a leader does not maintain what a riverpy leader
+does, and does not support domains. An older version of riverpy may not support them either.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJobs
 
 LOOKS = 3
-"""Looks within `dead_after`."""
+"""Checks within `dead_after`."""
 STATEMENT_TIMEOUT = 2.0
 REPEAT = 3600.0
-"""Seconds after which it is said again that nobody can lead: the first line may be gone by then."""
-
+"""Seconds after which the warning that no client can become leader is logged again."""
 
 ADVICE = (
     "register a worker or stub for each of these kinds in the program of the leader, or let only "
@@ -51,7 +50,7 @@ ADVICE = (
 
 
 class LeaderWatch:
-    """Looks now and then who leads, while a client runs. Needs the table of clients."""
+    """Checks the leader now and then while a client runs. Needs the table of clients."""
 
     name = "leader watch"
 
@@ -69,26 +68,26 @@ class LeaderWatch:
         """Make it.
 
         Args:
-            connection: the one to look over. Its session should give up locks soon, or a locked
-                table would have it cut.
+            connection: for the checks. Its session should have a short lock timeout: otherwise a
+                locked table would close it.
             config, kinds, queues, periodic_jobs: the client's.
-            is_leader: whether this client leads its domain now.
-            timer: by which it measures and waits.
+            is_leader: whether this client is the leader of its domain now.
+            timer: measures time, and waits.
         """
         self._connection, self._config, self._timer = connection, config, timer
         self._kinds, self._queues, self._periodic_jobs = kinds, queues, periodic_jobs
         self._is_leader = is_leader
         self._domain = None if config.domain == DEFAULT_DOMAIN else config.domain
         self._interval = config.dead_after.total_seconds() / LOOKS
-        self._told_of: str | None = None
-        """When the leader was elected that was told of last."""
+        self._logged_term: str | None = None
+        """When the leader was elected that was logged last."""
         self._unled_since: float | None = None
-        self._unled_told_at = -math.inf
+        self._unled_logged_at = -math.inf
         self._log = get_logger()
         self.looked = TestSignal("LeaderWatch.looked")
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Look until stopped, at once for the first time."""
+        """Check until stopped. The first check is at once."""
         task_status.started()
         while True:
             scope.expect_progress(within=self._interval + STATEMENT_TIMEOUT)
@@ -96,18 +95,18 @@ class LeaderWatch:
             await self._timer.sleep(self._interval)
 
     async def _look(self) -> None:
-        if self._domain is None and self._is_leader():  # then it knows who leads
+        if self._domain is None and self._is_leader():  # no check is needed
             return
         try:
-            async with self._connection.use("looking for a leader", STATEMENT_TIMEOUT) as opened:
+            async with self._connection.use("checking the leader", STATEMENT_TIMEOUT) as opened:
                 look = await self._ask(opened)
         except DATABASE_ERRORS as error:
             self._log.debug(LEADER_CHECK_FAILED, error=describe(error))
-            self._unled_since = None  # nobody could give a sign of life in an outage
+            self._unled_since = None  # no client can write a heartbeat in an outage
             return
-        self._say_foreign(look)
+        self._log_foreign(look)
         if not self._config.candidate:
-            self._say_unled(look)
+            self._log_unled(look)
         self.looked.emit()
 
     async def _ask(self, connection: Connection) -> ElectionStatus:
@@ -115,12 +114,12 @@ class LeaderWatch:
             return await election_status(connection, self._config.schema)
         return await domain_election_status(connection, self._config.schema, domain=self._domain)
 
-    def _say_foreign(self, look: ElectionStatus) -> None:
-        """Once for each term."""
+    def _log_foreign(self, look: ElectionStatus) -> None:
+        """Log a leader that is a problem, once for each term."""
         is_well = look.is_registered and (self._domain is None or look.knows_domains)
-        if look.leader_id is None or is_well or look.elected_at == self._told_of:
+        if look.leader_id is None or is_well or look.elected_at == self._logged_term:
             return
-        self._told_of = look.elected_at
+        self._logged_term = look.elected_at
         if look.is_registered:
             self._log.warning(
                 LEADER_WITHOUT_DOMAINS_FOUND,
@@ -158,18 +157,18 @@ class LeaderWatch:
             advice=ADVICE,
         )
 
-    def _say_unled(self, look: ElectionStatus) -> None:
-        """Once an outage, and each hour of it. A client that never leads notices it, since it is
-        always there to see it."""
+    def _log_unled(self, look: ElectionStatus) -> None:
+        """Log that no client can become leader, and log it again each hour. Only clients with
+        `candidate=False` do this, since any other client could become leader itself."""
         now = self._timer.boottime()
         if look.has_candidate or (self._domain is None and look.leader_id is not None):
-            self._unled_since, self._unled_told_at = None, -math.inf
+            self._unled_since, self._unled_logged_at = None, -math.inf
             return
         if self._unled_since is None:
             self._unled_since = now
         is_long = now - self._unled_since > self._config.leader_ttl.total_seconds()
-        if is_long and now - self._unled_told_at >= REPEAT:
-            self._unled_told_at = now
+        if is_long and now - self._unled_logged_at >= REPEAT:
+            self._unled_logged_at = now
             self._log.warning(
                 NO_LEADER_CANDIDATE_FOUND,
                 domain=self._domain,

@@ -1,10 +1,10 @@
 """Membership: one client's part in its leader domain.
 
-It claims queues for the domain before it works any, and gives signs of life of the domain while it
-runs. To work a queue and to maintain it are two things: any client may work any queue.
+The client claims queues for the domain before it works jobs, and writes heartbeats of the domain
+while it runs. Claiming a queue decides which leader maintains it. Any client may work any queue.
 
-A queue is taken over from a domain only if no client of that is alive. The server's clock may be
-stepped, so a client whose heartbeat is old is observed for `dead_after` first.
+A queue is taken from another domain only if no client of that domain is alive. A client with an old
+heartbeat is observed for `dead_after` first, because the server's clock may be set to another time.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJobs
 
 JOIN_TIMEOUT = 10.0
-"""Seconds for joining, with the time that others take who join in the same moment."""
+"""Seconds for joining, including the time of other clients that join at the same moment."""
 STATEMENT_TIMEOUT = 2.0
 READ_SHARE = 1 / 12
-READ_MOST = 5.0
-"""Seconds between two reads of the heartbeats of another domain's clients: a share of `dead_after`,
-and not more."""
+READ_INTERVAL_MAX = 5.0
+"""Seconds between two reads of the heartbeats of another domain's clients: that share of
+`dead_after`, and at most this."""
 
 
 class Membership:
-    """Joins a domain other than `default`, and keeps it alive."""
+    """Joins a domain other than `default`, and writes heartbeats of the domain."""
 
     name = "domain"
 
@@ -80,12 +80,12 @@ class Membership:
         """Make it.
 
         Args:
-            registration: what others may know of the client.
+            registration: of the client.
             config, periodic_jobs: the client's.
-            connection: the one to give signs of life over. Its session should give up locks soon.
-            reserved: the one to join over.
-            heartbeat: the run's.
-            timer: by which it waits.
+            connection: for heartbeats. Its session should have a short lock timeout.
+            reserved: the connection for joining.
+            heartbeat: of the run.
+            timer: for waits.
         """
         self._registration, self._config = registration, config
         self._periodic_jobs = periodic_jobs
@@ -94,10 +94,10 @@ class Membership:
         self._interval = config.dead_after / BEATS
         self._claimed: Sequence[str] = ()
         self._moved: dict[str, str] = {}
-        """Who has queues now that were claimed, as it was told."""
+        """The other domains that own claimed queues now, as logged."""
         self._log = get_logger(domain=config.domain)
         self._last = self._timer.boottime()
-        """When the last sign of life was given."""
+        """When the last heartbeat was written."""
         self._failures = RepeatedFailureLog(self._log)
         self.kept = TestSignal("Membership.kept")
 
@@ -105,17 +105,17 @@ class Membership:
         """Claim the queues of the client, which is registered.
 
         Raises:
-            DomainConflictError: another domain has one of them, and `on_domain_conflict` says that
-                this is an error.
+            DomainConflictError: another domain owns one of them, and `on_domain_conflict` makes
+                this an error.
             Exception: one of DATABASE_ERRORS.
         """
         observer = HeartbeatObserver(self._timer)
         dead_after = self._config.dead_after.total_seconds()
         dead: Mapping[str, bytes] = {}
-        is_told = False
+        is_logged = False
         while (doubtful := await self._try_to_join(dead)) is not None:
-            if not is_told:
-                is_told = True
+            if not is_logged:
+                is_logged = True
                 self._log.warning(
                     QUEUE_TAKEOVER_STARTED,
                     client_ids=sorted(doubtful),
@@ -126,11 +126,13 @@ class Membership:
             silent = observer.silent(dead_after)
             dead = silent.heartbeats
             if not doubtful <= dead.keys():
-                await self._timer.sleep(min(dead_after * READ_SHARE, READ_MOST, silent.next_in))
+                await self._timer.sleep(
+                    min(dead_after * READ_SHARE, READ_INTERVAL_MAX, silent.next_in)
+                )
 
     async def _try_to_join(self, dead: Mapping[str, bytes]) -> set[str] | None:
-        """Claim the queues, unless clients may be alive of whom this is not known: then returns
-        them, and claims nothing."""
+        """Claim the queues. If it is unknown whether some clients of their owners are alive, return
+        these clients and claim nothing."""
         schema = self._config.schema
         wanted = sorted(set(self._config.domain_queues or self._registration.queues))
         async with (
@@ -155,7 +157,7 @@ class Membership:
             return None
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Give signs of life of the domain until stopped."""
+        """Write heartbeats of the domain until stopped."""
         self._last = self._timer.boottime()
         task_status.started()
         interval = self._interval.total_seconds()
@@ -164,14 +166,14 @@ class Membership:
             await self._timer.sleep(interval)
             try:
                 async with self._connection.use(
-                    "giving a sign of life of the domain", STATEMENT_TIMEOUT
+                    "writing a heartbeat of the domain", STATEMENT_TIMEOUT
                 ) as connection:
                     owners = await self._keep(connection)
-            except DATABASE_ERRORS as error:  # it is tried again long before anybody minds
+            except DATABASE_ERRORS as error:  # the next try comes long before `dead_after`
                 self._failed(error)
                 continue
             self._succeeded()
-            self._say_moved(owners)
+            self._log_moved(owners)
             self.kept.emit()
 
     def _failed(self, error: Exception) -> None:
@@ -203,7 +205,7 @@ class Membership:
             self._log.info(QUEUES_CLAIMED_FOR_DOMAIN, queues=claimed)
 
     def _may_take(self, holder: QueueConflict) -> bool:
-        """Whether a queue may be taken from the domain that has it. False: it is left alone."""
+        """Whether a queue may be taken from its owner. False: the owner keeps it."""
         policy = self._config.on_domain_conflict
         if policy == "warn":
             self._log.warning(
@@ -234,8 +236,8 @@ class Membership:
             interval=self._interval,
         )
 
-    def _say_moved(self, owners: Mapping[str, str]) -> None:
-        """Once for each move: it was somebody's decision, and is not undone."""
+    def _log_moved(self, owners: Mapping[str, str]) -> None:
+        """Log each move once. An operator has decided it, so it is not undone."""
         domain = self._config.domain
         moved = {
             queue: owner
@@ -254,12 +256,12 @@ class Membership:
 
 
 def settings_of(config: Config, periodic_jobs: PeriodicJobs) -> str:
-    """A short text that is the same for two clients which would lead a domain alike: with the same
-    periodic jobs and the same retention."""
-    said = (
+    """A digest of the settings that matter for a leader: periodic jobs and retention. Clients with
+    the same settings have the same digest."""
+    settings = (
         sorted((job.id, job.schedule_text) for job in periodic_jobs),
         config.retention,
         sorted(config.retention_by_queue.items()),
         sorted(config.retention_by_kind.items()),
     )
-    return hashlib.blake2s(repr(said).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2s(repr(settings).encode(), digest_size=8).hexdigest()

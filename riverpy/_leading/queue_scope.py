@@ -1,4 +1,4 @@
-"""Scope: whose jobs a leader maintains, said by their queues."""
+"""QueueScope: the queues that a leader maintains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 FILTER_MOST = 100
-"""Names of queues in one statement that enters an index once for each of them."""
+"""The number of queues in one statement that scans an index once for each of them."""
 
 
 @dataclass(frozen=True)
@@ -22,21 +22,21 @@ class All:
         return True
 
     def without(self, queues: Iterable[str]) -> Scope:
-        """All of this but these."""
+        """All of these queues except some."""
         return Except(frozenset(queues))
 
     def whole(self) -> QueueFilter:
-        """In one filter, of whatever length."""
+        """One filter for all of them."""
         return QueueFilter((), is_only=False)
 
     def filters(self) -> Sequence[QueueFilter | None]:
-        """One statement, without a filter."""
+        """One statement without a filter."""
         return (None,)
 
 
 @dataclass(frozen=True)
 class Only:
-    """These queues. Of none, nothing is to be done: it never stands for all."""
+    """These queues. An empty set means no queue, never all."""
 
     queues: frozenset[str]
 
@@ -44,15 +44,15 @@ class Only:
         return queue in self.queues
 
     def without(self, queues: Iterable[str]) -> Scope:
-        """All of this but these."""
+        """All of these queues except some."""
         return Only(self.queues.difference(queues))
 
     def whole(self) -> QueueFilter:
-        """In one filter, of whatever length."""
+        """One filter for all of them."""
         return QueueFilter(tuple(sorted(self.queues)), is_only=True)
 
     def filters(self) -> Sequence[QueueFilter | None]:
-        """A statement for each so many of them; none for none."""
+        """One statement for every `FILTER_MOST` queues, and none for no queue."""
         names = sorted(self.queues)
         return [
             QueueFilter(tuple(names[first : first + FILTER_MOST]), is_only=True)
@@ -62,7 +62,7 @@ class Only:
 
 @dataclass(frozen=True)
 class Except:
-    """Every queue but these. Without exception it is the same as `All`, to the statement."""
+    """Every queue except these. Without an exception it uses the same statement as `All`."""
 
     queues: frozenset[str]
 
@@ -70,15 +70,15 @@ class Except:
         return queue not in self.queues
 
     def without(self, queues: Iterable[str]) -> Scope:
-        """All of this but these."""
+        """All of these queues except some."""
         return Except(self.queues.union(queues))
 
     def whole(self) -> QueueFilter:
-        """In one filter, of whatever length."""
+        """One filter for all of them."""
         return QueueFilter(tuple(sorted(self.queues)), is_only=False)
 
     def filters(self) -> Sequence[QueueFilter | None]:
-        """One statement, as parts of what is left out would overlap."""
+        """One statement, because several would overlap."""
         return (self.whole(),) if self.queues else All().filters()
 
 
@@ -87,5 +87,5 @@ NOTHING = Only(frozenset())
 
 
 async def everything() -> Scope:
-    """The scope of a leader beside whom there is no other, which needs no asking."""
+    """Return the scope of a leader without other domains."""
     return All()

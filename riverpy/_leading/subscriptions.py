@@ -1,4 +1,5 @@
-"""Leadership: tells who asks, inside this process, when its client begins and ceases to lead."""
+"""Leadership: publishes to subscribers in this process when its client becomes leader, and when its
+term ends."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SIZE = 10_000
-"""Transitions that wait for a subscriber."""
+"""The number of changes that wait for a subscriber, at most."""
 
 
 class LeadershipSubscription(Stream[LeadershipChange]):
-    """An async iterator over the transitions of one client: `async with` opens it, `async for`
-    reads it.
+    """An async iterator over the changes of one client's leadership: `async with` opens it, `async
+    for` reads it.
 
-    The first item is how things stand, then each transition follows, in order. It ends when the
-    client stops. While 10,000 wait to be read the oldest are dropped and counted in `dropped`: what
-    is read last is always how things stand.
+    The first item is the current state, then each change follows in order. It ends when the client
+    stops. If 10,000 changes wait to be read, the oldest are dropped and counted in `dropped`, so
+    that the last item is always the current state.
     """
 
     def __init__(self, owner: Leadership) -> None:
@@ -33,7 +34,7 @@ class LeadershipSubscription(Stream[LeadershipChange]):
         return await super().__aenter__()
 
     def put(self, change: LeadershipChange) -> None:
-        """Take a transition; drop the oldest where there is no room."""
+        """Add a change. Drop the oldest one if the queue is full."""
         if self._is_full:
             self._drop(LEADERSHIP_CHANGES_DROPPED)
             self._waiting.popleft()
@@ -41,23 +42,23 @@ class LeadershipSubscription(Stream[LeadershipChange]):
 
 
 class Leadership(Streams[LeadershipSubscription]):
-    """How things stand with one client, and who wants to know."""
+    """The leadership of one client, and its subscribers."""
 
     def __init__(self, leader_id: Callable[[], str], domain: Callable[[], str]) -> None:
-        """Make it: the client, whose id and domain these tell, does not lead."""
+        """Make it for a client that is not the leader. The callables return its id and domain."""
         super().__init__()
         self._leader_id, self._domain = leader_id, domain
         self._last: LeadershipChange | None = None
 
     @property
     def current(self) -> LeadershipChange:
-        """The last transition."""
+        """The last change."""
         return self._last or LeadershipChange(
             is_leader=False, leader_id=self._leader_id(), domain=self._domain()
         )
 
     def publish(self, change: LeadershipChange) -> None:
-        """Tell all of a transition, and wait for nobody."""
+        """Send a change to all subscribers, without waiting for them."""
         self._last = change
         for subscription in self._open:
             subscription.put(change)
