@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 
 from riverpy._clients.observer import HeartbeatObserver
-from riverpy._leading.queue_scope import All, Except, Only
+from riverpy._leading.queue_scope import AllQueues, AllQueuesExcept, OnlyQueues
 from riverpy._log import get_logger
 from riverpy._log_events import QUEUE_OWNER_PERMISSION_DENIED
 from riverpy._postgres.clients import LastHeartbeat
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from riverpy._clock import Timer
-    from riverpy._leading.queue_scope import Scope
+    from riverpy._leading.queue_scope import QueueScope
     from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.domains import OwnedQueue
 
@@ -53,7 +53,7 @@ class DomainQueues:
         self,
         connection: DedicatedConnection,
         schema: str | None,
-        choose: Callable[[Sequence[Owner]], Scope],
+        choose: Callable[[Sequence[Owner]], QueueScope],
         *,
         is_divided: Callable[[], bool],
         listens: bool,
@@ -79,7 +79,7 @@ class DomainQueues:
         self._observer = HeartbeatObserver(timer, contact)
         self._dead_after = dead_after.total_seconds()
         self._undivided = UNDIVIDED if listens else FRESH
-        self._scope: Scope = All()
+        self._scope: QueueScope = AllQueues()
         self._is_found = False
         """Whether a check has found the table."""
         self._fresh_until = 0.0
@@ -89,7 +89,7 @@ class DomainQueues:
         self._is_denial_logged = False
         self._log = get_logger()
 
-    async def scope(self) -> Scope:
+    async def scope(self) -> QueueScope:
         """Return the queues to maintain now.
 
         Raises:
@@ -99,7 +99,7 @@ class DomainQueues:
             if self._timer.boottime() >= self._fresh_until:
                 forgotten = self._forgotten
                 owners = await self._read()
-                self._scope = All() if owners is None else self._choose(owners)
+                self._scope = AllQueues() if owners is None else self._choose(owners)
                 if forgotten == self._forgotten:  # otherwise they may have changed since
                     undivided = UNDIVIDED if owners is None else self._undivided
                     fresh = FRESH if owners else undivided
@@ -150,20 +150,20 @@ class DomainQueues:
             )
 
 
-def of_default(owners: Sequence[Owner]) -> Scope:
+def of_default(owners: Sequence[Owner]) -> QueueScope:
     """Every queue except those of domains with heartbeats."""
-    return Except(frozenset(owner.queue for owner in owners if not owner.is_orphaned))
+    return AllQueuesExcept(frozenset(owner.queue for owner in owners if not owner.is_orphaned))
 
 
-def orphans(owners: Sequence[Owner]) -> Scope:
+def orphans(owners: Sequence[Owner]) -> QueueScope:
     """The queues of silent domains."""
-    return Only(frozenset(owner.queue for owner in owners if owner.is_orphaned))
+    return OnlyQueues(frozenset(owner.queue for owner in owners if owner.is_orphaned))
 
 
-def of_domain(domain: str) -> Callable[[Sequence[Owner]], Scope]:
+def of_domain(domain: str) -> Callable[[Sequence[Owner]], QueueScope]:
     """The queues that this domain owns."""
 
-    def choose(owners: Sequence[Owner]) -> Scope:
-        return Only(frozenset(owner.queue for owner in owners if owner.domain == domain))
+    def choose(owners: Sequence[Owner]) -> QueueScope:
+        return OnlyQueues(frozenset(owner.queue for owner in owners if owner.domain == domain))
 
     return choose

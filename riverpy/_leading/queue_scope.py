@@ -10,20 +10,20 @@ from riverpy._postgres.queue_filter import QueueFilter
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-FILTER_MOST = 100
+FILTER_MAX = 100
 """The number of queues in one statement that scans an index once for each of them."""
 
 
 @dataclass(frozen=True)
-class All:
+class AllQueues:
     """Every queue."""
 
     def __contains__(self, queue: str) -> bool:
         return True
 
-    def without(self, queues: Iterable[str]) -> Scope:
+    def without(self, queues: Iterable[str]) -> QueueScope:
         """All of these queues except some."""
-        return Except(frozenset(queues))
+        return AllQueuesExcept(frozenset(queues))
 
     def whole(self) -> QueueFilter:
         """One filter for all of them."""
@@ -35,7 +35,7 @@ class All:
 
 
 @dataclass(frozen=True)
-class Only:
+class OnlyQueues:
     """These queues. An empty set means no queue, never all."""
 
     queues: frozenset[str]
@@ -43,35 +43,35 @@ class Only:
     def __contains__(self, queue: str) -> bool:
         return queue in self.queues
 
-    def without(self, queues: Iterable[str]) -> Scope:
+    def without(self, queues: Iterable[str]) -> QueueScope:
         """All of these queues except some."""
-        return Only(self.queues.difference(queues))
+        return OnlyQueues(self.queues.difference(queues))
 
     def whole(self) -> QueueFilter:
         """One filter for all of them."""
         return QueueFilter(tuple(sorted(self.queues)), is_only=True)
 
     def filters(self) -> Sequence[QueueFilter | None]:
-        """One statement for every `FILTER_MOST` queues, and none for no queue."""
+        """One statement for every `FILTER_MAX` queues, and none for no queue."""
         names = sorted(self.queues)
         return [
-            QueueFilter(tuple(names[first : first + FILTER_MOST]), is_only=True)
-            for first in range(0, len(names), FILTER_MOST)
+            QueueFilter(tuple(names[first : first + FILTER_MAX]), is_only=True)
+            for first in range(0, len(names), FILTER_MAX)
         ]
 
 
 @dataclass(frozen=True)
-class Except:
-    """Every queue except these. Without an exception it uses the same statement as `All`."""
+class AllQueuesExcept:
+    """Every queue except these. Without an exception it uses the same statement as `AllQueues`."""
 
     queues: frozenset[str]
 
     def __contains__(self, queue: str) -> bool:
         return queue not in self.queues
 
-    def without(self, queues: Iterable[str]) -> Scope:
+    def without(self, queues: Iterable[str]) -> QueueScope:
         """All of these queues except some."""
-        return Except(self.queues.union(queues))
+        return AllQueuesExcept(self.queues.union(queues))
 
     def whole(self) -> QueueFilter:
         """One filter for all of them."""
@@ -79,13 +79,13 @@ class Except:
 
     def filters(self) -> Sequence[QueueFilter | None]:
         """One statement, because several would overlap."""
-        return (self.whole(),) if self.queues else All().filters()
+        return (self.whole(),) if self.queues else AllQueues().filters()
 
 
-Scope: TypeAlias = All | Only | Except
-NOTHING = Only(frozenset())
+QueueScope: TypeAlias = AllQueues | OnlyQueues | AllQueuesExcept
+NOTHING = OnlyQueues(frozenset())
 
 
-async def everything() -> Scope:
+async def everything() -> QueueScope:
     """Return the scope of a leader without other domains."""
-    return All()
+    return AllQueues()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from riverpy._clock import Timer
-    from riverpy._leading.queue_scope import Scope
+    from riverpy._leading.queue_scope import QueueScope
     from riverpy._leading.term_fence import TermFence
     from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.driver import Connection
@@ -34,7 +34,7 @@ class TermContext:
     timer: Timer
     connect_direct: Callable[[], Awaitable[Connection]] | None = None
     """Makes a session that bypasses a pooler in transaction mode; None: that is not possible."""
-    scope: Callable[[], Awaitable[Scope]] = everything
+    scope: Callable[[], Awaitable[QueueScope]] = everything
     """Reads which queues are maintained. Each pass calls it, since queues come and go.
 
     Raises:

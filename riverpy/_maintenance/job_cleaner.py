@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import timedelta
 
-    from riverpy._leading.queue_scope import Scope
+    from riverpy._leading.queue_scope import QueueScope
     from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.job_maintenance import EndedJob
@@ -47,7 +47,7 @@ class Rule(NamedTuple):
     """None: all jobs of the state."""
 
 
-def rules_of(config: Config, scope: Scope) -> list[Rule]:
+def rules_of(config: Config, scope: QueueScope) -> list[Rule]:
     """Return the rules of a configuration for these queues. The retention of a job's kind comes
     first, then that of its queue, then the default."""
     if scope == NOTHING:
@@ -60,7 +60,7 @@ def rules_of(config: Config, scope: Scope) -> list[Rule]:
 
 
 def _scopes_of(
-    config: Config, scope: Scope, state: JobState
+    config: Config, scope: QueueScope, state: JobState
 ) -> Iterator[tuple[timedelta, JobScope | None]]:
     kinds = tuple(config.retention_by_kind)
     for retention, names in _grouped(config.retention_by_kind, state).items():

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from riverpy._clock import Timer
     from riverpy._leading.domain_queues import Owner
-    from riverpy._leading.queue_scope import Scope
+    from riverpy._leading.queue_scope import QueueScope
     from riverpy._leases.lease import Lease
     from riverpy._leases.store import LeaseStore
     from riverpy._lifecycle import StopScope
@@ -144,7 +144,7 @@ class LeaderSlot:
         run: RunContext,
         lease_name: str,
         store: LeaseStore,
-        choose: Callable[[Sequence[Owner]], Scope],
+        choose: Callable[[Sequence[Owner]], QueueScope],
         *,
         domain: str,
         changed: Callable[[LeadershipChange], None] | None = None,

@@ -12,7 +12,7 @@ import anyio.lowlevel
 from riverpy import Config, Workers
 from riverpy._clock import SystemTimer
 from riverpy._leading.leader_stores import LeaderRowStore
-from riverpy._leading.queue_scope import All
+from riverpy._leading.queue_scope import AllQueues
 from riverpy._leading.term_context import TermContext
 from riverpy._leading.term_fence import TermFence
 from riverpy._leases.lease import Lease
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator
 
-    from riverpy._leading.queue_scope import Scope
+    from riverpy._leading.queue_scope import QueueScope
     from riverpy._maintenance.base import MaintenanceService
     from riverpy._postgres.driver import Connection
     from riverpy._postgres.leases import LeaseAnswer
@@ -81,7 +81,7 @@ class HeldTerm:
         self.term: LeaseAnswer
         """The answer of the database that granted the lease."""
         self.store: LeaderRowStore
-        self.scope: Scope = All()
+        self.scope: QueueScope = AllQueues()
         """What the context says when it is asked."""
 
     async def run(self, service: MaintenanceService, scope: StopScope | None = None) -> float:
@@ -108,7 +108,7 @@ class HeldTerm:
         """Whether the database has refused a write, which ended the term."""
         return self.lease.cause is not None and not self.lease.may_be_held
 
-    async def _ask_scope(self) -> Scope:
+    async def _ask_scope(self) -> QueueScope:
         return self.scope
 
     async def _connect(self) -> Connection:

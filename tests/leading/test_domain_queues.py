@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from riverpy._clock import SystemTimer
 from riverpy._leading import domain_queues as territory
-from riverpy._leading.queue_scope import All, Except
+from riverpy._leading.queue_scope import AllQueues, AllQueuesExcept
 from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection, connect_maintenance
 from riverpy._postgres.domains import OwnedQueue, owner_exists
 
@@ -72,11 +72,11 @@ async def test_claimed_while_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(territory, "owner_read", owner_read)
     seen = of_default(is_divided=True)
-    assert await seen.scope() == Except(frozenset())
-    assert await seen.scope() == Except(frozenset({"one"}))
+    assert await seen.scope() == AllQueuesExcept(frozenset())
+    assert await seen.scope() == AllQueuesExcept(frozenset({"one"}))
     seen.forget()
-    assert await seen.scope() == Except(frozenset())
-    assert await seen.scope() == Except(frozenset())
+    assert await seen.scope() == AllQueuesExcept(frozenset())
+    assert await seen.scope() == AllQueuesExcept(frozenset())
     assert answers == []
 
 
@@ -100,12 +100,12 @@ async def test_table_that_is_made_while_it_leads(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(territory, "owner_exists", owner_exists)
         monkeypatch.setattr(territory, "owner_read", owner_read)
         seen = of_default(is_divided=False, listens=listens, timer=timer)
-        assert await seen.scope() == All()
+        assert await seen.scope() == AllQueues()
         timer.skipped += 299
-        assert await seen.scope() == All()
+        assert await seen.scope() == AllQueues()
         timer.skipped += 1
         for _ in range(2):
-            assert await seen.scope() == Except(frozenset({"one"}))
+            assert await seen.scope() == AllQueuesExcept(frozenset({"one"}))
             timer.skipped += 1
         assert asked == [0, 300]
 
@@ -137,7 +137,7 @@ async def test_role_without_the_grant(schema: Schema) -> None:
         with capture_logs() as log:
             for _ in range(2):
                 seen.forget()
-                assert await seen.scope() == Except(frozenset())
+                assert await seen.scope() == AllQueuesExcept(frozenset())
         (entry,) = log
         assert entry["log_level"] == "warning"
         assert "GRANT SELECT, INSERT, UPDATE, DELETE ON riverpy_queue_owner" in entry["advice"]
@@ -148,7 +148,7 @@ async def test_role_without_the_grant(schema: Schema) -> None:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await seen.scope()
         await schema.execute(f"GRANT SELECT ON riverpy_queue_owner TO {role}")
-        assert await seen.scope() == Except(frozenset({"q"}))
+        assert await seen.scope() == AllQueuesExcept(frozenset({"q"}))
     finally:
         await connection.close()
         await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")

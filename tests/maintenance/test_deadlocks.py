@@ -12,7 +12,7 @@ import anyio
 import msgspec
 
 from riverpy import Job, JobRetention, Workers
-from riverpy._leading.queue_scope import All, Except, Only
+from riverpy._leading.queue_scope import AllQueues, AllQueuesExcept, OnlyQueues
 from riverpy._maintenance import batches
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 LEADERS = 4
 ROUNDS = 12
 SCOPES = [
-    All(),
-    Only(frozenset({"default"})),
-    Only(frozenset({"default", "other"})),
-    Except(frozenset({"other"})),
+    AllQueues(),
+    OnlyQueues(frozenset({"default"})),
+    OnlyQueues(frozenset({"default", "other"})),
+    AllQueuesExcept(frozenset({"other"})),
 ]
 """These overlap."""
 SOON = timedelta(milliseconds=1)

@@ -10,7 +10,7 @@ import pytest
 
 from riverpy import JobRetention
 from riverpy._clock import SystemClock
-from riverpy._leading.queue_scope import NOTHING, Only
+from riverpy._leading.queue_scope import NOTHING, OnlyQueues
 from riverpy._lifecycle import ServiceGroup
 from riverpy._maintenance import batches
 from riverpy._maintenance.job_cleaner import INTERVAL, SWEEP_INTERVAL, JobCleaner
@@ -176,7 +176,7 @@ async def test_some_queues(schema: Schema) -> None:
         await insert_ended(schema, "completed", "3 hours", queue="'a'", kind="'kk'")
         await insert_ended(schema, "completed", "3 hours", queue="'c'", kind="'kk'")
         await insert_ended(schema, "completed", "25 hours", queue="'c'")
-        held.scope = Only(frozenset({"a", "c"}))
+        held.scope = OnlyQueues(frozenset({"a", "c"}))
         await held.run(JobCleaner(held.context))
     assert await ids_of(schema) == kept
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from riverpy import Job, JobRetention, Workers
-from riverpy._leading.queue_scope import FILTER_MOST, NOTHING, All, Except, Only
+from riverpy._leading.queue_scope import FILTER_MAX, NOTHING, AllQueues, AllQueuesExcept, OnlyQueues
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
@@ -23,7 +23,7 @@ from tests.leading.term_context import QuickTimer, held_term
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from riverpy._leading.queue_scope import Scope
+    from riverpy._leading.queue_scope import QueueScope
     from riverpy._leading.term_context import TermContext
     from riverpy._maintenance.base import MaintenanceService
     from tests._database import Schema
@@ -182,12 +182,12 @@ async def run(held: HeldTerm, service: MaintenanceService) -> None:
     await held.run(service)
 
 
-def only(*queues: str) -> Only:
-    return Only(frozenset(queues))
+def only(*queues: str) -> OnlyQueues:
+    return OnlyQueues(frozenset(queues))
 
 
-def all_but(*queues: str) -> Except:
-    return Except(frozenset(queues))
+def all_but(*queues: str) -> AllQueuesExcept:
+    return AllQueuesExcept(frozenset(queues))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,9 @@ def all_but(*queues: str) -> Except:
     ],
     ids=["one", "two", "all but one", "all but all"],
 )
-async def test_rows_of_the_scope(schema: Schema, case: Case, scope: Scope, meant: set[str]) -> None:
+async def test_rows_of_the_scope(
+    schema: Schema, case: Case, scope: QueueScope, meant: set[str]
+) -> None:
     """A pass changes exactly the rows of the queues in its scope, whatever rules there are for
     queues and kinds."""
     await put(schema, case)
@@ -220,7 +222,7 @@ async def test_rows_of_the_scope(schema: Schema, case: Case, scope: Scope, meant
     ids=["one more", "the first", "one less left out"],
 )
 async def test_scope_that_changes(
-    schema: Schema, case: Case, first: Scope, second: Scope, meant: set[str]
+    schema: Schema, case: Case, first: QueueScope, second: QueueScope, meant: set[str]
 ) -> None:
     """A scope that changes between two passes counts from the next one on, also for what an
     earlier pass has gone by."""
@@ -258,9 +260,9 @@ async def test_no_queue(schema: Schema, case: Case, monkeypatch: pytest.MonkeyPa
     assert await done_in(schema, case) == frozenset()
 
 
-@pytest.mark.parametrize("scope", [All(), all_but()], ids=["all", "all but none"])
+@pytest.mark.parametrize("scope", [AllQueues(), all_but()], ids=["all", "all but none"])
 async def test_all_queues(
-    schema: Schema, case: Case, scope: Scope, monkeypatch: pytest.MonkeyPatch
+    schema: Schema, case: Case, scope: QueueScope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader of all queues changes the rows of all, by the statements that know of no queues, and
     no others."""
@@ -290,20 +292,22 @@ async def test_rules_that_meet_nothing(schema: Schema, monkeypatch: pytest.Monke
 
 async def test_many_queues(schema: Schema, case: Case) -> None:
     """More queues than one statement takes are all maintained, and none beside them."""
-    many = frozenset(f"q{number:03}" for number in range(2 * FILTER_MOST + 1))
+    many = frozenset(f"q{number:03}" for number in range(2 * FILTER_MAX + 1))
     await put(schema, case, many | QUEUES)
     async with held_term(schema, workers=registry(), **case.settings) as held:
-        held.scope = Only(many)
+        held.scope = OnlyQueues(many)
         await run(held, case.make(held.context))
     assert await done_in(schema, case, many | QUEUES) == many
 
 
 def test_filters() -> None:
     """A long list of queues is cut, and nothing is in two parts; a scope of none has no part."""
-    many = frozenset(map(str, range(2 * FILTER_MOST + 1)))
-    parts = [part.queues for part in Only(many).filters() if part is not None]
-    assert [len(part) for part in parts] == [FILTER_MOST, FILTER_MOST, 1]
+    many = frozenset(map(str, range(2 * FILTER_MAX + 1)))
+    parts = [part.queues for part in OnlyQueues(many).filters() if part is not None]
+    assert [len(part) for part in parts] == [FILTER_MAX, FILTER_MAX, 1]
     assert frozenset().union(*parts) == many
     assert list(NOTHING.filters()) == []
-    assert list(Except(frozenset()).filters()) == list(All().filters()) == [None]
-    assert [part is not None and len(part.queues) for part in Except(many).filters()] == [len(many)]
+    assert list(AllQueuesExcept(frozenset()).filters()) == list(AllQueues().filters()) == [None]
+    assert [part is not None and len(part.queues) for part in AllQueuesExcept(many).filters()] == [
+        len(many)
+    ]
