@@ -90,7 +90,7 @@ class DoInner(Generic[ResultT]):
             if cancelled is not None:
                 raise cancelled
         finally:
-            cancelled = None  # it holds this frame
+            cancelled = None  # it would keep this frame alive
 
     def close(self) -> None:
         """Refuse later calls, and drop the error, whose frames hold this object."""
@@ -138,4 +138,4 @@ async def run_middleware(
         raise error
     finally:
         do_inner.close()
-        error = None  # it holds this frame
+        error = None  # it would keep this frame alive

@@ -119,7 +119,7 @@ class OpenTelemetryPlugin:
                 raise
             finally:
                 self._metrics.inserted(sent, queues, time.monotonic() - started, error)
-                error = None  # it holds this frame
+                error = None  # it would keep this frame alive
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
         """Create the span of an attempt."""
@@ -150,7 +150,7 @@ class OpenTelemetryPlugin:
             finally:
                 span.set_attribute(_OUTCOME, ending(error))
                 self._metrics.worked(job, time.monotonic() - started, error)
-                error = None  # it holds this frame
+                error = None  # it would keep this frame alive
 
     def metric_emit(self, metric: Metric, /) -> None:
         """Record a claim."""

@@ -105,7 +105,7 @@ class SentryPlugin:
                 if error is not None:
                     raise error
             finally:
-                error = None  # it holds this frame
+                error = None  # it would keep this frame alive
 
     def _context(self, job: Job[Any]) -> dict[str, Any]:
         context: dict[str, Any] = {

@@ -247,7 +247,7 @@ async def address(database_url: str) -> Address:
     return Address(host, port, user, name)
 
 
-async def test_silent_host_does_not_keep_us_from_the_next(address: Address) -> None:
+async def test_next_host_after_a_silent_host(address: Address) -> None:
     """If the first host of a URL does not answer, connections and pools try the next host within
     the shortest timeout (NR-12)."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -261,7 +261,7 @@ async def test_silent_host_does_not_keep_us_from_the_next(address: Address) -> N
         assert await close_pool(pool)
 
 
-async def test_host_that_hangs_up_leads_to_the_next(address: Address) -> None:
+async def test_next_host_after_a_closed_connection(address: Address) -> None:
     """If the first host is a proxy without a server, the next host is tried. Another refusal is
     raised (NR-12)."""
 
@@ -475,7 +475,7 @@ def test_refused_variables(variable: str, value: str, reason: str) -> None:
     assert "s3" not in result.stderr
 
 
-def test_wanted_server_is_not_there(database_url: str) -> None:
+def test_no_server_matches_target_session_attrs(database_url: str) -> None:
     """If no server matches PGTARGETSESSIONATTRS, the command's error says so."""
     result = invoke("queue", "list", "--database-url", database_url, PGTARGETSESSIONATTRS="standby")
     assert result.exit_code == 1

@@ -131,7 +131,7 @@ class Record:
         (Record(), '{"z":1,"a":[2]}'),
     ],
 )
-def test_writes_what_go_writes(value: object, text: str) -> None:
+def test_text_equals_go(value: object, text: str) -> None:
     """Each type has its documented text (UQ-08, BI-09)."""
     assert _json.encode(value) == text
 

@@ -356,7 +356,7 @@ async def test_pause_reaches_a_working_client(schema: Schema) -> None:
             assert event.job.id == waiting
 
 
-# -- queues and what their rows say
+# -- queues
 
 
 async def test_queue_get_and_list(schema: Schema, client: Client) -> None:

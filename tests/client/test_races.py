@@ -41,12 +41,14 @@ async def client(schema: Schema) -> AsyncGenerator[Client]:
         yield client
 
 
-async def race(schema: Schema, client: Client, winner: str, loser: str, job_id: int) -> JobRow:
-    """The answer of the loser, which waits for the winner's open transaction to commit."""
+async def race(
+    schema: Schema, client: Client, winner: str, second_call: str, job_id: int
+) -> JobRow:
+    """The answer of the second_call, which waits for the winner's open transaction to commit."""
     answers: list[JobRow] = []
 
     async def lose() -> None:
-        answers.append(await getattr(client, loser)(job_id))
+        answers.append(await getattr(client, second_call)(job_id))
 
     async with (
         schema.connected() as connection,
@@ -58,7 +60,7 @@ async def race(schema: Schema, client: Client, winner: str, loser: str, job_id: 
         else:
             await connection.execute(winner)
         tasks.start_soon(lose)
-        with anyio.fail_after(20, reason="the loser does not wait"):
+        with anyio.fail_after(20, reason="the second_call does not wait"):
             while not await schema.fetchval(WAITING, schema.name):
                 await anyio.sleep(0.01)
     return answers[0]
@@ -72,7 +74,7 @@ async def columns(schema: Schema, job_id: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("before", "winner", "loser", "state"),
+    ("before", "winner", "second_call", "state"),
     [
         ("available", "job_cancel", "job_cancel", "cancelled"),
         ("available", COMPLETE, "job_cancel", "completed"),
@@ -83,8 +85,8 @@ async def columns(schema: Schema, job_id: int) -> dict[str, Any]:
         ("scheduled", "job_cancel", "job_retry", "available"),
     ],
 )
-async def test_loser_of_a_race(
-    schema: Schema, client: Client, before: str, winner: str, loser: str, state: str
+async def test_second_session_returns_the_committed_row(
+    schema: Schema, client: Client, before: str, winner: str, second_call: str, state: str
 ) -> None:
     """A cancel or retry that waits for another session's transaction returns the row after that
     session's commit, even if it changes nothing itself."""
@@ -95,18 +97,18 @@ async def test_loser_of_a_race(
         " scheduled_at = now() + interval '1 hour'",
         before,
     )
-    answer = await race(schema, client, winner, loser, job_id)
+    answer = await race(schema, client, winner, second_call, job_id)
     assert answer.state == state
     stored = await columns(schema, job_id)
     assert {name: getattr(answer, name) for name in stored} == stored
 
 
-@pytest.mark.parametrize("loser", ["job_cancel", "job_retry"])
-async def test_job_that_is_deleted_first(schema: Schema, client: Client, loser: str) -> None:
+@pytest.mark.parametrize("second_call", ["job_cancel", "job_retry"])
+async def test_job_that_is_deleted_first(schema: Schema, client: Client, second_call: str) -> None:
     """A cancel or retry raises NotFoundError if another session deletes the job first."""
     job_id = (await client.insert(Task())).job.id
     with pytest.raises(ExceptionGroup) as caught:
-        await race(schema, client, "DELETE FROM river_job", loser, job_id)
+        await race(schema, client, "DELETE FROM river_job", second_call, job_id)
     assert caught.group_contains(NotFoundError)
 
 
@@ -128,13 +130,13 @@ async def test_retry_notifies_the_queue(schema: Schema, client: Client) -> None:
             await schema.execute("SELECT pg_notify($1, 'first')", f"{schema.name}.river_insert")
         assert await payload() == "first"
         assert await payload() == '{"queue": "default"}'
-        for job_id in ids:  # they are due already
+        for job_id in ids:  # these jobs are due
             await client.job_retry(job_id)
         await schema.execute("UPDATE river_job SET state = 'running'")
         await client.job_retry(ids[0])
 
 
-async def test_retry_of_the_last_attempt_there_can_be(schema: Schema, client: Client) -> None:
+async def test_retry_at_the_maximum_attempts(schema: Schema, client: Client) -> None:
     """A job with 32,767 attempts can be retried: the number does not exceed the column's limit."""
     job_id = (await client.insert(Task())).job.id
     await schema.execute(

@@ -95,7 +95,7 @@ def test_refuses_a_wrong_value(make: Any, words: str) -> None:
         make()
 
 
-def test_does_not_repeat_a_wrong_url() -> None:
+def test_wrong_url_is_not_in_the_error() -> None:
     """The error says what is wrong with a URL, and does not contain the URL."""
     with pytest.raises(ConfigError) as caught:
         Client("postgres://user:secret@localhost:port/x")
@@ -104,7 +104,7 @@ def test_does_not_repeat_a_wrong_url() -> None:
     assert "its port must be a number" in str(caught.value)
 
 
-async def test_names_what_is_missing_to_work() -> None:
+async def test_error_names_what_is_missing() -> None:
     """A client without queues, workers or a URL cannot work. The error says which one is
     missing."""
     with pytest.raises(ConfigError, match="no queue"):
@@ -115,13 +115,13 @@ async def test_names_what_is_missing_to_work() -> None:
         await Client(workers=make_workers(), queues=QUEUES).run()
 
 
-async def test_needs_to_be_open_to_insert() -> None:
+async def test_insert_needs_an_open_client() -> None:
     """An insert without `tx=` needs an open client. The error says how to open it."""
     with pytest.raises(ClientStateError, match="async with client"):
         await Client(URL).insert(Task())
 
 
-async def test_opens_once_and_cannot_be_configured_then(schema: Schema) -> None:
+async def test_open_client_cannot_be_opened_or_configured(schema: Schema) -> None:
     """An open client cannot be opened again or configured."""
     client = Client(schema.url, config=Config(schema=schema.name))
     async with client:
@@ -135,7 +135,7 @@ async def test_opens_once_and_cannot_be_configured_then(schema: Schema) -> None:
     assert client.config.soft_stop_timeout is None
 
 
-async def test_opened_by_two_at_once(schema: Schema) -> None:
+async def test_two_tasks_open_a_client(schema: Schema) -> None:
     """If two tasks open a client at the same time, one gets an error and the other's pool is the
     only one. After a failed open, the client can be opened again."""
     pools: list[Any] = []
@@ -164,7 +164,7 @@ async def test_opened_by_two_at_once(schema: Schema) -> None:
     assert [pool.is_closing() for pool in pools] == [True]
 
 
-async def test_closes_the_pool_whatever_leases_do(schema: Schema) -> None:
+async def test_pool_is_closed_if_ending_leases_fails(schema: Schema) -> None:
     """The pool is closed even if ending the leases fails or is cancelled."""
 
     async def fails() -> None:
@@ -180,7 +180,7 @@ async def test_closes_the_pool_whatever_leases_do(schema: Schema) -> None:
     assert pool.is_closing()
 
 
-async def test_closes_though_the_server_goes_away() -> None:
+async def test_close_while_a_connection_is_lost() -> None:
     """Closing a client raises no error if a connection is lost at that moment."""
 
     class Lost:
@@ -190,7 +190,7 @@ async def test_closes_though_the_server_goes_away() -> None:
     assert await close_pool(Lost())  # type: ignore[arg-type]
 
 
-async def test_leaves_a_given_pool_open(schema: Schema) -> None:
+async def test_callers_pool_stays_open(schema: Schema) -> None:
     """A client inserts through the caller's pool, and does not close it (SC-13)."""
     async with asyncpg.create_pool(schema.url, min_size=1, max_size=2) as pool:
         async with Client(pool, config=Config(schema=schema.name)) as client:
@@ -199,7 +199,7 @@ async def test_leaves_a_given_pool_open(schema: Schema) -> None:
     assert result.job.kind == "task"
 
 
-async def test_closes_in_time_though_a_connection_is_held(schema: Schema) -> None:
+async def test_close_terminates_held_connections(schema: Schema) -> None:
     """Closing terminates a connection that other code still holds, and returns (SC-13)."""
     client = Client(schema.url, config=Config(schema=schema.name))
     async with client:
@@ -209,7 +209,7 @@ async def test_closes_in_time_though_a_connection_is_held(schema: Schema) -> Non
         await held.fetchval("select 1")
 
 
-async def test_says_how_to_make_the_schema(fresh_database_url: str) -> None:
+async def test_error_of_missing_tables_has_the_command(fresh_database_url: str) -> None:
     """On a database without River's tables the error contains the command that creates them."""
     client = Client(fresh_database_url, workers=make_workers(), queues=QUEUES)
     with pytest.raises(SchemaMissingError, match="riverpy migrate up"):
@@ -219,7 +219,7 @@ async def test_says_how_to_make_the_schema(fresh_database_url: str) -> None:
             await client.insert(Task())
 
 
-async def test_start_fails_while_the_database_is_away_and_works_later(schema: Schema) -> None:
+async def test_start_again_after_a_failed_start(schema: Schema) -> None:
     """After a failed start, the client can be started again (LM-06)."""
     client = Client(URL, workers=make_workers(), queues=QUEUES, config=Config(schema=schema.name))
     with pytest.raises(OSError):
@@ -230,7 +230,7 @@ async def test_start_fails_while_the_database_is_away_and_works_later(schema: Sc
     assert report.is_clean
 
 
-async def test_runs_once_at_a_time(schema: Schema) -> None:
+async def test_second_run_is_refused(schema: Schema) -> None:
     """A running client cannot be run again. A stopped one can."""
     client = Client(
         schema.url, workers=make_workers(), queues=QUEUES, config=Config(schema=schema.name)
@@ -252,7 +252,7 @@ def test_stop_without_a_run_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("stop", [Client.stop, Client.stop_and_cancel])
-async def test_stop_before_the_first_step(schema: Schema, stop: Callable[[Client], None]) -> None:
+async def test_stop_before_the_run_begins(schema: Schema, stop: Callable[[Client], None]) -> None:
     """A run that is stopped before its task begins stops at once. The next run works."""
     client = Client(
         schema.url, workers=make_workers(), queues=QUEUES, config=Config(schema=schema.name)
@@ -266,7 +266,7 @@ async def test_stop_before_the_first_step(schema: Schema, stop: Callable[[Client
         assert client.is_running
 
 
-def test_subscribing_needs_known_kinds() -> None:
+def test_wrong_subscriptions_are_refused() -> None:
     """A subscription without kinds, with an unknown kind or with size 0 is refused."""
     client = Client(URL)
     with pytest.raises(ConfigError, match="name the kinds"):
@@ -277,7 +277,7 @@ def test_subscribing_needs_known_kinds() -> None:
         client.subscribe(EventKind.JOB_FAILED, size=0)
 
 
-def test_id_is_made_once_and_fits() -> None:
+def test_default_id() -> None:
     """The default id is NAME:PID:RANDOM with at most 100 characters, and does not change."""
     client = Client(URL, config=Config(name="n" * 100))
     assert client.id == client.id
@@ -323,7 +323,7 @@ def test_id_is_made_once_and_fits() -> None:
     ],
     ids=map(str, range(18)),
 )
-def test_refuses_wrong_leading(settings: Any, words: str) -> None:
+def test_wrong_leader_settings_are_refused(settings: Any, words: str) -> None:
     """A wrong setting for leader election is refused, with the allowed values."""
     with pytest.raises(ConfigError, match=words):
         Config(**settings)
@@ -481,7 +481,7 @@ class _CustomWorker(Worker[_Custom]):
         del job
 
 
-def test_both_forms_of_decorators() -> None:
+def test_decorators_with_and_without_parentheses() -> None:
     """The decorators work with and without parentheses, and return the function unchanged. Optional
     parameters and functools.partial are allowed."""
     workers = Workers()

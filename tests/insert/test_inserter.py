@@ -65,7 +65,7 @@ async def test_defaults(inserter: Inserter, schema: Schema) -> None:
     assert row["attempted_by"] is row["errors"] is row["unique_key"] is row["unique_states"] is None
 
 
-def test_batch_is_checked_as_its_jobs_are() -> None:
+def test_batch_rows_equal_single_rows() -> None:
     """A job has the same row in a batch as alone, even if earlier jobs of its class have other
     options or another kind."""
 
@@ -94,7 +94,7 @@ def test_batch_is_checked_as_its_jobs_are() -> None:
     assert {row.queue for row in alone} == {"default", "own"}
 
 
-async def test_times_are_the_servers(inserter: Inserter, schema: Schema) -> None:
+async def test_times_are_server_times(inserter: Inserter, schema: Schema) -> None:
     """created_at and scheduled_at are the server's time of the transaction. The local clock does
     not matter."""
     async with schema.connected() as tx, tx.transaction():
@@ -130,7 +130,7 @@ async def test_rows_equal_rivers(inserter: Inserter, schema: Schema, scenario: s
     assert set(expected) - set(row.keys()) == {"id", "created_at", "scheduled_at"}
 
 
-async def test_fast_rows_equal_the_others(inserter: Inserter, schema: Schema) -> None:
+async def test_copied_rows_equal_inserted_rows(inserter: Inserter, schema: Schema) -> None:
     """insert_many_fast stores the same rows as insert_many, for all characters."""
     odd = "a\tb\nc\rd\\e\"f\\N\\.é\u2028\U0001f600\b\x7f{},'<&>"
     opts = [
@@ -156,7 +156,7 @@ async def test_fast_rows_equal_the_others(inserter: Inserter, schema: Schema) ->
     assert fast[0][1]["tags"] == ["null", "NULL", "a_-b"]
 
 
-def test_options_of_the_call_win() -> None:
+def test_precedence_of_options() -> None:
     """Options have this precedence: call, args class, client, default. Tags are not merged."""
     own = prepare(Choosy(), None, rules=RULES, now=NOW)
     assert (own.max_attempts, own.priority, own.queue, own.tags) == ("3", "2", "own", "own-tag")
@@ -181,7 +181,7 @@ def test_options_of_the_call_win() -> None:
     assert prepare(Choosy(), empty, rules=RULES, now=NOW).unique_key == own.unique_key
 
 
-def test_metadata_and_pending_come_from_the_call_alone() -> None:
+def test_args_class_cannot_set_metadata_or_pending() -> None:
     """An args class cannot set metadata or pending."""
     own = prepare(Choosy(), None, rules=RULES, now=NOW)
     assert (own.metadata, own.state) == ("{}", "available")
@@ -259,7 +259,7 @@ async def test_five_megabytes_of_args(inserter: Inserter, schema: Schema) -> Non
         assert json.loads(row["args"]) == big
 
 
-async def test_shared_options_stay_as_they_are(inserter: Inserter) -> None:
+async def test_options_are_not_changed(inserter: Inserter) -> None:
     """Inserts do not change the options. Callers may reuse or change them (TY-09)."""
     metadata: dict[str, Any] = {"n": 1}
     tags = ["one"]

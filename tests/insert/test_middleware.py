@@ -104,7 +104,7 @@ WAYS = [insert, insert_many, insert_many_fast]
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_every_way(schema: Schema, way: Callable[..., Any]) -> None:
+async def test_each_kind_of_insert(schema: Schema, way: Callable[..., Any]) -> None:
     """Hooks and middleware run for each kind of insert. For COPY, `do_inner` returns an empty list
     (TY-07)."""
     async with client_on(schema, plugins=[Recorder("p")]) as client:
@@ -227,7 +227,7 @@ async def test_order(schema: Schema) -> None:
     ]
 
 
-async def test_only_declared(schema: Schema) -> None:
+async def test_hooks_of_an_args_class(schema: Schema) -> None:
     """Hooks of an args class work without hooks in the settings, and do not run for other
     classes."""
     async with client_on(schema) as client:
@@ -342,7 +342,7 @@ async def test_do_inner_after_the_insert(schema: Schema) -> None:
     assert await schema.jobs() == []
 
 
-async def test_no_failure_is_caught(schema: Schema) -> None:
+async def test_database_errors_cannot_be_caught(schema: Schema) -> None:
     """An error of the database is raised even if a middleware catches it."""
     seen: list[Sequence[InsertResult]] = []
 

@@ -82,7 +82,7 @@ def in_queue(queue: str, **opts: Any) -> InsertOpts:
     return InsertOpts(queue=queue, **opts)
 
 
-async def test_the_same_notifications_as_river(schema: Schema, heard: Heard) -> None:
+async def test_notifications_equal_rivers(schema: Schema, heard: Heard) -> None:
     """Inserts send the notifications that were recorded from River, step by step."""
     clock = FixedClock()
     async with inserter_on(schema.url, schema.name) as inserter:
@@ -172,7 +172,7 @@ async def test_the_channel_without_a_schema(schema: Schema, heard: Heard) -> Non
         assert await heard.take() == ['{"queue": "default"}']
 
 
-def test_the_limiter_forgets_queues() -> None:
+def test_limiter_size_is_limited() -> None:
     """The limiter stays small with many queue names."""
     clock = FixedClock()
     limiter = NotifyLimiter(clock)

@@ -299,7 +299,7 @@ async def test_good_names_are_accepted(inserter: Inserter, queue: str, tag: str)
     assert (job.queue, job.tags, job.kind) == (queue, [tag] * 300, "K·[a]<b>/.:+-")
 
 
-def test_long_bad_names_are_refused_in_no_time() -> None:
+def test_long_bad_names_are_refused_in_linear_time() -> None:
     """Long wrong names are refused in linear time (BI-05)."""
     for queue in ("a" * 63 + "!", "a-" * 31 + "!"):
         with pytest.raises(ConfigError):
@@ -320,7 +320,7 @@ def test_unknown_kinds_are_refused_by_a_client_with_workers() -> None:
     assert prepare(Welcome(1), None, rules=RULES, now=NOW).kind == "welcome"
 
 
-def test_kinds_can_go_unchecked() -> None:
+def test_skip_job_kind_validation() -> None:
     """With skip_job_kind_validation, only the limits of the table apply to kinds."""
     rules = InsertRules(max_attempts=25, skip_job_kind_validation=True)
     assert prepare(RawArgs("a kind!", "{}"), None, rules=rules, now=NOW).kind == "a kind!"
@@ -341,7 +341,7 @@ def test_kinds_can_go_unchecked() -> None:
         (None, "must be a list of InsertManyParams, got NoneType"),
     ],
 )
-async def test_batches_of_something_else_are_refused(
+async def test_batches_of_other_types_are_refused(
     inserter: Inserter, schema: Schema, params: Any, words: str
 ) -> None:
     """A batch that is not a list of InsertManyParams raises an error with the right form
@@ -369,7 +369,7 @@ def test_args_that_jsonb_cannot_hold_are_refused() -> None:
         prepare(RawArgs("raw", text), None, rules=RULES, now=NOW)
 
 
-def test_the_limit_is_one_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_limit_counts_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is in bytes and also applies to metadata (BI-07)."""
     monkeypatch.setattr(_json, "SIZE_MAX", 1000)
     for letter, fitting in (("x", 992), ("é", 496)):
@@ -382,9 +382,7 @@ def test_the_limit_is_one_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("letter", ["<", "\u2028"])
-def test_texts_that_escaping_makes_too_large_are_not_escaped(
-    monkeypatch: pytest.MonkeyPatch, letter: str
-) -> None:
+def test_too_many_escapes_are_refused_early(monkeypatch: pytest.MonkeyPatch, letter: str) -> None:
     """A text whose escapes make it too large is refused without escaping it first (BI-07)."""
     monkeypatch.setattr(_json, "SIZE_MAX", 1000)
     for args in (Data(x=letter * 165), RawArgs("raw", f'{{"x": "{letter * 165}"}}')):
@@ -418,7 +416,7 @@ async def test_batches_larger_than_a_message_are_refused(
         asyncpg.InternalServerError("invalid memory alloc request size 1073741824"),
     ],
 )
-def test_args_that_grow_in_the_database(error: Exception) -> None:
+def test_args_too_large_for_postgresql(error: Exception) -> None:
     """Args that PostgreSQL finds too large raise ArgsError (BI-07)."""
     with (
         pytest.raises(ArgsError, match="the args or metadata are too large for PostgreSQL"),

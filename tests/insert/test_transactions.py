@@ -47,9 +47,7 @@ async def users(schema: Schema) -> list[int]:
     return [json.loads(job["args"])["user_id"] for job in await schema.jobs()]
 
 
-async def test_jobs_share_the_fate_of_the_transaction(
-    inserter: Inserter, schema: Schema, send: Send
-) -> None:
+async def test_commit_and_rollback(inserter: Inserter, schema: Schema, send: Send) -> None:
     """Jobs are visible after the commit, and gone after a rollback (TX-01)."""
     async with schema.connected() as tx:
         async with tx.transaction():
@@ -137,7 +135,7 @@ async def test_a_closed_connection(inserter: Inserter, schema: Schema, send: Sen
     assert await users(schema) == []
 
 
-async def test_other_objects_are_no_transactions(inserter: Inserter, send: Send) -> None:
+async def test_other_objects_are_refused(inserter: Inserter, send: Send) -> None:
     """An object of another type is refused. The error says what is accepted (TX-02)."""
     for tx in ("postgres://", object(), 0):
         with pytest.raises(TypeError, match=f"asyncpg connection.*got {type(tx).__name__}"):
@@ -155,7 +153,7 @@ async def test_a_conflict_of_the_fast_insert(inserter: Inserter, schema: Schema)
     assert await users(schema) == [1, 3]
 
 
-async def test_a_fast_insert_given_up_on(inserter: Inserter, schema: Schema) -> None:
+async def test_cancelled_fast_insert(inserter: Inserter, schema: Schema) -> None:
     """After a cancelled insert_many_fast the transaction is usable and has none of its jobs."""
     async with schema.connected() as rival, schema.connected() as tx:
         await rival.execute("BEGIN")
@@ -178,7 +176,7 @@ CODECS = (
 
 
 @pytest.mark.parametrize("form", ["text", "binary"])
-async def test_users_codecs_do_not_matter(
+async def test_connection_with_codecs(
     inserter: Inserter, schema: Schema, send: Send, form: Any
 ) -> None:
     """Inserts work on a connection with its own codecs for all types."""
@@ -214,7 +212,7 @@ async def test_users_codecs_do_not_matter(
     assert await users(schema) == [7, 8, 9, 10, 11]
 
 
-async def test_statements_that_are_not_cached(schema: Schema) -> None:
+async def test_pooler_in_transaction_mode(schema: Schema) -> None:
     """Inserts work through a pooler in transaction mode, without named statements."""
     connection = await asyncpg.connect(schema.url, statement_cache_size=0)
     try:
@@ -274,7 +272,7 @@ async def test_cancelled_inserts(schema: Schema) -> None:
             await asyncio.gather(*map(insert, range(start, start + 20)))
         await inserter.insert(Welcome(0), None, tx=None)
         with anyio.fail_after(20, reason="a transaction is left open"):
-            while await schema.fetch(  # what gives the last connections back may go on
+            while await schema.fetch(  # the last connections may still be released
                 "SELECT state, query FROM pg_stat_activity WHERE application_name = 'cancelled'"
                 " AND datname = current_database() AND state <> 'idle'"
             ):
@@ -293,7 +291,7 @@ async def flaky(schema: Schema, failures: list[Exception]) -> AsyncGenerator[Any
         yield connection
 
 
-async def test_a_connection_that_cannot_be_had_yet(schema: Schema, send: Send) -> None:
+async def test_acquire_is_retried(schema: Schema, send: Send) -> None:
     """Acquiring a connection is retried, because nothing was sent."""
     failures: list[Exception] = [
         ConnectionRefusedError("refused"),
@@ -312,7 +310,7 @@ async def test_a_connection_that_cannot_be_had_yet(schema: Schema, send: Send) -
     assert await users(schema) == [1]
 
 
-async def test_a_connection_that_will_never_be_had(schema: Schema, send: Send) -> None:
+async def test_acquire_error_without_retry(schema: Schema, send: Send) -> None:
     """An error that a retry cannot solve is raised at once."""
     failures: list[Exception] = [asyncpg.InvalidPasswordError("wrong password")]
     inserter = Inserter(
@@ -327,7 +325,7 @@ async def test_a_connection_that_will_never_be_had(schema: Schema, send: Send) -
     assert await users(schema) == []
 
 
-async def test_a_lost_answer_is_not_sent_again(schema: Schema) -> None:
+async def test_no_retry_after_a_lost_connection(schema: Schema) -> None:
     """If the connection is lost after sending, the insert raises an error and is not retried: the
     job may be stored."""
     async with (
@@ -350,7 +348,7 @@ async def test_a_lost_answer_is_not_sent_again(schema: Schema) -> None:
     assert len(await schema.jobs()) == 2
 
 
-async def test_the_users_connection_is_left_alone(schema: Schema, database_url: str) -> None:
+async def test_callers_connection_is_not_changed(schema: Schema, database_url: str) -> None:
     """riverpy changes no setting of the caller's connection, and begins or ends no transaction."""
     async with connected(database_url) as tx, inserter_on(schema.url, schema.name) as inserter:
         show = "SELECT name, setting FROM pg_settings ORDER BY name"

@@ -54,7 +54,7 @@ def hashed(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", ["insert", "insert_tx", "many", "many_tx", "mixed"])
-async def test_uniqueness_holds_on_every_path(
+async def test_duplicates_for_each_kind_of_insert(
     inserter: Inserter, schema: Schema, path: str
 ) -> None:
     """The second insert returns the job of the first, for each kind of insert (UQ-03)."""
@@ -145,7 +145,7 @@ async def test_keys_with_every_byte(inserter: Inserter, schema: Schema) -> None:
     ],
     ids=["default", "required", "failed", "all"],
 )
-async def test_a_key_is_held_in_its_states(
+async def test_key_is_kept_in_its_states(
     inserter: Inserter, schema: Schema, state: JobState, held: frozenset[JobState]
 ) -> None:
     """A second job can be inserted exactly when the first job's state is not in by_state
@@ -241,7 +241,7 @@ async def test_a_conflict_changes_nothing(inserter: Inserter, schema: Schema) ->
     assert (await schema.jobs()) == [before]
 
 
-async def test_a_dropped_index_can_come_back(inserter: Inserter, schema: Schema) -> None:
+async def test_recreated_index(inserter: Inserter, schema: Schema) -> None:
     """An open connection can insert after the unique index was dropped and created again
     (UQ-06)."""
     await inserter.insert(Welcome(1), BY_ARGS, tx=None)
@@ -258,7 +258,7 @@ async def test_a_dropped_index_can_come_back(inserter: Inserter, schema: Schema)
 # The key
 
 
-def test_dict_order_and_spaces_do_not_count() -> None:
+def test_equal_args_have_the_same_key() -> None:
     """Equal args have the same key. As in Go's maps, 1 equals 1.0, and "1" is different (UQ-08)."""
     opts = UniqueOpts(by_args=True)
     items = list({"é": 1, "b": {"y": [1, {"q": 1, "p": 2}], "x": None}, "a": "<"}.items())
@@ -291,7 +291,7 @@ def test_periods_are_counted_from_the_year_one() -> None:
     ],
     ids=["args", "period", "queue"],
 )
-def test_the_kind_can_be_left_out(opts: UniqueOpts) -> None:
+def test_exclude_kind(opts: UniqueOpts) -> None:
     """With `exclude_kind`, jobs of two kinds with equal args have the same key."""
     first, second = (key_text(RawArgs(kind, "{}"), opts) for kind in ("first", "second"))
     assert first == second

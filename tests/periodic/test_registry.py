@@ -82,7 +82,7 @@ def test_default_id_is_stable() -> None:
     assert printed == {"report:a217e3d0\nmake:560e4f00\n"}
 
 
-def test_default_id_tells_entries_apart() -> None:
+def test_default_ids_differ() -> None:
     """The default id depends on the kind or function and on the schedule."""
     ids = [
         PeriodicJob(HOURLY, Report()).id,
@@ -145,7 +145,7 @@ def test_failing_schedule_is_refused() -> None:
         PeriodicJob(Failing(), Report())
 
 
-def test_nothing_is_registered_by_half() -> None:
+def test_add_many_adds_all_or_none() -> None:
     """A list with a duplicate id registers nothing and calls no callback."""
     jobs = PeriodicJobs([job("one")])
     told: list[int] = []
@@ -253,13 +253,13 @@ def test_constructor_that_cannot_work(constructor: Any, message: str) -> None:
         PeriodicJob(HOURLY, constructor, id="an-id")
 
 
-def test_constructor_that_does_not_tell() -> None:
+def test_constructor_without_signature() -> None:
     """A constructor without a readable signature, or with only default arguments, is accepted."""
     for constructor in (cast_any(dict), partial(_numbered, 3), Report):
         PeriodicJob(HOURLY, constructor, id="an-id").construct()
 
 
-def test_first_slot_is_soon() -> None:
+def test_schedule_with_one_time() -> None:
     """A schedule with one time in the future is accepted."""
 
     class Once:

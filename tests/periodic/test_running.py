@@ -184,7 +184,7 @@ async def test_client_inserts_and_works(schema: Schema) -> None:
     assert [row["id"] for row in rows].count("start") == 1
 
 
-async def test_verbs(schema: Schema) -> None:
+async def test_calls(schema: Schema) -> None:
     """A client that is not the leader can pause, resume and run a periodic job, also with `tx`."""
     job = PeriodicJob(HOURLY, Tick(), id="ticks")
     config = Config(schema=schema.name)
@@ -211,7 +211,7 @@ async def test_verbs(schema: Schema) -> None:
 
 
 @pytest.mark.parametrize("missed", ["all", "one", "skip"])
-async def test_resume_drops_what_passed(schema: Schema, missed: Missed) -> None:
+async def test_resume_skips_missed_runs(schema: Schema, missed: Missed) -> None:
     """Runs that were due during a pause are skipped, even if there was no leader. Later runs are
     inserted."""
     job = PeriodicJob(every(timedelta(minutes=1)), Tick(), id="ticks", missed=missed)
@@ -231,7 +231,7 @@ async def test_resume_drops_what_passed(schema: Schema, missed: Missed) -> None:
         assert await one.slots("ticks") == [slot]
 
 
-async def test_verbs_without_table(schema: Schema) -> None:
+async def test_calls_without_table(schema: Schema) -> None:
     """Without the table, each call raises an error with the command that creates it."""
     await schema.execute("ALTER TABLE riverpy_periodic RENAME TO elsewhere")
     try:
@@ -242,7 +242,7 @@ async def test_verbs_without_table(schema: Schema) -> None:
         await schema.execute("ALTER TABLE elsewhere RENAME TO riverpy_periodic")
 
 
-async def test_next_leader_goes_on(schema: Schema) -> None:
+async def test_next_leader_inserts(schema: Schema) -> None:
     """A run that is due after its leader has gone is inserted once by the next leader (SK-06)."""
     job = PeriodicJob(every(timedelta(seconds=1.5)), Tick(), id="ticks", missed="all")
     for _ in range(3):

@@ -56,19 +56,19 @@ def shown(schedule: PeriodicSchedule, zone: str, start: str) -> str:
 @pytest.mark.parametrize(
     ("zone", "expression", "start", "expected"),
     [
-        # In the gap: the first instant after it, once however many times are in it.
+        # Skipped times: due once, at the first instant after the gap.
         (NEW_YORK, "0 2 * * *", "03-07 03:00", "03-08 03:00-0400, 03-09 02:00-0400"),
         (NEW_YORK, "30 2 * * *", "03-07 03:00", "03-08 03:00-0400, 03-09 02:30-0400"),
         (NEW_YORK, "0,30 2,3 * * *", "03-08 00:00", "03-08 03:00-0400, 03-08 03:30-0400"),
         (BERLIN, "30 2 * * *", "03-28 03:00", "03-29 03:00+0200, 03-30 02:30+0200"),
         (BERLIN, "0 3 * * *", "03-28 04:00", "03-29 03:00+0200, 03-30 03:00+0200"),
         (LORD_HOWE, "15 2 * * *", "10-03 03:00", "10-04 02:30+1100, 10-05 02:15+1100"),
-        # In the overlap: the first time only.
+        # Repeated times: due the first time only.
         (NEW_YORK, "0 1 * * *", "10-31 02:00", "11-01 01:00-0400, 11-02 01:00-0500"),
         (NEW_YORK, "30 1 * * *", "11-01 00:00", "11-01 01:30-0400, 11-02 01:30-0500"),
         (BERLIN, "30 2 * * *", "10-24 03:00", "10-25 02:30+0200, 10-26 02:30+0100"),
         (LORD_HOWE, "45 1 * * *", "04-04 02:00", "04-05 01:45+1100, 04-06 01:45+1030"),
-        # Hourly: once in each hour that passes.
+        # Hourly: once per elapsed hour.
         (NEW_YORK, "0 * * * *", "03-08 00:30", "03-08 01:00-0500, 03-08 03:00-0400"),
         (NEW_YORK, "@hourly", "11-01 00:30", "11-01 01:00-0400, 11-01 01:00-0500"),
         (NEW_YORK, "0 0-23 * * *", "11-01 00:30", "11-01 01:00-0400, 11-01 01:00-0500"),
@@ -77,7 +77,7 @@ def shown(schedule: PeriodicSchedule, zone: str, start: str) -> str:
         (LORD_HOWE, "0 * * * *", "04-05 00:30", "04-05 01:00+1100, 04-05 02:00+1030"),
         (LORD_HOWE, "*/15 2 * * *", "04-05 00:30", "04-05 02:00+1030, 04-05 02:15+1030"),
         (LORD_HOWE, "*/15 * * * *", "04-05 01:30", "04-05 01:45+1100, 04-05 01:30+1030"),
-        # So does any entry of which a field begins with a star: not at all in the gap.
+        # Expressions with a `*` in the minute or hour are not due in the gap.
         (NEW_YORK, "30 */2 * * *", "03-08 00:00", "03-08 00:30-0500, 03-08 04:30-0400"),
         (NEW_YORK, "? 2 * * *", "03-08 00:00", "03-09 02:00-0400, 03-09 02:01-0400"),
     ],
@@ -124,7 +124,7 @@ def vectors() -> Iterator[tuple[str, str | None, datetime, list[datetime]]]:
         yield expression, zone, datetime.fromisoformat(vector["after"]), following
 
 
-def test_expressions_mean_what_they_mean_to_go() -> None:
+def test_expressions_equal_go() -> None:
     """Each expression has the same times as in robfig/cron for Go, and is refused if Go refuses it
     or no date matches (FR-15). `clock_changes` is an option (CF-070, cron_schedule_goldens;
     CF-109)."""
@@ -298,7 +298,7 @@ def test_unknown_zone(zone: str) -> None:
 
 
 @pytest.mark.parametrize("zone", ["europe/berlin", "Europe/Berln", "Europe_Berlin"])
-def test_zones_that_are_alike(zone: str) -> None:
+def test_similar_zones_are_suggested(zone: str) -> None:
     """The error for an unknown time zone suggests similar names."""
     with pytest.raises(ConfigError, match=r"did you mean .*Europe/Berlin\b"):
         cron("@daily", timezone=zone)
@@ -320,7 +320,7 @@ def test_impossible_interval(interval: timedelta) -> None:
         every(interval)
 
 
-def test_interval_counts_from_the_last() -> None:
+def test_interval_is_added_to_the_given_time() -> None:
     """An interval is added to the given time, across clock changes and up to the last year."""
     schedule = every(timedelta(hours=36))
     found = times(schedule, datetime(2026, 3, 28, tzinfo=UTC), 10)
