@@ -116,7 +116,7 @@ def test_configuration_names_every_setting() -> None:
 def test_api_page_has_every_public_name() -> None:
     """The API page documents each name of `riverpy.__all__`, and no other."""
     page = (ROOT / "docs" / "api.md").read_text("utf-8")
-    named = re.findall(r"^\.\. auto\w+:: riverpy\.(\w+)$", page, re.MULTILINE)
+    named = re.findall(r"^\.\. (?:auto\w+|py:data):: riverpy\.(\w+)$", page, re.MULTILINE)
     assert sorted(named) == sorted(riverpy.__all__)
 
 
