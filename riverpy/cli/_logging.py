@@ -16,6 +16,7 @@ from riverpy.cli._log_stream import LogStream
 from riverpy.cli._output import has_color
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from structlog.typing import EventDict, Processor
@@ -25,26 +26,14 @@ class _LineLogger:
     """Writes the lines of structlog without a lock. With a lock, a finalizer that logs during a
     write would wait forever."""
 
-    def __init__(self, stream: LogStream) -> None:
-        self._stream = stream
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
 
     def msg(self, line: str) -> None:
         """Write a line."""
-        self._stream.write(f"{line}\n")
+        self._write(f"{line}\n")
 
     debug = info = warning = error = critical = msg
-
-
-class _Stderr:
-    """Writes to the current `sys.stderr`, which a test or program can replace."""
-
-    def write(self, text: str) -> None:
-        """Write to it."""
-        sys.stderr.write(text)
-
-    def flush(self) -> None:
-        """Flush it."""
-        sys.stderr.flush()
 
 
 def log_to_stderr() -> None:
@@ -52,7 +41,8 @@ def log_to_stderr() -> None:
     commands print their data there."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(_Stderr()),  # pyright: ignore[reportArgumentType]
+        # sys.stderr may be replaced later.
+        logger_factory=lambda *_args: _LineLogger(lambda line: sys.stderr.write(line)),
     )
 
 
@@ -77,7 +67,7 @@ def configure_logging(log: str, level: str) -> LogStream:
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=lambda *_args: _LineLogger(stream),
+        logger_factory=lambda *_args: _LineLogger(stream.write),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(stream)

@@ -22,6 +22,7 @@ from riverpy.cli._settings import (
     setting_option,
 )
 from riverpy.cli._types import TEXT, IntegerType
+from riverpy.job import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +48,13 @@ queues_option = click.option(
     type=TEXT,
     multiple=True,
     help="Show only jobs in this queue. Can be repeated.",
+)
+states_option = click.option(
+    "--state",
+    "states",
+    type=click.Choice([state.value for state in JobState]),
+    multiple=True,
+    help="Show only jobs in this state. Can be repeated.",
 )
 limit_option = click.option(
     "--limit",

@@ -245,22 +245,21 @@ class Sources:
         return _checked(source, setting.parse, value)
 
 
-def setting_option(setting: Setting[Any], *, metavar: str, help: str) -> Callable[[F], F]:  # noqa: A002 (click's name)
-    """Return the click option for a setting."""
-
-    kind = ParsedType(setting.name, setting.parse)
-    return click.option(f"--{setting.name}", metavar=metavar, type=kind, help=help)
-
-
-def boolean_option(
-    setting: Setting[bool],
+def setting_option(
+    setting: Setting[Any],
     *,
     help: str,  # noqa: A002 (click's name)
+    metavar: str | None = None,
     **attributes: Any,
 ) -> Callable[[F], F]:
-    """Return the click option `--NAME/--no-NAME` for a setting. Its value is None if not given."""
-    flags = f"--{setting.name}/--no-{setting.name}"
-    return click.option(flags, default=None, help=help, **attributes)
+    """Return the click option for a setting, `--NAME/--no-NAME` if it is boolean. Its value is None
+    if it is not given."""
+    flag = f"--{setting.name}"
+    if setting.parse is _boolean:
+        flag, kind = f"{flag}/--no-{setting.name}", None
+    else:
+        kind = ParsedType(setting.name, setting.parse)
+    return click.option(flag, type=kind, metavar=metavar, default=None, help=help, **attributes)
 
 
 class Settings:

@@ -20,12 +20,11 @@ from riverpy._tools.health.http_client import (
     http_get,
     parse_address,
 )
-from riverpy.cli._options import kinds_option, queues_option
+from riverpy.cli._options import kinds_option, queues_option, states_option
 from riverpy.cli._output import drop_output, print_note, printable
 from riverpy.cli._run import CommandError, describe, run
 from riverpy.cli._types import ParsedType
 from riverpy.events import EventKind
-from riverpy.job import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,13 +55,7 @@ _ENDS = (anyio.IncompleteRead, anyio.BrokenResourceError)
     multiple=True,
     help="Show only these events. Can be repeated.",
 )
-@click.option(
-    "--state",
-    "states",
-    type=click.Choice([state.value for state in JobState]),
-    multiple=True,
-    help="Show only jobs that are in this state afterwards. Can be repeated.",
-)
+@states_option
 @kinds_option
 @queues_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")

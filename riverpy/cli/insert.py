@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,47 +14,26 @@ from riverpy.cli._job_output import JobOutput, print_job
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json
 from riverpy.cli._run import run
-from riverpy.cli._types import DURATION, NAME, TEXT, TIMESTAMP, IntegerType
+from riverpy.cli._types import DURATION, NAME, TEXT, TIMESTAMP, IntegerType, ParsedType
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.insert_opts import MAX_ATTEMPTS_MAX, PRIORITY_MAX, InsertOpts, UniqueOpts
 from riverpy.job import JobState, RawArgs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from riverpy.cli._options import DatabaseSettings
     from riverpy.insert_opts import InsertResult
 
-CommandT = TypeVar("CommandT", bound="Callable[..., object]")
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text else []
 
 
-def _unique_options(command: CommandT) -> CommandT:
-    """Add the options that define when the job is a duplicate."""
-    for option in (
-        click.option(
-            "--unique-exclude-kind", is_flag=True, help="Also compare with jobs of other kinds."
-        ),
-        click.option(
-            "--unique-states",
-            type=TEXT,
-            metavar="A,B",
-            help="Compare with jobs in these states. Default: all but cancelled and discarded.",
-        ),
-        click.option(
-            "--unique-by-period",
-            type=DURATION,
-            help="Compare with jobs of the same period, such as 1h.",
-        ),
-        click.option(
-            "--unique-by-queue", is_flag=True, help="Compare with jobs in the same queue."
-        ),
-        click.option(
-            "--unique-by-args", is_flag=True, help="Compare with jobs with the same args."
-        ),
-    ):
-        command = option(command)
-    return command
+def _states(text: str) -> list[JobState]:
+    try:
+        return [JobState(name) for name in _split(text)]
+    except ValueError as error:
+        raise ValueError(f"{error}; the states are {', '.join(JobState)}") from None
 
 
 @click.command
@@ -70,7 +49,9 @@ def _unique_options(command: CommandT) -> CommandT:
     type=IntegerType(1, PRIORITY_MAX),
     help="Priority from 1 (first) to 4 (last). Default: 1.",
 )
-@click.option("--tags", type=TEXT, metavar="A,B", help="Tags of the job. Default: none.")
+@click.option(
+    "--tags", type=ParsedType("tags", _split), metavar="A,B", help="Tags of the job. Default: none."
+)
 @click.option(
     "--metadata",
     type=TEXT,
@@ -85,7 +66,31 @@ def _unique_options(command: CommandT) -> CommandT:
 @click.option(
     "--pending", is_flag=True, help="Insert the job in state pending, in which no client works it."
 )
-@_unique_options
+@click.option(
+    "--unique-by-args", "by_args", is_flag=True, help="Compare with jobs with the same args."
+)
+@click.option(
+    "--unique-by-queue", "by_queue", is_flag=True, help="Compare with jobs in the same queue."
+)
+@click.option(
+    "--unique-by-period",
+    "by_period",
+    type=DURATION,
+    help="Compare with jobs of the same period, such as 1h.",
+)
+@click.option(
+    "--unique-states",
+    "by_state",
+    type=ParsedType("states", _states),
+    metavar="A,B",
+    help="Compare with jobs in these states. Default: all but cancelled and discarded.",
+)
+@click.option(
+    "--unique-exclude-kind",
+    "exclude_kind",
+    is_flag=True,
+    help="Also compare with jobs of other kinds.",
+)
 @json_option
 @database_options
 def insert(database: DatabaseSettings, *, kind: str, args: str, as_json: bool, **opts: Any) -> None:
@@ -115,37 +120,14 @@ async def _insert(url: str, schema: str | None, args: RawArgs, opts: InsertOpts)
 
 
 def _insert_opts(
-    *,
-    queue: str | None,
-    at: datetime | None,
-    delay: timedelta | None,
-    priority: int | None,
-    tags: str | None,
-    metadata: str | None,
-    max_attempts: int | None,
-    pending: bool,
-    unique_by_args: bool,
-    unique_by_queue: bool,
-    unique_by_period: timedelta | None,
-    unique_states: str | None,
-    unique_exclude_kind: bool,
+    *, at: datetime | None, delay: timedelta | None, metadata: str | None, **opts: Any
 ) -> InsertOpts:
-    unique = UniqueOpts(
-        by_args=unique_by_args,
-        by_queue=unique_by_queue,
-        by_period=unique_by_period,
-        by_state=None if unique_states is None else _states(unique_states),
-        exclude_kind=unique_exclude_kind,
-    )
+    unique = UniqueOpts(**{name: opts.pop(name) for name in UniqueOpts.__struct_fields__})
     return InsertOpts(
-        queue=queue,
         scheduled_at=_scheduled_at(at, delay),
-        priority=priority,
-        tags=None if tags is None else _split(tags),
         metadata=None if metadata is None else _metadata(metadata),
-        max_attempts=max_attempts,
-        pending=pending,
         unique_opts=unique,
+        **opts,
     )
 
 
@@ -160,18 +142,5 @@ def _scheduled_at(at: datetime | None, delay: timedelta | None) -> datetime | No
         raise click.UsageError("--in gives a time after the year 9999") from None
 
 
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")] if text else []
-
-
 def _metadata(text: str) -> dict[str, Any]:
     return json.loads(_json.normalize_object(text, path="metadata"))
-
-
-def _states(text: str) -> list[JobState]:
-    try:
-        return [JobState(name) for name in _split(text)]
-    except ValueError as error:
-        raise click.BadParameter(
-            f"{error}; the states are {', '.join(JobState)}", param_hint="--unique-states"
-        ) from None

@@ -18,6 +18,7 @@ from riverpy.cli._options import (
     kinds_option,
     limit_option,
     queues_option,
+    states_option,
 )
 from riverpy.cli._output import print_json
 from riverpy.cli._run import expected_errors, run
@@ -48,13 +49,7 @@ def job() -> None:
 
 
 @job.command("list")
-@click.option(
-    "--state",
-    "states",
-    type=click.Choice([state.value for state in JobState]),
-    multiple=True,
-    help="Show only jobs in this state. Can be repeated.",
-)
+@states_option
 @kinds_option
 @queues_option
 @limit_option

@@ -43,22 +43,6 @@ class NextOutput(msgspec.Struct, frozen=True):
     slots: list[datetime]
 
 
-class ChangeOutput(msgspec.Struct, frozen=True):
-    """The `--json` output of `pause` and `resume`."""
-
-    id: str
-    action: str
-
-
-class RunOutput(msgspec.Struct, frozen=True):
-    """The `--json` output of `periodic run`."""
-
-    id: str
-    action: str
-    leader_id: str | None
-    """The leader that inserts the job. None if there is no leader now: the next one does."""
-
-
 @click.group
 def periodic() -> None:
     """List, preview, run, pause and resume periodic jobs."""
@@ -145,7 +129,7 @@ def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
     """
     leader_id = run(_call, database, partial(_run, job_id=job_id))
     if as_json:
-        print_json(RunOutput(job_id, "run requested", leader_id))
+        print_json({"id": job_id, "action": "run requested", "leader_id": leader_id})
     elif leader_id is None:
         click.echo(
             f"{job_id}: run requested; there is no leader now, so the next leader inserts the job"
@@ -185,7 +169,7 @@ def _change(
 
     run(_call, database, apply)
     if as_json:
-        print_json(ChangeOutput(job_id, action))
+        print_json({"id": job_id, "action": action})
     else:
         click.echo(f"{job_id}: {action}")
 

@@ -50,7 +50,7 @@ from riverpy.cli._run import (
     run_until_complete,
     show_error,
 )
-from riverpy.cli._settings import Settings, SettingsError, Sources, boolean_option, setting_option
+from riverpy.cli._settings import Settings, SettingsError, Sources, setting_option
 from riverpy.cli._signals import (
     StoppedBeforeStart,
     StopPlan,
@@ -114,16 +114,16 @@ def _parse_queues(
     help="Queues to work, and how many jobs of each run at the same time. Default: the client's.",
 )
 @database_options
-@boolean_option(
+@setting_option(
     _settings.POLL_ONLY,
     help="Find jobs only by polling, without LISTEN. Default: the client's, else no.",
 )
-@boolean_option(
+@setting_option(
     _settings.KNOWN_KINDS_ONLY,
     help="Claim only jobs of kinds that this program has a worker for. Default: the client's, else"
     " yes.",
 )
-@boolean_option(
+@setting_option(
     _settings.CANDIDATE,
     help="Take part in leader election. Default: the client's, else yes.",
 )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def embedded_directory() -> Generator[Path]:
-    """An empty directory that whoever runs a server can enter; its servers are removed."""
+    """An empty directory that the owner of a server process can enter. Its servers are removed."""
     path = Path(tempfile.mkdtemp(prefix="rp-", dir="/tmp"))
     path.chmod(0o711)
     yield path

@@ -103,8 +103,8 @@ async def test_jobs(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_occupancy(schema: Schema) -> None:
-    """The slots' share is that of the time in which there is work for all of them; without sleeps,
-    or with too few jobs to tell, there is none."""
+    """The share counts only the time in which all slots have work. There is no share without
+    sleeps, or with too few jobs."""
     occupancy = _Occupancy(4, 2)
     for step in ("begin", "begin", "end", "end", "begin", "begin", "end", "end"):
         getattr(occupancy, step)()
@@ -113,7 +113,7 @@ async def test_occupancy(schema: Schema) -> None:
 
 
 async def test_jobs_there(schema: Schema) -> None:
-    """A table with jobs is refused and stays as it is; --force empties it and says so.
+    """A table with jobs is refused and not changed; --force deletes the jobs and prints a note.
 
     Without --json stdout is a table.
     """
@@ -155,7 +155,7 @@ def test_wrong_usage(args: list[str], message: str) -> None:
 
 
 async def test_no_tables(fresh_database_url: str) -> None:
-    """Without River's tables it says which command makes them."""
+    """Without River's tables the error names the command that creates them."""
     with pytest.raises(SchemaMissingError, match="riverpy migrate up"):
         await Bench(fresh_database_url, None, Load(jobs=1, slots=1)).empty(force=False)
 
@@ -196,7 +196,7 @@ async def test_server_processes(conn: asyncpg.Connection[Any]) -> None:
     processes = ServerProcesses.of_backend(server.pid)
     if server.is_local and processes is not None:
         grew = False
-        while not grew:  # a process that ends meanwhile takes its time with it
+        while not grew:  # the CPU time of a process that ends is lost
             before = processes.cpu_seconds()
             await conn.fetchval("SELECT count(*) FROM generate_series(1, 3000000)")
             grew = processes.cpu_seconds() > before

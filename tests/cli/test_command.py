@@ -112,7 +112,7 @@ def test_version() -> None:
 
 
 def test_help_of_the_worker_tells_exit_codes() -> None:
-    """`riverpy worker --help` has everything that exit code 4 stands for (OP-04)."""
+    """`riverpy worker --help` lists all reasons for exit code 4 (OP-04)."""
     text = " ".join(invoke("worker", "--help").output.split())
     assert (
         "4 stopped, but jobs, maintenance or singletons were abandoned, or results could not be "

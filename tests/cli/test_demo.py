@@ -57,7 +57,7 @@ def demo(*args: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def schema_of(stderr: str) -> str:
-    """The schema that a run says it works in."""
+    """The schema that a run prints."""
     found = re.search(r"in schema (riverpy_demo_[0-9a-f]{8})", stderr)
     assert found, stderr
     return found[1]
@@ -92,7 +92,7 @@ def test_object(files: Path, database_url: str) -> None:
 async def test_jobs(files: Path, database_url: str) -> None:
     """Each file is hashed; some jobs are retried, snoozed, cancelled, and none is there twice.
 
-    Without --json stdout says what happened, what was checked, and where to look.
+    Without --json stdout shows the results, the checks and commands to look at the jobs.
     """
     done = await asyncio.to_thread(demo, "--dir", files, "--database-url", database_url)
     assert done.returncode == 0, done.stderr
@@ -274,7 +274,7 @@ async def test_interrupt(database_url: str, number: signal.Signals) -> None:
 async def run_of(
     url: str, files: Files, schema: str | None = None
 ) -> AsyncGenerator[tuple[DemoResult, list[Event]]]:
-    """A whole run in this process, and the events it told of."""
+    """A whole run in this process, and its events."""
     events: list[Event] = []
     run = DemoRun(url, schema, files, None, events.append)
     async with run.prepared() as connection:
@@ -282,7 +282,7 @@ async def run_of(
 
 
 async def test_events(files: Path, database_url: str) -> None:
-    """Progress is told of by the events of the client's own jobs."""
+    """The progress counts events of the client's own jobs."""
     async with run_of(database_url, Files(files, None)) as (result, events):
         assert result.is_ok
     kinds = [event.kind for event in events]
@@ -351,7 +351,7 @@ async def test_checks(
 
 
 async def test_stall(files: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs that nobody works end the run with an error."""
+    """Jobs that no client works end the run with an error."""
     monkeypatch.setattr(_demo_run, "STALL_TIMEOUT", 0.3)
     await schema.execute(
         "INSERT INTO river_queue (name, updated_at, paused_at) VALUES ('default', now(), now())"

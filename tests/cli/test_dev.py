@@ -175,7 +175,7 @@ async def test_without_reload(fresh_database_url: str, tmp_path: Path) -> None:
 
 
 async def test_stop_puts_back(fresh_database_url: str, tmp_path: Path) -> None:
-    """At the end of the soft stop a running job is put back, and its attempt does not count."""
+    """At the end of the soft stop a running job is released, and its attempt does not count."""
     async with developing(
         tmp_path, "--soft-stop=10ms", target="jobs:patient", DATABASE_URL=fresh_database_url
     ) as dev:
@@ -263,14 +263,15 @@ def test_each_directory_has_a_server_of_its_own() -> None:
 
 
 def test_argument_too_many() -> None:
-    """What is no option of the worker is told of by this command, before anything starts."""
+    """This command refuses an argument that is not an option of the worker, before anything
+    starts."""
     result = CliRunner().invoke(main, ["dev", "jobs:client", "more"])
     assert result.exit_code == 2
     assert "unexpected argument 'more' (see riverpy dev --help)" in result.stderr
 
 
 def test_watchfiles_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """--reload says what to install."""
+    """Without the package watchfiles, the error of --reload names what to install."""
     monkeypatch.setattr("riverpy.cli.dev.find_spec", lambda _name: None)
     result = CliRunner().invoke(main, ["dev", "jobs:client", "--reload"])
     assert result.exit_code == 2

@@ -68,7 +68,7 @@ async def call(schema: Schema, *args: str) -> Any:
 
 
 async def refused(schema: Schema, *args: str) -> str:
-    """What a command says that is refused, and changes nothing."""
+    """The error of a command that is refused and changes nothing."""
     before = await schema.fetchval(OWNED)
     result = await command(schema, *args)
     assert (result.exit_code, result.stdout) == (1, "")
@@ -134,8 +134,8 @@ async def test_list_without_domains(schema: Schema) -> None:
 
 
 async def test_list(schema: Schema) -> None:
-    """Each domain has its lease, holder, epoch, times, queues, running clients and candidates; what
-    is wrong is told with its remedy."""
+    """Each domain has its lease, holder, epoch, times, queues, running clients and candidates.
+    Problems are listed with their fixes."""
     await schema.execute(CLIENTS)
     await schema.execute(OWNERS)
     async with schema.connected() as connection:
@@ -189,7 +189,7 @@ async def test_list(schema: Schema) -> None:
 
 
 async def test_released_and_expired_leads(schema: Schema) -> None:
-    """A lease that was released, or has run out, is nobody's, and makes no domain."""
+    """A released or expired lease has no holder, and is no reason to list a domain."""
     await schema.execute(
         "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at) VALUES"
         " ('d:a', 1, 'x', '15 s', '-infinity'), ('d:b', 1, 'x', '15 s', now() - interval '1 s'),"
@@ -201,8 +201,8 @@ async def test_released_and_expired_leads(schema: Schema) -> None:
 
 
 async def test_move(schema: Schema) -> None:
-    """A queue goes from a domain to another, to default, and back; before and after are told, and
-    the leaders are notified."""
+    """A queue moves to another domain, to default, and back. The output has the old and the new
+    domain, and the leaders are notified."""
     await schema.execute(CLIENTS)
     await schema.execute(OWNERS)
     heard = asyncio.Queue[Any]()
@@ -233,8 +233,8 @@ async def test_move(schema: Schema) -> None:
 
 
 async def test_move_refuses(schema: Schema) -> None:
-    """A queue or domain that nobody knows, and one that has the queue already: exit code 1, what to
-    do, and no change."""
+    """An unknown queue or domain, or a domain that has the queue already, is refused with exit code
+    1 and advice, and nothing changes."""
     await schema.execute(CLIENTS)
     await schema.execute(OWNERS)
     assert "there is no queue 'nope'" in await refused(schema, "move", "nope", "--to", "mail")
@@ -248,8 +248,8 @@ async def test_move_refuses(schema: Schema) -> None:
 
 
 async def test_claim(schema: Schema) -> None:
-    """A queue of nobody's, or of a domain without a running client, may be claimed; one of a living
-    domain only by force."""
+    """A queue without a domain, or of a domain without running clients, can be claimed. A queue of
+    a domain with running clients needs --force."""
     await schema.execute(CLIENTS)
     await schema.execute(OWNERS)
     assert (await call(schema, "claim", "new", "--domain", "fresh"))["before"] == "default"
@@ -272,8 +272,8 @@ async def test_claim(schema: Schema) -> None:
 
 @pytest.mark.parametrize("written", ["mail", "report", "default"])
 async def test_move_waits_for_fenced_writes(schema: Schema, written: str) -> None:
-    """A move waits for a transaction that is fenced by the leader that the queue leaves, or goes
-    to, and is done after it; the leader's renewals pass meanwhile, and its next fence holds."""
+    """A move waits for a fenced transaction of the old or the new leader. During the wait the
+    leader can renew its lease, and its next fence holds."""
     await schema.execute(CLIENTS)
     await schema.execute(OWNERS)
     to = "report" if written == "mail" else written
@@ -315,7 +315,7 @@ async def test_move_waits_for_fenced_writes(schema: Schema, written: str) -> Non
 
 
 async def test_move_gives_up(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leader's transaction that does not end keeps a queue where it is; the text says so."""
+    """A move fails, with an error that names the reason, if a leader's transaction does not end."""
     monkeypatch.setattr(_connected, "STATEMENT_TIMEOUT", 0.5)
     await schema.execute(CLIENTS)
     await schema.execute(OWNERS)
@@ -328,8 +328,8 @@ async def test_move_gives_up(schema: Schema, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_two_moves_at_once(schema: Schema) -> None:
-    """Of two moves of one queue each is done, one after the other, whoever is first: none is lost,
-    and none deadlocks."""
+    """Two moves of one queue at the same time are both done, one after the other, without a
+    deadlock."""
     await schema.execute(CLIENTS)
     await schema.execute(OWNERS)
     database = DatabaseSettings(schema.url, schema.name)

@@ -103,7 +103,7 @@ async def test_in_and_pending(command: Command) -> None:
 
 
 async def test_a_duplicate_prints_the_job_that_exists(command: Command) -> None:
-    """The second insert says so and prints the first one's row; its exit code is 0."""
+    """The second insert reports the duplicate and prints the existing row. Its exit code is 0."""
     args = ("insert", "welcome", '{"a":1}', "--unique-by-args")
     first, second = await call(command, *args), await call(command, *args)
     assert second == {**first, "duplicate": True}
@@ -151,9 +151,9 @@ async def test_a_duplicate_prints_the_job_that_exists(command: Command) -> None:
         (("insert", "welcome", '{"a":"\udcff"}'), 2, "is not UTF-8 (at index 6)"),
         (("insert", "welcome\udcff"), 2, r"'welcome\udcff' is not UTF-8"),
         (("insert", "welcome", "--queue", "\udcff"), 2, "'--queue': '\\udcff' is not UTF-8"),
-        (("insert", "welcome", "--tags", "\udcff"), 2, "is not UTF-8"),
+        (("insert", "welcome", "--tags", "\udcff"), 2, "a tag must have"),
         (("insert", "welcome", "--metadata", '{"\udcff":1}'), 2, "is not UTF-8"),
-        (("insert", "welcome", "--unique-states", "\udcff"), 2, "is not UTF-8"),
+        (("insert", "welcome", "--unique-states", "\udcff"), 2, "the states are available"),
         (("insert", "welcome", "--at", "\udcff"), 2, r"'\udcff' is not a time"),
         (("job", "list", "--kind", "\udcff"), 2, r"'--kind': '\udcff' is not UTF-8"),
         (("job", "list", "--queue", "\udcff"), 2, r"'--queue': '\udcff' is not UTF-8"),
@@ -167,7 +167,7 @@ async def test_a_duplicate_prints_the_job_that_exists(command: Command) -> None:
 async def test_invalid_arguments_are_refused(
     command: Command, schema: Schema, args: tuple[str, ...], code: int, words: str
 ) -> None:
-    """One line that says what is wrong, a code other than 0, and nothing stored."""
+    """A refused insert prints one line, has an exit code other than 0, and stores nothing."""
     result = await asyncio.to_thread(command, *args)
     assert (result.exit_code, result.stdout) == (code, "")
     assert result.stderr.startswith("riverpy: ")
@@ -232,7 +232,7 @@ async def test_job_list_and_show(command: Command, schema: Schema) -> None:
 async def test_a_database_without_the_tables(
     command: Command, fresh_database_url: str, args: tuple[str, ...]
 ) -> None:
-    """The error says which command makes them."""
+    """The error names the command that creates the tables."""
     result = await asyncio.to_thread(
         CliRunner().invoke, main, [*args, "--database-url", fresh_database_url]
     )

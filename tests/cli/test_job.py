@@ -113,7 +113,8 @@ async def test_changes_beside_a_damaged_row(schema: Schema) -> None:
 
 
 async def test_cancel(schema: Schema) -> None:
-    """A job in each state: what waits is cancelled, what has ended stays, and each is told of."""
+    """Of jobs in each state, waiting ones are cancelled, ended ones are not changed, and each is
+    reported."""
     await schema.execute(ROWS)
     result = await command(schema, "cancel", *map(str, range(1, 9)))
     assert (result.exit_code, result.stderr) == (0, "")
@@ -159,7 +160,7 @@ async def test_retry(schema: Schema) -> None:
 
 
 async def test_json(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One object with what was done to each; how far it is stands on stderr."""
+    """stdout has one object with the result of each job; stderr shows the progress."""
     await schema.execute(ROWS)
     monkeypatch.setattr(_changes, "NOTE_INTERVAL", 0)
     result = await command(schema, "cancel", "2", "5", "6", "99", "--json")
@@ -196,7 +197,7 @@ async def test_missing_jobs(schema: Schema, verb: str, said: str) -> None:
 
 
 async def test_retry_of_a_unique_job(schema: Schema) -> None:
-    """A job whose unique key another one holds now is told of; the others are retried."""
+    """A job whose unique key another job has now is reported; the others are retried."""
     rig = Rig(schema)
     unique = InsertOpts(unique_opts=UniqueOpts(by_args=True))
     async with rig.client() as client:
@@ -237,8 +238,8 @@ async def test_worker_obeys(schema: Schema) -> None:
 
 @pytest.mark.parametrize("as_json", [False, True])
 async def test_locked_row(schema: Schema, *, as_json: bool) -> None:
-    """A row that somebody holds ends the command, with one line that names its job; what was done
-    before is told."""
+    """A row that another session has locked ends the command, with one line that names the job. The
+    earlier results are printed."""
     await schema.execute(ROWS)
     options = ["--json"] if as_json else []
     setting = f"{'&' if '?' in schema.url else '?'}lock_timeout=100"

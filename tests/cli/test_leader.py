@@ -1,4 +1,4 @@
-"""`riverpy leader`: what an operator is told of the leader, and how it is asked to resign."""
+"""`riverpy leader`: the leader is shown, and requested to resign."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def call(command: Command, *args: str) -> tuple[int, Any]:
 
 
 async def seat(schema: Schema, leader_id: str, seconds: float) -> None:
-    """Let somebody who hears nothing lead."""
+    """Make a client the leader that receives no notifications."""
     await schema.execute(
         "INSERT INTO river_leader (leader_id, elected_at, expires_at)"
         " VALUES ($1, now(), now() + make_interval(secs => $2))",
@@ -60,7 +60,7 @@ async def seat(schema: Schema, leader_id: str, seconds: float) -> None:
 
 
 async def test_show(command: Command, schema: Schema) -> None:
-    """Who leads, since and until when, and who could: those that stand and give signs of life."""
+    """The leader is shown with its lease, and the candidates with heartbeats."""
     assert await call(command, "show") == (0, {"leader": None, "candidates": []})
     text = (await asyncio.to_thread(command, "show")).stdout
     assert text == "there is no leader\n\nno client of riverpy takes part in leader election\n"
@@ -115,8 +115,8 @@ async def test_show_domain(command: Command, schema: Schema) -> None:
 
 
 async def test_resign_in_domain(command: Command, schema: Schema) -> None:
-    """The holder of a domain's lease alone is asked, by its epoch; who hears nothing leads on, and
-    where nobody leads nobody is asked."""
+    """The request goes only to the holder of the domain's lease, with its epoch. A leader that
+    receives no notifications stays the leader. Without a leader no request is sent."""
     await schema.execute(
         "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
         " VALUES ('d:mail', 7, 'two', '1 h', '-infinity')"
@@ -146,8 +146,8 @@ async def test_resign_in_domain(command: Command, schema: Schema) -> None:
 
 
 async def test_wrong_domain(command: Command, schema: Schema) -> None:
-    """A name that no domain can have is refused, and one that nobody knows, with those that are
-    alike; without the tables of domains the error has the command that makes them."""
+    """An invalid name is refused, and an unknown one too, with similar names. Without the tables of
+    domains the error names the command that creates them."""
     for verb in ("show", "resign"):
         result = await asyncio.to_thread(command, verb, "--domain", "No")
         assert (result.exit_code, result.stdout) == (2, "")
@@ -172,7 +172,7 @@ async def test_wrong_domain(command: Command, schema: Schema) -> None:
 
 
 async def test_show_expired(command: Command, schema: Schema) -> None:
-    """A lease that has run out is said to have."""
+    """An expired lease is shown as expired."""
     await seat(schema, "gone", -1)
     _, shown = await call(command, "show")
     assert shown["leader"]["expired"]
@@ -193,7 +193,7 @@ async def test_show_without_our_table(command: Command, schema: Schema) -> None:
 
 
 async def test_resign_hands_over(command: Command, schema: Schema) -> None:
-    """The leader resigns and sits out, so that another client leads; both are named."""
+    """The leader resigns and pauses, so that another client becomes leader. Both are named."""
     rig = Rig(schema)
     rig.job(_nothing)
     async with rig.working(id="a", **LONG):
@@ -209,7 +209,7 @@ async def test_resign_hands_over(command: Command, schema: Schema) -> None:
 
 
 async def test_nobody_obeys(command: Command, schema: Schema) -> None:
-    """A leader that does not hear the request still leads, and that is said."""
+    """If the leader does not receive the request, the output says that it is still the leader."""
     await seat(schema, "deaf", 3600)
     result = await asyncio.to_thread(command, "resign", "--wait", "300ms")
     assert result.exit_code == 1
@@ -222,7 +222,7 @@ async def test_nobody_obeys(command: Command, schema: Schema) -> None:
 
 @pytest.mark.parametrize("is_expired", [True, False])
 async def test_nobody_leads(command: Command, schema: Schema, *, is_expired: bool) -> None:
-    """There is nobody to ask: no request is sent, and the exit code is 1."""
+    """Without a leader no request is sent, and the exit code is 1."""
     if is_expired:
         await seat(schema, "gone", -1)
     result = await asyncio.to_thread(command, "resign")
@@ -234,12 +234,12 @@ async def test_nobody_leads(command: Command, schema: Schema, *, is_expired: boo
 async def test_resigned_and_nobody_yet(
     command: Command, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no other candidate the leader sits out an interval: nobody leads yet."""
+    """Without another candidate there is no leader until the old one has paused for an interval."""
     looks: list[object] = []
     look = leader._read_leader
 
     async def late(*args: Any) -> object:
-        """All but the first look come when the leader has resigned."""
+        """All reads but the first happen after the leader has resigned."""
         found = await look(*args)
         while looks and found is not None:
             await anyio.sleep(0.01)
@@ -268,7 +268,7 @@ async def _nothing(job: Any) -> None:
 async def test_locked_table(
     command: Command, schema: Schema, monkeypatch: pytest.MonkeyPatch, verb: str, table: str
 ) -> None:
-    """A table that somebody has locked is waited for in bounds; the text says for what."""
+    """A locked table causes an error after a timeout; its text names the statement."""
     monkeypatch.setattr(_connected, "STATEMENT_TIMEOUT", 0.5)
     async with schema.connected() as connection, connection.transaction():
         await connection.execute(f"LOCK TABLE {schema.name}.{table} IN ACCESS EXCLUSIVE MODE")

@@ -65,7 +65,8 @@ def output(result: Result) -> Any:
 
 
 def test_up_and_down(command: Command) -> None:
-    """One line per migration; an up without work says so and ends well. Exit 0 (MG-02)."""
+    """Each migration prints one line. An `up` without work prints a note. The exit code is 0
+    (MG-02)."""
     result = command("up")
     assert result.exit_code == 0
     assert [line.partition(" (")[0] for line in result.stdout.splitlines()] == [
@@ -93,7 +94,7 @@ def test_up_and_down(command: Command) -> None:
 
 
 def test_dry_run_and_sql(command: Command) -> None:
-    """A dry run says what would be done; --show-sql prints the text that would run."""
+    """A dry run prints what would be done, and --show-sql prints the SQL."""
     result = command("up", "--dry-run", "--to", "2", "--show-sql", "--schema", "public")
     assert result.exit_code == 0
     assert "would be applied: main 001 up create river migration\n" in result.stdout
@@ -174,7 +175,7 @@ def test_validate(command: Command) -> None:
 
 
 def test_notices(command: Command, fresh_database_url: str) -> None:
-    """A newer version and a foreign line are told on stderr, and are no failure (MG-06)."""
+    """A newer version and an unknown line print a note on stderr, and are not errors (MG-06)."""
     command("up")
     execute(
         fresh_database_url,
@@ -247,7 +248,7 @@ def test_sql() -> None:
 
 
 async def test_sql_in_one_transaction_fails(fresh_database_url: str) -> None:
-    """Wrapped in one transaction, the printed SQL fails as its comment says (MG-01)."""
+    """In one transaction the printed SQL fails, as its comment explains (MG-01)."""
     async with connected(fresh_database_url) as connection:
         for version in (1, 2, 3):
             await connection.execute(Migrator.sql(versions=[version]))

@@ -95,7 +95,7 @@ async def test_next(schema: Schema) -> None:
 
 
 async def test_changes(schema: Schema) -> None:
-    """A run, a pause and its end are written, and whoever leads is told of each."""
+    """A run, a pause and a resume are stored, and the leader is notified of each."""
     await schema.execute(ROWS)
     async with schema.connected() as listener:
         heard: list[object] = []
@@ -134,7 +134,7 @@ async def test_changes(schema: Schema) -> None:
 async def test_run_says_who_leads(
     schema: Schema, seconds: float, leader_id: str | None, said: str
 ) -> None:
-    """Who leads is named, who is to insert the job; a lease that has expired is nobody's."""
+    """The output names the leader that inserts the job. An expired lease counts as no leader."""
     await schema.execute(ROWS)
     await schema.execute(
         "INSERT INTO river_leader (leader_id, elected_at, expires_at)"

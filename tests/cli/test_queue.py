@@ -37,7 +37,7 @@ async def command(schema: Schema, *args: str) -> Result:
 
 
 async def test_list(schema: Schema) -> None:
-    """Each row is a line, or an object; that there are more than shown is said."""
+    """Each row is a line or an object. A note says that there are more rows than shown."""
     await schema.execute(ROWS)
     result = await command(schema, "list")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -62,7 +62,7 @@ async def test_list(schema: Schema) -> None:
 
 
 async def test_pause_and_resume(schema: Schema) -> None:
-    """Each queue is told of, also one that stands as asked already; the others are not touched."""
+    """Each named queue is reported, also one that needs no change. Other queues are not changed."""
     await schema.execute(ROWS)
     result = await command(schema, "pause", "mail", "report")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -83,7 +83,7 @@ async def test_pause_and_resume(schema: Schema) -> None:
 
 
 async def test_all(schema: Schema) -> None:
-    """`*` is all queues; where there is none, that is said."""
+    """`*` means all queues. If there is none, the error says so."""
     for verb in ("pause", "resume"):
         result = await command(schema, verb, "*")
         assert (result.exit_code, result.stdout) == (1, "")
@@ -116,7 +116,7 @@ async def test_missing_queue(schema: Schema, verb: str) -> None:
 
 
 async def test_all_or_nothing(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pause of which the clients could not be told is not stored."""
+    """A pause is not stored if the clients cannot be notified."""
     await schema.execute(ROWS)
 
     async def fail(*_: object) -> None:
@@ -130,8 +130,8 @@ async def test_all_or_nothing(schema: Schema, monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_worker_obeys(schema: Schema) -> None:
-    """A worker claims nothing from a queue that the command paused, lets its job end, and goes on
-    when it is resumed (OP-09)."""
+    """A worker claims nothing from a paused queue, lets its running job finish, and claims again
+    when the queue is resumed (OP-09)."""
     rig = Rig(schema)
     begun, go_on = asyncio.Queue[int](), asyncio.Event()
 

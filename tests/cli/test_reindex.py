@@ -63,7 +63,7 @@ later = client_that_reindexes(timedelta(days=1))
 def worker_of(
     schema: Schema, tmp_path: Path, client: str
 ) -> AbstractAsyncContextManager[WorkerProcess]:
-    """A worker of this schema that leads and rebuilds `soon` or `later`."""
+    """A worker of this schema that is the leader and rebuilds indexes `soon` or `later`."""
     where = (f"--database-url={schema.url}", f"--schema={schema.name}")
     return running_worker(tmp_path, f"jobs:{client}", *where, code=JOBS)
 

@@ -1,4 +1,4 @@
-"""Where a setting's value comes from, and what is said about a wrong one."""
+"""The sources of settings, and the errors for wrong values."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_tool_riverpy_is_a_table(tmp_path: Path) -> None:
         ("soft-stop = '3 parsecs'", "soft-stop: '3 parsecs' is not a duration"),
         ("dead-after = '0s'", "dead-after: expected a duration above zero, got '0s'"),
         ("log = 'xml'", "log: 'xml' is not one of console, json"),
-        ("database-url = 'mysql://u:s3cret@h/d'", "database-url: a database URL starts with"),
+        ("database-url = 'mysql://u:s3cret@h/d'", "database-url: a database URL must start with"),
         ("schema = ", "riverpy.toml: "),
     ],
 )
@@ -252,7 +252,7 @@ def test_wrong_file(tmp_path: Path, toml: str, message: str) -> None:
     ],
 )
 def test_unknown_variable(tmp_path: Path, variable: str, message: str) -> None:
-    """A RIVERPY_* variable that nobody reads is an error that names the near match."""
+    """An unknown RIVERPY_* variable is an error that suggests a similar name."""
     with pytest.raises(SettingsError, match="unknown variable") as caught:
         sources(tmp_path, **{variable: "1"})
     assert caught.value.message.startswith(message)
@@ -286,7 +286,7 @@ def test_variables_of_kubernetes(tmp_path: Path) -> None:
 
 
 def test_wrong_variable_names_its_source(tmp_path: Path) -> None:
-    """A wrong value in a variable is told with the variable's name and without a password."""
+    """The error for a wrong value names the variable and contains no password."""
     with pytest.raises(SettingsError) as caught:
         sources(tmp_path, DATABASE_URL="postgres://u:s3/cret@h:5x/d").value(DATABASE_URL, None)
     assert caught.value.message.startswith("DATABASE_URL: ")

@@ -1,4 +1,4 @@
-"""MODULE:ATTR: what it may name, and what is said when it leads to no client."""
+"""MODULE:ATTR: what it can name, and the errors if it names no client."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_attribute_by_path(module: Callable[[str], str]) -> None:
     ],
 )
 def test_no_target(module: Callable[[str], str], spec: str, message: str) -> None:
-    """A wrong path is told with what was tried and what there is."""
+    """The error for a wrong path has what was tried and what exists."""
     with pytest.raises(TargetError) as caught:
         load(spec)
     assert message in caught.value.message
@@ -115,7 +115,7 @@ def test_error_inside_the_module(
     text: str,
     message: str,
 ) -> None:
-    """An error in the user's code is told in one line with its place; --debug shows the rest."""
+    """An error in the user's code prints one line with its place; --debug shows the traceback."""
     name = module(text)
     with pytest.raises(CommandError) as caught:
         load(name)
@@ -156,7 +156,7 @@ async def test_kinds_of_targets() -> None:
 
 
 async def test_wrong_targets() -> None:
-    """What comes to no client is told by what it is."""
+    """The error for a target that is no client names its type."""
 
     async def generator() -> AsyncGenerator[Client]:
         yield Client()
@@ -229,7 +229,7 @@ async def test_client_before_others(module: Callable[[str], str]) -> None:
 
 
 async def test_failing_targets() -> None:
-    """A factory or a context manager that fails is told in one line with the place."""
+    """A factory or context manager that fails prints one line with the place."""
 
     async def fail() -> Client:
         raise RuntimeError("no config")

@@ -40,8 +40,8 @@ PASSWORD = "s3cret/pass"
 
 @asynccontextmanager
 async def watching(*args: str, **streams: Any) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """A running `riverpy top`; killed at the end if it still runs. Its rest does not depend on how
-    long a look took, which a busy machine draws out."""
+    """A running `riverpy top`, killed at the end if it still runs. Its pause does not depend on the
+    time of a read, which is long on a busy machine."""
     start = (
         "import sys, riverpy.cli.top\nfrom riverpy.cli import main\n"
         "sys.modules['riverpy.cli.top'].REST = 0.0\nmain(prog_name='riverpy')"
@@ -68,7 +68,7 @@ def call(*args: str) -> Any:
 
 
 async def test_once(schema: Schema) -> None:
-    """One look, as text and as one JSON object."""
+    """One read, as text and as one JSON object."""
     await schema.execute("INSERT INTO river_queue (name, updated_at) VALUES ('empty', now())")
     where = ("--once", "--database-url", schema.url, "--schema", schema.name)
     text = await asyncio.to_thread(call, *where)
@@ -83,14 +83,14 @@ async def test_once(schema: Schema) -> None:
 
 
 def test_no_tables(database_url: str) -> None:
-    """The first look must succeed; the error says what to do."""
+    """If the first read fails, the command ends with an error and advice."""
     result = call("--once", "--database-url", database_url, "--schema", "nowhere")
     assert result.exit_code == 1
     assert "does not exist: make it with CREATE SCHEMA" in result.stderr
 
 
 async def test_standby(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a standby it says so, with the parameter that leads past it; `riverpy health` too
+    """On a standby the error names the parameter that avoids standbys, also in `riverpy health`
     (NR-12)."""
 
     async def read_server(_connection: object) -> ServerRow:
@@ -114,15 +114,15 @@ def test_wrong_interval(interval: str) -> None:
 
 
 def test_no_database_given() -> None:
-    """Without a database it is told how to give one."""
+    """Without a database the error explains how to configure one."""
     result = call()
     assert result.exit_code == 2
     assert "--database-url" in result.stderr
 
 
 async def test_outage(schema: Schema) -> None:
-    """An outage of the database is told, by its reason and (SE-02) without the password, and
-    survived; SIGINT ends all with 0."""
+    """An outage of the database is shown with its reason, without the password, and the command
+    continues. SIGINT ends it with exit code 0 (SE-02)."""
     async with proxied(schema.url) as proxy:
         parts = urlsplit(proxy.url)
         place = f"postgres:{quote(PASSWORD, safe='')}@{parts.netloc.rpartition('@')[2]}"

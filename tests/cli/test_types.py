@@ -94,6 +94,6 @@ def test_queues() -> None:
     ],
 )
 def test_no_queues(text: str, message: str) -> None:
-    """What is wrong is said."""
+    """The error names what is wrong."""
     with pytest.raises(ValueError, match=message):
         parse_queues(text)

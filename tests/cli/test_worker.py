@@ -92,7 +92,7 @@ async def test_first_signal_stops(schema: Schema, tmp_path: Path, number: signal
 
 
 async def test_first_signal_lets_jobs_end(schema: Schema, tmp_path: Path) -> None:
-    """After the first signal a running job goes on to its end, and no other is claimed (SC-07)."""
+    """After the first signal a running job finishes, and no other job is claimed (SC-07)."""
     await insert(schema, "wait")
     async with worker_of(schema, tmp_path, "jobs", "-q", "default:1") as worker:
         await worker.until_printed("job wait")
@@ -176,7 +176,7 @@ async def test_closed_terminal(schema: Schema, tmp_path: Path) -> None:
 
 
 async def test_signal_that_is_ignored(schema: Schema, tmp_path: Path) -> None:
-    """A worker under `nohup` goes on when SIGHUP comes, and SIGTERM still stops it (FR-13)."""
+    """A worker under `nohup` ignores SIGHUP, and SIGTERM still stops it (FR-13)."""
     nohup = f"{JOBS}\nimport signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     async with worker_of(schema, tmp_path, "jobs", code=nohup) as worker:
         await worker.until_logged(WORKER_STARTED)
@@ -226,8 +226,8 @@ async def test_third_signal_with_a_blocked_loop(schema: Schema, tmp_path: Path, 
 
 @pytest.mark.parametrize("what", ["ignore", "block python", "block sleep", "block C"])
 async def test_job_that_cannot_be_stopped(schema: Schema, tmp_path: Path, what: str) -> None:
-    """A job that ignores its cancellation or blocks the loop holds the process no longer than the
-    limits; its row is put back as the last thing, and the code is 4."""
+    """A job that ignores its cancellation or blocks the loop delays the end of the process only up
+    to the limits. The job is released last, and the exit code is 4."""
     await insert(schema, what)
     args = ("jobs:managed", "--soft-stop=100ms")
     async with worker_of(schema, tmp_path, *args, code=PATIENT_END) as worker:
@@ -238,7 +238,7 @@ async def test_job_that_cannot_be_stopped(schema: Schema, tmp_path: Path, what: 
 
 
 async def test_blocked_thread(schema: Schema, tmp_path: Path) -> None:
-    """A blocking job in a thread holds the process no longer; its row is put back."""
+    """A blocking job in a thread does not delay the end of the process. The job is released."""
     await insert(schema, "", kind="block")
     args = ("jobs", "--soft-stop=100ms")
     async with worker_of(schema, tmp_path, *args, code=PATIENT_END) as worker:
@@ -300,8 +300,8 @@ async def test_thread_of_a_cancelled_job(schema: Schema, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("signals", [1, 3])
 async def test_reader_of_stderr_does_not_read(schema: Schema, tmp_path: Path, signals: int) -> None:
-    """A job that itself prints to a stderr that nobody reads blocks the loop: the limits hold, rows
-    are put back, and a third signal ends it at once."""
+    """A job that prints to a stderr without a reader blocks the loop. The time limits still hold,
+    the jobs are released, and a third signal ends the process at once."""
     await insert(schema, "flood")
     (tmp_path / "jobs.py").write_text(PATIENT_END)
     reader, writer = os.pipe()
@@ -352,8 +352,8 @@ async def test_forks(schema: Schema, tmp_path: Path, what: str, printed: str) ->
 async def test_task_that_would_end_the_process(
     schema: Schema, tmp_path: Path, what: str, loop: str
 ) -> None:
-    """SystemExit or KeyboardInterrupt in a task of a job, or a job that stops the loop, is logged;
-    the worker goes on."""
+    """SystemExit or KeyboardInterrupt in a task of a job, or a job that stops the loop, is logged,
+    and the worker keeps running."""
     await insert(schema, "wait")
     code = JOBS if loop == "uvloop" else f"{JOBS}\nsys.modules['uvloop'] = None\n"
     async with worker_of(schema, tmp_path, "jobs", code=code) as worker:
@@ -382,7 +382,7 @@ async def test_flood_of_signals(schema: Schema, tmp_path: Path) -> None:
 
 
 async def test_interrupt_of_the_process_group(schema: Schema, tmp_path: Path) -> None:
-    """A Ctrl-C in a terminal reaches all processes of the group: jobs in processes go on."""
+    """A Ctrl-C in a terminal reaches all processes of the group: jobs in processes keep running."""
     await insert(schema, "", kind="detached")
     async with worker_of(schema, tmp_path, "jobs") as worker:
         await worker.until_logged(WORKER_STARTED)
@@ -462,8 +462,8 @@ async def test_stop_while_waiting_for_the_database(tmp_path: Path) -> None:
 async def test_waits_for_a_database_that_takes_no_connections(
     server_url: str, fresh_database_url: str, tmp_path: Path
 ) -> None:
-    """An administrator who lets nobody connect for a moment is waited for, as a server that
-    starts is; then the worker works."""
+    """A worker waits while an administrator blocks connections for a moment, or while the server
+    starts. Then it works."""
     await migrate_all(fresh_database_url)
     name = urlsplit(fresh_database_url).path[1:]
     async with connected(server_url) as administrator:
@@ -482,8 +482,8 @@ async def test_waits_for_a_database_that_takes_no_connections(
 async def test_waits_for_a_database_that_can_be_written(
     server_url: str, fresh_database_url: str, tmp_path: Path
 ) -> None:
-    """A worker that is started while its server can only be read, as a standby, says so in one
-    line, waits, and works when the server can be written (NR-12)."""
+    """A worker that starts on a read-only server, such as a standby, logs one line, waits, and
+    works when the server can be written (NR-12)."""
     await migrate_all(fresh_database_url)
     name = urlsplit(fresh_database_url).path[1:]
     async with connected(server_url) as administrator:
@@ -574,12 +574,12 @@ def failing_worker(directory: Path, *args: str, code: str = JOBS) -> tuple[int, 
         (["jobs", f"--database-url={UNREACHABLE}"], 3, "the database cannot be used: "),
         (["jobs", "-q", "default", f"--database-url={UNREACHABLE}"], 2, "is not NAME:SLOTS"),
         (["jobs", "--soft-stop=5", f"--database-url={UNREACHABLE}"], 2, "'5' is not a duration"),
-        (["jobs", "--database-url=http://u:s3cret@h/d"], 2, "a database URL starts with"),
+        (["jobs", "--database-url=http://u:s3cret@h/d"], 2, "a database URL must start with"),
     ],
 )
 def test_failing_start(tmp_path: Path, args: list[str], code: int, message: str) -> None:
-    """One line, no password, and a code that says what to do: 2 mend the command, 3 wait
-    (OP-04)."""
+    """A failing start prints one line without a password. The exit code is 2 for a wrong command,
+    and 3 if the database is not ready (OP-04)."""
     exit_code, err = failing_worker(tmp_path, *args)
     assert exit_code == code
     assert message in err
@@ -679,8 +679,8 @@ async def test_log_of_user_code(schema: Schema, tmp_path: Path) -> None:
 
 
 async def test_failing_job_is_no_error_of_the_worker(schema: Schema, tmp_path: Path) -> None:
-    """A job that fails has a line of its own for debugging, with its id, kind, queue and attempt;
-    without that a warning says which kinds fail, and nothing is logged as an error (OP-07)."""
+    """At level debug a failed job is logged with its id, kind, queue and attempt. At level info
+    only a warning names the failing kinds, and nothing is logged as an error (OP-07)."""
     await insert(schema, "fail", max_attempts=1)
     async with worker_of(schema, tmp_path, "jobs", "--drain", "--log-level=debug") as worker:
         assert await worker.exit_code() == 0
