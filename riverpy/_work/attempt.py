@@ -120,7 +120,7 @@ class Attempt(Job[Any]):
     def has_event(self) -> bool:
         """Whether its end is an event. A release before the start is none, unless the job was
         cancelled."""
-        return self.started != 0.0 or self.state_stored != self.target
+        return self.started != 0.0 or self.state_stored != self.target_state
 
     @property
     def is_due(self) -> bool:
@@ -129,7 +129,7 @@ class Attempt(Job[Any]):
         return outcome is not None and not outcome.delay and self.state_stored == JobState.AVAILABLE
 
     @property
-    def target(self) -> str:
+    def target_state(self) -> str:
         """The state that the result asks for."""
         return JobState.COMPLETED if self.outcome is None else self.outcome.state
 
@@ -139,7 +139,7 @@ class Attempt(Job[Any]):
         size = len(self.outcome.error or "") if self.outcome is not None else 0
         return size + sum(map(len, (self._updates or {}).values()))
 
-    def adopt(self, row: Sequence[Any]) -> None:
+    def use_stored_end(self, row: Sequence[Any]) -> None:
         """Use the end that another session has stored for this attempt."""
         self.stored_row, state = row, JobState(row[JobColumn.STATE])
         self.outcome = None
@@ -205,7 +205,7 @@ class Attempt(Job[Any]):
             delay, error = outcome.delay, outcome.error
         return Settlement(
             *self.claim_key,
-            state=self.target,
+            state=self.target_state,
             finalize=True if final else None,
             age=now - self.ended,
             new_attempt=attempt,

@@ -120,7 +120,9 @@ class ClaimCursor:
         if last is not None:
             self._positions[last[0]] = Position(*last)
 
-    def claimed(self, part: QueueRange, rows: Sequence[Any], *, is_full: bool, now: float) -> None:
+    def record_claim(
+        self, part: QueueRange, rows: Sequence[Any], *, is_full: bool, now: float
+    ) -> None:
         """Record a claim that was not slow."""
         if part == WHOLE_QUEUE:
             self._positions.clear()

@@ -104,7 +104,7 @@ class ClientStatusReporter:
 
     async def _report(self) -> float:
         """Write what has changed. Returns the seconds until the next check."""
-        now = self._current()
+        now = self._make_status()
         registered_at = self._heartbeat.registered_at
         if now == self._reported or registered_at is None:
             return INTERVAL
@@ -145,7 +145,7 @@ class ClientStatusReporter:
         self._reported = now
         return INTERVAL
 
-    def _current(self) -> _Status:
+    def _make_status(self) -> _Status:
         slots = dict(self._slots)
         for attempt, keeps_slot in self._running.stuck.keeps_slot.items():
             slots[attempt.queue] += not keeps_slot

@@ -115,7 +115,7 @@ class Completer:
             size=BatchSize(BATCH_MAX, STATEMENT_TIMEOUT),
             aside=SetAside(),  # the backlog limit applies
             set_aside=self._set_aside,
-            too_slow=self._too_slow,
+            too_slow=self._log_slow_batch,
         )
 
     @property
@@ -299,7 +299,7 @@ class Completer:
         if not self._logged:
             self._log.info(REJECTED_JOB_RESULTS_STORED)
 
-    def _too_slow(self, rows: int, error: Exception) -> None:
+    def _log_slow_batch(self, rows: int, error: Exception) -> None:
         """Log that a batch took too long. It is sent in smaller parts."""
         if self._connection.is_outage_logged:
             return
@@ -441,9 +441,9 @@ class Completer:
         for attempt in attempts:
             if (row := found.get(attempt.id)) is None:
                 continue
-            if row[JobColumn.STATE] != attempt.target:
+            if row[JobColumn.STATE] != attempt.target_state:
                 self._refuse(attempt, row[JobColumn.STATE])
-            attempt.adopt(tuple(row))
+            attempt.use_stored_end(tuple(row))
             attempt.stored, attempt.state_stored = now, row[JobColumn.STATE]
             ended.append(attempt)
         self._stored(ended)

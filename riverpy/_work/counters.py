@@ -81,7 +81,7 @@ class QueueCounters:
         self.waits = HistogramBuilder(WAIT_BOUNDS)
         self.claim_failures = 0
 
-    def claimed(self, jobs: int, seconds: float) -> None:
+    def count_claim(self, jobs: int, seconds: float) -> None:
         """Count a successful claim."""
         self.claims.add(seconds)
         self.batches.add(jobs)
@@ -101,10 +101,10 @@ class Counters:
         entry as JSON."""
         self.more_failing_kinds: set[str] = set()
         """Failing kinds beyond `FAILING_MAX`."""
-        self.failed = asyncio.Event()
+        self.has_failures = asyncio.Event()
         """Set while there are failures to log."""
 
-    def ended(self, attempts: list[Attempt]) -> None:
+    def count_ends(self, attempts: list[Attempt]) -> None:
         """Count attempts whose results were stored."""
         kinds, queues = self.kinds, self.queues
         unknown, place = self._unknown, bisect_left
@@ -117,7 +117,7 @@ class Counters:
             if attempt.outcome is None:
                 kind.completed += 1
             else:
-                self._ended_otherwise(kind, attempt)
+                self._count_other_outcome(kind, attempt)
             run = attempt.ended - started
             runs = kind.runs
             runs.counts[place(RUN_BOUNDS, run)] += 1
@@ -132,14 +132,14 @@ class Counters:
             waits.counts[place(WAIT_BOUNDS, wait)] += 1
             waits.sum += wait
 
-    def _ended_otherwise(self, kind: KindCounters, attempt: Attempt) -> None:
+    def _count_other_outcome(self, kind: KindCounters, attempt: Attempt) -> None:
         event, outcome = attempt.event, attempt.outcome
         kind.others[event] = kind.others.get(event, 0) + 1
         if event is not EventKind.JOB_FAILED or outcome is None:
             return
         if attempt.state_stored == JobState.DISCARDED:
             kind.discarded += 1
-        self.failed.set()
+        self.has_failures.set()
         name = attempt.kind
         if name in self.failing or len(self.failing) < FAILING_MAX:
             count = self.failing[name][0] if name in self.failing else 0
@@ -151,5 +151,5 @@ class Counters:
         """Return and reset the failing kinds, and the number of further kinds."""
         taken = self.failing, len(self.more_failing_kinds)
         self.failing, self.more_failing_kinds = {}, set()
-        self.failed.clear()
+        self.has_failures.clear()
         return taken

@@ -45,14 +45,14 @@ class LoopWatch:
 
     name = "loop watch"
 
-    def __init__(self, running: RunningAttempts, turned: Callable[[float], None]) -> None:
+    def __init__(self, running: RunningAttempts, record_lag: Callable[[float], None]) -> None:
         """Make it.
 
         Args:
             running: the jobs that may block the loop.
-            turned: called at each turn with the seconds that it is late.
+            record_lag: called at each turn with the seconds that it is late.
         """
-        self._running, self._late = running, turned
+        self._running, self._record_lag = running, record_lag
         self._turned = 0.0
         """The time of the last turn; monotonic seconds."""
         self._logged_turn = 0.0
@@ -85,7 +85,7 @@ class LoopWatch:
         now = time.monotonic()
         blocked = now - self._turned - CHECK_INTERVAL
         self._turned = now
-        self._late(max(blocked, 0.0))
+        self._record_lag(max(blocked, 0.0))
         if blocked > BLOCKED_AFTER:
             self._log.warning(EVENT_LOOP_RESUMED, seconds=round(blocked, 3), **self._blocking_job)
         self._blocking_job = {}

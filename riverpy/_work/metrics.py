@@ -23,7 +23,7 @@ class Metrics:
         log = get_logger()
         self._hooks = [(hook, RepeatedFailureLog(log)) for hook in hooks]
 
-    def claimed(self, queue: str, count: int, seconds: float) -> None:
+    def emit_claim(self, queue: str, count: int, seconds: float) -> None:
         """Emit the number of jobs and the seconds of a claim."""
         if self._hooks:
             duration = timedelta(seconds=seconds)

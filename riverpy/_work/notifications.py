@@ -69,4 +69,4 @@ class NotificationRouter:
             self._leader_setup.owners_changed()
         elif message.action == DUE_ACTION and message.queue in self._producers:
             for seconds in message.seconds:
-                self._producers[message.queue].expect(seconds)
+                self._producers[message.queue].expect_due_job(seconds)

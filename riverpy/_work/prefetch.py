@@ -47,11 +47,11 @@ class Prefetch:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def ended(self) -> None:
+    def count_end(self) -> None:
         """Count a job of the queue that ended."""
         self._ended += 1
 
-    def room(self) -> int:
+    def extra_room(self) -> int:
         """Return how many more jobs to claim than there are free slots."""
         now = time.monotonic()
         elapsed = now - self._window_began

@@ -94,7 +94,7 @@ class Producer:
         self._claims, self._heartbeat = run.connections.claims, run.heartbeat
         self._executor, self._running, self._completer = executor, running, completer
         self._subscriptions, self._claim_failed = run.client.subscriptions, claim_failed
-        self.slots = self._free = config.max_workers
+        self.slots = self._free_slots = config.max_workers
         self._empty_claims = 0
         """The number of empty claims in a row."""
         self._claimed_at = 0.0
@@ -103,7 +103,7 @@ class Producer:
         self._claim_max = max(CLAIM_SIZE_MIN, config.max_workers // 2)
         self._cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
         poll_interval = config.fetch_poll_interval or run.config.fetch_poll_interval
-        self.poll = poll_interval.total_seconds()
+        self.poll_interval = poll_interval.total_seconds()
         """Seconds between two polls of an idle queue."""
         self._backoff = Backoff(BACKOFF_MIN, BACKOFF_MAX)
         # A free slot must not wake a loop that waits because the queue is empty, so there are two
@@ -117,7 +117,7 @@ class Producer:
         self._cancelled: set[int] | None = None
         """The jobs that were cancelled while a claim is in flight; None: no claim is in flight."""
         self._follow_ups: list[float] = []
-        self._due: list[float] = []
+        self._due_times: list[float] = []
         self._log = get_logger(queue=queue)
         self._unclaimable = UnclaimableJobs(self._claim_max, CLAIM_TIMEOUT, self._log)
         self._claiming: int | None = None
@@ -134,7 +134,7 @@ class Producer:
     @property
     def running(self) -> int:
         """The number of taken slots."""
-        return self.slots - self._free
+        return self.slots - self._free_slots
 
     @property
     def claim_age(self) -> float | None:
@@ -163,13 +163,13 @@ class Producer:
         if self._cancelled is not None:
             self._cancelled.add(job_id)
 
-    def expect(self, delay: float) -> None:
+    def expect_due_job(self, delay: float) -> None:
         """Claim again when a job of this client is due after `delay` seconds. No notification
         announces it."""
         if delay <= 0:
             self.wake()
         else:
-            heapq.heappush(self._due, time.monotonic() + delay + DUE_MARGIN)
+            heapq.heappush(self._due_times, time.monotonic() + delay + DUE_MARGIN)
             self._wakeup.set()
 
     def wake(self) -> None:
@@ -179,10 +179,10 @@ class Producer:
 
     def free_slot(self) -> None:
         """Free a slot, and start a prefetched job in it."""
-        self._free += 1
+        self._free_slots += 1
         self._slot_freed.set()
         if self._prefetch is not None:
-            self._prefetch.ended()
+            self._prefetch.count_end()
             self._begin_next(self._prefetch)
 
     def _begin_next(self, prefetch: Prefetch) -> None:
@@ -190,7 +190,7 @@ class Producer:
         if not self._heartbeat.may_claim:
             prefetch.clear()
         elif attempt := prefetch.take():
-            self._free -= 1
+            self._free_slots -= 1
             self._executor.start([attempt])
 
     def set_paused(self, paused: bool) -> None:
@@ -218,7 +218,7 @@ class Producer:
             self._release_prefetched()
 
     async def _claim_until_stopped(self, scope: StopScope) -> None:
-        turn_max = CLAIM_TIMEOUT + max(2 * self.poll, BACKOFF_MAX.total_seconds() * 2)
+        turn_max = CLAIM_TIMEOUT + max(2 * self.poll_interval, BACKOFF_MAX.total_seconds() * 2)
         while True:
             scope.expect_no_progress()
             await self._resumed.wait()
@@ -260,8 +260,8 @@ class Producer:
     def _room(self) -> int:
         """Return how many jobs there is room for."""
         if self._prefetch is None:
-            return self._free
-        return max(self._free + self._prefetch.room(), 0)
+            return self._free_slots
+        return max(self._free_slots + self._prefetch.extra_room(), 0)
 
     def _release_prefetched(self) -> None:
         if self._prefetch is not None:
@@ -295,7 +295,9 @@ class Producer:
             took = time.monotonic() - began
             # A server that does not answer is no fault of the jobs.
             is_outage = isinstance(error, TimeoutError) and self._claims.is_outage_logged
-            if is_outage or not self._unclaimable.failed(limit, self._claiming, error, took):
+            if is_outage or not self._unclaimable.record_failure(
+                limit, self._claiming, error, took
+            ):
                 raise
             self._count_failure(error)
             return False
@@ -310,9 +312,9 @@ class Producer:
         """Claim one job: the one to try again, or the next. Returns whether there was none."""
         rows, took = await self._claim_and_launch(self._claim_row(connection, retry))
         if retry is not None:
-            self._unclaimable.retried(retry)
+            self._unclaimable.record_retry(retry)
             return False
-        self._unclaimable.claimed(len(rows), 1, took)
+        self._unclaimable.record_claim(len(rows), 1, took)
         self._empty_claims = 0 if rows else self._empty_claims + 1
         self.claimed.emit()
         return not rows
@@ -324,11 +326,11 @@ class Producer:
             found += await self._claim_range(connection, limit - found, part)
             if found == limit or scope.cause is not None:
                 break
-        self._unclaimable.claimed(found, limit, self._claimed_at - sent)
+        self._unclaimable.record_claim(found, limit, self._claimed_at - sent)
         self._empty_claims = 0 if found else self._empty_claims + 1
         wait = self._cursor.seconds_to_full_claim(self._claimed_at)
         if wait is not None and found < limit:
-            self.expect(wait)
+            self.expect_due_job(wait)
         self.claimed.emit()
         return found < limit
 
@@ -342,7 +344,7 @@ class Producer:
             seen_at = server_time - int((time.monotonic() - now + took) * 1e6)
             self._cursor.start_skipping(rows, is_full=is_full, seen_at=seen_at, took=took, now=now)
         else:
-            self._cursor.claimed(part, rows, is_full=is_full, now=now)
+            self._cursor.record_claim(part, rows, is_full=is_full, now=now)
         return len(rows)
 
     async def _claim_and_launch(self, claim: Awaitable[list[Record]]) -> tuple[list[Record], float]:
@@ -359,16 +361,16 @@ class Producer:
             self._cancelled = None
         self._claimed_at = time.monotonic()
         took = self._claimed_at - sent
-        self._counters.claimed(len(rows), took)
-        self._metrics.claimed(self.queue, len(rows), took)
+        self._counters.count_claim(len(rows), took)
+        self._metrics.emit_claim(self.queue, len(rows), took)
         return rows, took
 
     def _launch(self, rows: list[Record], cancelled: set[int]) -> None:
         may_start = self._heartbeat.may_claim  # the answer may have arrived long after the claim
-        waiting = self._executor.launch(rows, self.free_slot, self._free if may_start else 0)
+        waiting = self._executor.launch(rows, self.free_slot, self._free_slots if may_start else 0)
         for job_id in cancelled:
             self._running.cancel(job_id, self.queue)
-        self._free -= len(rows) - len(waiting)
+        self._free_slots -= len(rows) - len(waiting)
         if self._prefetch is not None and may_start and not self.paused:
             self._prefetch.keep(waiting)
         elif waiting:
@@ -418,8 +420,8 @@ class Producer:
         """Remove the times that a claim which starts now covers. A claim in flight may not cover
         them."""
         self._follow_ups = [at for at in self._follow_ups if at > now]
-        while self._due and self._due[0] <= now:
-            heapq.heappop(self._due)
+        while self._due_times and self._due_times[0] <= now:
+            heapq.heappop(self._due_times)
 
     async def _wait_for_more(self) -> None:
         """Wait until the next claim: a notification, its follow-ups, a due time or the poll."""
@@ -427,7 +429,7 @@ class Producer:
         while not self._notified:
             self._wakeup.clear()
             retry_at = self._unclaimable.next_due
-            next_at = min([poll_at, retry_at, *self._follow_ups, *self._due[:1]])
+            next_at = min([poll_at, retry_at, *self._follow_ups, *self._due_times[:1]])
             with anyio.move_on_after(next_at - time.monotonic()):
                 await self._wakeup.wait()
                 continue
@@ -437,5 +439,6 @@ class Producer:
     def _next_poll(self) -> float:
         """Return the seconds until the next poll."""
         if self._is_synchronized:
-            return self.poll * random.uniform(1 - POLL_SPREAD, 1)  # noqa: S311 (no secret)
-        return self.poll + random.uniform(0, max(self.poll * POLL_JITTER, POLL_JITTER_MIN))  # noqa: S311
+            return self.poll_interval * random.uniform(1 - POLL_SPREAD, 1)  # noqa: S311 (no secret)
+        jitter = max(self.poll_interval * POLL_JITTER, POLL_JITTER_MIN)
+        return self.poll_interval + random.uniform(0, jitter)  # noqa: S311

@@ -33,7 +33,7 @@ class ResultReporter:
 
     def report(self, attempts: list[Attempt]) -> None:
         """Report a stored batch. It holds either only plain completions or none."""
-        self._counters.ended(attempts)
+        self._counters.count_ends(attempts)
         if self._logs_jobs:
             self._log_ends(attempts)
         if not attempts or attempts[0].is_plain:
@@ -43,7 +43,7 @@ class ResultReporter:
         for attempt in attempts:
             if attempt.outcome is not None and attempt.state_stored == JobState.AVAILABLE:
                 self._expect(attempt.queue, attempt.outcome.delay or 0.0)
-            if attempt.state_stored == JobState.CANCELLED != attempt.target:
+            if attempt.state_stored == JobState.CANCELLED != attempt.target_state:
                 self._limited_log.info(
                     JOB_CANCELLED_AFTER_ITS_ATTEMPT,
                     job_id=attempt.id,

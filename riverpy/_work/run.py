@@ -250,7 +250,7 @@ class Run:
         self._reconciler.claim_failed()
 
     def _expect(self, queue: str, delay: float) -> None:
-        self.producers[queue].expect(delay)
+        self.producers[queue].expect_due_job(delay)
 
     def _resync(self) -> None:
         """Check for what was missed while a connection was lost."""
@@ -349,7 +349,7 @@ class Run:
             await services.start(self._leader_watch)
         await services.start(self._reconciler)
         await services.start(self._summary)
-        await services.start(LoopWatch(self.running, self.status.turned))
+        await services.start(LoopWatch(self.running, self.status.record_lag))
         if self._notifier is not None:
             await services.start(self._notifier)
 

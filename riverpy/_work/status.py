@@ -49,12 +49,12 @@ class RunStatus:
         """Report the services of this group that are stuck."""
         self._groups.append(group)
 
-    def turned(self, late: float) -> None:
+    def record_lag(self, seconds: float) -> None:
         """Record that the event loop turned, so many seconds late."""
-        self._run.counters.loop_lag.add(late)
-        if late > MEASURED_LAG:
+        self._run.counters.loop_lag.add(seconds)
+        if seconds > MEASURED_LAG:
             for group in self._groups:
-                group.postpone(late)
+                group.postpone(seconds)
 
     def stats(self) -> ClientStats:
         """Return the current state and the counts of the run."""
@@ -101,7 +101,7 @@ class RunStatus:
             slots=producer.slots,
             running=producer.running,
             paused=producer.paused,
-            poll_interval=producer.poll,
+            poll_interval=producer.poll_interval,
             claim_age=producer.claim_age,
             claims=counters.claims.histogram(),
             batches=counters.batches.histogram(),

@@ -114,10 +114,10 @@ def _job_event(attempt: Attempt, kind: EventKind) -> Event:
 def _store_outcome(row: list[Any], attempt: Attempt) -> None:
     """Update a claimed row to what the database has now. Times are estimates of this process."""
     outcome = attempt.outcome
-    state = attempt.state_stored or attempt.target
+    state = attempt.state_stored or attempt.target_state
     row[JobColumn.STATE] = state
     claimed = raw_timestamp(attempt.attempted_at) if attempt.attempted_at else 0
-    is_as_asked = state == attempt.target
+    is_as_asked = state == attempt.target_state
     if state in {JobState.COMPLETED, JobState.CANCELLED, JobState.DISCARDED}:
         at = attempt.ended if is_as_asked else attempt.stored
         row[JobColumn.FINALIZED_AT] = claimed + _microseconds(at - attempt.claimed)

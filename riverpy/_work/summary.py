@@ -70,7 +70,7 @@ class Summary:
 
     async def _watch_failures(self) -> None:
         while True:
-            await self._counters.failed.wait()
+            await self._counters.has_failures.wait()
             await anyio.sleep(GATHER_TIME)
             self._log_failures()
             await anyio.sleep(INTERVAL - GATHER_TIME)

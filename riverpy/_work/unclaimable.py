@@ -81,7 +81,7 @@ class UnclaimableJobs:
         self._was_retry = due is not None
         return None if due is None else due.row
 
-    def claimed(self, count: int, limit: int, seconds: float) -> None:
+    def record_claim(self, count: int, limit: int, seconds: float) -> None:
         """Record a claim of up to `limit` jobs that returned `count`."""
         self._size.grow(count, seconds)
         if count < limit:
@@ -91,13 +91,15 @@ class UnclaimableJobs:
                 self._aside.make_all_due()
             self._failures = 0
 
-    def retried(self, job_id: int) -> None:
+    def record_retry(self, job_id: int) -> None:
         """Remove a job that was set aside: it was claimed, or no longer exists."""
         self._named.discard(job_id)
         self._aside.remove(job_id)
         self._aside.make_all_due()
 
-    def failed(self, limit: int, job_id: int | None, error: Exception, seconds: float) -> bool:
+    def record_failure(
+        self, limit: int, job_id: int | None, error: Exception, seconds: float
+    ) -> bool:
         """Record a failed claim of up to `limit` jobs, or of one known job. Returns whether to
         claim again at once."""
         self._failures += job_id is None or job_id not in self._aside

@@ -120,14 +120,14 @@ async def test_stuck_job(
         run = client._run
         assert run is not None
         assert client.stats().stuck_jobs == 1
-        assert run.producers["default"]._free == 1
+        assert run.producers["default"]._free_slots == 1
         await rig.until("SELECT stuck FROM riverpy_client", [stuck.job.id])
         jobs.release.set()
         event = await rig.event()
         assert event.job is not None
         assert event.job.id == stuck.job.id
         assert client.stats().stuck_jobs == 0
-        assert run.producers["default"]._free == 2
+        assert run.producers["default"]._free_slots == 2
         await rig.until("SELECT stuck FROM riverpy_client", [])
     assert reported["job_id"] == stuck.job.id
     assert (reported["kind"], reported["queue"], reported["stuck"]) == ("task", "default", 1)
@@ -159,7 +159,7 @@ async def test_slot_for_a_stuck_job(rig: Rig, executor: str | None) -> None:
         jobs.release.set()
         await rig.event()
         assert client._run is not None
-        assert client._run.producers["default"]._free == 1
+        assert client._run.producers["default"]._free_slots == 1
     (reported,) = handler.reported
     assert (reported.id, reported.kind, reported.queue, reported.total) == (
         stuck.job.id,

@@ -75,7 +75,7 @@ def test_fast_claims_start_at_the_beginning() -> None:
     assert cursor.is_slow(WHOLE_QUEUE, 1, 0.32)
     assert not cursor.is_slow(WHOLE_QUEUE, 1, 0.3)
     assert not cursor.is_slow(WHOLE_QUEUE, 1, 0.32)
-    cursor.claimed(WHOLE_QUEUE, [row(1, 5, 9)], is_full=True, now=0.0)
+    cursor.record_claim(WHOLE_QUEUE, [row(1, 5, 9)], is_full=True, now=0.0)
     assert places(cursor, 0.0) == [None]
     assert cursor.seconds_to_full_claim(0.0) is None
 
@@ -97,9 +97,9 @@ def test_slow_claim_that_is_full() -> None:
     assert places(cursor, 0.5) == [(SEEN - LATE, 0), (7, 1), (FIRST, 0), (FIRST, 0)]
     part = QueueRange(Position(2, 7, 1), 2)
     assert not cursor.is_slow(part, 1, SLOW)
-    cursor.claimed(part, [row(2, 8, 3)], is_full=True, now=0.6)
+    cursor.record_claim(part, [row(2, 8, 3)], is_full=True, now=0.6)
     assert places(cursor, 0.7) == [(SEEN - LATE, 0), (8, 3), (FIRST, 0), (FIRST, 0)]
-    cursor.claimed(QueueRange(Position(2, 8, 3), 2), [row(2, 9, 4)], is_full=False, now=0.7)
+    cursor.record_claim(QueueRange(Position(2, 8, 3), 2), [row(2, 9, 4)], is_full=False, now=0.7)
     assert places(cursor, 0.7) == [(SEEN - LATE, 0), (8, 3), (FIRST, 0), (FIRST, 0)]
 
 
@@ -112,11 +112,11 @@ def test_claim_from_the_beginning_again() -> None:
     assert now == SLOW / FULL_SHARE
     assert places(cursor, now - 0.001)[-1] is not None
     assert places(cursor, now) == [(SEEN - LATE, 0), (7, 1), (FIRST, 0), (FIRST, 0), None]
-    cursor.claimed(QueueRange(Position(2, 7, 1), 2), [row(2, 8, 3)], is_full=True, now=now)
+    cursor.record_claim(QueueRange(Position(2, 7, 1), 2), [row(2, 8, 3)], is_full=True, now=now)
     assert places(cursor, now) == [None]
     cursor.start_skipping([row(2, 6, 1)], is_full=True, seen_at=SEEN, took=SLOW, now=now)
     assert places(cursor, now) == [(SEEN - LATE, 0), (6, 1), (FIRST, 0), (FIRST, 0)]
-    cursor.claimed(WHOLE_QUEUE, [], is_full=False, now=9.0)
+    cursor.record_claim(WHOLE_QUEUE, [], is_full=False, now=9.0)
     assert places(cursor, 9.0) == [None]
 
 

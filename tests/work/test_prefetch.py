@@ -46,7 +46,7 @@ class Blocked:
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make jobs look short, so that this many are claimed ahead."""
-    monkeypatch.setattr(Prefetch, "room", lambda self: AHEAD - len(self))
+    monkeypatch.setattr(Prefetch, "extra_room", lambda self: AHEAD - len(self))
 
 
 @pytest.fixture
@@ -126,8 +126,8 @@ def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal now
         now += seconds
         for _ in range(ended):
-            prefetch.ended()
-        return prefetch.room()
+            prefetch.count_end()
+        return prefetch.extra_room()
 
     assert room_after(0.001, 60) == 0  # too soon to know
     assert room_after(0.009, 0) == 25
@@ -168,7 +168,7 @@ async def test_released_after_a_while(rig: Rig, ahead: None) -> None:
     await insert(rig)
     async with rig.working(queues=QUEUES) as client:
         await blocked.began.wait()
-        producer_of(client)._prefetch.room = lambda: 0  # type: ignore[method-assign, union-attr]
+        producer_of(client)._prefetch.extra_room = lambda: 0  # type: ignore[method-assign, union-attr]
         other = rig.client(id="other", fetch_poll_interval=timedelta(milliseconds=20))
         async with other, other.working():
             await rig.until_state("completed", AHEAD)

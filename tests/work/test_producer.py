@@ -457,8 +457,8 @@ async def test_due_times_of_a_busy_queue(rig: Rig) -> None:
         nonlocal most
         assert client._run is not None
         producer = client._run.producers["default"]
-        producer.expect(1e-6)
-        most = max(most, len(producer._due))
+        producer.expect_due_job(1e-6)
+        most = max(most, len(producer._due_times))
         await asyncio.sleep(2 * riverpy._work.producer.DUE_MARGIN)
 
     await rig.insert_rows(60)
@@ -480,7 +480,7 @@ async def test_due_during_a_claim(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> 
             is_first = False
             await rig.insert_rows(1)
             assert client._run is not None
-            client._run.producers["default"].expect(1e-6)
+            client._run.producers["default"].expect_due_job(1e-6)
             await asyncio.sleep(5 * riverpy._work.producer.DUE_MARGIN)
         return rows
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make jobs look short, so that many are claimed ahead, and let them wait without a limit."""
-    monkeypatch.setattr(Prefetch, "room", lambda self: AHEAD - len(self))
+    monkeypatch.setattr(Prefetch, "extra_room", lambda self: AHEAD - len(self))
     monkeypatch.setattr(riverpy._work.prefetch, "WAIT_MAX", 600.0)
 
 
@@ -69,7 +69,7 @@ async def test_idle_client_is_notified(rig: Rig, ahead: None) -> None:
         await until_ahead(rig, client)
         async with idle_client(rig):
             prefetch: Any = producer_of(client)._prefetch
-            prefetch.room = lambda: 0
+            prefetch.extra_room = lambda: 0
             prefetch.clear()
             try:
                 await rig.until_state("completed", AHEAD)
@@ -140,16 +140,16 @@ def test_no_prefetch_after_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(riverpy._work.prefetch, "time", clock)
     prefetch = Prefetch(100, returned.extend)
     for _ in range(100):
-        prefetch.ended()
+        prefetch.count_end()
     now += 0.01
-    assert prefetch.room() == 25
+    assert prefetch.extra_room() == 25
     prefetch._waiting.append((now, SimpleNamespace()))  # type: ignore[arg-type]
     for _ in range(100):
-        prefetch.ended()
+        prefetch.count_end()
     now += 0.01
     prefetch._expire()
     assert len(returned) == 1
-    assert prefetch.room() == 0
+    assert prefetch.extra_room() == 0
 
 
 async def test_cancel_while_a_return_is_stored(

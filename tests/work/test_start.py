@@ -180,7 +180,7 @@ async def test_listener_that_hears_nothing(
         client = rig.client(
             url=rig.url, fetch_poll_interval=timedelta(milliseconds=20), listen_url=proxy.url
         )
-        monkeypatch.setattr("riverpy._postgres.notifier.Notifier._heard_probe", lambda *_: None)
+        monkeypatch.setattr("riverpy._postgres.notifier.Notifier._receive_probe", lambda *_: None)
         async with rig.running(client):
             await rig.insert_rows(1)
             await rig.event()

@@ -81,7 +81,7 @@ def test_many_kinds_are_one_event() -> None:
     """A thousand failing kinds are one event, which names a few and counts the others (OP-07)."""
     kinds = [f"kind{n}" for n in range(1000)]
     told = Told(kinds)
-    told.counters.ended([ended(kind, f"error of {kind}") for kind in kinds for _ in range(3)])
+    told.counters.count_ends([ended(kind, f"error of {kind}") for kind in kinds for _ in range(3)])
     fail, worked = told.lines()
     assert (fail["event"], fail["log_level"]) == (JOBS_FAILED, "warning")
     assert len(fail["kinds"]) == FAILING_MAX
@@ -95,10 +95,10 @@ def test_only_new_counts_are_logged() -> None:
     """An event covers what ended since the last one. If nothing ended there is no event (OP-07)."""
     told = Told(["a"])
     assert told.lines() == []
-    told.counters.ended([ended("a"), ended("a", "boom")])
+    told.counters.count_ends([ended("a"), ended("a", "boom")])
     assert [line["event"] for line in told.lines()] == [JOBS_FAILED, JOBS_WORKED]
     assert told.lines() == []
-    told.counters.ended([ended("a")])
+    told.counters.count_ends([ended("a")])
     (line,) = told.lines()
     assert (line["completed"], line["failed"]) == (1, 0)
 
@@ -111,7 +111,7 @@ def test_rate_is_not_over_idle_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     now += 3600
     assert told.lines() == []
     now += 60
-    told.counters.ended([ended("a") for _ in range(120)])
+    told.counters.count_ends([ended("a") for _ in range(120)])
     (line,) = told.lines()
     assert (line["seconds"], line["rate"]) == (60.0, 2.0)
 
@@ -127,7 +127,7 @@ def test_stuck_jobs_are_logged_while_nothing_ends() -> None:
 def test_unknown_kinds_are_named() -> None:
     """Failing kinds without a worker are named like others. Beyond the limit they count as one."""
     told = Told([])
-    told.counters.ended([ended(f"kind{n}", "boom") for n in range(FAILING_MAX + 5)])
+    told.counters.count_ends([ended(f"kind{n}", "boom") for n in range(FAILING_MAX + 5)])
     fail = told.lines()[0]
     assert list(fail["kinds"]) == [f"kind{n}" for n in range(FAILING_MAX)]
     assert fail["more_kinds"] == 1
@@ -136,7 +136,7 @@ def test_unknown_kinds_are_named() -> None:
 def test_error_on_one_line_without_password() -> None:
     """The error of a kind is one line, shortened, and without the password of a URL."""
     told = Told(["a"])
-    told.counters.ended([ended("a", "no\nluck at postgres://u:s3cret@h/d" + "x" * 10_000)])
+    told.counters.count_ends([ended("a", "no\nluck at postgres://u:s3cret@h/d" + "x" * 10_000)])
     error = told.lines()[0]["kinds"]["a"]["error"]
     assert error.startswith("no luck at postgres://u:***@h/d")
     assert len(error) <= summary_module.ERROR_LENGTH_MAX
@@ -149,7 +149,7 @@ async def test_first_failure_is_logged_at_once(monkeypatch: pytest.MonkeyPatch) 
     ready = SimpleNamespace(started=lambda: None)
     with structlog.testing.capture_logs() as log:
         running = asyncio.create_task(told.summary.run(StopScope(), task_status=ready))
-        told.counters.ended([ended("a", "boom")])
+        told.counters.count_ends([ended("a", "boom")])
         async with asyncio.timeout(PATIENCE):
             while not log:
                 await asyncio.sleep(0.005)
