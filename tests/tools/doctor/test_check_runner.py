@@ -100,7 +100,7 @@ async def test_usage() -> None:
     assert exit_code == 2
     assert "--listen-url" in text
     _, text = await run_text("--help")
-    assert "5 if the worst is a warning, 1 if something fails" in " ".join(text.split())
+    assert "5 there are warnings, 1 something fails" in " ".join(text.split())
 
 
 async def test_text(schema: Schema, doctor: Doctor) -> None:
