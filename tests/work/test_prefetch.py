@@ -135,7 +135,7 @@ def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert room_after(0.004, 0) == 10  # the same window
     assert room_after(0.001, 0) == 0
     assert room_after(1.0, 100) == 0
-    assert Prefetch(3, lambda attempts: None)._most == 0
+    assert Prefetch(3, lambda attempts: None)._max == 0
 
 
 async def test_slots_and_order(rig: Rig, ahead: None, patient: None) -> None:
