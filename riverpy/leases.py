@@ -1,7 +1,8 @@
-"""Leases for user code: of the processes that compete for a name, exactly one acts under it.
+"""Leases for user code: of the processes that compete for a name, exactly one holds the lease.
 
-A lease is a row with a time, given by the server's clock, and a rising epoch. Who holds it may act
-until its trust ends; a write that is fenced commits under the lease or not at all.
+A lease is a row with an expiry time, set by the server's clock, and an epoch that rises with each
+holder. The holder may act until its local deadline. A fenced write commits under the lease or not
+at all.
 """
 
 from __future__ import annotations
@@ -31,17 +32,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Lease", "LeaseManager", "MemoryLeases", "MemoryTransaction"]
 
-TTL_LEAST = timedelta(milliseconds=100)
+TTL_MIN = timedelta(milliseconds=100)
 
 
 class LeaseManager:
-    """Leases of this process, by themselves: `async with LeaseManager(url) as leases:`.
+    """Acquires leases without a client: `async with LeaseManager(url) as leases:`.
 
-    A lease is either had by `hold`, which renews it in the background and cancels its block when it
-    is lost; or by `try_acquire`, and then the caller renews it, stops when it is not held any more,
-    and releases it.
+    `hold` renews a lease in the background, and cancels its block when the lease is lost. With
+    `try_acquire` the caller renews the lease, stops when it is not held any more, and releases it.
 
-    Used in one event loop; a forked process makes its own.
+    A manager belongs to one event loop. A forked process makes its own.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class LeaseManager:
         """Make it; nothing is connected yet.
 
         Args:
-            database: a `postgres://` URL, of which it makes up to two connections of its own; or an
-                asyncpg pool or connection of the caller's, which is never closed, replaced or made
-                again; or leases in memory. Two managers may share none but a pool, or the memory.
+            database: a `postgres://` URL, for up to two connections of its own; or an asyncpg pool
+                or connection of the caller's, which is never closed or replaced; or leases in
+                memory. Two managers may share a pool or the memory, but not a connection.
             schema: the schema of River's tables; None leaves it to the search path.
-            holder: who holds the leases, 1 to 100 characters, not the same in two processes. None:
-                the host, the process and a random part.
+            holder: the name of this process as a holder, 1 to 100 characters, different in each
+                process. None: the host, the process id and a random part.
             ttl: how long a lease lasts that is not renewed: 100 milliseconds to a day.
-            renew_interval: from one renewal, or bid, to the next. `ttl` is at least 2.4 times as
-                long, so that a renewal may fail.
-            max_held: how many leases `hold` keeps at once, at most; None: any number.
+            renew_interval: the time from one renewal, or attempt to acquire, to the next. `ttl` is
+                at least 2.4 times as long, so that one renewal may fail.
+            max_held: the number of leases that `hold` keeps at once, at most; None: no limit.
             pooler: whether the URL leads to a pooler in transaction mode.
 
         Raises:
@@ -97,15 +97,15 @@ class LeaseManager:
         self._opener: Opener | None = None
         self._is_closed = False
         self._given = WeakSet[Lease]()
-        """The leases that its user keeps."""
+        """The leases of `try_acquire`."""
 
     @property
     def holder(self) -> str:
-        """Who holds its leases."""
+        """The name of this process as a holder."""
         return self._holder
 
     async def __aenter__(self) -> Self:
-        """Connect, and see that the table is there.
+        """Connect, and check that the table exists.
 
         Raises:
             SchemaMissingError: line `riverpy` is not migrated; the text has the command.
@@ -119,8 +119,8 @@ class LeaseManager:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """End what is held, and close what it owns. The blocks of `hold` that go on in other tasks
-        are cancelled; leases of `try_acquire` that were not released are over, and lapse."""
+        """End all leases, and close the manager's own connections. Blocks of `hold` that run in
+        other tasks are cancelled. Leases of `try_acquire` that were not released expire."""
         # Closing in a fork would end the sessions of its parent.
         if self._opener is not None and self._opener.is_this_process:
             self._is_closed = True
@@ -129,15 +129,15 @@ class LeaseManager:
             await self._engine.close()
 
     async def try_acquire(self, name: str) -> Lease | None:
-        """Bid once. None: somebody has the lease, this process included.
+        """Try once to acquire a lease. Returns None if another process, or this one, holds it.
 
         Args:
             name: 1 to 100 printable ASCII characters, no space.
 
         Raises:
             ConfigError: the name is not allowed.
-            OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError: it is not known
-                who has the lease. What was granted unheard lapses after the ttl.
+            OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError: the result is
+                unknown. If the lease was acquired, it expires after its ttl.
             TransactionError: the caller's connection is in a transaction.
         """
         validate_lease_name(name)
@@ -145,42 +145,42 @@ class LeaseManager:
         lease, _wait = await self._engine.try_acquire(name)
         if lease is not None:
             self._given.add(lease)
-            if self._is_closed:  # meanwhile
+            if self._is_closed:  # during the attempt
                 lease.end("its manager is closed", cause=StopCause.CLIENT_STOP)
         return lease
 
     async def renew(self, lease: Lease) -> bool:
-        """Extend a lease of this manager's by its ttl. False: it is over, stop now.
+        """Extend a lease of this manager by its ttl. Returns False if it has ended: stop now.
 
         Raises:
-            OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError: it is not known
-                whether it goes on. Try again, and stop when it is not held any more.
+            OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError: the result is
+                unknown. Try again, and stop when the lease is not held any more.
             TransactionError: the caller's connection is in a transaction.
         """
         self._expect_open()
         return await self._engine.renew(lease)
 
     async def release(self, lease: Lease) -> bool:
-        """Give a lease up, when nothing is done under it any more. True only if that freed it;
-        False: it was over before, or the database did not answer and it lapses, with a warning."""
+        """Release a lease after the work under it. Returns True only if this freed it. False: the
+        lease had ended before; or the database did not answer, and it expires, with a warning."""
         self._expect_open()
         return await self._engine.release(lease)
 
     def hold(
         self, name: str, *, wait: timedelta | None = None
     ) -> AbstractAsyncContextManager[Lease]:
-        """Stand by for a lease, then run the block under it, renewed in the background. When it is
-        lost, the block is cancelled while there is still time for it to end.
+        """Wait for a lease, then run the block under it. The lease is renewed in the background.
+        When it is lost, the block is cancelled, early enough to end before another process acts.
 
         Args:
             name: 1 to 100 printable ASCII characters, no space.
-            wait: how long to stand by, with one bid at least; None: for ever.
+            wait: how long to wait, with at least one attempt; None: without limit.
 
         Raises:
             ConfigError: the name, or `wait`, is not allowed.
             ClientStateError: the manager, or the pool or connection that it was given, is closed.
             TimeoutError: the lease was not free within `wait`.
-            LeaseLostError: it was lost before the block had ended, whether or not that has noticed.
+            LeaseLostError: the lease was lost before the block ended.
         """
         validate_lease_name(name)
         expect_wait(wait)
@@ -212,6 +212,6 @@ def _timing(ttl: timedelta, renew_interval: timedelta) -> LeaseTiming:
             f"renewal may fail once: with renew_interval {renew_interval} at least {least}, got "
             f"{ttl}"
         )
-    if not TTL_LEAST <= ttl <= LEASE_TTL_MAX:
-        raise ConfigError(f"ttl must be between {TTL_LEAST} and {LEASE_TTL_MAX}, got {ttl}")
+    if not TTL_MIN <= ttl <= LEASE_TTL_MAX:
+        raise ConfigError(f"ttl must be between {TTL_MIN} and {LEASE_TTL_MAX}, got {ttl}")
     return LeaseTiming(ttl.total_seconds(), renew_interval.total_seconds())

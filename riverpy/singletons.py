@@ -1,5 +1,5 @@
-"""Singletons: functions of which one instance runs over all processes that register them, each
-under a lease of its own or while its client leads."""
+"""Singletons: functions that run in one process at a time, of all processes that register them.
+Each runs under a lease of its own, or while its client is the leader."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Singleton(NamedTuple):
         return not _is_code(self.fn, iscoroutinefunction)
 
     def expect_ended(self, result: object) -> None:
-        """Refuse a result of the function that shows that its work has not begun.
+        """Refuse a result which shows that the work of the function has not begun.
 
         Raises:
-            TypeError: it is an awaitable or a generator, which nobody would run.
+            TypeError: it is an awaitable or a generator, which would never run.
         """
         if not (isawaitable(result) or isasyncgen(result) or isgenerator(result)):
             return
         if iscoroutine(result):
-            result.close()  # that it never ran is said here
+            result.close()  # the error below replaces the warning that it never ran
         raise TypeError(
-            f"singleton {self.name!r} returned {type(result).__name__}, which nobody runs: "
+            f"singleton {self.name!r} returned {type(result).__name__}, which never runs: "
             "register an `async def` that awaits it, or functools.partial of one, not a lambda"
         )
 
@@ -92,7 +92,7 @@ class Singletons:
             raise ConfigError(f"singleton {name!r} takes a function, got {type(fn).__name__}")
         if _is_code(fn, isasyncgenfunction) or _is_code(fn, isgeneratorfunction):
             raise ConfigError(
-                f"singleton {name!r} is a generator, which nobody would run: take the `yield` out"
+                f"singleton {name!r} is a generator, which would never run: remove the `yield`"
             )
         if restart not in get_args(Restart):
             raise ConfigError(

@@ -55,26 +55,27 @@ class LeaseCalls(ABC):
         restart: Restart = "on_error",
         candidate: bool = True,
     ) -> None:
-        """Register a function of which one instance runs over all processes that register it, while
-        this client runs; the others stand by and take over.
+        """Register a function that runs in one process at a time, of all processes that register
+        it. The other processes wait and take over.
 
-        `await fn(lease)` begins when this process has won the lease. When that is lost, or the
-        client stops, `fn` is cancelled, once: it may await the end of what it has open. Writes are
-        safe whatever happens if each transaction begins with `await lease.fence(connection)`. A
-        function that returns has ended: it does not run here again before the client does, but
-        another process that stands by runs it. What ignores its cancellation for a fifth of
-        `Config.leader_ttl` is logged each 10 seconds, and does not run here again before it ends.
+        `await fn(lease)` begins when this process has acquired the lease. When the lease is lost,
+        or the client stops, `fn` is cancelled once, so that it can await its cleanup. Writes are
+        always safe if each transaction begins with `await lease.fence(connection)`. A function
+        that returns has ended: it does not run in this process again until the client is started
+        again, but another process that waits runs it. A function that ignores its cancellation for
+        a fifth of `Config.leader_ttl` is logged every 10 seconds, and does not start here again
+        until it ends.
 
         Args:
             name: of the lease: 1 to 100 printable ASCII characters without a space. All processes
-                that register it compete, whatever their function does.
+                that register it compete, whatever their functions do.
             fn: a coroutine function; or a plain one, which runs in a thread of its own, cannot be
-                cancelled, and must ask `lease.is_held` or call `lease.expect_held()` before each
+                cancelled, and must check `lease.is_held` or call `lease.expect_held()` before each
                 step.
-            restart: after an error the lease is released, and this process stands by again after a
-                delay of 1 second that doubles up to 30; or "never", and it stands down. Default
-                "on_error".
-            candidate: False: this process does not stand by for it. Default True.
+            restart: "on_error": after an error the lease is released, and this process waits for it
+                again after a delay of 1 second that doubles up to 30. "never": it does not wait
+                again. Default "on_error".
+            candidate: False: this process never runs it. Default True.
 
         Raises:
             ConfigError: the name is not allowed or taken, or a value is not allowed.
@@ -85,13 +86,14 @@ class LeaseCalls(ABC):
         self._singletons.add(Singleton(name, fn, restart, candidate))
 
     def leader_only(self, name: str, fn: LeaderFn) -> None:
-        """Register a function that runs while this client leads its domain, beside its
-        maintenance: it needs no lease of its own, and moves with the lead.
+        """Register a function that runs while this client is the leader of its domain. It needs no
+        lease of its own.
 
-        `await fn(term)` begins soon after the client has begun to lead, and is cancelled, once,
-        when that ends. Each transaction that writes begins with `await term.fence(connection)`. If
-        it returns it has ended for this term; if it raises it runs again after a delay of 1 to 8
-        seconds. What ignores its cancellation keeps this client from leading until it ends.
+        `await fn(term)` begins soon after the client became leader, and is cancelled once when the
+        term ends. Each transaction that writes begins with `await term.fence(connection)`. A
+        function that returns has ended for this term. One that raises runs again after a delay of 1
+        to 8 seconds. While a function ignores its cancellation, this client does not become leader
+        again.
 
         Args:
             name: for the log: 1 to 100 printable ASCII characters without a space.
@@ -107,21 +109,22 @@ class LeaseCalls(ABC):
 
     @asynccontextmanager
     async def lease(self, name: str, *, wait: timedelta | None = None) -> AsyncGenerator[Lease]:
-        """Run a block under a lease: `async with client.lease("stream 7") as lease:`. Stands by for
-        it, renews it meanwhile, and releases it. The block is cancelled when the lease is lost.
+        """Run a block under a lease: `async with client.lease("stream-7") as lease:`. Waits for the
+        lease, renews it during the block, and releases it. The block is cancelled when the lease is
+        lost.
 
         Args:
             name: of the lease: 1 to 100 printable ASCII characters without a space. A singleton of
-                this name competes for it, too.
-            wait: how long to stand by, with one bid at least; zero: one bid. Default None: for
-                ever.
+                this name competes for it too.
+            wait: how long to wait, with at least one attempt; zero: one attempt. Default None:
+                without limit.
 
         Raises:
-            LeaseLostError: it was lost before the block had ended.
+            LeaseLostError: the lease was lost before the block ended.
             TimeoutError: it was not free within `wait`.
             ConfigError: the name, `wait` or `Config.leader_ttl` is not allowed.
             SchemaMissingError: line `riverpy` is not migrated; the text has the command.
-            ClientStateError: the client is not open, or is closed meanwhile.
+            ClientStateError: the client is not open, or is closed during the block.
             Exception: one of DATABASE_ERRORS, at the first use.
         """
         validate_lease_name(name)

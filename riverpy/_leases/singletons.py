@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 RETRY_FIRST = timedelta(seconds=1)
 RETRY_MAX = timedelta(seconds=30)
-"""The delay after a failure doubles up to this. Another process may run the function meanwhile."""
+"""The delay after a failure doubles up to this. Another process may run the function during it."""
 STEADY_MIN = 60.0
 """Seconds of a run after which a failure counts as the first one."""
 

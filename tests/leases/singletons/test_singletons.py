@@ -496,7 +496,7 @@ async def test_nobody_would_run_what_it_returns(
         await until(lambda: bool(said(log, SINGLETON_FAILED_FOR_GOOD)))
         assert client.stats().singletons["s"].failures == 1
     error = said(log, SINGLETON_FAILED_FOR_GOOD)[0]["error"]
-    assert f"returned {kind}, which nobody runs: register an `async def`" in error
+    assert f"returned {kind}, which never runs: register an `async def`" in error
 
 
 async def _raise(_lease: Lease) -> None:
