@@ -61,7 +61,7 @@ class FakeConnection:
 
 
 class FakeServer:
-    """Keeps the moments at which signs of life arrived, and over what."""
+    """Keeps the moments at which heartbeats arrived, and over what."""
 
     def __init__(self) -> None:
         self.timer = VirtualTimer()
@@ -105,7 +105,7 @@ class FakeServer:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
-    """A server that answers signs of life."""
+    """A server that answers heartbeats."""
     server = FakeServer()
     monkeypatch.setattr("riverpy._clients.heartbeat.client_heartbeat", server.beat)
     monkeypatch.setattr("riverpy._clients.client_id.client_register", server.register)
@@ -123,7 +123,7 @@ def rig(schema: Schema) -> Rig:
 
 @pytest.mark.parametrize("dead_after", [timedelta(minutes=1), timedelta(seconds=6)])
 async def test_interval(server: FakeServer, dead_after: timedelta) -> None:
-    """The interval follows from `dead_after` alone: six signs of life within it (LD-15)."""
+    """The interval follows from `dead_after` alone: six heartbeats within it (LD-15)."""
     async with server.beating(dead_after=dead_after):
         await server.timer.advance(dead_after.total_seconds())
     times = [at for at, _ in server.beats]
@@ -150,7 +150,7 @@ async def test_any_healthy_connection(server: FakeServer, log: list[dict[str, An
 
 async def test_without_any_connection(server: FakeServer, log: list[dict[str, Any]]) -> None:
     """A client that cannot beat stops claiming at a third of `dead_after`, warns once at half of
-    it, and goes on with the next sign of life."""
+    it, and goes on with the next heartbeat."""
     async with server.beating() as heartbeat, anyio.create_task_group() as tasks:
         server.break_all()
         await server.timer.advance(19)
@@ -178,8 +178,8 @@ async def test_without_any_connection(server: FakeServer, log: list[dict[str, An
 
 
 async def test_contact(server: FakeServer) -> None:
-    """The contact grows from the first sign of life, is 0 when the last one is older than half of
-    `dead_after`, and begins anew after that; a shorter gap does not break it."""
+    """The contact grows from the first heartbeat, is 0 when the last one is older than half of
+    `dead_after`, and begins again after that; a shorter gap does not break it."""
     async with server.beating() as heartbeat:
         assert heartbeat.contact() == 0
         await server.timer.advance(100)
@@ -200,7 +200,7 @@ async def test_contact(server: FakeServer) -> None:
 @pytest.mark.parametrize("how", ["suspend", "stall"])
 async def test_time_that_was_missed(server: FakeServer, how: str) -> None:
     """A machine that was suspended, or an event loop that was blocked, for longer than half of
-    `dead_after` has lost contact and claims nothing until its next sign of life (LM-14)."""
+    `dead_after` has lost contact and claims nothing until its next heartbeat (LM-14)."""
     async with server.beating() as heartbeat:
         await server.timer.advance(100)
         if how == "suspend":
@@ -234,8 +234,8 @@ async def test_another_run_has_registered(server: FakeServer, log: list[dict[str
 
 
 async def test_before_it_runs(server: FakeServer) -> None:
-    """Where nobody can beat, for want of the table, claiming is allowed, and nobody is in contact
-    that would find others dead."""
+    """Without the table no heartbeat can be written. Then claiming is allowed, and no client has
+    contact that would find others dead."""
     connections: Any = server.connections
     heartbeat = Heartbeat(REGISTRATION, Config(), connections, server.timer, lambda: None)
     assert heartbeat.may_claim
@@ -322,7 +322,7 @@ async def test_runs_of_one_id(schema: Schema) -> None:
 
 
 async def test_beats_are_cheap(schema: Schema) -> None:
-    """A sign of life changes its row on its page and no index, so that pages are cleaned in
+    """A heartbeat changes its row on its page and no index, so that pages are cleaned in
     passing."""
     async with schema.connected() as connection, connection.transaction():
         at = await clients.client_register(connection, schema.name, REGISTRATION)
@@ -338,7 +338,7 @@ async def test_beats_are_cheap(schema: Schema) -> None:
 
 
 def no_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on the server refuses signs of life."""
+    """From now on the server refuses heartbeats."""
 
     async def refuse(*args: Any, **values: Any) -> bool:
         raise ConnectionError("no")
@@ -355,8 +355,8 @@ def heartbeat_of(client: Client) -> Heartbeat:
 async def test_claims_wait_for_a_sign_of_life(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    """A client without a recent sign of life claims nothing, also not by a claim that waited for
-    its connection meanwhile; with the next one it goes on."""
+    """A client without a recent heartbeat claims nothing, also not by a claim that waited for
+    its connection in the meantime; with the next one it goes on."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -389,7 +389,8 @@ async def test_claims_wait_for_a_sign_of_life(
 
 
 async def test_locked_leader_stops_no_job(rig: Rig) -> None:
-    """While somebody has locked the table of leaders nobody leads, and jobs go on."""
+    """While another session has locked the table of leaders there is no leader, and jobs are
+    worked."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -438,8 +439,8 @@ async def test_dropped_table_stops_no_job(
 
 
 async def test_locked_table_costs_no_connection(rig: Rig) -> None:
-    """While somebody has locked the table of clients no sign of life is given, but the connections,
-    the one of the lease too, stay as they are."""
+    """While another session has locked the table of clients no heartbeat is written, but the
+    connections, the one of the lease too, stay as they are."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:

@@ -1,4 +1,5 @@
-"""What tests of the reindexer share: an index whose rebuild can be held, and a look at rebuilds."""
+"""What tests of the reindexer share: an index whose rebuild can be held, and a check of
+rebuilds."""
 
 from __future__ import annotations
 

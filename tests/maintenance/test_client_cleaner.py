@@ -63,7 +63,8 @@ async def test_dead_for_long(quick: HeldTerm, log: list[dict[str, Any]]) -> None
 
 
 async def test_nobody_is_silent(quick: HeldTerm) -> None:
-    """While all give signs of life nothing is written, not even by a leader that was deposed."""
+    """While all clients write heartbeats nothing is written, not even by a leader that was
+    deposed."""
     await register(quick.schema, "alive")
     await quick.depose()
     reaper = await observing(quick)
@@ -73,14 +74,14 @@ async def test_nobody_is_silent(quick: HeldTerm) -> None:
 
 
 async def test_out_of_contact(quick: HeldTerm) -> None:
-    """Who was out of contact forgets nobody: it may be the server that was away."""
+    """A leader that was out of contact deletes no client: perhaps the server was away."""
     await register(quick.schema, "gone")
     await quick.run(await observing(quick, lambda: 0.9))
     assert await known(quick.schema) == ["gone"]
 
 
 async def test_deposed(quick: HeldTerm) -> None:
-    """A leader that was deposed and does not know it yet forgets nobody."""
+    """A leader whose term is over, and that does not notice it yet, deletes no client."""
     await register(quick.schema, "gone")
     await quick.depose()
     with pytest.raises(FencedOutError):
@@ -89,7 +90,7 @@ async def test_deposed(quick: HeldTerm) -> None:
 
 
 async def test_client_that_is_back(quick: HeldTerm) -> None:
-    """A client that gives a sign of life at this moment is neither waited for nor forgotten."""
+    """A client that writes a heartbeat at this moment is neither waited for nor forgotten."""
     schema = quick.schema
     await register(schema, "back")
     async with schema.connected() as client, client.transaction():

@@ -1,4 +1,4 @@
-"""Maintenance of several leaders at once, beside workers: nobody dies of a deadlock."""
+"""Maintenance of several leaders at once, beside workers: there are no deadlocks."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def lead(held: HeldTerm, chance: random.Random) -> None:
 
 
 async def test_leaders_at_once(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cleaner, scheduler and rescuer of four processes that all believe to lead, the same queues or
+    """Cleaner, scheduler and rescuer of four processes that all act as leader, the same queues or
     some that overlap, beside workers that store results: no deadlock reaches any of them
     (LM-13)."""
     monkeypatch.setattr(batches, "BATCH_SIZE", 40)

@@ -224,7 +224,7 @@ async def test_sweeps(schema: Schema) -> None:
 
 
 async def test_locked_rows(held: HeldTerm, schema: Schema) -> None:
-    """A job that somebody's transaction has locked holds up no other, and goes in a later pass."""
+    """A job that another transaction has locked holds up no other, and goes in a later pass."""
     locked = await insert_ended(schema, "completed", "30 hours")
     await insert_ended(schema, "completed", "25 hours", 5)
     cleaner = JobCleaner(held.context)

@@ -93,7 +93,7 @@ async def quick(schema: Schema) -> AsyncGenerator[HeldTerm]:
 
 
 async def test_outcomes(quick: HeldTerm, log: list[dict[str, Any]]) -> None:
-    """The running jobs of a client that gives no sign of life run again, whatever kinds the leader
+    """The running jobs of a client that writes no heartbeats run again, whatever kinds the leader
     knows; without an attempt left they are discarded, with a cancel mark cancelled. The attempt
     counts: it stays, and has an error (LD-07)."""
     schema = quick.schema
@@ -190,7 +190,7 @@ async def test_server_restarted(quick: HeldTerm) -> None:
 
 
 async def test_sign_of_life_in_between(quick: HeldTerm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sign of life that comes while the jobs of a client are being rescued saves them, whether
+    """A heartbeat that arrives while the jobs of a client are being rescued saves them, whether
     it is stored already or still on its way."""
     schema = quick.schema
     for client_id in ("late", "dead", "beating"):
@@ -279,7 +279,7 @@ async def test_deposed(quick: HeldTerm) -> None:
 
 
 async def test_locked_row(quick: HeldTerm) -> None:
-    """A job that somebody has locked is passed over, and rescued by a later pass."""
+    """A job that another session has locked is skipped, and rescued by a later pass."""
     schema = quick.schema
     await register(schema, "dead")
     for _ in range(3):
@@ -324,7 +324,7 @@ async def test_odd_rows(quick: HeldTerm) -> None:
 
 
 async def test_busy_fence_is_no_fault_of_a_job(schema: Schema, log: list[dict[str, Any]]) -> None:
-    """Jobs are not blamed for a leader's row that somebody has locked."""
+    """Jobs are not blamed for a leader's row that another session has locked."""
     await register(schema, "dead")
     for _ in range(8):
         await insert(schema)
@@ -411,7 +411,7 @@ class Timed(Worker[Sleep]):
 async def test_timeouts(
     schema: Schema, worker: Any, client: timedelta | None, rescued: bool, by_method: bool
 ) -> None:
-    """A job of a client that gives no signs of life is rescued only when it runs for longer than
+    """A job of a client that writes no heartbeats is rescued only when it runs for longer than
     its timeout, the worker's or else the client's; one without a timeout never is (JR2) (LD-05,
     LD-06)."""
     workers = Workers().add(Timed(worker)) if by_method else registry(timeout=worker)
@@ -491,7 +491,7 @@ async def test_unknown_kind(schema: Schema, log: list[dict[str, Any]]) -> None:
 
 
 async def test_old_jobs_of_registered_clients(quick: HeldTerm) -> None:
-    """A client that gives signs of life knows best how long its jobs may run: they are never
+    """A client that writes heartbeats decides how long its jobs may run: they are never
     rescued by their age."""
     await register(quick.schema, "alive")
     await insert(quick.schema, by="alive", age="30 days")
@@ -537,8 +537,8 @@ async def test_pages_of_the_dead(quick: HeldTerm, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_without_our_tables(schema: Schema) -> None:
-    """In a database without the line `riverpy` jobs are rescued by their age, whoever claimed
-    them."""
+    """In a database without the line `riverpy` jobs are rescued by their age, whichever client
+    claimed them."""
     await schema.execute("ALTER TABLE riverpy_client RENAME TO hidden")
     try:
         async with held_term(schema, workers=registry()) as held:

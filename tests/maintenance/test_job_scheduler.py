@@ -294,7 +294,7 @@ async def test_uncommitted_rival(
 
 
 async def test_locked_row(held: HeldTerm, schema: Schema, log: list[dict[str, Any]]) -> None:
-    """A due job that somebody's transaction has locked is passed over, and moved in a later
+    """A due job that another transaction has locked is skipped, and moved in a later
     pass."""
     locked, other = await waiting(schema), await waiting(schema)
     scheduler = JobScheduler(held.context)

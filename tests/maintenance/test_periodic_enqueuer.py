@@ -245,7 +245,7 @@ async def test_schedule_does_not_drift(schema: Schema) -> None:
 
 
 async def test_two_leaders(schema: Schema) -> None:
-    """Two processes that both believe that they lead insert each slot once, and each run on start
+    """Two processes that both act as leader insert each slot once, and each run on start
     and each run that was asked for."""
     jobs = [
         PeriodicJob(Grid(SECOND), Tick(), id=f"ticks-{n}", missed="all", run_on_start=True)
@@ -329,7 +329,7 @@ async def test_paused_is_not_run_on_start(schema: Schema) -> None:
 
 
 async def test_changed_schedule(schema: Schema) -> None:
-    """A job whose schedule is another now begins anew; one with the same goes on."""
+    """A job whose schedule has changed begins again; one with the same schedule continues."""
     async with enqueuing(schema, ticks()) as one:
         slot = await one.move("ticks", -30 * SECOND)
     await schema.execute("DELETE FROM river_leader")
@@ -381,7 +381,7 @@ async def test_failed_constructor_keeps_its_slot(
 
 async def test_refused_insert_keeps_its_slot(schema: Schema) -> None:
     """Recording a slot and inserting its job is one step: neither is there without the other. One
-    that is refused keeps nobody else (SK-07)."""
+    that is refused delays no other (SK-07)."""
     await schema.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
         " $$BEGIN RAISE EXCEPTION 'refused'; END$$;"
@@ -543,7 +543,7 @@ async def test_frozen_backend(schema: Schema, monkeypatch: pytest.MonkeyPatch, s
 
 
 async def test_locked_row_keeps_nobody(schema: Schema) -> None:
-    """A row that somebody's open transaction has locked waits; the others do not."""
+    """A row that another transaction has locked waits; the others do not."""
     async with enqueuing(schema, ticks("locked"), ticks("free")) as one:
         for job_id in ("locked", "free"):
             await one.move(job_id, SECOND)

@@ -35,7 +35,7 @@ async def names_of(schema: Schema) -> list[str]:
 
 
 async def test_stale_queues(held: HeldTerm, schema: Schema, log: list[dict[str, Any]]) -> None:
-    """QC1: queues that nobody touched for a day are forgotten, and logged; others stay."""
+    """Queues that no client touched for a day are deleted, and logged. Others stay (QC1)."""
     await insert_queue(schema, "fresh", "23 hours 59 min")
     await insert_queue(schema, "stale", "24 hours 1 min")
     await insert_queue(schema, "older", "1 year")

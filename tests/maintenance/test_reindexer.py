@@ -326,7 +326,7 @@ async def test_not_the_owner(schema: Schema, log: Log) -> None:
 
 
 async def test_failure_stops_no_other(schema: Schema, log: Log) -> None:
-    """One index that cannot be rebuilt keeps no other from it, at each run anew and without a
+    """One index that cannot be rebuilt does not stop the others, at each run again and without a
     second set of artifacts (LM-11)."""
     async with slow_index(schema) as slow, contexts(schema, slow, KIND) as held:
         await fail(schema)

@@ -95,7 +95,7 @@ async def test_first_use(long_url: str) -> None:
 
 
 def test_limits_hold_for_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values that nobody set keep the limits of those that are set: the id of a client and of the
+    """Default values keep the limits of those that are set: the id of a client and of the
     holder of leases, whatever the host's name, and the age of a rescue."""
     for name in ("h" * 64, "x" * 200, "ho\udcffst", "", "é\0"):
         monkeypatch.setattr(socket, "gethostname", lambda name=name: name)

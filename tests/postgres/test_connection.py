@@ -130,7 +130,7 @@ def test_outage_of_a_connection_that_is_never_wanted_again(
 async def test_end_of_an_idle_connection_is_told(schema: Schema) -> None:
     """What ends, unused since an outage of others, after that is over, is an outage of its own.
     What ends during the outage of another, also after it was used in it, or just before it was
-    told, is a part of that; but not of one of a connection that nobody needs any more."""
+    told, is a part of that; but not of one of a connection that is not used any more."""
     outage = ConnectionOutage()
     connection = DedicatedConnection(
         "idle", partial(connect, schema.url, application_name="riverpy idle"), outage

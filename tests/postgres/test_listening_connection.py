@@ -26,7 +26,7 @@ async def test_failed_attempts_leave_no_connections(
     schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attempts to listen that fail after they have connected, for which each has a connection,
-    leave none behind; when they succeed again, the same client hears (NR-04)."""
+    leave none behind; when they succeed again, the same client receives notifications (NR-04)."""
     for name in ("RECONNECT_DELAY_MIN", "RECONNECT_DELAY_MAX"):
         monkeypatch.setattr(notifier, name, timedelta(milliseconds=1))
     failures = 0
@@ -70,7 +70,7 @@ async def test_failed_attempts_leave_no_connections(
 async def test_failed_start_leaves_no_connection(
     schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither does a start that fails because nobody can listen (NR-04)."""
+    """Neither does a start that fails because LISTEN fails (NR-04)."""
 
     async def fail(*_: Any) -> None:
         raise asyncpg.InsufficientPrivilegeError("no LISTEN for you")
@@ -92,8 +92,9 @@ async def test_failed_start_leaves_no_connection(
 
 
 async def test_pool_that_renews_its_connections(schema: Schema) -> None:
-    """The listener has a connection that no pool lends, so it hears on while the pool that inserts
-    closes each connection after one query, or after a moment; nothing is warned of (NR-05)."""
+    """The listener has a connection that no pool lends, so it receives notifications while the pool
+    that inserts closes each connection after one query, or after a moment; nothing is warned of
+    (NR-05)."""
     rig = Rig(schema)
 
     @rig.job

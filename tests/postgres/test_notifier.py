@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 async def test_lost_listener_hears_nothing(schema: Schema) -> None:
-    """While the listener cannot connect again nobody takes it for one that hears, though all else
-    of the client goes on; once it can, it is one."""
+    """While the listener cannot connect again it does not count as one that receives notifications,
+    though all else of the client goes on; once it can, it is one."""
 
     async def until(is_notified: bool) -> None:
         with anyio.fail_after(PATIENCE, reason=f"it is not taken for {is_notified=}"):
@@ -49,7 +49,7 @@ async def test_listener_that_is_lost_before_it_has_heard(
     schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listener that is lost again while its probe is on its way is told of as lost, and at once;
-    it is not taken for one that hears nothing."""
+    it does not count as one that receives nothing."""
     monkeypatch.setattr(notifier, "PROBE_TIMEOUT", 2 * PATIENCE)
     rig, is_sent = Rig(schema), asyncio.Event()
 
@@ -122,8 +122,8 @@ async def test_listener_that_cannot_be_tested(
     schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listener whose first probe cannot be sent, as while another connection is made again after
-    an outage, is not taken for one that hears nothing: the probe is sent soon, and the connection
-    stays."""
+    an outage, does not count as one that receives nothing: the probe is sent soon, and the
+    connection stays."""
     rig = Rig(schema)
 
     @rig.job
@@ -156,7 +156,7 @@ async def test_listener_that_cannot_be_tested(
 async def test_half_open_listener_is_replaced_once(
     schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A listener that does not answer, of which nobody tells, is cut and made again, once: that it
+    """A listener that does not answer, without any error, is cut and made again, once: that it
     was cut is no end of the new one, which goes on to prove itself."""
     monkeypatch.setattr(notifier, "PROBE_INTERVAL", 0.05)
     monkeypatch.setattr(notifier, "PROBE_TIMEOUT", 1.0)

@@ -61,7 +61,7 @@ def make_client(schema: Schema, tracers: TracerProvider, *, trace_internal: bool
 
 
 async def until_idle(client: riverpy.Client) -> None:
-    """Wait until the client leads, hears its notifications and has claimed."""
+    """Wait until the client leads, receives its notifications and has claimed."""
     with anyio.fail_after(PATIENCE):
         while not (
             (stats := client.stats()).is_leader
