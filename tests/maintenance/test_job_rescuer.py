@@ -330,12 +330,12 @@ async def test_busy_fence_is_no_fault_of_a_job(schema: Schema, log: list[dict[st
         await insert(schema)
     async with held_term(schema, dead_after=SECOND) as held, schema.connected() as other:
         rescuer, fence = await observing(held), held.context.fence
-        limit, fence._limit = fence._limit, SECOND / 4
+        limit, fence.limit = fence.limit, SECOND / 4
         async with other.transaction():
             await other.execute("SELECT FROM river_leader FOR UPDATE")
             with pytest.raises(FenceBusyError):
                 await held.run(rescuer)
-        fence._limit = limit
+        fence.limit = limit
         await held.run(rescuer)
     assert {row["state"] for row in await schema.jobs()} == {"available"}
     assert ROW_SET_ASIDE not in [entry["event"] for entry in log]
@@ -363,7 +363,7 @@ async def test_refused_row(
     )
     try:
         async with held_term(schema, dead_after=SECOND) as held:
-            held.context.fence._limit = 1.5 * SECOND  # a busy machine takes less for any other
+            held.context.fence.limit = 1.5 * SECOND  # a busy machine takes less for any other
             rescuer = await observing(held)
             for _ in range(2):
                 await held.run(rescuer)
