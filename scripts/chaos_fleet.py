@@ -283,7 +283,7 @@ class ChaosOfFleet:
         turned = workers[fault.number :] + workers[: fault.number]
         return next((worker for worker in turned if worker in healthy), None)
 
-    # -- what goes on meanwhile
+    # -- during the faults
 
     async def _start_what_ended(self) -> None:
         while True:

@@ -106,7 +106,7 @@ class Chaos(ChaosOfFleet):
             return f"{unfinished} jobs are not finished"
         alive = await self._fetch_value(STATEMENTS["alive_since"], calm_since)
         if alive != len(self._fleet.workers):
-            return f"{alive} workers give signs of life"
+            return f"{alive} workers send heartbeats"
         policies = await self._fetch_value(STATEMENTS["policies_since"], calm_since)
         missing = sorted(set(POLICIES) - set(policies or ()))
         return f"no slot is inserted for {', '.join(missing)}" if missing else ""

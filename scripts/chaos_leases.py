@@ -109,11 +109,11 @@ class ChaosOfLeases(ChaosOfFleet):
         await anyio.sleep(CALM)
 
     async def _what_is_missing(self, calm_since: datetime) -> str:
-        if nobody := HELD - await self._held():
-            return f"no process holds {', '.join(sorted(nobody))}"
+        if free := HELD - await self._held():
+            return f"no process holds {', '.join(sorted(free))}"
         alive = await self._fetch_value(STATEMENTS_OF_FLEET["alive_since"], calm_since)
         count = len(self._fleet.workers)
-        return "" if alive == count else f"{alive} of {count} workers give signs of life"
+        return "" if alive == count else f"{alive} of {count} workers send heartbeats"
 
     async def _held(self) -> set[str]:
         async with self._fleet.server.connected() as connection:

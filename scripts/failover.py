@@ -91,7 +91,7 @@ class Row:
         election."""
         names = {f"{worker.name}:{worker.pid}" for worker in self.fleet.workers}
         async with asyncio.timeout(START_TIMEOUT), self.fleet.server.connected() as connection:
-            while names - {  # noqa: ASYNC110 (the server tells nobody)
+            while names - {  # noqa: ASYNC110 (the server does not notify)
                 client_id.rpartition(":")[0]
                 for (client_id,) in await connection.fetch("SELECT client_id FROM riverpy_client")
             }:
@@ -122,7 +122,7 @@ class Row:
                         return found
             except OSError:  # the server is down, which may be the fault
                 await asyncio.sleep(POLL)
-        raise TimeoutError(f"{self.name}: nobody took over")
+        raise TimeoutError(f"{self.name}: no new leader")
 
     async def _look(
         self, connection: asyncpg.Connection, old: Leading | None, limit: float

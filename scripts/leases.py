@@ -69,7 +69,7 @@ class Holder:
     async def until_held(self, names: int) -> None:
         """Return when it has started this many terms."""
         async with asyncio.timeout(LIMIT):
-            while len(self.began) < names:  # noqa: ASYNC110 (it tells by lines)
+            while len(self.began) < names:  # noqa: ASYNC110 (it prints lines)
                 await asyncio.sleep(0.005)
 
     def cpu(self) -> float:

@@ -105,7 +105,7 @@ class ScalingServer:
     async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
         """Poll until the condition holds."""
         async with asyncio.timeout(LIMIT):
-            while not await holds():  # noqa: ASYNC110 (nothing tells)
+            while not await holds():  # noqa: ASYNC110 (no notification)
                 await asyncio.sleep(0.02)
 
     def client(self, schema: str = SCHEMAS[0], **config: Any) -> riverpy.Client:

@@ -130,7 +130,7 @@ class SoakClient:
 
     async def _until(self, sql: str, value: int) -> None:
         with anyio.fail_after(PATIENCE, reason=f"{sql} did not become {value}"):
-            while await self._connection.fetchval(sql) != value:  # noqa: ASYNC110 (nobody tells)
+            while await self._connection.fetchval(sql) != value:  # noqa: ASYNC110 (no notification)
                 await asyncio.sleep(0.02)
 
 

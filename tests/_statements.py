@@ -1,4 +1,4 @@
-"""What riverpy's connections send, statement by statement."""
+"""Records the statements that riverpy's connections send."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """A statement, and the name of the connection that it was sent over."""
+    """A statement, and the name of its connection."""
 
     connection: str
     text: str
 
 
 def record_statements(monkeypatch: pytest.MonkeyPatch, prefix: str = "riverpy") -> list[Sent]:
-    """All that is sent from now on over new connections whose name begins so, as it is sent."""
+    """Return a list that receives all statements of new connections whose names have this
+    prefix."""
     sent: list[Sent] = []
     connect = asyncpg.connect
 

@@ -1,4 +1,4 @@
-"""Time that moves only when a test says so."""
+"""A timer whose time moves only when a test moves it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROUNDS = 40
-"""Turns of the event loop in which tasks that can go on do: more than any chain of them takes."""
+"""Turns of the event loop in which all ready tasks run until they wait. No chain of tasks needs
+more."""
 
 
 async def settle() -> None:
-    """Let every task go on until it waits."""
+    """Let every task run until it waits."""
     for _ in range(ROUNDS):
         await asyncio.sleep(0)
 
 
 class VirtualTimer:
-    """A timer whose time stands still between calls of `advance`, `stall` and `suspend`.
+    """A timer whose time changes only in `advance`, `stall` and `suspend`.
 
     Real waits (a database, a thread) do not move it, and it does not wait for them.
     """
@@ -31,15 +32,15 @@ class VirtualTimer:
         self._alarms: dict[object, tuple[float, Callable[[], object]]] = {}
 
     def boottime(self) -> float:
-        """Virtual seconds."""
+        """Return the virtual seconds."""
         return self._now
 
     async def sleep(self, seconds: float) -> None:
-        """Return when time has been moved on by so many seconds."""
+        """Return when time has moved by this many seconds."""
         await self.wait(asyncio.Event(), seconds)
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
-        """Wait for the event until time has been moved on by so many seconds."""
+        """Wait for the event until time has moved by this many seconds."""
         if event.is_set() or seconds <= 0:
             await asyncio.sleep(0)
             return event.is_set()
@@ -52,7 +53,7 @@ class VirtualTimer:
         return event.is_set()
 
     async def advance(self, seconds: float) -> None:
-        """Move time on; whoever is due on the way goes on at its own moment, in order."""
+        """Move time. Each sleeper wakes at its own time, in order."""
         until = self._now + seconds
         await settle()
         while due := [at for at, _ in self._alarms.values() if at <= until]:
@@ -62,20 +63,20 @@ class VirtualTimer:
         await settle()
 
     async def stall(self, seconds: float) -> None:
-        """Move time on as for a process that does nothing meanwhile, and then finds all that was
-        due overdue."""
+        """Move time as for a process that does not run: it wakes late, and then everything due is
+        overdue."""
         self._now += seconds
         await self._ring()
 
     async def suspend(self, seconds: float) -> None:
-        """Move time on as for a machine that is suspended: waits do not count that time."""
+        """Move time as for a machine that is suspended: waits do not count that time."""
         self._now += seconds
         self._alarms = {key: (at + seconds, ring) for key, (at, ring) in self._alarms.items()}
         await settle()
 
     @property
     def sleepers(self) -> int:
-        """How many wait for time to be moved on."""
+        """Return the number of sleepers."""
         return len(self._alarms)
 
     async def _ring(self) -> None:

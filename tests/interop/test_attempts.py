@@ -188,7 +188,7 @@ async def test_error_handler(
 
 @EITHER
 async def test_stuck_job(language: str, callers: Callers, fleet: Fleet, schema: Schema) -> None:
-    """A job that ignores its timeout is reported as stuck once; other jobs go on, and its outcome
+    """A job that ignores its timeout is reported as stuck once. Other jobs continue, and its result
     is stored when it ends (CF-049, stuck_job_detection)."""
     caller = callers[OTHER[language]]
     async with fleet.worker(language, job_timeout=0.05, stuck_threshold=0.1) as worker:

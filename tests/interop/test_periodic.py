@@ -98,12 +98,12 @@ class Terms:
 async def test_terms(language: str, go: RiverGo, fleet: Fleet, schema: Schema, rig: Rig) -> None:
     """The leader passes from one language to the other and back.
 
-    What is due is inserted as available, its queue is notified once, and a worker of the other
-    language works it (CF-067, periodic_due_job_available). What runs on start is inserted once a
-    term, not by a follower, and not when the leader's connections were lost; then the schedule
-    goes on (CF-068, periodic_run_on_start). A job that is unique by day is a duplicate for the next
-    leader, in whatever zone its process is (CF-069, periodic_unique_cross_engine). An interval
-    `@every` comes once a period, whoever leads (CF-109).
+    A due job is inserted as available, its queue is notified once, and a worker of the other
+    language works it (CF-067, periodic_due_job_available). A job that runs on start is inserted
+    once per term, not by a follower, and not after the leader's connections were lost; then its
+    schedule applies (CF-068, periodic_run_on_start). A job that is unique by day is a duplicate for
+    the next leader, in any time zone (CF-069, periodic_unique_cross_engine). An interval `@every`
+    is inserted once per period, whichever client is the leader (CF-109).
     """
     go.zone = "Pacific/Kiritimati"
     terms = Terms(fleet, rig)

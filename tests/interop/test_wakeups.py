@@ -77,7 +77,7 @@ async def test_pause(
     language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
 ) -> None:
     """A queue that the other language pauses stands still, also for a worker that starts later,
-    until it is resumed; other queues go on (CF-032, pause_resume_notification)."""
+    until it is resumed; other queues continue (CF-032, pause_resume_notification)."""
     caller = callers[OTHER[language]]
     async with fleet.worker(language, queues=QUEUES) as worker:
         await caller.pause("a")

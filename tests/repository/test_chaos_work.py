@@ -259,7 +259,7 @@ BROKEN = {
     ),
     "a job did not fail as it should": (with_job(2, failures=2), "a job fails as planned"),
     "a job failed too often": (with_job(2, failures=0), "a job fails as planned"),
-    "an error that nobody raised": (
+    "an error that no handler raised": (
         with_job(2, errors=["oh"], failures=0),
         "an error has a reason",
     ),
@@ -300,7 +300,7 @@ BROKEN = {
         "a unique job exists once",
     ),
     "a unique job inserted twice": (history(unique=[5, 5]), "a unique job is inserted once"),
-    "a cancelled job goes on": (
+    "a cancelled job continues": (
         with_job(4, state="completed", failed=[], errors=[], failed_at=[]),
         "a cancelled job ends",
     ),

@@ -12,7 +12,7 @@ import asyncpg
 import uvloop
 from pgqueuer import PgQueuer
 from pgqueuer.db import AsyncpgDriver
-from pgqueuer.models import Job  # noqa: TC002 (it looks at the annotations)
+from pgqueuer.models import Job  # noqa: TC002 (it reads the annotations)
 from pgqueuer.queries import Queries
 
 from scripts._bench.peers._program import WATCH, main

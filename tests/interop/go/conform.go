@@ -22,22 +22,22 @@ import (
 )
 
 const conformHelp = `The kind "conform" has the args message, behavior, duration_ms and output.
-Its behavior is a list of steps, divided by spaces. Steps that go on:
+Its behavior is a list of steps, separated by spaces. Steps that continue:
   signal     wait for the job's message on standard input (a line {"release": MESSAGE}), or end
              with the error of the context
-  insist     wait for the same, whatever becomes of the context
+  insist     wait for the same, even if the context ends
   sleep      wait for duration_ms, or end with the error of the context
-  swallow    wait for duration_ms, whatever becomes of the context
-  cancelled  wait until the context ends, then go on; prints the event "cancel_noticed"
+  swallow    wait for duration_ms, even if the context ends
+  cancelled  wait until the context ends, then continue; prints the event "cancel_noticed"
   first      end here, without an error, unless this is the first attempt
   effect     insert the job's id and attempt into the table "effects" of the schema
   output     record output, or {"n": 1}
-  reserved   set a key of the metadata that is River's
+  reserved   set one of River's metadata keys
   log        write the message to the job's log (flag -job-log)
-  complete   complete the job in a transaction of the worker's own
+  complete   complete the job in a transaction of the worker
   print      print the event "effect" with the message
 Steps that end: return, fail (an error of the message), panic, cancel, snooze (by duration_ms),
-snooze-once (the same, but only if the metadata count no snooze yet; else it goes on) and
+snooze-once (the same, but only if the metadata count no snooze yet; otherwise it continues) and
 end (with the error of the context). A job without steps, or after the last one, returns.
 Its retry policy and timeout are the client's, unless its metadata say otherwise (retry_ms, until,
 timeout_ms).`
