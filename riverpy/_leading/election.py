@@ -40,7 +40,7 @@ PAUSE_MAX = 60.0
 class Election:
     """Acquires the lease of a leader again and again, and runs the work of each term."""
 
-    name = "elector"
+    name = "leader election"
 
     def __init__(
         self,

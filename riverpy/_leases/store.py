@@ -289,7 +289,7 @@ class UserLeaseTable(LeaseTable):
             self._url = database
             renewals, others = self._owned = [
                 DedicatedConnection(name, partial(_connect, database, name, pooler), self._outage)
-                for name in ("leases", "lease bids")
+                for name in ("leases", "lease requests")
             ]
         elif is_pool(database):
             self._given = database

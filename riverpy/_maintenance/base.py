@@ -80,7 +80,7 @@ class MaintenanceService(ABC):
         try:
             self.context.fence.expect_valid()  # a process that was frozen begins nothing
             delay = await self.run_once(scope)
-        except FencedOutError:  # the elector knows too, and ends the term
+        except FencedOutError:  # the election ends the term too
             return RETRY_MIN.total_seconds()
         except Exception as error:
             self._log_failure(error)

@@ -29,7 +29,7 @@ _READ_TIMEOUT = 5.0
 class ClientCleaner(MaintenanceService):
     """Deletes rows of dead clients, whatever their queues and domains."""
 
-    name = "client reaper"
+    name = "client cleaner"
 
     def __init__(self, context: TermContext, contact: Callable[[], float]) -> None:
         """Make it.

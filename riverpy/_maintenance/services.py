@@ -57,8 +57,8 @@ def _queue_services(context: TermContext, heartbeat: Heartbeat) -> list[Maintena
 def _upkeep(context: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
     """What keeps our own tables."""
     contact = _contact(heartbeat)
-    reapers = [] if contact is None else [ClientCleaner(context, contact)]
-    return [ExecutionCleaner(context), *reapers]
+    cleaners = [] if contact is None else [ClientCleaner(context, contact)]
+    return [ExecutionCleaner(context), *cleaners]
 
 
 def _contact(heartbeat: Heartbeat) -> Callable[[], float] | None:

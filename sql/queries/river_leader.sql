@@ -1,12 +1,15 @@
--- Statements on River's table of leaders, for its one domain `default`.
+-- Statements on River's table of leaders. They use its row of the domain `default`.
 --
--- A term is (leader_id, elected_at). Only the server's clock is compared. At the instant of the expiry the holder wins.
+-- (leader_id, elected_at) identifies a term. All statements compare times by the server's clock. At the exact instant of
+-- the expiry the holder still has the lease.
 
 
 -- name: leader_elect
--- Bid. A free row is taken over, a missing one is made; a held one answers who holds it and for how many seconds more.
--- The row is locked only if it has expired, so that a denied bid waits for nobody; FOR UPDATE, so that it does wait for
--- a transaction that is fenced by the old term. No row at all: somebody else made it just now.
+-- Try to become leader. Updates an expired row, or inserts a missing one. If another client is the leader, returns its
+-- id and the seconds until its lease expires. Returns no row if another client inserted the row at the same time.
+--
+-- Only an expired row is locked, so a denied attempt does not wait for a lock. FOR UPDATE makes an attempt that may
+-- succeed wait for transactions that the old term has fenced.
 with expired as materialized (
   select leader.name, leader.elected_at
   from /* schema */ river_leader as leader
@@ -43,7 +46,7 @@ where leader.name = 'default' and leader.expires_at >= now();
 
 
 -- name: leader_renew
--- Extend a term that has not expired. No row: it is over.
+-- Extend a term that has not expired. Returns no row if the term has ended.
 update /* schema */ river_leader
 set expires_at = now() + @ttl::interval
 where name = 'default' and leader_id = @leader_id and elected_at = @elected_at and expires_at >= now()
@@ -51,7 +54,7 @@ returning true;
 
 
 -- name: leader_resign
--- End a term and tell the followers, who hear it at the commit. No row: it was over before.
+-- End a term and notify the other clients at the commit. Returns no row if the term had ended before.
 with resigned as (
   delete from /* schema */ river_leader
   where name = 'default' and leader_id = @leader_id and elected_at = @elected_at
@@ -68,10 +71,12 @@ from resigned;
 
 
 -- name: leader_fence
--- Let the transaction around this go on only under a term that is held, and keep the term from passing to another until
--- its end: renewals pass a key share lock, takeovers wait for it. The server ends a transaction whose client is gone.
--- The limits are the transaction's own, for a pooler passes none of a session on; they are set before the row is locked,
--- and a shorter one of the session stays. No row: the term is over.
+-- Check that a term is held, and let no other client become leader until the transaction ends. The row gets a key share
+-- lock: renewals do not wait for it, takeovers do. Returns no row if the term has ended.
+--
+-- The timeouts let the server end the transaction of a client that has gone. They are set for the transaction, because a
+-- pooler does not keep settings of a session. They are set before the row is locked. A shorter timeout of the session
+-- stays in effect.
 with limits as materialized (
   -- include: fence.fence_limits
 )
@@ -85,7 +90,7 @@ for key share of leader;
 
 
 -- name: leader_get
--- Who leads, or led last: times, and the seconds until the lease expires.
+-- Return the present or last leader, the times of its term, and the seconds until its lease expires.
 select
   leader_id, /* finite */ (elected_at), /* finite */ (expires_at),
   extract(epoch from /* finite */ (expires_at) - now())::float8 as remaining
@@ -94,7 +99,7 @@ where name = 'default';
 
 
 -- name: leader_request_resign
--- Ask whoever leads to resign, as River does.
+-- Notify the leader that it should resign. River sends the same message.
 select pg_notify(
   /* schema of river_leader */ current_schema()::text || '.river_leadership',
   json_build_object('leader_id', '', 'action', 'request_resign')::text

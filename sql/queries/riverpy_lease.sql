@@ -1,18 +1,22 @@
--- Statements on our table of leases. A term of one is (name, epoch), and an epoch is given once.
+-- Statements on our table of leases. (name, epoch) identifies a term of a lease. An epoch is used once.
 --
--- Only the server's clock is compared. At the instant of the expiry the holder wins. A lease that seems to last for more
--- than twice its time was granted before the server's clock was set back: it is free, for the holder, if it lives,
--- renews it by the new clock. What would go wrong by an old time, in a statement that has waited, asks the clock when it
--- goes on: a lease that was renewed meanwhile would seem to last for too long, and a late renewal would shorten it.
+-- All statements compare times by the server's clock. At the exact instant of the expiry the holder still has the lease.
+-- If a lease expires later than twice its duration from now, the server's clock was set back after the lease was granted.
+-- Such a lease counts as free: a holder that is alive renews it by the new clock.
+--
+-- A statement may wait for a lock, and now() is then an old time. clock_timestamp() is used where this would matter: a
+-- lease that was renewed during the wait would seem to last too long, and a late renewal would shorten a lease.
 
 
 -- name: lease_acquire
--- Bid. A free row is taken over under a higher epoch, a missing one is made; a held one answers who holds it and for how
--- many seconds more. The row is locked only if it is free, so that a denied bid waits for nobody; FOR UPDATE, so that it
--- does wait for a transaction that is fenced by the old term, for so many milliseconds; 0: as the session has it. An
--- epoch is not below the server's clock in microseconds, so that epochs rise even where a failover has lost the last
--- ones. No row at all: somebody else took it just now. Times cross as numbers, since the connection may be the caller's
--- and have codecs for timestamps and intervals: the time of the lease in seconds, the begin of a term in microseconds.
+-- Try to acquire a lease. Updates a free row under a higher epoch, or inserts a missing one. If the lease is held,
+-- returns its holder and the seconds until it expires. Returns no row if another session acquired it at the same time.
+--
+-- Only a free row is locked, so a denied attempt does not wait for a lock. FOR UPDATE makes an attempt that may succeed
+-- wait for transactions that the old term has fenced, for at most `lock_milliseconds`. 0 keeps the session's timeout.
+-- An epoch is at least the server's clock in microseconds. So epochs rise even if a failover has lost the last ones.
+-- `ttl` is in seconds, and `acquired_at` in microseconds: they are numbers, because a connection of the user may have
+-- codecs for timestamps and intervals.
 with free as materialized (
   select
     lease.name,
@@ -58,8 +62,9 @@ where lease.name = @name::text and lease.expires_at >= now() and lease.expires_a
 
 
 -- name: lease_renew
--- Extend terms that have not expired, each by its own time; tells which, and which seem to go on in rows that somebody
--- keeps locked: these are not waited for, so that the others go on. A term that is not among them is over.
+-- Extend terms that have not expired, each by its own duration. Returns a row for each term that is still held.
+-- `is_renewed` is false if another session has locked the row. The statement skips such rows, so that it can renew the
+-- others without waiting. A term without a row in the result has ended.
 with free as materialized (
   select lease.name
   from unnest(@name::text[], @epoch::bigint[]) as given (name, epoch)
@@ -83,8 +88,8 @@ where lease.holder = @holder::text and lease.expires_at >= clock_timestamp()
 
 
 -- name: lease_release
--- End a term and tell those who wait for it, who hear it at the commit. A row that somebody keeps locked is waited for,
--- for so many milliseconds. No row: it was over before.
+-- End a term and notify the waiting clients at the commit. If another session has locked the row, waits for at most
+-- `lock_milliseconds`. Returns no row if the term had ended before.
 with own as materialized (
   select name, set_config('lock_timeout', (@lock_milliseconds::bigint)::text, true)
   from /* schema */ riverpy_lease
@@ -108,14 +113,18 @@ from released;
 
 
 -- name: lease_fence
--- Let the transaction around this go on only under a term that is held, and keep the term from passing to another until
--- its end: renewals pass a key share lock, takeovers wait for it. Where the transaction has a snapshot the time of the
--- expiry may be an old one, and the epoch alone decides: none can be given while the lock is held. The limits are the
--- transaction's own, for a pooler passes none of a session on; they are set before the row is locked, and a shorter one
--- of the session stays. No row: the term is over.
+-- Check that a term is held, and let no other session acquire the lease until the transaction ends. The row gets a key
+-- share lock: renewals do not wait for it, takeovers do. If the transaction already has a snapshot, the row's expiry may
+-- be an old value. Then only the epoch is checked, since it cannot change while the lock is held. Returns no row if the
+-- term has ended.
 --
--- False: the lock is that of a savepoint, and would go with it. The row tells who has locked it; where others have too,
--- or it was renewed just now, the locks of the session tell: a savepoint under which something is locked has an id.
+-- The timeouts let the server end the transaction of a client that has gone. They are set for the transaction, because a
+-- pooler does not keep settings of a session. They are set before the row is locked. A shorter timeout of the session
+-- stays in effect.
+--
+-- `is_outermost` is false inside a savepoint, because a rollback to the savepoint would remove the lock. The row's xmax
+-- is the transaction that has locked it. If other transactions have locked it too, or it was renewed just now, pg_locks
+-- decides: a savepoint that has locked a row has a transaction id of its own.
 with limits as materialized (
   -- include: fence.fence_limits
 ), held as materialized (
@@ -144,7 +153,7 @@ from held;
 
 
 -- name: lease_list
--- All leases, by name: times, and the seconds until each expires; null: it was released.
+-- Return all leases by name, with their times and the seconds until they expire (null if the lease was released).
 select
   name, epoch, holder, ttl, /* finite */ (acquired_at), /* finite */ (nullif(expires_at, '-infinity')) as expires_at,
   extract(epoch from /* finite */ (nullif(expires_at, '-infinity')) - now())::float8 as remaining
@@ -153,7 +162,7 @@ order by name;
 
 
 -- name: lease_request_resign
--- Ask the holder of a term to give it up, at the commit.
+-- Notify the holder of a lease at the commit that it should release the lease.
 select case
   when (select pg_notification_queue_usage() < 0.9)
   then pg_notify(

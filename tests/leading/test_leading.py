@@ -384,7 +384,7 @@ def _start_beside(sibling: Any) -> Any:
 
     async def start_both(self: ServiceGroup, service: Any) -> None:
         await start(self, service)
-        if service.name == "elector":
+        if service.name == "leader election":
             await start(self, sibling)
 
     return start_both

@@ -558,7 +558,7 @@ async def _until_waiting(schema: Schema) -> None:
     with anyio.fail_after(30):
         while not await schema.fetchval(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-            " AND application_name = 'riverpy lease bids' AND wait_event_type = 'Lock'"
+            " AND application_name = 'riverpy lease requests' AND wait_event_type = 'Lock'"
         ):
             await anyio.sleep(0.01)
 
@@ -580,11 +580,11 @@ async def test_outage_of_what_is_used_no_more(schema: Schema) -> None:
             async with manager as leases, leases.hold("x"):
                 leases._engine._attempt_timeout = 0.2
                 proxy.refusing = True
-                proxy.cut("riverpy lease bids")
+                proxy.cut("riverpy lease requests")
                 with pytest.raises((TimeoutError, OSError, asyncpg.InterfaceError)):
                     async with leases.hold("y", wait=timedelta(0)):
                         pytest.fail("it was granted")
-                assert told() == [("lost", "lease bids")]
+                assert told() == [("lost", "lease requests")]
                 proxy.refusing = False
                 proxy.cut("riverpy leases")
                 with anyio.fail_after(30):

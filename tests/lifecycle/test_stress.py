@@ -77,7 +77,9 @@ async def nothing_left(rig: Rig) -> AsyncGenerator[None]:
     )
 
 
-@pytest.mark.parametrize("name", ["notifier", "producer", "elector", "reconciler", "completer"])
+@pytest.mark.parametrize(
+    "name", ["notifier", "producer", "leader election", "reconciler", "completer"]
+)
 async def test_each_service(rig: Rig, seeded: random.Random, name: str) -> None:
     """Each single service is stopped or cancelled at a random moment of its start or work, and its
     connections are kept (SC-01, SC-19)."""
@@ -103,7 +105,7 @@ async def one_cycle(parts: Run, name: str, rng: random.Random) -> None:
     cancel = rng.random() < 0.3
     assert parts._leader_setup is not None
     services: dict[str, Any] = {
-        "elector": parts._leader_setup.elections[0],
+        "leader election": parts._leader_setup.elections[0],
         "notifier": parts._make_notifier(),
         "producer": parts.producers["default"],
         "reconciler": parts._reconciler,

@@ -124,7 +124,7 @@ async def _rescuer_of_dead(held: HeldTerm) -> MaintenanceService:
     return await observed(held, JobRescuer(held.context, in_contact), 5.0)
 
 
-async def _client_reaper(held: HeldTerm) -> MaintenanceService:
+async def _client_cleaner(held: HeldTerm) -> MaintenanceService:
     return await observed(held, ClientCleaner(held.context, in_contact), 660.0)
 
 
@@ -197,8 +197,8 @@ CASES = {
         "SELECT key FROM riverpy_exec",
         "key",
     ),
-    "client reaper": Case(
-        _client_reaper,
+    "client cleaner": Case(
+        _client_cleaner,
         "riverpy_client",
         "DELETE",
         _rows(

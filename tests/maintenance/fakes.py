@@ -1,4 +1,4 @@
-"""Maintainers, an elector and a resigner that do what a test says, and record what happens."""
+"""Maintainers, a leader election and a resigner that a test controls, and record what happens."""
 
 from __future__ import annotations
 

@@ -208,8 +208,8 @@ async def test_faults_in_passes(shop: Shop, log: list[dict[str, object]]) -> Non
 
 
 async def test_fenced_out(shop: Shop, log: list[dict[str, object]]) -> None:
-    """A pass that is refused because the term is over is no failure: nothing is logged, for the
-    elector says it."""
+    """A pass that is refused because the term is over is no failure: nothing is logged here,
+    because the leader election logs it."""
     shop.service.pass_error = FencedOutError("another process leads")
     await shop.open()
     await shop.advance(10)

@@ -1,4 +1,4 @@
-"""The client reaper: who is forgotten, and who never."""
+"""The client cleaner: which rows it deletes, and which it keeps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 async def observing(held: HeldTerm, contact: Callable[[], float] = in_contact) -> ClientCleaner:
-    """A reaper that has read the heartbeats, and that eleven minutes ago by its own clock."""
+    """A cleaner that has read the heartbeats, and that eleven minutes ago by its own clock."""
     return await observed(held, ClientCleaner(held.context, contact), 660.0)
 
 
@@ -55,9 +55,9 @@ async def test_dead_for_long(quick: HeldTerm, log: list[dict[str, Any]]) -> None
             attempted_at="now()",
             attempted_by=f"array['{client_id}']",
         )
-    reaper = await observing(quick)
+    cleaner = await observing(quick)
     await schema.execute(BEAT, "dead")
-    assert await quick.run(reaper) == INTERVAL
+    assert await quick.run(cleaner) == INTERVAL
     assert await known(schema) == ["busy", "dead"]
     assert [entry["client_ids"] for entry in log] == [["gone"]]
 
@@ -67,9 +67,9 @@ async def test_nobody_is_silent(quick: HeldTerm) -> None:
     deposed."""
     await register(quick.schema, "alive")
     await quick.depose()
-    reaper = await observing(quick)
+    cleaner = await observing(quick)
     await quick.schema.execute(BEAT, "alive")
-    await quick.run(reaper)
+    await quick.run(cleaner)
     assert await known(quick.schema) == ["alive"]
 
 

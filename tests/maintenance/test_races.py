@@ -27,7 +27,7 @@ RUNS = 250
 @pytest.mark.parametrize("is_orderly", [True, False], ids=["orderly", "wild"])
 async def test_random_histories(*, is_orderly: bool) -> None:
     """After any history of terms, faults and delays only the maintenance of the last term runs. The
-    rules for each step hold during it (P4, P7, P8, P14). An orderly elector starts nothing before
+    rules for each step hold during it (P4, P7, P8, P14). An orderly election starts nothing before
     `end` returns; a wild one also does so while `end` waits, or without it (P9)."""
     before = asyncio.all_tasks()
     if given := os.environ.get(SEED_VARIABLE):

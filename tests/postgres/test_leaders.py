@@ -502,8 +502,8 @@ async def test_takeover_waits_bounded(schema: Schema) -> None:
 
 @pytest.mark.parametrize("successor", ["a", "b"])
 async def test_fence_refuses_an_old_term(schema: Schema, successor: str) -> None:
-    """Once another leads, or the same by a later term, a transaction of the old term is refused and
-    the elector told."""
+    """After another client, or the same client in a later term, became leader, a transaction of the
+    old term is refused, and the leader election is notified."""
     async with sessions(schema) as (session,):
         term = await session.elect("a")
         assert term is not None

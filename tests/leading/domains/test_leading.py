@@ -465,7 +465,7 @@ async def test_schema_is_kept_without_default(rig: Rig) -> None:
         await rig.until(SCHEMA_HOLDER, "a")
         await is_scheduled(rig, "orphan")
         await passed(a, 1)
-        assert {"reindexer", "client reaper"} <= services_of(a, 1).keys()
+        assert {"reindexer", "client cleaner"} <= services_of(a, 1).keys()
         assert await left_alone(rig) == ["default"]
         async with member(rig, "c", None) as c:
             await c.leads()
@@ -487,7 +487,7 @@ async def test_schema_beside_a_foreign_leader(rig: Rig, log: list[Any]) -> None:
         await a.leads()
         await rig.until(SCHEMA_HOLDER, "a")
         await passed(a, 1)
-        assert "client reaper" in services_of(a, 1)
+        assert "client cleaner" in services_of(a, 1)
         assert "reindexer" not in services_of(a, 1)
         (entry,) = told(log, LEADER_WITHOUT_RIVERPY_FOUND)
         assert (entry["leader_id"], entry["domain"]) == ("go", "mail")
