@@ -123,6 +123,7 @@ def prepare(
     check_marks(unique, kind=kind, args_class=type(args))
     if unique is None:
         return row
+    states = unique_states(unique)
     key = unique_key(
         unique,
         kind=kind,
@@ -131,7 +132,7 @@ def prepare(
         queue=row.queue,
         due_at=scheduled_at or now,
     )
-    return row._replace(unique_key=key.hex(), unique_states=f"{unique_states(unique):08b}")
+    return row._replace(unique_key=key.hex(), unique_states=f"{states:08b}")
 
 
 def _checked_row(
