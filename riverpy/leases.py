@@ -55,7 +55,7 @@ class LeaseManager:
         max_held: int | None = None,
         pooler: bool = False,
     ) -> None:
-        """Make it; nothing is connected yet.
+        """Create the lease manager. It opens no connection.
 
         Args:
             database: a `postgres://` URL, for up to two connections of its own; or an asyncpg pool

@@ -42,7 +42,7 @@ class IdClaim:
         connection: DedicatedConnection,
         timer: Timer,
     ) -> None:
-        """Make it.
+        """Create the id claim.
 
         Args:
             registration: the client's row.

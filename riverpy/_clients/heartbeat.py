@@ -81,7 +81,7 @@ class Heartbeat:
         timer: Timer,
         displaced: Callable[[], None],
     ) -> None:
-        """Make it.
+        """Create the heartbeat.
 
         Args:
             registration: the client's row.

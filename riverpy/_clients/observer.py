@@ -29,7 +29,7 @@ class HeartbeatObserver:
     """Observes heartbeats for one purpose."""
 
     def __init__(self, timer: Timer, contact: Callable[[], float] | None = None) -> None:
-        """Make it. Nothing is observed yet.
+        """Create the heartbeat observer. Nothing is observed yet.
 
         Args:
             timer: measures how long a heartbeat stays the same.

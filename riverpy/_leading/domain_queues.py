@@ -61,7 +61,7 @@ class DomainQueues:
         dead_after: timedelta,
         contact: Callable[[], float],
     ) -> None:
-        """Make it.
+        """Create the domain queues.
 
         Args:
             connection: for short statements.

@@ -51,7 +51,7 @@ class Election:
         domain: str = DEFAULT_DOMAIN,
         changed: Callable[[LeadershipChange], None] | None = None,
     ) -> None:
-        """Make it; nothing runs.
+        """Create the election. It starts no task.
 
         Args:
             engine: of the lease.

@@ -35,7 +35,7 @@ class LeaderRowStore(LeaseStore):
         leader_id: str,
         ttl: timedelta,
     ) -> None:
-        """Make it.
+        """Create the leader row store.
 
         Args:
             connection: for its statements.
@@ -108,7 +108,7 @@ class DomainLeaseStore(LeaseTable):
     logs_terms = False
 
     def __init__(self, connection: DedicatedConnection, schema: str | None) -> None:
-        """Make it."""
+        """Create the domain lease store."""
         super().__init__(connection, connection, schema)
         self._connection = connection
 

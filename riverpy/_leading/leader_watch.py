@@ -65,7 +65,7 @@ class LeaderWatch:
         is_leader: Callable[[], bool],
         timer: Timer,
     ) -> None:
-        """Make it.
+        """Create the leader watch.
 
         Args:
             connection: for the checks. Its session should have a short lock timeout: otherwise a

@@ -77,7 +77,7 @@ class Membership:
         heartbeat: Heartbeat,
         timer: Timer,
     ) -> None:
-        """Make it.
+        """Create the membership.
 
         Args:
             registration: of the client.

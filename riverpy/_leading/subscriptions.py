@@ -45,7 +45,12 @@ class Leadership(Streams[LeadershipSubscription]):
     """The leadership of one client, and its subscribers."""
 
     def __init__(self, leader_id: Callable[[], str], domain: Callable[[], str]) -> None:
-        """Make it for a client that is not the leader. The callables return its id and domain."""
+        """Create the leadership for a client that is not the leader.
+
+        Args:
+            leader_id: returns the leader id of the client.
+            domain: returns the domain of the client.
+        """
         super().__init__()
         self._leader_id, self._domain = leader_id, domain
         self._last: LeadershipChange | None = None

@@ -36,7 +36,7 @@ class TermFence:
     """The fence of one term. The services of the term write through `transaction`."""
 
     def __init__(self, lease: Lease) -> None:
-        """Make it for the lease of the term."""
+        """Create the fence of the term that holds this lease."""
         self.lease = lease
         self.limit = min(TRANSACTION_LIMIT, lease.ttl)
         """How long a fenced transaction may last."""

@@ -48,7 +48,7 @@ class TermRunner:
         started: Callable[[], None],
         resign: Callable[[], bool],
     ) -> None:
-        """Make it; nothing runs.
+        """Create the term runner. It starts no task.
 
         Args:
             lease: of the term.

@@ -22,7 +22,7 @@ class AcquireAttempt:
     acquired the lease, so its answer is needed to release that."""
 
     def __init__(self, ask: Callable[[], Awaitable[LeaseAnswer | None]]) -> None:
-        """Make it; `ask` runs the statement."""
+        """Create the attempt. `ask` runs the statement that acquires the lease."""
         self.answer: LeaseAnswer | None = None
         """None also if another session acquired the lease at the same time."""
         self._ask = ask

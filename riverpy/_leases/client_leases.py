@@ -20,7 +20,8 @@ class ClientLeases:
     """Holds the engine from the first use until the client is closed."""
 
     def __init__(self, make: Callable[[list[Lease]], LeaseEngine]) -> None:
-        """Make it. `make` gets the leases of earlier engines whose work may still run."""
+        """Create the client leases. `make` creates an engine. Its argument is the leases of earlier
+        engines whose work may still run."""
         self._make = make
         self._unfinished: list[Lease] = []
         self._engine: LeaseEngine | None = None

@@ -93,7 +93,7 @@ class LeaseEngine:
         max_held: int | None = None,
         unfinished: Iterable[Lease] = (),
     ) -> None:
-        """Make it.
+        """Create the lease engine.
 
         Args:
             store: where the leases are kept.

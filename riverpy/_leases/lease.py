@@ -61,7 +61,7 @@ class Lease:
         timing: LeaseTiming,
         timer: Timer,
     ) -> None:
-        """Make it.
+        """Create the lease.
 
         Args:
             name: of the lease, without the prefix that it has in the table.

@@ -22,7 +22,7 @@ class CancelAtLeaseEnd:
     """
 
     def __init__(self, lease: Lease) -> None:
-        """Make it for the lease that the block runs under."""
+        """Watch the lease under which the block runs."""
         self._lease = lease
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0

@@ -32,7 +32,7 @@ class LeaseTask:
         *,
         lost: StopCause = StopCause.LEASE_LOST,
     ) -> None:
-        """Make it; nothing runs.
+        """Create the lease task. `start` starts the asyncio task.
 
         Args:
             lease: held, and released when the work has ended.

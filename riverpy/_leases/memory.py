@@ -88,7 +88,7 @@ class MemoryLeases(LeaseStore):
     """
 
     def __init__(self, *, timer: Timer | None = None) -> None:
-        """Make it.
+        """Create the memory leases.
 
         Args:
             timer: by which leases expire; None: the machine's.

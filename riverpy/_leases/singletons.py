@@ -49,7 +49,7 @@ class SingletonRunner:
     """Runs one singleton in each term of its lease, as a service of a client's run."""
 
     def __init__(self, singleton: Singleton, engine: LeaseEngine) -> None:
-        """Make it; nothing runs."""
+        """Create the singleton runner. It starts no task."""
         self.name = f"singleton {singleton.name}"
         self.singleton = singleton
         self._engine = engine
@@ -165,7 +165,7 @@ class SingletonRunners:
     """The runners of one client run, for the singletons with `candidate=True`."""
 
     def __init__(self, singletons: Singletons, leases: ClientLeases, timer: Timer) -> None:
-        """Make it; nothing is connected."""
+        """Create the singleton runners. It opens no connection."""
         self._singletons, self._leases, self._timer = singletons, leases, timer
         self._runners: list[SingletonRunner] = []
 

@@ -158,7 +158,7 @@ class LeaseTable(LeaseStore):
         *,
         prefix: str = "",
     ) -> None:
-        """Make it.
+        """Create the lease table.
 
         Args:
             renewals: for renewals, which wait for nothing.
@@ -267,7 +267,7 @@ class UserLeaseTable(LeaseTable):
         holder: str,
         pooler: bool = False,
     ) -> None:
-        """Make it; nothing is connected.
+        """Create the user lease table. It opens no connection.
 
         Args:
             database: a URL, for connections of its own; or a pool or a connection of the caller's,

@@ -59,7 +59,7 @@ class Batches(Generic[Row]):
         name: Callable[[Row], int | str] | None = None,
         connection: DedicatedConnection | None = None,
     ) -> None:
-        """Make it.
+        """Create the batches of one service.
 
         Args:
             service: the service.

@@ -32,7 +32,7 @@ class ClientCleaner(MaintenanceService):
     name = "client cleaner"
 
     def __init__(self, context: TermContext, contact: Callable[[], float]) -> None:
-        """Make it.
+        """Create the client cleaner.
 
         Args:
             context: the term's.

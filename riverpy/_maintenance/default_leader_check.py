@@ -24,7 +24,7 @@ class DefaultLeaderCheck(MaintenanceService):
     def __init__(
         self, context: TermContext, resign: Callable[[str], object], *, is_foreign_led: bool
     ) -> None:
-        """Make it.
+        """Create the default leader check.
 
         Args:
             context: of the term.

@@ -29,7 +29,7 @@ class ExecutionCleaner(MaintenanceService):
     name = "execution cleaner"
 
     def __init__(self, context: TermContext) -> None:
-        """Make it.
+        """Create the execution cleaner.
 
         Args:
             context: the term's.

@@ -118,7 +118,7 @@ class JobRescuer(MaintenanceService):
     name = "job rescuer"
 
     def __init__(self, context: TermContext, contact: Callable[[], float] | None) -> None:
-        """Make it.
+        """Create the job rescuer.
 
         Args:
             context: the term's.

@@ -20,7 +20,7 @@ class LeaderFunctionService(MaintenanceService):
     """Runs the function in each term: once if it returns, and again after a delay if it raises."""
 
     def __init__(self, context: TermContext, function: LeaderFunction) -> None:
-        """Make it, for one term."""
+        """Create the leader function service, for one term."""
         self.name = f"leader function {function.name}"
         super().__init__(context)
         self._function = function

@@ -125,7 +125,7 @@ class PeriodicEnqueuer(MaintenanceService):
     name = "periodic enqueuer"
 
     def __init__(self, context: TermContext, jobs: PeriodicJobs, inserter: Inserter) -> None:
-        """Make it, for one term.
+        """Create the periodic enqueuer, for one term.
 
         Args:
             context: the term's.

@@ -148,7 +148,7 @@ class Reindexer(MaintenanceService):
         names: Sequence[str],
         connect: Callable[[], Awaitable[Connection]],
     ) -> None:
-        """Make it.
+        """Create the reindexer.
 
         Args:
             context: what the term's services share.

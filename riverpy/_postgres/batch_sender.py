@@ -109,7 +109,7 @@ class BatchSize:
     """How many rows the next statement handles, learned from what fitted into the time limit."""
 
     def __init__(self, maximum: int, limit: float) -> None:
-        """Make it.
+        """Create the batch size.
 
         Args:
             maximum: how many rows a statement may handle.
@@ -180,7 +180,7 @@ class BatchSender(Generic[Row]):
         too_slow: Callable[[int, Exception], None] = _ignore,
         failures_max: int = FAILURES_MAX,
     ) -> None:
-        """Make it.
+        """Create the batch sender.
 
         Args:
             statement: what to send.

@@ -126,8 +126,13 @@ class ConnectionOutage:
         holder: str | None = None,
         effect: str = OUTAGE_EFFECT,
     ) -> None:
-        """Make it. The events have the id of the client or the holder of leases, if it is
-        given, and `effect`: what the outage means."""
+        """Create the connection outage.
+
+        Args:
+            client_id: the id of the client in the log events, if there is a client.
+            holder: the holder of leases in the log events, if there is one.
+            effect: what an outage means, for the log events.
+        """
         self._lost: set[str] = set()
         self._given_up: dict[str, float] = {}
         """When the users of lost connections stopped using them."""
@@ -210,7 +215,7 @@ class DedicatedConnection:
         wait: float | None = None,
         reconnected: Callable[[], None] | None = None,
     ) -> None:
-        """Make it. Nothing is connected yet.
+        """Create the dedicated connection. It opens no connection.
 
         Args:
             name: its name in the log.
@@ -402,7 +407,7 @@ class InjectedConnection:
     made again."""
 
     def __init__(self, connection: Transaction) -> None:
-        """Make it."""
+        """Use a connection of the caller."""
         self._connection = connection
         self._lock = anyio.Lock()
 
@@ -423,7 +428,7 @@ class SharedPool:
     """A pool that the caller owns. Each use acquires a connection of it."""
 
     def __init__(self, pool: Pool) -> None:
-        """Make it."""
+        """Create the shared pool."""
         self._pool = pool
 
     @asynccontextmanager

@@ -34,7 +34,7 @@ class Connector:
     DATABASE_ERRORS."""
 
     def __init__(self, url: str | None, config: Config) -> None:
-        """Make it. Nothing is connected yet.
+        """Create the connector. It opens no connection.
 
         Args:
             url: the database. None means the `PG*` variables.

@@ -180,7 +180,7 @@ class DamagedJobs:
     """The damaged jobs that one service skips, for the log and for reports."""
 
     def __init__(self, what: str, log: Any) -> None:
-        """Make it.
+        """Create an empty list of damaged jobs.
 
         Args:
             what: the purpose of the reads, for the log.

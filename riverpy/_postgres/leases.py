@@ -29,7 +29,7 @@ class LeaseLockedError(TimeoutError):
     """Other transactions have locked the rows of leases, so these could not be renewed."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Make it from the names of the leases."""
+        """Create the error from the names of the locked leases."""
         self.names = frozenset(names)
         super().__init__(
             "another transaction has locked the rows of leases: " + ", ".join(sorted(self.names))

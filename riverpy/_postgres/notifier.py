@@ -75,7 +75,7 @@ class Notifier:
         quiet: float = 0.0,
         trace_internal: bool = False,
     ) -> None:
-        """Make it.
+        """Create the notifier.
 
         Args:
             connect: makes the listening connection.

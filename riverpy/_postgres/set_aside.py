@@ -64,7 +64,7 @@ class SetAside(Generic[Row]):
         delay_max: float | None = None,
         now: Callable[[], float] | None = None,
     ) -> None:
-        """Make it, empty.
+        """Create an empty list of rows that are set aside.
 
         Args:
             maximum: how many rows may be set aside before `is_full`. None: no limit.

@@ -35,8 +35,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """The attempt number to store."""
     final: bool
     delay: float | None = 0.0
-    """Seconds until the job is due again; not used for a final outcome. None: `scheduled_at`
-    stays."""
+    """Seconds until the job is due again; None: `scheduled_at` does not change. A final outcome
+    does not use the delay."""
     error: str | None = None
     """The new entry of the job's errors, as JSON."""
 
@@ -79,37 +79,40 @@ class Attempt(Job[Any]):
             self.timeout = plan.timeout
             self.timeout_is_default = plan.timeout_is_default
         self.free_slot = free_slot
-        """Frees the slot of the attempt. Called once."""
+        """The callback that frees the slot of the attempt. It is called once."""
         self.deadline = math.inf
-        """Monotonic seconds; infinity for no deadline and before the start."""
+        """The time of the timeout in monotonic seconds; infinity: there is no timeout, or the
+        attempt has not started. After a cancellation: the time from which the attempt is stuck."""
         self.cause: StopCause | None = None
         self.task: asyncio.Task[None] | None = None
         self.outcome: Outcome | None = None
-        """None while it runs, and for an attempt that completed."""
+        """The outcome; None: the attempt is running or completed."""
         self.claimed = claimed
-        """When the answer of its claim arrived; monotonic seconds."""
+        """The time at which this client received the claimed row, in monotonic seconds."""
         self.started = self.ended = self.stored = 0.0
-        """Monotonic seconds; 0 before. `started` stays 0 if the job is released before its
-        start."""
+        """The times of the start, the end and the storing, in monotonic seconds; 0: not yet. If
+        the job is released before its start, `started` stays 0."""
         self.state_stored: str | None = None
         self.stored_row: Sequence[Any] | None = None
-        """The stored row, if another session made the job final before this result was stored."""
+        """The row of the job, if another session made the job final before this result was
+        stored."""
         self.is_replaced = False
 
     @property
     def claim_key(self) -> ClaimKey:
-        """The claim key. A result is stored only in a row that still has it."""
+        """The claim key. The result is stored only if the row still has this claim key."""
         row = self._row
         return ClaimKey(row[JobColumn.ID], row[JobColumn.ATTEMPT], row[JobColumn.ATTEMPTED_AT])
 
     @property
     def is_plain(self) -> bool:
-        """Whether it completed and recorded nothing. The plain statement stores such results."""
+        """Whether the attempt completed and recorded no metadata. The completer stores such results
+        with a faster statement."""
         return self.outcome is None and self._updates is None
 
     @property
     def event(self) -> EventKind:
-        """The kind of the event of its end. The stored state decides."""
+        """The kind of event for the end of the attempt. It depends on the stored state."""
         if self.outcome is None:
             return EventKind.JOB_COMPLETED
         if self.state_stored == JobState.CANCELLED:
@@ -118,19 +121,19 @@ class Attempt(Job[Any]):
 
     @property
     def has_event(self) -> bool:
-        """Whether its end is an event. A release before the start is none, unless the job was
-        cancelled."""
+        """Whether the end of the attempt is published as an event. A release before the start is
+        not published, unless the job was cancelled."""
         return self.started != 0.0 or self.state_stored != self.target_state
 
     @property
     def is_due(self) -> bool:
-        """Whether its job is stored as `available` and due now."""
+        """Whether the job is stored as `available` and due now."""
         outcome = self.outcome
         return outcome is not None and not outcome.delay and self.state_stored == JobState.AVAILABLE
 
     @property
     def target_state(self) -> str:
-        """The state that the result asks for."""
+        """The state that the result gives the job, if no other session has changed the row."""
         return JobState.COMPLETED if self.outcome is None else self.outcome.state
 
     @property
@@ -140,7 +143,7 @@ class Attempt(Job[Any]):
         return size + sum(map(len, (self._updates or {}).values()))
 
     def use_stored_end(self, row: Sequence[Any]) -> None:
-        """Use the end that another session has stored for this attempt."""
+        """Replace the outcome with the final state that another session has stored in the row."""
         self.stored_row, state = row, JobState(row[JobColumn.STATE])
         self.outcome = None
         if state is not JobState.COMPLETED:
@@ -148,8 +151,8 @@ class Attempt(Job[Any]):
             self.outcome = Outcome(event=event, state=state, attempt=self.attempt, final=True)
 
     def is_stored_as(self, found: StoredOutcome) -> bool:
-        """Whether the stored outcome is this attempt's, or that of a cancel that arrived while it
-        ran."""
+        """Whether the row holds the outcome of this attempt, or the outcome of a `job_cancel` that
+        came during this attempt."""
         outcome, own = self.outcome, self.claim_key
         errors = len(self._row[JobColumn.ERRORS] or ())
         if outcome is None:
@@ -161,26 +164,27 @@ class Attempt(Job[Any]):
         return found == stored or (not outcome.final and found == cancelled)
 
     def timeout_error(self) -> TimeoutError:
-        """Return the error with which the attempt ends at its timeout."""
+        """Return the error of an attempt that exceeds its timeout."""
         text = f"job exceeded its timeout of {self.timeout:g} s"
         if self.timeout_is_default:
             text += " (the client's job_timeout; give the worker a timeout of its own to change it)"
         return TimeoutError(text)
 
     def set_cancelled(self) -> None:
-        """Set `cancelled`."""
+        """Set the event `job.cancelled`."""
         self._cancelled_event().set()
 
     def set_args(self, args: Any) -> None:
-        """Keep the decoded args."""
+        """Set the decoded args."""
         self._args = args
 
     def merge_metadata(self, key: str, text: str) -> None:
-        """Merge a key into the metadata, with its value as JSON text. Keys of River are allowed."""
+        """Merge a key and its value, as JSON text, into the metadata. Unlike user code, this method
+        may set the keys that River reserves."""
         self._merge(key, text)
 
     def drop_updates(self) -> None:
-        """Forget the recorded metadata, which the database refuses."""
+        """Delete the recorded metadata, because the database refuses to store it."""
         self._updates = None
 
     @property
@@ -196,7 +200,7 @@ class Attempt(Job[Any]):
             self.outcome = msgspec.structs.replace(outcome, error=error)
 
     def settlement(self, now: float) -> Settlement:
-        """Return the values for the general statement."""
+        """Return the values for the statement that stores every kind of result."""
         row, outcome = self._row, self.outcome
         if outcome is None:
             attempt, final, delay, error = row[JobColumn.ATTEMPT], True, None, None
@@ -217,7 +221,7 @@ class Attempt(Job[Any]):
     @property
     def updates(self) -> str | None:
         """The recorded metadata, a JSON object as text; None if nothing was recorded."""
-        return _object(self._updates) if self._updates else None
+        return _json_object(self._updates) if self._updates else None
 
     def merged_metadata(self) -> str:
         """Return the metadata after the merge, as JSON text."""
@@ -230,12 +234,12 @@ class Attempt(Job[Any]):
             except RecursionError:  # nested too deeply for Python
                 members = {}
             texts = {key: bytes(raw).decode() for key, raw in members.items()}
-            return _object(texts | self._updates)
+            return _json_object(texts | self._updates)
         # PostgreSQL's `||` joins a value that is not an object as elements of an array.
         elements = text[1:-1] if text.startswith("[") else text
-        return f"[{', '.join(filter(None, [elements, _object(self._updates)]))}]"
+        return f"[{', '.join(filter(None, [elements, _json_object(self._updates)]))}]"
 
 
-def _object(members: dict[str, str]) -> str:
+def _json_object(members: dict[str, str]) -> str:
     texts = (f"{msgspec.json.encode(key).decode()}:{text}" for key, text in members.items())
     return "{" + ",".join(texts) + "}"

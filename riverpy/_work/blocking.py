@@ -23,7 +23,8 @@ ArgsT = TypeVarTuple("ArgsT")
 ResultT = TypeVar("ResultT")
 
 THREADS_MAX = 1_000_000
-"""More than the number of slots. A thread is only made when no other is idle."""
+"""The maximum number of threads, which is more than any number of slots. The pool starts a thread
+only if no thread is idle."""
 
 
 class BlockingRunner:
@@ -42,9 +43,8 @@ class BlockingRunner:
     ) -> str | None:
         """Run a function in a thread, and return the type name of its value.
 
-        A thread cannot be stopped, so a cancellation waits until the function returns. What the
-        function returned counts, and what it raised. The cancellation counts only if it raised
-        nothing.
+        A thread cannot be stopped, so a cancellation waits until the function ends. If the function
+        then returns or raises, this method does the same and ignores the cancellation.
         """
         context = contextvars.copy_context()
         future = self._run(lambda: context.run(_work, function, attempt))
@@ -52,7 +52,7 @@ class BlockingRunner:
             await _wait_done(future, attempt.set_cancelled)
             return future.result()
         finally:
-            del future  # its exception refers to this frame
+            del future  # the exception of the future refers to this frame: a reference cycle
 
     async def in_process(
         self, function: Callable[[Job[Any]], object], attempt: Attempt
@@ -60,7 +60,7 @@ class BlockingRunner:
         """Run a function in a process of its own, and return the type name of its value.
 
         A cancellation kills the process: at once, or after `cancel_grace` if the code uses
-        `job.cancelled`. A result from before that counts, as in a thread.
+        `job.cancelled`. A result that arrives before the kill is used, as in a thread.
         """
         job, claim_key = pack_job(function, attempt), attempt.claim_key
         child = self._children.take(claim_key)
@@ -74,14 +74,14 @@ class BlockingRunner:
             raise asyncio.CancelledError from ended
         finally:
             self._children.release(claim_key)
-            del future  # its exception refers to this frame
+            del future  # the exception of the future refers to this frame: a reference cycle
         for key, text in updates.items():
             attempt.merge_metadata(key, text)
         if error is not None:
             try:
                 raise error
             finally:
-                del error  # it refers to this frame
+                del error  # the error refers to this frame: a reference cycle
         return returned
 
     async def _process_end(self, future: asyncio.Future[bytes], child: ChildProcess) -> None:
@@ -101,7 +101,7 @@ class BlockingRunner:
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
     def close(self) -> None:
-        """End idle threads and processes. Busy ones keep running."""
+        """End idle threads and processes. Threads and processes that run a job continue."""
         self._children.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -118,7 +118,8 @@ def _work(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:
 
 async def _wait_done(future: asyncio.Future[Any], cancelled: Callable[[], None]) -> None:
     """Wait until the future is done. Call `cancelled` at each cancellation."""
-    # Without the shield, a cancelled scope of a middleware would cancel the wait again and again.
+    # Without the shield, a cancelled scope of a middleware would cancel this wait in each turn of
+    # the event loop.
     with anyio.CancelScope(shield=True):
         while not future.done():
             try:

@@ -34,31 +34,30 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
 
 IDLE_MAX = 300.0
-"""Seconds for which an idle child is kept."""
+"""Seconds that an idle child process is kept for the next job."""
 END_TIMEOUT = 0.4
-"""Seconds in which killed children must end, at the end of a run or of the worker."""
+"""Seconds to wait for the end of killed child processes."""
 END_POLL = 0.005
 """Seconds between two checks whether a killed child has ended."""
 _PR_SET_PDEATHSIG = 1
 _LENGTH = struct.Struct("!Q")
-"""The length that precedes each message."""
+"""The format of the length before each message."""
 _CANCEL = b""
 """The message that cancels the child's job. Every other message is a job."""
 _STARTED = b""
-"""The first message of a child about a job. The second one is its result."""
+"""The message that a child sends before it runs a job. Its next message is the result."""
 
 
 class ChildProcess:
-    """One child, as the worker sees it.
+    """The worker's side of one child process.
 
-    Make it in the thread of the event loop: the kernel kills the child when the thread that started
-    it ends.
+    Create it in the thread of the event loop: the kernel kills the child when the thread that
+    started the child ends.
     """
 
     def __init__(self) -> None:
-        # As multiprocessing does it. That module itself refuses to start children in a daemonic
-        # process,
-        # such as a worker of some web servers.
+        # We start the child in the same way as multiprocessing. We do not use that module, because
+        # it refuses to start children of a daemonic process, such as a worker of some web servers.
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             f"from {__name__} import serve; serve({os.getpid()}, {_main_of_worker()!r})"
@@ -67,8 +66,8 @@ class ChildProcess:
             [get_executable(), "-u", "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Ctrl-C in a terminal reaches only the worker, and `kill` ends the programs that jobs
-            # start too.
+            # A session of its own: Ctrl-C in a terminal reaches only the worker, and `kill` also
+            # ends the programs that the job started.
             start_new_session=True,
         )
         assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
@@ -76,19 +75,19 @@ class ChildProcess:
         self._to_child, self._from_child = self._process.stdin, self._process.stdout
         self._is_working = False
         self.is_cancelled = False
-        """Whether its job was cancelled. It then gets no other job."""
+        """Whether the job of this child was cancelled. The child then runs no other job."""
         self.idle_since = 0.0
-        """Monotonic seconds."""
+        """The time of the end of the last job, in monotonic seconds."""
 
     def work(self, job: bytes) -> bytes:
-        """Run a job and return its result. It blocks, so call it in a thread.
+        """Run a job and return its result. This call blocks, so call it in a thread.
 
         Raises:
             ChildProcessError: the process has ended.
         """
         try:
             _send(self._to_child, job)
-            _receive(self._from_child)  # _STARTED: from now on the child reads its messages
+            _receive(self._from_child)  # _STARTED: the child now reads _CANCEL
             self._is_working = True
             return _receive(self._from_child)
         except (EOFError, OSError, ValueError):
@@ -98,19 +97,19 @@ class ChildProcess:
             self._is_working = False
 
     def cancel(self) -> None:
-        """Set `job.cancelled` of its job, without blocking. A child whose job does not use it
-        ends."""
+        """Set `job.cancelled` in the child, without blocking. If the job does not use
+        `job.cancelled`, the child ends."""
         self.is_cancelled = True
         if not self._is_working:
             self.kill()
             return
         try:
             _send(self._to_child, _CANCEL)
-        except (OSError, ValueError):  # it has ended
+        except (OSError, ValueError):  # the child has ended
             self.kill()
 
     def kill(self) -> None:
-        """Kill the process and the programs that it started. Does not wait."""
+        """Kill the process and the programs that it started, without waiting for their end."""
         self.is_cancelled = True
         self._kill_group()
 
@@ -125,7 +124,7 @@ class ChildProcess:
         """Kill an idle process, and wait at most `timeout` seconds for its end."""
         self.kill()
         for pipe in (self._to_child, self._from_child):
-            with suppress(OSError):  # unflushed data
+            with suppress(OSError):  # closing flushes data into a broken pipe
                 pipe.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
@@ -153,7 +152,7 @@ class ChildProcesses:
         return child
 
     def release(self, claim_key: ClaimKey) -> None:
-        """Take back the child of an attempt that ended."""
+        """Keep the child of an ended attempt for the next job. A child that was cancelled ends."""
         child = self._working.pop(claim_key)
         if child.is_cancelled or child.has_ended:
             child.end(END_TIMEOUT)
@@ -172,7 +171,7 @@ class ChildProcesses:
 
     async def end(self, claim_keys: Iterable[ClaimKey]) -> set[ClaimKey]:
         """Kill the children of these attempts. Returns the attempts whose child is still running
-        after `END_TIMEOUT`. It may be called in another thread and event loop."""
+        after `END_TIMEOUT`. This method may be called in another thread and event loop."""
         left = {
             claim_key: child for claim_key in claim_keys if (child := self._working.get(claim_key))
         }
@@ -197,7 +196,8 @@ def _describe_exit(exit_code: int) -> str:
 
 
 def _main_of_worker() -> dict[str, str]:
-    """Return how a child finds the worker's main module, which may contain functions of jobs."""
+    """Return the name or the path of the worker's main module. The child imports this module,
+    because it may contain the functions of jobs."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:
@@ -234,7 +234,7 @@ def _read(pipe: IO[bytes], size: int) -> bytes:
 
 
 def pack_job(function: Callable[[Job[Any]], object], attempt: Attempt) -> bytes:
-    """Return what a child needs to run the attempt.
+    """Return the function, the row and the args of an attempt, pickled.
 
     Raises:
         Exception: the function or the args cannot be pickled.
@@ -252,7 +252,7 @@ def unpack_result(result: bytes) -> tuple[dict[str, str], str | None, BaseExcept
 
 
 class _ChildJob(Job[Any]):
-    """The job in the child."""
+    """The job object that the function receives in the child."""
 
     __slots__ = ()
 
@@ -265,16 +265,16 @@ class _ChildJob(Job[Any]):
 
     @property
     def uses_cancelled(self) -> bool:
-        """Whether the code has read `cancelled`."""
+        """Whether the code of the job has read `job.cancelled`."""
         return hasattr(self, "_cancelled")
 
     def set_cancelled(self) -> None:
-        """Set `cancelled`."""
+        """Set the event `job.cancelled`."""
         self._cancelled_event().set()
 
 
 class _Inbox:
-    """Reads the worker's messages in a thread, and ends the child with the worker."""
+    """Reads the worker's messages in a thread, and ends the child when the worker has ended."""
 
     def __init__(self, from_worker: IO[bytes], to_worker: IO[bytes]) -> None:
         self._from_worker, self._to_worker = from_worker, to_worker
@@ -292,7 +292,7 @@ class _Inbox:
             if message == _CANCEL:
                 self._cancel()
             else:
-                _send(self._to_worker, _STARTED)  # nothing else is sent before the job starts
+                _send(self._to_worker, _STARTED)  # the main thread sends nothing before the job
                 self.jobs.put(message)
 
     def _cancel(self) -> None:
@@ -315,8 +315,8 @@ def serve(worker_pid: int, main: dict[str, str]) -> None:
 
 
 def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """Return the pipes from and to the worker, moved to other file descriptors. The job and the
-    programs that it starts then write their stdout to stderr, which is the worker's."""
+    """Move the pipes from and to the worker to other file descriptors, and return them. Then stdout
+    of the job and of the programs that it starts goes to the worker's stderr."""
     pipes = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -334,7 +334,7 @@ def _end_with_thread_of(worker_pid: int) -> None:
     ctypes.CDLL(None).prctl(
         _PR_SET_PDEATHSIG, signal.SIGKILL
     )  # if this fails, the closed pipe ends the process
-    if os.getppid() != worker_pid:  # it has already ended
+    if os.getppid() != worker_pid:  # the worker has already ended
         _exit_with_children()
 
 
@@ -346,9 +346,9 @@ def _exit_with_children() -> NoReturn:
 
 
 def _work(packed: bytes, inbox: _Inbox) -> bytes:
-    """Run a job. Returns its metadata, the type name of its value, and its error. The traceback is
-    a note of the error, because a traceback cannot be pickled."""
-    # This imports user code, which may take long.
+    """Run a job. Returns the recorded metadata, the type name of the returned value, and the error.
+    The traceback is added as a note to the error, because a traceback cannot be pickled."""
+    # Unpickling imports user code, which may take long.
     function, row, args = pickle.loads(packed)  # noqa: S301 (our own worker's)
     job = inbox.job = _ChildJob(row, args)
     returned: str | None = None

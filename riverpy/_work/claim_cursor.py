@@ -1,12 +1,12 @@
 """ClaimCursor: the position in a queue from which a client claims jobs.
 
-Claims walk an index in the order of priority, time and id. Two things before the first available
-job make a claim slow: index entries of jobs that were claimed before, which the server keeps while
-a transaction holds an old snapshot, and jobs of kinds that this client does not work. When claims
-become slow, they start after the last position they have seen. There is one position per priority,
-because new jobs of a higher priority come before older ones. From time to time a claim starts at
-the beginning and finds what was skipped: a transaction that committed late, or a row that was
-locked.
+A claim reads an index in the order of priority, time and id. A claim is slow if it has to read many
+index entries before the first available job. These entries are of two kinds: jobs that were already
+claimed, which the server keeps while a transaction holds an old snapshot, and jobs of kinds that
+this client does not work. When claims are slow, the next claim starts at the position of the last
+one. There is one position per priority, because new jobs of a higher priority come before older
+ones. At intervals a claim starts at the beginning. It finds the jobs that were skipped, because
+their transaction committed late or because their row was locked.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SLOW = 0.01
-"""Seconds that a claim without rows may take longer than the fastest claim before it counts as
-slow."""
+"""Seconds. A claim is slow if it takes this much longer than the fastest claim."""
 SLOW_PER_ROW = 0.00004
-"""Additional seconds for each claimed row."""
+"""Seconds that are added to `SLOW` for each claimed row."""
 FULL_SHARE = 0.02
-"""The share of time that claims from the beginning may take."""
+"""The share of the time that claims from the beginning may take, from 0 to 1."""
 FULL_INTERVAL_MIN = 0.2
+"""The shortest time between two claims from the beginning, in seconds."""
 FULL_INTERVAL_MAX = 2.0
-"""Seconds between two claims from the beginning, at most. A skipped job waits no longer."""
+"""The longest time between two claims from the beginning, in seconds. A skipped job waits at most
+this long."""
 COMMIT_DELAY_MAX = 1.0
-"""Seconds between the time of a job and its commit. A job that is committed later may be
-skipped."""
+"""The longest expected time between `scheduled_at` of a job and its commit, in seconds. The cursor
+may skip a job that commits later."""
 PRIORITIES = range(1, 5)
 _order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
 
 class Position(NamedTuple):
-    """A position in the order of claims. The time is raw: microseconds since 2000."""
+    """A position in the order of claims. `scheduled_at` is in microseconds since 2000, as in the
+    database."""
 
     priority: int
     scheduled_at: int
@@ -46,7 +48,7 @@ class Position(NamedTuple):
 
 
 class QueueRange(NamedTuple):
-    """A range of the queue, from after a position to the end of a priority."""
+    """The part of a queue after a position, up to and including a priority."""
 
     after: Position
     last_priority: int
@@ -56,22 +58,22 @@ WHOLE_QUEUE = QueueRange(Position(0, -(2**63), 0), PRIORITIES[-1])
 
 
 class ClaimCursor:
-    """The positions in one queue, as one client knows them. Times are monotonic seconds."""
+    """The positions of one client in one queue. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._positions: dict[int, Position] = {}
-        """By priority; empty while claims are fast."""
+        """The position of each priority; empty: claims are fast and start at the beginning."""
         self._full_claim_at = 0.0
-        """When the next claim from the beginning is due."""
+        """The time of the next claim from the beginning."""
         self._is_overdue = False
         self._fastest = math.inf
         self._was_slow = False
 
     def ranges(self, now: float) -> Sequence[QueueRange]:
-        """Return where to claim, in this order, until enough jobs are found.
+        """Return the ranges to claim from, in this order, until enough jobs are found.
 
-        A claim from the beginning comes last, so that it delays no job. It comes first if it was
-        due before and the other ranges already had enough jobs.
+        The whole queue comes last, because reading it is slow. If the claim from the beginning is
+        overdue, because the other ranges had enough jobs, the whole queue is the only range.
         """
         if not self._positions or self._is_overdue:
             return (WHOLE_QUEUE,)
@@ -82,13 +84,13 @@ class ClaimCursor:
         return [*parts, WHOLE_QUEUE] if now >= self._full_claim_at else parts
 
     def seconds_to_full_claim(self, now: float) -> float | None:
-        """Return the seconds until a claim from the beginning is due. None: each claim starts
-        there."""
+        """Return the seconds until the next claim from the beginning. None: each claim starts at
+        the beginning."""
         return max(self._full_claim_at - now, 0.0) if self._positions else None
 
     def is_slow(self, part: QueueRange, rows: int, took: float) -> bool:
-        """Return whether the last two claims from the beginning were slow. Then call
-        `start_skipping`. A single claim may be slow for any reason."""
+        """Return whether the last two claims from the beginning were slow. If so, the caller calls
+        `start_skipping`. One slow claim is ignored, because it may have any reason."""
         self._fastest = min(self._fastest, took)
         if part != WHOLE_QUEUE:
             return False
@@ -99,13 +101,17 @@ class ClaimCursor:
     def start_skipping(
         self, rows: Sequence[Any], *, is_full: bool, seen_at: int, took: float, now: float
     ) -> None:
-        """Skip the jobs before the positions that a slow claim from the beginning has reached.
+        """Set the positions after a slow claim from the beginning. Later claims skip the jobs
+        before these positions.
 
         Args:
             rows: the claimed rows, in any order.
-            is_full: as many rows as requested, so there may be more.
-            seen_at: a raw server time before the claim. Jobs up to this time were visible.
-            took, now: the duration and the end of the claim.
+            is_full: whether the claim returned as many rows as requested. Then the queue may hold
+                more jobs.
+            seen_at: the server's time before the claim, in microseconds since 2000. The claim saw
+                the jobs up to this time.
+            took: the duration of the claim, in seconds.
+            now: the end of the claim, in monotonic seconds.
         """
         pause = min(max(took / FULL_SHARE, FULL_INTERVAL_MIN), FULL_INTERVAL_MAX)
         self._full_claim_at, self._is_overdue = now + pause, False

@@ -27,33 +27,35 @@ if TYPE_CHECKING:
 INTERVAL = 1.0
 """Seconds between two checks for changes."""
 RETRY = 30.0
-"""Seconds until the next attempt after an error of the database."""
+"""Seconds until the reporter tries again after an error of the database."""
 TIMEOUT = 2.0
+"""Seconds for writing the status."""
 STUCK_MAX = 1_000
-"""Stuck jobs that are written, at most."""
+"""The maximum number of stuck jobs in the row."""
 ASIDE_MAX = 20
-"""Set-aside rows that are written, at most. The oldest come first."""
+"""The maximum number of set-aside rows in the client's row. The oldest are written."""
 ERROR_LENGTH = 200
-"""Characters of the error of each."""
+"""The maximum number of characters of the error of each set-aside row."""
 
 
 class _Status(NamedTuple):
-    """The values of the row."""
+    """The values of the client's row."""
 
     slots: list[int]
-    """Slots of each queue, including those that were given away by stuck jobs."""
+    """The number of slots of each queue. A stuck job that gave up its slot adds one."""
     stuck: list[int]
-    """Job ids."""
+    """The ids of the stuck jobs."""
     aside: list[SetAsideRow]
     aside_count: int
     contacts: int
-    """The number of the current contact with the server."""
+    """How often the heartbeat has connected to the server. It increases after a reconnect."""
     is_stopping: bool
 
 
 class ClientStatusReporter:
-    """Writes the state at the start of a run and after each change. It writes it again after a
-    reconnect, because the row may be new: a row without a heartbeat is deleted."""
+    """Writes the client's state at the start of a run and after each change. The reporter writes
+    the state again after a reconnect, because the row may be new: the leader deletes a row
+    without a heartbeat."""
 
     name = "client status reporter"
 
@@ -66,15 +68,15 @@ class ClientStatusReporter:
         has_state: bool,
         is_marked: bool,
     ) -> None:
-        """Make it.
+        """Create the client status reporter.
 
         Args:
             run: the context of the run.
             running: the running jobs.
             set_aside: returns the rows that the client has set aside.
-            has_state: the table has columns for the state and for set-aside rows.
-            is_marked: write that the client supports domains. Only a client of the domain `default`
-                needs this mark.
+            has_state: whether the table has columns for the state and for set-aside rows.
+            is_marked: whether to write that the client supports domains. Only a client of the
+                domain `default` needs this mark.
         """
         self._running, self._heartbeat, self._set_aside = running, run.heartbeat, set_aside
         self._connection, self._schema = run.connections.reserved, run.schema
@@ -86,8 +88,8 @@ class ClientStatusReporter:
         self._log = get_logger()
 
     def stopping(self) -> None:
-        """Write at once that the client is stopping, so that it no longer counts as a leader
-        candidate."""
+        """Write at once that the client is stopping. Then other clients no longer count it as a
+        leader candidate."""
         self._is_stopping = True
         self._wake.set()
 
@@ -139,7 +141,7 @@ class ClientStatusReporter:
                         client_id=self._client_id,
                         registered_at=registered_at,
                     )
-        except DATABASE_ERRORS as error:  # only people read it, so it can wait
+        except DATABASE_ERRORS as error:  # only people read the status, so it can wait
             self._log.debug(CLIENT_STATUS_REPORT_FAILED, error=describe(error))
             return RETRY
         self._reported = now

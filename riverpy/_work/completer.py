@@ -1,9 +1,9 @@
-"""Completer: stores the results of attempts by group commit.
+"""Completer: stores the results of attempts in batches.
 
-One statement is in flight. Results that arrive during it go with the next one. A result stays here
-until the database has stored it, or until the attempt no longer belongs to this client. A lost
-connection only delays results. A row that is locked, refused or slow delays other results by at
-most one attempt to store it.
+One statement is in flight. Results that arrive during this statement go with the next one. The
+completer keeps a result until the database has stored it, or until the attempt no longer belongs to
+this client. A lost connection only delays results. A row that is locked, refused or slow delays
+other results by at most one statement.
 """
 
 from __future__ import annotations
@@ -52,35 +52,37 @@ if TYPE_CHECKING:
     from riverpy._work.run_context import RunContext
 
 BATCH_MAX = 5_000
-"""Results in one statement, at most."""
+"""The maximum number of results in one statement."""
 BACKLOG_MAX = 10_000
-"""Results that may wait, or twice the slots if that is more. Above that, claiming waits."""
+"""The number of waiting results above which claiming waits, or twice the number of slots if that is
+more."""
 STATEMENT_SIZE_MAX = 8 * 1024 * 1024
-"""Characters of outputs and errors in one statement. A single larger result is still sent."""
+"""The maximum number of characters of outputs and errors in one statement. A single result that is
+larger is still sent."""
 STATEMENT_TIMEOUT = 10.0
 """Seconds for one statement."""
 LOCKED_RETRY_MIN = timedelta(milliseconds=100)
 LOCKED_RETRY_MAX = timedelta(seconds=2)
 LOCK_LOG_DELAY = 1.0
-"""Seconds after the end of an attempt from which a locked row is logged."""
+"""Seconds from the end of an attempt until its row is logged as locked."""
 LOCKED = "another transaction holds locks on the rows: see `riverpy doctor`"
 RETRY_MIN = timedelta(milliseconds=20)
 RETRY_MAX = timedelta(seconds=2)
 UNSTORABLE_RETRY_DELAY = 60.0
-"""Seconds until a job is retried whose result the database refused."""
+"""Seconds until the retry of a job whose result the database refused."""
 _DELETED = jobs.StoredOutcome(jobs.ClaimKey(0, 0, 0), "deleted", 0)
 
 
 class Completer:
-    """Stores results in the order in which attempts end, unless the database delays some of
-    them."""
+    """Stores results in the order in which attempts end. Results that the database delays come
+    later."""
 
     def __init__(
         self,
         run: RunContext,
         stored: Callable[[list[Attempt]], None],
     ) -> None:
-        """`stored` is called with the attempts of each statement whose results were stored."""
+        """`stored` is called after each statement, with the attempts whose results were stored."""
         self._connection, self._schema = run.connections.results, run.schema
         self._backlog_max = max(BACKLOG_MAX, 2 * sum(run.client.slots.values()))
         self._skip_locked = run.config.pooler
@@ -89,21 +91,22 @@ class Completer:
         self._stored, self._counters = stored, run.counters
         self._plain = self._sender()
         self._settled = self._sender(_fitting)
-        """Attempts that did not simply complete."""
+        """The sender for attempts that did not simply complete."""
         self._locked: list[Attempt] = []
-        """Attempts whose rows are locked by another transaction."""
+        """The attempts whose rows another transaction has locked."""
         self._locked_backoff = Backoff(LOCKED_RETRY_MIN, LOCKED_RETRY_MAX)
         self._locked_until = 0.0
-        """When the locked rows are tried again; monotonic seconds."""
+        """The time of the next attempt to store results of locked rows, in monotonic seconds."""
         self._logged: set[Attempt] = set()
-        """Results that were logged as not stored."""
+        """The attempts whose results were logged as delayed."""
         self._queues_to_notify: set[str] = set()
-        """Queues with a job that is available again, before their clients are notified."""
+        """The queues in which a job is available again and whose clients were not notified yet."""
         self._backoff = Backoff(RETRY_MIN, RETRY_MAX)
         self._ready, self._drained, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._closing = False
         self._is_cancelled = False
-        """Whether the task was cancelled, as each task is at the end of the event loop."""
+        """Whether the task of the completer was cancelled. `asyncio.run` cancels all tasks at its
+        end."""
         self._scope = anyio.CancelScope(shield=True)
         self._log = get_logger()
         self._limited_log = self._log.limited()
@@ -135,11 +138,12 @@ class Completer:
 
     @property
     def set_aside(self) -> list[SetAsideEntry[Attempt]]:
-        """The results that the database refuses or is too slow for. They are tried again."""
+        """The results that the database refused or did not store in time. The completer tries them
+        again."""
         return [*self._plain.aside.entries, *self._settled.aside.entries]
 
     def add(self, attempt: Attempt) -> None:
-        """Add an attempt that ended. It never waits and never fails."""
+        """Add an attempt that ended. This method does not wait and does not fail."""
         self._enqueue(attempt)
         self._ready.set()
 
@@ -147,7 +151,8 @@ class Completer:
         (self._plain if attempt.is_plain else self._settled).add(attempt)
 
     async def wait_for_room(self) -> None:
-        """Wait until few enough results are waiting to claim more jobs."""
+        """Wait until the number of waiting results is below the limit, so that more jobs may be
+        claimed."""
         while self.waiting > self._backlog_max:
             self._drained.clear()
             await self._drained.wait()
@@ -156,9 +161,10 @@ class Completer:
     async def running(
         self, wait: Callable[[asyncio.Event], Awaitable[None]]
     ) -> AsyncGenerator[None]:
-        """Store results during the block, and then what is left until `wait` returns.
+        """Store results during the block. After the block, store the remaining results until `wait`
+        returns.
 
-        `wait` receives an event that is set when everything is stored, and is not cancelled.
+        `wait` receives an event that is set when all results are stored. `wait` is not cancelled.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._run, name="riverpy completer")
@@ -188,8 +194,8 @@ class Completer:
             self._ended.set()
 
     async def _run_again(self, wait: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-        """Store what is left after all tasks of the event loop were cancelled. The caller runs this
-        in a new task, which was not cancelled."""
+        """Store the remaining results after all tasks of the event loop were cancelled. The caller
+        runs this method in a new task, which was not cancelled."""
         self._ended, self._scope = asyncio.Event(), anyio.CancelScope(shield=True)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._run, name="riverpy completer")
@@ -256,7 +262,8 @@ class Completer:
             self._queues_to_notify.clear()
 
     async def _store(self, attempts: list[Attempt]) -> None:
-        """Store results, either only plain completions or none. Results of locked rows are kept.
+        """Store a batch of results: either only plain completions, or no plain completion. Results
+        of locked rows are kept for a later statement.
 
         Raises:
             Exception: one of DATABASE_ERRORS; nothing was stored.
@@ -281,7 +288,7 @@ class Completer:
         self._stored(stored)
 
     def _set_aside(self, attempt: Attempt, error: Exception) -> None:
-        """Log a result that fails alone."""
+        """Log a result that the database refuses, although the statement holds no other result."""
         self._log_delayed([attempt], describe(error), is_slow=cause_of(error) is Cause.TIME)
 
     def _log_delayed(self, attempts: list[Attempt], error: str, *, is_slow: bool = False) -> None:
@@ -294,13 +301,13 @@ class Completer:
         )
 
     def _log_recovery(self, attempts: list[Attempt]) -> None:
-        """Log that no result is delayed any more, once all of them are stored or refused."""
+        """Log when all delayed results have been stored or dropped."""
         self._logged.difference_update(set(attempts).difference(self._locked))
         if not self._logged:
             self._log.info(REJECTED_JOB_RESULTS_STORED)
 
     def _log_slow_batch(self, rows: int, error: Exception) -> None:
-        """Log that a batch took too long. It is sent in smaller parts."""
+        """Log that a batch took too long. The sender sends it again in smaller parts."""
         if self._connection.is_outage_logged:
             return
         self._limited_log.warning(
@@ -310,7 +317,8 @@ class Completer:
         )
 
     def _hold_locked(self, attempts: list[Attempt]) -> None:
-        """Keep results of locked rows. Those that wait for long are logged once."""
+        """Keep the results of locked rows. Results that have waited for `LOCK_LOG_DELAY` are logged
+        once."""
         now = time.monotonic()
         late = [attempt for attempt in attempts if now - attempt.ended >= LOCK_LOG_DELAY]
         if late and self._logged.isdisjoint(attempts):
@@ -383,7 +391,7 @@ class Completer:
     async def _check(
         self, connection: Connection, attempts: list[Attempt], states: dict[int, str]
     ) -> list[Attempt]:
-        """Handle rows that did not take their result. Returns the attempts whose results are
+        """Handle the rows that the statement did not change. Returns the attempts whose results are
         stored.
 
         If a row has our own result, an earlier statement stored it and its answer was lost. If a
@@ -451,7 +459,7 @@ class Completer:
 
 
 def _fitting(attempts: list[Attempt]) -> int:
-    """Return how many of the first results one statement can carry in its time."""
+    """Return how many results, from the first on, fit in one statement."""
     size = 0
     for index, attempt in enumerate(attempts):
         size += attempt.size

@@ -22,7 +22,7 @@ CLAIM_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,
 BATCH_BOUNDS = (0, 1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
 LAG_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 FAILING_MAX = 10
-"""Kinds for which the next log event has an error text."""
+"""The maximum number of kinds with an error text in one log event."""
 _KIND, _QUEUE, _ATTEMPTED_AT = JobColumn.KIND, JobColumn.QUEUE, JobColumn.ATTEMPTED_AT
 _CREATED_AT, _SCHEDULED_AT = JobColumn.CREATED_AT, JobColumn.SCHEDULED_AT
 
@@ -88,7 +88,7 @@ class QueueCounters:
 
 
 class Counters:
-    """The counters of one run. Each kind and each queue starts at zero."""
+    """The counters of one run. All counters start at zero."""
 
     def __init__(self, kinds: Iterable[str], queues: Iterable[str]) -> None:
         self._unknown = KindCounters()
@@ -97,12 +97,12 @@ class Counters:
         self.loop_lag = HistogramBuilder(LAG_BOUNDS)
         self.results_refused = 0
         self.failing: dict[str, tuple[int, str]] = {}
-        """By kind that failed since the last `take_failures`: the number of failures and one error
-        entry as JSON."""
+        """The kinds that failed since the last `take_failures`. The value is the number of failures
+        and one error entry as JSON."""
         self.more_failing_kinds: set[str] = set()
-        """Failing kinds beyond `FAILING_MAX`."""
+        """The kinds that failed when `failing` already had `FAILING_MAX` kinds."""
         self.has_failures = asyncio.Event()
-        """Set while there are failures to log."""
+        """An event that is set while there are failures to log."""
 
     def count_ends(self, attempts: list[Attempt]) -> None:
         """Count attempts whose results were stored."""

@@ -48,21 +48,23 @@ if TYPE_CHECKING:
     from riverpy.worker import Workers, WorkUnit
 
 FIRST_STEP_MAX = 0.1
-"""Seconds in which a new task takes its first step, unless the process was blocked. A later one
-checks first whether the client may still work the job."""
+"""Seconds from the creation of a task to its first step, if the process is not blocked. A task that
+starts later first checks whether the client may still work the job."""
 ERROR_HANDLER_TIMEOUT = 10.0
-"""Seconds."""
+"""Seconds that the user's error handler may take."""
 CANCEL_GRACE_MAX = 2.0
-"""Seconds in which a process job that uses `job.cancelled` must end after its cancellation."""
+"""Seconds from the cancellation of a process job that uses `job.cancelled` until its process is
+killed, at most."""
 CANCEL_GRACE_SHARE = 0.3
-"""The same as a share of the hard stop timeout. The smaller of the two applies."""
+"""The share of the hard stop timeout after which the process of a cancelled job is killed, if that
+is earlier than `CANCEL_GRACE_MAX`."""
 UNCLASSIFIED_RETRY_DELAY = 60.0
-"""Seconds until a job is retried whose error could not be classified."""
+"""Seconds until the retry of a job whose error riverpy could not classify."""
 _start_order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
 
 class Executor:
-    """Runs attempts with the workers of one client. Make it in the task of the run."""
+    """Runs attempts with the workers of one client. Create it in the task of the run."""
 
     def __init__(
         self,
@@ -72,14 +74,15 @@ class Executor:
         running: RunningAttempts,
         may_start: Callable[[], bool],
     ) -> None:
-        """`may_start` says whether the client may still work what it claimed."""
+        """`may_start` returns whether the client may still work the jobs that it claimed."""
         self._config, self._running, self._may_start = config, running, may_start
         self._default_policy = DefaultRetryPolicy()
         hard_stop = config.hard_stop_timeout.total_seconds()
         grace = min(CANCEL_GRACE_MAX, hard_stop * CANCEL_GRACE_SHARE)
         self._blocking = BlockingRunner(children, grace)
         self._context = contextvars.copy_context()
-        """Each job starts in a copy of it. It must not see variables of another job."""
+        """The context that is copied for each job, so that no job sees the context variables of
+        another."""
         self._first_step_by = 0.0
         self._log = get_logger()
         self._logs_jobs = self._log.is_debug_enabled
@@ -96,8 +99,8 @@ class Executor:
     def _make_stacks(
         self, plugins: Plugins
     ) -> tuple[dict[str, WorkStack | None], WorkStack | None]:
-        """Make the stack of each kind, and the one of unknown kinds. An empty stack is None. The
-        dict is empty if all are."""
+        """Return the stack of each kind, and the stack of unknown kinds. A stack without hooks and
+        middleware is None. If all stacks are None, the dict is empty."""
         stacks = {
             kind: self._make_stack(plugins, plugins_of(plan.unit.args_type), plan.unit)
             for kind, plan in self._plans.items()
@@ -113,7 +116,7 @@ class Executor:
         return None if stack.is_empty else stack
 
     def close(self) -> None:
-        """Let idle threads and processes end."""
+        """End idle threads and processes."""
         self._blocking.close()
 
     def launch(
@@ -121,7 +124,7 @@ class Executor:
     ) -> list[Attempt]:
         """Make an attempt for each claimed row, and start as many as there are free slots.
 
-        Returns the attempts that did not start, in the order in which they should.
+        Returns the attempts that did not start, in the order in which they should start.
         """
         plans, now = self._plans, time.monotonic()
         attempts = [
@@ -133,7 +136,7 @@ class Executor:
         return attempts[slots:]
 
     def start(self, attempts: Sequence[Attempt]) -> None:
-        """Start attempts, each in its slot. Their timeouts count from now."""
+        """Start attempts. The caller has a free slot for each. The timeouts count from now."""
         if not attempts:
             return
         loop, now, first = asyncio.get_running_loop(), time.monotonic(), math.inf
@@ -157,10 +160,10 @@ class Executor:
             )
 
     async def _work(self, attempt: Attempt) -> None:
-        """Run the attempt, set its outcome, and finish it, whatever happens.
+        """Run the attempt, set its outcome, and finish it, also if an error occurs.
 
-        After the end of the user's code only the error handler is awaited, so a cancellation cannot
-        separate a result from its record.
+        After the user's code has ended, only the error handler is awaited. So a cancellation cannot
+        lose the outcome.
         """
         running_job.set(attempt)
         attempt.started = time.monotonic()
@@ -175,7 +178,7 @@ class Executor:
                 await self._run_code(attempt)
             else:
                 await stack.work(attempt)
-        except BaseException as error:  # also a SystemExit of the job: it is a failure of the job
+        except BaseException as error:  # a SystemExit of the job is a failure of the job too
             self._running.set_cause(attempt, error)
             await self._fail(attempt, error)
         finally:
@@ -215,7 +218,8 @@ class Executor:
     async def _fail(self, attempt: Attempt, error: BaseException) -> None:
         """Set the outcome of an attempt that raised.
 
-        A safe outcome is set first, because the classification runs user code.
+        The outcome is first set to a plain failure, because the classification runs user code,
+        which may raise.
         """
         attempt.outcome = outcomes.failed(
             attempt, "riverpy could not classify the error", "", UNCLASSIFIED_RETRY_DELAY
@@ -225,7 +229,8 @@ class Executor:
         except BaseException:  # a SystemExit here would end the event loop
             self._limited_log.exception(ERROR_CLASSIFICATION_FAILED, job_id=attempt.id)
         is_failure = attempt.outcome.event is EventKind.JOB_FAILED
-        if is_failure and not isinstance(error, GeneratorExit):  # then the loop may have ended
+        # After a GeneratorExit the loop may have ended, so that nothing can be awaited.
+        if is_failure and not isinstance(error, GeneratorExit):
             await self._call_error_handler(attempt, error, attempt.outcome)
 
     def _classify(self, attempt: Attempt, error: BaseException) -> Outcome:
@@ -264,9 +269,10 @@ class Executor:
         return outcome
 
     def _retry_delay(self, attempt: Attempt) -> timedelta:
-        """Return the delay of the worker, else of the client's policy, else River's default.
+        """Return the retry delay: from the worker, otherwise from the client's retry policy.
 
-        The default applies when the others fail or return a negative delay.
+        If the worker or the policy raises or returns a negative delay, River's default policy is
+        used.
         """
         unit = attempt.unit
         try:

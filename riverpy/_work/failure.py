@@ -1,4 +1,4 @@
-"""Failures: the texts of an exception that a job raised, the stored error entry, and its class."""
+"""Failures: how an exception of a job is classified, and the texts that are stored of it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from riverpy._error_text import error_text as typed_text
 from riverpy.errors import JobCancel, JobSnooze
 
 TRACE_FRAMES_MAX = 100
+"""The maximum number of frames in a stored trace. The innermost are kept."""
 TRACE_ENTRY_LENGTH_MAX = 1024
-"""Characters of one frame, or of the exception's own line, in a trace."""
+"""The maximum number of characters of one frame in a trace, or of the line with the exception."""
 TRACE_LENGTH_MAX = 32 * 1024
-"""Characters of a stored trace. The end is kept."""
+"""The maximum number of characters of a stored trace. A longer trace loses its start."""
 OWN_FILES = {
     concurrent.futures.thread.__file__,
     *(
@@ -29,12 +30,13 @@ OWN_FILES = {
     ),
     str(Path(__file__).parent.with_name("_middleware_chain.py")),
 }
-"""The files whose frames come before the frames of a job."""
+"""The files of riverpy and Python whose frames stand before the frames of the job in a trace."""
 _UNSTORABLE = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
-"""NUL and lone surrogates, which PostgreSQL refuses, become the replacement character."""
+"""A translation table. It replaces the characters that PostgreSQL refuses, NUL and lone surrogates,
+with the replacement character."""
 
 Ending: TypeAlias = Literal["completed", "snoozed", "cancelled", "stopped", "failed"]
-"""`stopped` means: by a cancel or a stop from outside."""
+"""How an attempt ends. `stopped`: `job_cancel`, or a stop of the client, cancelled the attempt."""
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
@@ -44,31 +46,40 @@ def storable(text: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the type and the message of the exception, as they can be stored."""
+    """Return the type and the message of the exception, without characters that PostgreSQL
+    refuses."""
     return storable(typed_text(error))
 
 
 def message_text(error: BaseException) -> str:
-    """Return the message alone, as it can be stored, or the type if there is no message."""
+    """Return the message of the exception, or its type if there is no message, without characters
+    that PostgreSQL refuses."""
     return storable(message(error)) or type(error).__name__
 
 
 def trace_text(error: BaseException) -> str:
-    """Return the traceback from the first frame of user code, without local variables. A long one
-    loses its start."""
+    """Return the traceback from the first frame of user code, without local variables. A long
+    traceback loses its start."""
     first = error.__traceback__
     while first is not None and first.tb_frame.f_code.co_filename in OWN_FILES:
         first = first.tb_next
     try:
         lines = traceback.format_exception(type(error), error, first, limit=-TRACE_FRAMES_MAX)
-    except BaseException:  # formatting runs user code
+    except BaseException:  # `__str__` of the exception is user code
         return ""
     text = "".join(cut(line, TRACE_ENTRY_LENGTH_MAX, end="\n") for line in lines)
     return storable(text[-TRACE_LENGTH_MAX:])
 
 
 def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> str:
-    """Return one element of a job's errors as JSON. Its time is the start of the attempt."""
+    """Return an entry for the column `errors` of a job, as JSON.
+
+    Args:
+        attempt: the number of the attempt.
+        seconds_ago: the seconds since the attempt started.
+        error: the text of the error.
+        trace: the traceback.
+    """
     at = datetime.now(UTC) - timedelta(seconds=seconds_ago)
     entry = {
         "at": json_time(at),
@@ -80,20 +91,21 @@ def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> 
 
 
 def find(error: BaseException, wanted: type[ErrorT]) -> ErrorT | None:
-    """Return the exception itself, or one inside its groups, if it has this type."""
+    """Return the first exception of the wanted type: `error` itself, or one inside this exception
+    group."""
     return next((leaf for leaf in leaves(error) if isinstance(leaf, wanted)), None)
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Whether this is only a cancellation. Of a group, all exceptions must be cancellations."""
+    """Whether the error is a cancellation, or a group of cancellations only."""
     return all(isinstance(leaf, asyncio.CancelledError) for leaf in leaves(error))
 
 
 def deciding_error(error: BaseException) -> BaseException:
     """Return the exception that decides how an attempt ends.
 
-    This is the first JobSnooze inside groups, else the first JobCancel, else a CancelledError if
-    there is nothing else, else the error itself.
+    In an exception group this is the first JobSnooze, otherwise the first JobCancel, otherwise a
+    CancelledError if all are cancellations, otherwise the group itself.
     """
     for wanted in (JobSnooze, JobCancel):
         if (found := find(error, wanted)) is not None:
@@ -102,9 +114,9 @@ def deciding_error(error: BaseException) -> BaseException:
 
 
 def ending(error: BaseException | None) -> Ending:
-    """Return how an attempt ends if its code or its middleware ends with this error.
+    """Return how an attempt ends if its code or its middleware raises this error.
 
-    A cancel of the job, hooks and outer middleware may still change that.
+    A `job_cancel`, hooks and outer middleware may still change the ending.
     """
     match None if error is None else deciding_error(error):
         case None:

@@ -1,8 +1,9 @@
 """LeaderSetup: the leader elections of one run, and the maintenance of the terms that it wins.
 
-A client takes part in the election of its domain's leader. A client of a domain other than
-`default` also tries to acquire the lease of the work that a schema has once. The leader of
-`default` does that work, if there is one.
+A client takes part in the election of its domain's leader. Some maintenance is done once for the
+whole schema. The leader of `default` does this schema maintenance. If there is no leader of
+`default`, the holder of the schema lease (`@schema`) does it. Each client of another domain also
+tries to acquire the schema lease.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from riverpy.events import LeadershipChange
 
 TURN_WAIT = 60.0
-"""Seconds for which a service waits for the connection that it shares with others. A statement may
-take 5 s, and each of the others may be before it."""
+"""Seconds for which a service waits for the connection that it shares with other services. A
+statement may take 5 s, and each of the other services may send one first."""
 
 
 class LeaderSetup:
@@ -50,13 +51,13 @@ class LeaderSetup:
     domain is not `default`."""
 
     def __init__(self, run: RunContext, timer: Timer) -> None:
-        """Make it; nothing is connected."""
+        """Create the leader setup. It opens no connection."""
         config = run.config
         self.timer = timer
         self._is_default = config.domain == DEFAULT_DOMAIN
         self.is_divided = not self._is_default
-        """Whether domains may own queues, so that a leader reads the owners before each pass.
-        Otherwise it checks now and then whether they do."""
+        """Whether domains may own queues. If so, the services of a leader read the owners of queues
+        before each pass. Otherwise they check at intervals whether a domain owns a queue."""
         self._own = LeaderSlot(
             self,
             run,
@@ -70,7 +71,7 @@ class LeaderSetup:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this client is the leader of its domain, and may act as one now."""
+        """Whether this client is the leader of its domain, and its lease is valid now."""
         return self._own.election.lease is not None
 
     @property
@@ -80,12 +81,12 @@ class LeaderSetup:
 
     @property
     def elections(self) -> Sequence[Election]:
-        """All elections, that of the client's domain first."""
+        """All elections. The election of the client's domain is the first."""
         return [slot.election for slot in self.slots]
 
     @property
     def topics(self) -> Mapping[str, Callable[[str], None]]:
-        """The topics of notifications, each with its handler."""
+        """The topics of notifications about leases, each with its handler."""
         if self._is_default:
             return {"river_leadership": lambda payload: receive_leadership(self.engine, payload)}
         return {LEASE_TOPIC: self._receive_lease}
@@ -96,25 +97,26 @@ class LeaderSetup:
 
     @property
     def set_aside(self) -> list[SetAsideRow]:
-        """The rows that services of the present terms have set aside."""
+        """The rows that the services of all current terms have set aside."""
         return [row for slot in self.slots for row in slot.set_aside]
 
     def resync(self) -> None:
-        """Check all leases and queue owners: notifications may have been missed."""
+        """Check all leases and read the owners of queues again, because notifications may have been
+        lost."""
         for slot in self.slots:
             slot.engine.wake_all()
             slot.forget_owners()
 
     def owners_changed(self) -> None:
-        """Read the owners of queues again: these have changed."""
+        """Read the owners of queues again, because an owner has changed."""
         self.is_divided = True
         for slot in self.slots:
             slot.forget_owners()
             slot.wake()
 
     async def close(self, timeout: float) -> bool:
-        """Stop maintenance that still runs, and wait for at most `timeout` seconds. Returns whether
-        none runs."""
+        """Stop maintenance that is still running, and wait at most `timeout` seconds for its end.
+        Returns whether all maintenance has ended."""
         ended: list[bool] = []
 
         async def close(election: Election) -> None:
@@ -149,15 +151,15 @@ class LeaderSlot:
         domain: str,
         changed: Callable[[LeadershipChange], None] | None = None,
     ) -> None:
-        """Make it.
+        """Create the leader slot.
 
         Args:
-            setup: the slots of the run.
-            run: what the parts of the run share.
-            lease_name: the lease that the leader holds.
-            store: where that lease is kept.
-            choose: selects the queues that are maintained.
-            domain: of the leader.
+            setup: the leader setup of the run.
+            run: the context of the run.
+            lease_name: the name of the lease that the leader holds.
+            store: the store of this lease.
+            choose: selects the queues that the leader maintains.
+            domain: the domain of the leader.
             changed: called at once when a term begins or ends.
         """
         self._setup, self._run, self._choose = setup, run, choose
@@ -175,7 +177,7 @@ class LeaderSlot:
         )
 
     def make_services(self, context: TermContext) -> list[MaintenanceService]:
-        """Make the services of a term."""
+        """Return the services of a term."""
         run = self._run
         client = run.client
         return [
@@ -190,7 +192,7 @@ class LeaderSlot:
 
     @property
     def set_aside(self) -> list[SetAsideRow]:
-        """The rows that services of the present term have set aside."""
+        """The rows that the services of the current term have set aside."""
         if self.election.lease is None:
             return []
         reports = [report for service in self._services for report in service.reports]
@@ -237,7 +239,7 @@ class LeaderSlot:
         return context, self._services
 
     def _connection(self, name: str) -> DedicatedConnection:
-        """One that services share. Each gets its turn, however slow the others are."""
+        """Return a connection that services share. Each service gets the connection in turn."""
         run = self._run
         return DedicatedConnection(
             name,
@@ -249,15 +251,16 @@ class LeaderSlot:
 
 
 class SchemaSlot(LeaderSlot):
-    """The lease of the work that a schema has once."""
+    """The schema lease (`@schema`), its election, and the maintenance that is done once for the
+    whole schema."""
 
     def __init__(self, setup: LeaderSetup, run: RunContext) -> None:
-        """Make it."""
+        """Create the schema slot."""
         self._store = SchemaLeaseStore(run.connections.reserved, run.schema)
         super().__init__(setup, run, SCHEMA_LEASE, self._store, orphans, domain=SCHEMA_LEASE)
 
     def make_services(self, context: TermContext) -> list[MaintenanceService]:
-        """Make the services of a term."""
+        """Return the services of a term."""
         lease, is_foreign_led = context.fence.lease, self._store.is_foreign_led
 
         def resign(why: str) -> None:

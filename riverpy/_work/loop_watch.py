@@ -1,7 +1,7 @@
 """LoopWatch: detects that the event loop is blocked, and names the job that blocks it.
 
 A job that computes or waits without `await` blocks everything in its process: other jobs, the
-heartbeat, the lease. The blocked loop cannot log this, so a thread checks whether it still runs.
+heartbeat, the lease. The blocked loop cannot log this, so a thread checks the loop.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ if TYPE_CHECKING:
     from riverpy.job import Job
 
 CHECK_INTERVAL = 0.5
-"""Seconds between two turns of the watch in the loop, and between two checks of the thread."""
+"""Seconds between two timestamps that the loop records, and between two checks by the thread."""
 BLOCKED_AFTER = 1.0
-"""Seconds that a turn may be late before the loop counts as blocked."""
+"""Seconds. If a timestamp is later than this, the loop counts as blocked."""
 FRAMES_MAX = 4
-"""Code positions that are logged, starting with the innermost."""
+"""The maximum number of code positions in a log event, starting with the innermost."""
 _OUTER_FILES = OWN_FILES | {asyncio.events.__file__, asyncio.runners.__file__}
-"""The files around the code of a job."""
+"""The files of riverpy and asyncio whose frames call the code of a job."""
 
 
 class LoopWatch:
-    """Watches the loop in which it runs. It logs once that the loop is blocked, and once for how
-    long it was."""
+    """Watches the event loop of its own task. When the loop is blocked, the watch logs this once.
+    When the loop runs again, the watch logs how long it was blocked."""
 
     name = "loop watch"
 
     def __init__(self, running: RunningAttempts, record_lag: Callable[[float], None]) -> None:
-        """Make it.
+        """Create the loop watch.
 
         Args:
             running: the jobs that may block the loop.
-            record_lag: called at each turn with the seconds that it is late.
+            record_lag: called at each timestamp with its delay in seconds.
         """
         self._running, self._record_lag = running, record_lag
         self._turned = 0.0
-        """The time of the last turn; monotonic seconds."""
+        """The last timestamp that the loop recorded, in monotonic seconds."""
         self._logged_turn = 0.0
-        """The turn before the last blocking that was logged."""
+        """The last timestamp before the blocking that was logged last."""
         self._blocking_job: dict[str, object] = {}
         self._log = get_logger()
 
@@ -80,8 +80,8 @@ class LoopWatch:
             ended.set()
 
     def _turn(self) -> None:
-        """Record a turn of the loop. The end of a blocking is logged here, since the thread may not
-        have run either."""
+        """Record a timestamp in the loop. If the loop was blocked, log how long. The thread cannot
+        log this, because it may have been blocked too."""
         now = time.monotonic()
         blocked = now - self._turned - CHECK_INTERVAL
         self._turned = now
@@ -93,22 +93,23 @@ class LoopWatch:
     def _watch(
         self, loop: asyncio.AbstractEventLoop, thread_id: int, ended: threading.Event
     ) -> None:
-        """Check the loop, in a thread.
+        """Check in a thread whether the loop is blocked.
 
-        If the whole process was frozen, it used no processor time, and nothing is logged. If C code
-        held the interpreter lock, the process used its processor.
+        If the thread itself was late and the process used little processor time, the whole process
+        was suspended, and nothing is logged. If the process used processor time, C code held the
+        interpreter lock.
         """
         checked_at, used = time.monotonic(), time.process_time()
         while not ended.wait(CHECK_INTERVAL):
             now, use = time.monotonic(), time.process_time()
             slept, worked = now - checked_at, use - used
             checked_at, used = now, use
-            stood_still = slept > CHECK_INTERVAL + BLOCKED_AFTER and worked < slept / 2
+            was_suspended = slept > CHECK_INTERVAL + BLOCKED_AFTER and worked < slept / 2
             turned = self._turned
             blocked = now - turned - CHECK_INTERVAL
-            if blocked > BLOCKED_AFTER and not stood_still and turned != self._logged_turn:
+            if blocked > BLOCKED_AFTER and not was_suspended and turned != self._logged_turn:
                 blocking_job = self._describe_loop(loop, thread_id)
-                if turned != self._turned:  # the loop runs again, so this was not the reason
+                if turned != self._turned:  # the loop has continued, so this job did not block it
                     continue
                 self._logged_turn, self._blocking_job = turned, blocking_job
                 self._log.warning(
@@ -119,7 +120,7 @@ class LoopWatch:
                 )
 
     def _describe_loop(self, loop: asyncio.AbstractEventLoop, thread_id: int) -> dict[str, object]:
-        """Return what runs in the loop now: the job and its code position."""
+        """Return the job that runs in the loop now, and its code position."""
         found: dict[str, object] = {}
         job = self._job(asyncio.current_task(loop))
         if job is not None:
@@ -129,9 +130,9 @@ class LoopWatch:
         return found | {"at": " < ".join(places)}
 
     def _job(self, task: asyncio.Task[Any] | None) -> Job[Any] | None:
-        """Return the job of a task: the job's own task or, from Python 3.12 on, a task that the job
-        made."""
-        if task is None:  # a callback runs
+        """Return the job of a task. From Python 3.12 on, this also finds the job of a task that a
+        job started."""
+        if task is None:  # the loop runs a callback
             return None
         for attempt in self._running:
             if attempt.task is task:

@@ -1,4 +1,4 @@
-"""Metrics: calls the metric_emit hooks of a client."""
+"""Metrics: calls the `metric_emit` hooks of a client."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Metrics:
-    """The metric_emit hooks of one run. Their errors are logged and have no other effect."""
+    """Calls the `metric_emit` hooks of one run. Errors of hooks are only logged."""
 
     def __init__(self, hooks: Sequence[HookMetricEmit]) -> None:
         log = get_logger()
         self._hooks = [(hook, RepeatedFailureLog(log)) for hook in hooks]
 
     def emit_claim(self, queue: str, count: int, seconds: float) -> None:
-        """Emit the number of jobs and the seconds of a claim."""
+        """Call the hooks with the duration of a claim in seconds, and the number of its jobs."""
         if self._hooks:
             duration = timedelta(seconds=seconds)
             self._emit(JobGetAvailableDuration(queue=queue, duration=duration))

@@ -4,8 +4,8 @@
       the client's middleware, then that of the args class
         work_begin hooks · decoding · the job's code · work_end hooks
 
-The timeout counts from the decoding to the last work_end hook. Each hook that is called after the
-timeout has `LATE_HOOK_TIMEOUT`.
+The timeout covers the time from the decoding to the end of the last work_end hook. After the
+timeout, each further work_end hook may run for `LATE_HOOK_TIMEOUT`.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class WorkStack:
         running: RunningAttempts,
         run_code: Callable[[Attempt], Awaitable[None]],
     ) -> None:
-        """Make it.
+        """Create the work stack.
 
         Args:
             client: the client's hooks and middleware.
-            kind: those of the args class.
-            unit: the worker. Its middleware is outside of the client's, as in River. None: no
-                worker.
+            kind: the hooks and middleware of the args class.
+            unit: the worker; None: the kind has no worker. The worker's middleware runs around the
+                client's middleware, as in River.
             running: the running attempts.
             run_code: decodes the args of an attempt and runs its code.
         """
@@ -70,7 +70,7 @@ class WorkStack:
 
         Raises:
             CancelledError: the attempt was cancelled or stopped before its code ended. Hooks and
-                middleware cannot change that.
+                middleware cannot prevent this error.
             BaseException: the attempt failed.
         """
         attempt.deadline = math.inf
@@ -92,7 +92,7 @@ class WorkStack:
             if not run.is_stopped:
                 return
         finally:
-            if attempt.encoded_args is not given:  # what hooks set is not stored
+            if attempt.encoded_args is not given:  # args that a hook has set are not stored
                 attempt.encoded_args = given
         raise asyncio.CancelledError
 
@@ -113,11 +113,10 @@ class WorkStack:
             if error is not None:
                 raise error
         finally:
-            if (
-                attempt.cause is None
-            ):  # otherwise it is the time at which the attempt counts as stuck
+            # The deadline of a cancelled attempt is the time from which it is stuck, so it stays.
+            if attempt.cause is None:
                 attempt.deadline = math.inf
-            error = raised = None  # they refer to this frame
+            error = raised = None  # both errors refer to this frame: a reference cycle
 
 
 class _StackRun:
@@ -128,7 +127,7 @@ class _StackRun:
     def __init__(self, attempt: Attempt, running: RunningAttempts) -> None:
         self.attempt, self.running = attempt, running
         self.has_ended = False
-        """Whether the code of the job has ended, by itself or at its timeout."""
+        """Whether the code of the job has ended, by itself or by its timeout."""
 
     @property
     def is_stopped(self) -> bool:
@@ -141,7 +140,8 @@ class _StackRun:
         self.running.watch(self.attempt.deadline)
 
     def limit_hook(self) -> None:
-        """Limit the time of a hook after the timeout, so that it cannot keep the slot for ever."""
+        """Limit the time of a hook after the timeout, so that the hook cannot keep the slot for
+        ever."""
         attempt = self.attempt
         if attempt.deadline == math.inf and attempt.timeout < math.inf:
             attempt.deadline = time.monotonic() + LATE_HOOK_TIMEOUT
@@ -150,21 +150,21 @@ class _StackRun:
     async def through(self, run: Callable[[], Awaitable[None]]) -> None:
         """Run a middleware.
 
-        If it awaits the inner code in another task, the timeout cancels the middleware itself. The
-        middleware around it still receives TimeoutError.
+        If the middleware awaits the inner code in another task, the timeout cancels the middleware.
+        The outer middleware still receives a TimeoutError.
         """
         _, error = await self.outcome(run)
         try:
             if error is not None:
                 raise error
         finally:
-            error = None  # it refers to this frame
+            error = None  # the error refers to this frame: a reference cycle
 
     async def outcome(
         self, run: Callable[[], Awaitable[object]]
     ) -> tuple[object, BaseException | None]:
-        """Return what `run` returned or raised. A cancellation by the timeout becomes a
-        TimeoutError, so that the code after it runs as usual."""
+        """Return the value and the error of `run`. A cancellation by the timeout becomes a
+        TimeoutError and no longer cancels the task, so that the following code runs as usual."""
         try:
             returned, error = await run(), None
         except GeneratorExit:  # the loop has ended
@@ -173,14 +173,14 @@ class _StackRun:
             self.running.set_cause(self.attempt, raised)
             returned, error = None, raised
         try:
-            if self._ended_timeout() and error is not None and is_cancellation(error):
+            if self._end_timeout() and error is not None and is_cancellation(error):
                 return None, self.attempt.timeout_error().with_traceback(error.__traceback__)
             return returned, error
         finally:
-            error = None  # it refers to this frame
+            error = None  # the error refers to this frame: a reference cycle
 
-    def _ended_timeout(self) -> bool:
-        """Whether the timeout has cancelled the attempt. If so, end the cancellation."""
+    def _end_timeout(self) -> bool:
+        """End the cancellation if the timeout has cancelled the attempt. Returns whether it has."""
         attempt, task = self.attempt, asyncio.current_task()
         if attempt.cause is not StopCause.JOB_TIMEOUT or task is None or task is not attempt.task:
             return False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NotificationRouter:
-    """Routes notifications. Unknown and invalid ones are ignored."""
+    """Routes notifications. Unknown and invalid notifications are ignored."""
 
     def __init__(
         self,
@@ -35,17 +35,17 @@ class NotificationRouter:
         self._periodic_jobs, self._leader_setup = periodic_jobs, leader_setup
 
     def subscribe(self, notifier: Notifier) -> None:
-        """Receive the notifications about jobs, queues and maintenance."""
-        notifier.subscribe("river_insert", self._insert)
-        notifier.subscribe("river_control", self._control)
-        notifier.subscribe(EVENT_TOPIC, self._event)
+        """Subscribe to the notifications about jobs, queues and maintenance."""
+        notifier.subscribe("river_insert", self._receive_insert)
+        notifier.subscribe("river_control", self._receive_control)
+        notifier.subscribe(EVENT_TOPIC, self._receive_event)
 
-    def _insert(self, payload: str) -> None:
+    def _receive_insert(self, payload: str) -> None:
         message = decode_message(payload)
         if message is not None and message.queue in self._producers:
             self._producers[message.queue].notify()
 
-    def _control(self, payload: str) -> None:
+    def _receive_control(self, payload: str) -> None:
         message = decode_message(payload)
         if message is None:
             return
@@ -59,7 +59,7 @@ class NotificationRouter:
             case _:  # metadata_changed and actions of later versions
                 pass
 
-    def _event(self, payload: str) -> None:
+    def _receive_event(self, payload: str) -> None:
         message = decode_message(payload)
         if message is None:
             return

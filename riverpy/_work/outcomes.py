@@ -1,4 +1,4 @@
-"""Outcomes: make the outcome of an attempt that did not simply complete."""
+"""Outcomes: functions that make the outcome of each attempt that did not simply complete."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from riverpy.job import JobColumn, JobState
 from riverpy.retry import RETRY_DELAY_MAX
 
 AVAILABLE_DELAY_MAX = timedelta(seconds=5)
-"""A job with at most this delay becomes `available` at once. It is the interval of River's
-scheduler."""
+"""A job with a delay up to this one becomes `available` at once, not `scheduled` or `retryable`.
+River's scheduler has the same interval."""
 REMOTE_CANCEL = "job cancelled remotely"
 
 
@@ -50,7 +50,7 @@ def cancelled(attempt: Attempt, text: str) -> Outcome:
         state=JobState.CANCELLED,
         attempt=attempt.attempt,
         final=True,
-        error=_entry(attempt, f"JobCancelError: {text}", ""),
+        error=_error_entry(attempt, f"JobCancelError: {text}", ""),
     )
 
 
@@ -66,13 +66,13 @@ def failed(attempt: Attempt, text: str, trace: str, delay: float) -> Outcome:
         attempt=attempt.attempt,
         final=is_last,
         delay=0.0 if is_last else delay,
-        error=_entry(attempt, text, trace),
+        error=_error_entry(attempt, text, trace),
     )
 
 
 def set_released(attempt: Attempt) -> None:
-    """Set the outcome of a claimed attempt that does not start: its job is released, or
-    cancelled if `job_cancel` was called."""
+    """Set the outcome of a claimed attempt that does not start. The job is released, or, after
+    `job_cancel`, cancelled."""
     attempt.started, attempt.ended = 0.0, time.monotonic()
     if attempt.cause is StopCause.JOB_CANCELLED:
         attempt.started = attempt.ended
@@ -81,7 +81,7 @@ def set_released(attempt: Attempt) -> None:
         attempt.outcome = interrupted(attempt, delay=None)
 
 
-def _entry(attempt: Attempt, text: str, trace: str) -> str:
+def _error_entry(attempt: Attempt, text: str, trace: str) -> str:
     return error_entry(
         attempt=attempt.attempt,
         seconds_ago=time.monotonic() - (attempt.started or attempt.ended),

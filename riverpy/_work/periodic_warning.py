@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 
 class PeriodicWarning:
-    """Logs once each periodic job that this client never inserts, because only a leader inserts
-    them.
+    """Logs once each periodic job that this client will not insert, because only a leader inserts
+    periodic jobs.
 
-    River refuses such a configuration. Here another client may insert the same jobs.
+    River refuses such a configuration. riverpy accepts it, because another client may insert the
+    same jobs.
     """
 
     def __init__(self, jobs: PeriodicJobs) -> None:
-        """Watch these jobs, and those that are added later."""
+        """Watch these jobs, and the jobs that are added to `jobs` later."""
         self._jobs = jobs
         self._named: set[str] = set()
         self._log = get_logger()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Plan:
-    """A work unit and the timeout of its jobs in seconds. It is resolved once per kind."""
+    """A work unit and the timeout of its jobs in seconds. There is one plan per kind."""
 
     __slots__ = ("timeout", "timeout_is_default", "unit")
 

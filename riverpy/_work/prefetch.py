@@ -1,8 +1,9 @@
 """Prefetch: claimed jobs of one queue that wait in this process for a slot.
 
-After a short job, its slot is empty until the next claim is answered. A few claimed jobs fill this
-gap. Only as many are kept as end in a few milliseconds, so there are none where jobs are slow. They
-wait for a short time only. Then they are released for other clients.
+After a short job, its slot is empty until the client receives the next claim. A few jobs that were
+claimed before fill this gap. The number of kept jobs is the number of jobs that end within
+`WINDOW`, so a queue with slow jobs keeps none. A kept job that does not start within `WAIT_MAX` is
+released for other clients.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
 
 WINDOW = 0.005
-"""Seconds. As many jobs are kept as ended in this time."""
+"""Seconds. The number of jobs to keep is the number of jobs that ended in this time."""
 SHARE_MAX = 0.25
-"""The share of the slots. More jobs are not kept."""
+"""The maximum number of kept jobs, as a share of the slots."""
 WAIT_MAX = 0.05
-"""Seconds from the answer of its claim for which a job is kept."""
+"""Seconds that a claimed job is kept at most."""
 
 
 class Prefetch:
-    """The claimed jobs that have not started. Use it in one event loop only."""
+    """The claimed jobs of one queue that have not started. It belongs to one event loop."""
 
     def __init__(self, slots: int, release: Callable[[list[Attempt]], None]) -> None:
-        """Make it, empty.
+        """Create the prefetch, empty.
 
         Args:
-            slots: of the queue.
+            slots: the number of slots of the queue.
             release: called with the jobs that waited too long, or must not start any more.
         """
         self._max = int(slots * SHARE_MAX)
         self._release = release
         self._waiting: deque[tuple[float, Attempt]] = deque()
-        """Each with the time until which it is kept; the oldest first."""
+        """The kept jobs, the oldest first, each with the monotonic time at which it is released."""
         self._timer: asyncio.TimerHandle | None = None
         self._ended = 0
         self._window_began = time.monotonic()
@@ -52,7 +53,7 @@ class Prefetch:
         self._ended += 1
 
     def extra_room(self) -> int:
-        """Return how many more jobs to claim than there are free slots."""
+        """Return how many jobs to claim in addition to the free slots."""
         now = time.monotonic()
         elapsed = now - self._window_began
         if elapsed >= WINDOW:
@@ -86,8 +87,8 @@ class Prefetch:
             self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0), self._expire)
 
     def _expire(self) -> None:
-        """Release the jobs that waited too long. There is one timer for all jobs, which is set
-        again if it fires too early."""
+        """Release the jobs that waited too long. One timer serves all jobs, so it is started again
+        for the jobs that remain."""
         self._timer = None
         now = time.monotonic()
         late: list[Attempt] = []
@@ -95,6 +96,6 @@ class Prefetch:
             late.append(self._waiting.popleft()[1])
         self._arm()
         if late:
-            # Other clients can take these jobs now. Keep none until more jobs have ended.
+            # No slot became free in time, so keep no jobs until more jobs have ended.
             self._window_began, self._ended, self._wanted = now, 0, 0
             self._release(late)

@@ -46,26 +46,29 @@ if TYPE_CHECKING:
 CLAIM_TIMEOUT = 10.0
 """Seconds for one claim, including a reconnect."""
 CLAIM_TIMEOUT_STOPPING = 1.0
-"""Seconds for a claim that is in flight when a stop is requested."""
+"""Seconds after a stop request in which a running claim must end."""
 CLAIM_SIZE_MIN = 100
-"""A claim takes at most half of the slots, so that the server works on the next claim while this
-process runs the jobs of the last one. It may always take this many, since a statement costs the
-same for few rows."""
+"""A claim requests at most half of the slots, so that the server works on the next claim while this
+process runs the jobs of the last one. But each claim may request this number of jobs, because a
+statement for a few rows costs as much."""
 FOLLOW_UP_DELAYS = (0.005, 0.1)
-"""Seconds after a notification at which the queue is claimed again. A sender notifies once for all
-that it inserts within a few milliseconds (River in Go: 100), and other transactions may commit
-after the notification."""
+"""Seconds after a notification at which the producer claims again. A client sends one notification
+for all jobs that it inserts within a few milliseconds (River in Go: 100), and other transactions
+may commit after the notification."""
 EMPTY_CLAIMS_MAX, EMPTY_CLAIM_INTERVAL = 20, 0.02
-"""After this many empty claims in a row there is an interval of so many seconds between two. Other
-clients may insert many jobs of kinds that this client does not work."""
+"""The number of empty claims in a row after which claims wait, and the seconds between two claims
+from then on. Claims are often empty if other clients insert many jobs of kinds that this client
+does not work."""
 DUE_MARGIN = 0.002
-"""Seconds by which the server may see later that a job is due."""
+"""Seconds to wait after the time of a job, because the server's clock may be behind."""
 BACKOFF_MIN, BACKOFF_MAX = timedelta(milliseconds=50), timedelta(seconds=2)
 POLL_JITTER = 0.1
+"""The random delay of a poll, as a share of the poll interval."""
 POLL_JITTER_MIN = 0.01
+"""The smallest range of the random delay of a poll, in seconds."""
 POLL_SPREAD = 0.5
-"""The first poll after a notification or the start comes earlier by up to this share of the
-interval. Many clients received the notification at the same time, and should not poll at the same
+"""The first poll after the start or a notification comes earlier by a random time, up to this share
+of the poll interval. Many clients receive the same notification, and should not poll at the same
 time."""
 
 
@@ -85,8 +88,8 @@ class Producer:
         completer: Completer,
         claim_failed: Callable[[], None],
     ) -> None:
-        """`claim_failed` is called after a claim whose answer did not arrive, which the server may
-        have carried out."""
+        """`claim_failed` is called after a claim without an answer. The server may still have
+        claimed the jobs."""
         self.queue = queue
         self._counters, self._metrics = run.counters.queues[queue], run.metrics
         self._client_id, self._schema = run.client.id, run.schema
@@ -98,7 +101,8 @@ class Producer:
         self._empty_claims = 0
         """The number of empty claims in a row."""
         self._claimed_at = 0.0
-        """When the last successful claim ended, or claiming started; 0 before."""
+        """The end of the last successful claim, or else the start of claiming, in monotonic
+        seconds; 0: claiming has not started."""
         self._prefetch = Prefetch(config.max_workers, running.release) if config.prefetch else None
         self._claim_max = max(CLAIM_SIZE_MIN, config.max_workers // 2)
         self._cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
@@ -106,22 +110,23 @@ class Producer:
         self.poll_interval = poll_interval.total_seconds()
         """Seconds between two polls of an idle queue."""
         self._backoff = Backoff(BACKOFF_MIN, BACKOFF_MAX)
-        # A free slot must not wake a loop that waits because the queue is empty, so there are two
-        # events.
+        # A loop that waits for more jobs must not wake when a slot becomes free, so there are
+        # separate events.
         self._slot_freed, self._wakeup, self._resumed = (asyncio.Event() for _ in range(3))
         self._resumed.set()
         self._notified = False
-        """Whether to claim again at once."""
+        """Whether a notification arrived since the last claim started."""
         self._is_synchronized = True
-        """Whether other clients may have claimed at the same time as this one."""
+        """Whether other clients may have claimed at the same time as this client."""
         self._cancelled: set[int] | None = None
-        """The jobs that were cancelled while a claim is in flight; None: no claim is in flight."""
+        """The ids of the jobs that were cancelled during the running claim; None: no claim runs."""
         self._follow_ups: list[float] = []
         self._due_times: list[float] = []
         self._log = get_logger(queue=queue)
         self._unclaimable = UnclaimableJobs(self._claim_max, CLAIM_TIMEOUT, self._log)
         self._claiming: int | None = None
-        """The id of the only job of a claim; None: there are several, or it is not known yet."""
+        """The id of the job that a claim of a single job claims; None: the claim is for several
+        jobs, or the id was not read yet."""
         self._cursor = ClaimCursor()
         self._claim_failures = RepeatedFailureLog(self._log)
         self.claimed = TestSignal(f"Producer({queue}).claimed")
@@ -133,39 +138,39 @@ class Producer:
 
     @property
     def running(self) -> int:
-        """The number of taken slots."""
+        """The number of slots in which a job runs."""
         return self.slots - self._free_slots
 
     @property
     def claim_age(self) -> float | None:
-        """Seconds since the last successful claim, or since claiming started; None before."""
+        """Seconds since the last successful claim, or else since the start of claiming; None:
+        claiming has not started."""
         return time.monotonic() - self._claimed_at if self._claimed_at else None
 
     @property
     def skipped(self) -> list[int]:
-        """The ids of the jobs that cannot be claimed and are skipped now."""
+        """The ids of the jobs that cannot be claimed. Claims skip these jobs."""
         return self._unclaimable.skipped
 
     @property
     def set_aside(self) -> list[SetAsideEntry[int]]:
-        """The jobs that cannot be claimed, by their ids."""
+        """The entries of the jobs that cannot be claimed. The row of an entry is the job id."""
         return self._unclaimable.set_aside
 
     def notify(self) -> None:
-        """Claim now and again a moment later: a notification was received, or may have been
-        lost."""
+        """Claim now and again after `FOLLOW_UP_DELAYS`, because a notification was received or may
+        have been lost."""
         now = time.monotonic()
         self._follow_ups = [now + delay for delay in FOLLOW_UP_DELAYS]
         self.wake()
 
     def cancel(self, job_id: int) -> None:
-        """Remember that a job was cancelled, for the case that a claim in flight returns it."""
+        """Cancel a job if the running claim returns this job."""
         if self._cancelled is not None:
             self._cancelled.add(job_id)
 
     def expect_due_job(self, delay: float) -> None:
-        """Claim again when a job of this client is due after `delay` seconds. No notification
-        announces it."""
+        """Claim again after `delay` seconds, when a job becomes due without a notification."""
         if delay <= 0:
             self.wake()
         else:
@@ -183,10 +188,10 @@ class Producer:
         self._slot_freed.set()
         if self._prefetch is not None:
             self._prefetch.count_end()
-            self._begin_next(self._prefetch)
+            self._start_prefetched(self._prefetch)
 
-    def _begin_next(self, prefetch: Prefetch) -> None:
-        """Start a prefetched job."""
+    def _start_prefetched(self, prefetch: Prefetch) -> None:
+        """Start a prefetched job, if there is one."""
         if not self._heartbeat.may_claim:
             prefetch.clear()
         elif attempt := prefetch.take():
@@ -208,8 +213,8 @@ class Producer:
         self._subscriptions.publish_queue(kind, self.queue)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Claim until stopped. A claim in flight is completed, so that no claimed row is left
-        behind."""
+        """Claim until stopped. A running claim is completed, so that no row stays claimed without
+        an attempt."""
         task_status.started()
         self._claimed_at = time.monotonic()
         try:
@@ -222,21 +227,20 @@ class Producer:
         while True:
             scope.expect_no_progress()
             await self._resumed.wait()
-            await self._slot()
+            await self._wait_for_room()
             await self._completer.wait_for_room()
             if not self._heartbeat.may_claim:
                 await self._heartbeat.until_may_claim()
-            await (
-                anyio.lowlevel.checkpoint_if_cancelled()
-            )  # a claim is shielded, so check for a stop first
+            # A claim is shielded from cancellation, so check for a stop first.
+            await anyio.lowlevel.checkpoint_if_cancelled()
             scope.expect_progress(within=turn_max + self._cooldown)
-            self._notified = False  # before the claim, so that a notification during it is not lost
+            self._notified = False  # before the claim: a notification during the claim is kept
             started = time.monotonic()
             self._forget_due(started)
             try:
                 drained = await self._claim(scope)
             except DATABASE_ERRORS as error:
-                self._failed(error)
+                self._log_failure(error)
                 await anyio.sleep(self._backoff.next())
                 continue
             self._backoff.reset()
@@ -252,13 +256,13 @@ class Producer:
             elif not drained:
                 await asyncio.sleep(0)  # noqa: TID251 (a turn for the launched jobs, no delay)
 
-    async def _slot(self) -> None:
+    async def _wait_for_room(self) -> None:
         while not self._room():
             self._slot_freed.clear()
             await self._slot_freed.wait()
 
     def _room(self) -> int:
-        """Return how many jobs there is room for."""
+        """Return how many jobs may be claimed: the free slots and the jobs to prefetch."""
         if self._prefetch is None:
             return self._free_slots
         return max(self._free_slots + self._prefetch.extra_room(), 0)
@@ -267,8 +271,8 @@ class Producer:
         if self._prefetch is not None:
             self._prefetch.clear()
 
-    def _failed(self, error: Exception) -> None:
-        """Log a failed claim, unless the connection was lost, which is logged elsewhere."""
+    def _log_failure(self, error: Exception) -> None:
+        """Count and log a failed claim. A lost connection is logged elsewhere."""
         self._count_failure(error)
         is_refused = is_refusal(error) or is_statement_timeout(error)
         self._claim_failures.failed(CLAIMING_FAILED, is_known=not is_refused, error=describe(error))
@@ -276,24 +280,25 @@ class Producer:
     async def _claim(self, scope: StopScope) -> bool:
         """Claim and start jobs. Returns whether the queue had fewer jobs than requested."""
         retry, began = self._unclaimable.retry(), time.monotonic()
-        # If there is less room by then, the surplus is prefetched or released.
+        # If fewer slots are free when the claim returns, the other jobs are prefetched or released.
         wanted = 1 if retry is not None else min(max(self._room(), 1), self._claim_max)
         limit, self._claiming = self._unclaimable.limit(wanted), None
-        # The timeout of `use` ends a claim and logs it. The timeout of the scope ends it at a stop.
+        # The timeout of `use` limits the claim. The timeout of the scope limits a claim that runs
+        # when a stop is requested.
         longest = CLAIM_TIMEOUT + CLAIM_TIMEOUT_STOPPING
         try:
             with scope.shielded(longest, after_stop=CLAIM_TIMEOUT_STOPPING):
                 async with self._claims.use("claiming jobs", CLAIM_TIMEOUT) as connection:
-                    if self.paused:  # while waiting for the connection
+                    if self.paused:  # paused while this task waited for the connection
                         return True
-                    if not self._heartbeat.may_claim:  # the loop was blocked in between
+                    if not self._heartbeat.may_claim:  # expired while the loop was blocked
                         return False
                     if retry is not None or (limit == 1 and self._unclaimable.is_stepping):
                         return await self._claim_one(connection, retry)
                     return await self._claim_many(connection, limit, scope)
         except DATABASE_ERRORS as error:
             took = time.monotonic() - began
-            # A server that does not answer is no fault of the jobs.
+            # If the server does not answer, the jobs are not the cause.
             is_outage = isinstance(error, TimeoutError) and self._claims.is_outage_logged
             if is_outage or not self._unclaimable.record_failure(
                 limit, self._claiming, error, took
@@ -303,13 +308,14 @@ class Producer:
             return False
 
     def _count_failure(self, error: Exception) -> None:
-        """Count a failure. If the server did not refuse the claim, it may have carried it out."""
+        """Count a failed claim. Unless the server refused the claim, jobs may have been claimed."""
         if not is_refusal(error) and not is_statement_timeout(error):
             self._claim_failed()
         self._counters.claim_failures += 1
 
     async def _claim_one(self, connection: Connection, retry: int | None) -> bool:
-        """Claim one job: the one to try again, or the next. Returns whether there was none."""
+        """Claim one job: `retry`, a job that failed before, or the next job. Returns whether there
+        was no next job."""
         rows, took = await self._claim_and_launch(self._claim_row(connection, retry))
         if retry is not None:
             self._unclaimable.record_retry(retry)
@@ -320,7 +326,7 @@ class Producer:
         return not rows
 
     async def _claim_many(self, connection: Connection, limit: int, scope: StopScope) -> bool:
-        """Claim up to `limit` jobs. Returns whether there were fewer."""
+        """Claim up to `limit` jobs. Returns whether the queue had fewer jobs."""
         sent, found = time.monotonic(), 0
         for part in self._cursor.ranges(sent):
             found += await self._claim_range(connection, limit - found, part)
@@ -335,7 +341,7 @@ class Producer:
         return found < limit
 
     async def _claim_range(self, connection: Connection, limit: int, part: QueueRange) -> int:
-        """Claim up to `limit` jobs of one range of the queue. Returns how many there were."""
+        """Claim up to `limit` jobs of one range of the queue. Returns how many were claimed."""
         claim = self._claim_rows(connection, limit, part, self.skipped)
         rows, took = await self._claim_and_launch(claim)
         is_full, now = len(rows) == limit, self._claimed_at
@@ -348,7 +354,7 @@ class Producer:
         return len(rows)
 
     async def _claim_and_launch(self, claim: Awaitable[list[Record]]) -> tuple[list[Record], float]:
-        """Await a claim and start its jobs. Returns them and the seconds it took."""
+        """Await a claim and start its jobs. Returns the rows, and the duration in seconds."""
         sent = time.monotonic()
         self._cancelled = set()
         try:
@@ -366,7 +372,7 @@ class Producer:
         return rows, took
 
     def _launch(self, rows: list[Record], cancelled: set[int]) -> None:
-        may_start = self._heartbeat.may_claim  # the answer may have arrived long after the claim
+        may_start = self._heartbeat.may_claim  # this may have expired during the claim
         waiting = self._executor.launch(rows, self.free_slot, self._free_slots if may_start else 0)
         for job_id in cancelled:
             self._running.cancel(job_id, self.queue)
@@ -377,9 +383,9 @@ class Producer:
             self._running.release(waiting)
 
     async def _claim_row(self, connection: Connection, job_id: int | None) -> list[Record]:
-        """Claim this job, or the next one that is not set aside.
+        """Claim the job with this id, or, for None, the next job that is not set aside.
 
-        The transaction reads its id first, so that it is known if the claim fails.
+        The transaction reads the id of the job first, so that the id is known if the claim fails.
         """
         async with connection.transaction():
             if job_id is not None:
@@ -396,7 +402,7 @@ class Producer:
             if place is None:
                 return []
             priority, scheduled_at, self._claiming = place
-            # Start at its position, so that a job inserted before it is not claimed in its place.
+            # Start at the position of the job, so that no job before this position is claimed.
             after = Position(priority, scheduled_at, self._claiming - 1)
             skipped = [one for one in self.skipped if one != job_id]
             return await self._claim_rows(connection, 1, WHOLE_QUEUE._replace(after=after), skipped)
@@ -417,14 +423,14 @@ class Producer:
         )
 
     def _forget_due(self, now: float) -> None:
-        """Remove the times that a claim which starts now covers. A claim in flight may not cover
-        them."""
+        """Remove the times up to now, because the claim that starts now serves them."""
         self._follow_ups = [at for at in self._follow_ups if at > now]
         while self._due_times and self._due_times[0] <= now:
             heapq.heappop(self._due_times)
 
     async def _wait_for_more(self) -> None:
-        """Wait until the next claim: a notification, its follow-ups, a due time or the poll."""
+        """Wait for a notification, for one of the delays after a notification, for the time of a
+        due job, or for the next poll."""
         poll_at = time.monotonic() + self._next_poll()
         while not self._notified:
             self._wakeup.clear()

@@ -1,9 +1,10 @@
 """Reconciler: compares the state of this process with the database, and corrects it.
 
-A notification can be lost, and so can the answer to a claim. So after each reconnect, and at
-intervals, it reads which queues are paused, which running jobs were cancelled, and which rows are
-claimed by this client but do not run here. Rows of this run never ran and are released. Rows of an
-earlier run with the same client id are rescued.
+A notification or the answer to a claim can be lost. So after each reconnect, and at intervals, the
+reconciler reads which queues are paused, which running jobs were cancelled, and which jobs this
+client has claimed but does not run. If this run has claimed the job, the job never ran, and the
+reconciler releases it. If an earlier run with the same client id has claimed it, the reconciler
+rescues it.
 """
 
 from __future__ import annotations
@@ -53,26 +54,28 @@ INTERVAL = 30.0
 INTERVAL_UNNOTIFIED = 2.0
 """Seconds between two checks of pauses and cancels while no notifications arrive; as in River."""
 TOUCH_INTERVAL = 600.0
-"""Seconds after which the rows of the queues are renewed; as in River."""
+"""Seconds between two updates of the rows of the queues; as in River."""
 STATEMENT_TIMEOUT = 10.0
+"""Seconds for one statement on the connection for claims."""
 RESERVED_TIMEOUT = 2.0
-"""Seconds on the reserved connection, which the lease and the heartbeat need too."""
+"""Seconds for one statement on the reserved connection, which the lease and the heartbeat use
+too."""
 LAST_SWEEP_TIMEOUT = 1.0
 """Seconds for releasing lost claims at the end of a run."""
 RETRY = 2.0
 """Seconds until the next check after an error of the database."""
 ROWS_MAX = 5_000
-"""Rows in one statement, at most."""
+"""The maximum number of rows in one statement."""
 SEND_TIMEOUT = 15.0
-"""Seconds for the statements of one step in one check. The last statement may take longer. The rest
-waits for the next check."""
+"""Seconds after which one step of a check starts no further statement. The remaining rows wait for
+the next check."""
 TURN_MAX = 90.0
-"""Seconds for all statements of one check."""
+"""Seconds that all statements of one check may take."""
 SWEEP_MARGIN = 0.5
-"""Seconds after the claim timeout before a lost claim is searched for."""
+"""Seconds after the claim timeout from which a claim without an answer counts as lost."""
 RUNNING = ("running",)
 PAGE = 1_000
-"""Jobs of an earlier run that are read at a time."""
+"""The number of jobs of an earlier run in one read."""
 Row = TypeVar("Row", bound="ClaimKey | Rescue | Attempt | str")
 
 
@@ -91,14 +94,17 @@ class Reconciler:
         is_notified: Callable[[], bool],
         abandoned: frozenset[ClaimKey],
     ) -> None:
-        """Make it.
+        """Create the reconciler.
 
         Args:
             run: the context of the run.
-            running, completer, producers: of the run.
-            is_notified: whether notifications arrive. It polls more often while they do not.
-            abandoned: attempts of earlier runs in this process, which may still run. They are not
-                released.
+            running: the running attempts of the run.
+            completer: the completer of the run.
+            producers: the producers of the run, by queue.
+            is_notified: returns whether notifications arrive. If not, the reconciler polls more
+                often.
+            abandoned: attempts of earlier runs in this process. Their code may still run, so the
+                reconciler does not release them.
         """
         self._schema, self._client_id = run.schema, run.client.id
         self._reserved, self._claims = run.connections.reserved, run.connections.claims
@@ -111,22 +117,22 @@ class Reconciler:
         self._wake = asyncio.Event()
         self._sweep_at = 0.0
         self._settled_at = 0.0
-        """When the youngest claim in doubt is old enough to be searched for."""
+        """The time at which the youngest failed claim counts as lost, in monotonic seconds."""
         self.in_doubt = False
-        """Whether rows may be claimed by this client without its knowledge."""
+        """Whether a claim without an answer may have claimed jobs that do not run here."""
         self._touch_at = 0.0
         self._rescue_after_id: int | None = 0
-        """The last job of an earlier run that was read; None: all were read."""
+        """The id of the last job of an earlier run that was read; None: all jobs were read."""
         self._releases = self._sender(self._release, lambda claim_key: claim_key)
         self._rescues = self._sender(self._rescue, lambda rescue: rescue.claim_key)
         self._touches = self._sender(self._touch, lambda queue: queue)
         self._cancel_checks = self._sender(self._read_cancel_marks, lambda attempt: attempt)
         self._touch_error: Exception | None = None
-        """Why a queue could not be renewed."""
+        """The last error of updating the row of a single queue."""
         self._done = 0
         """The number of jobs released or rescued in this check."""
         self._paused: set[str] = set()
-        """The paused queues among those renewed in this check."""
+        """The paused queues among the queues whose rows were updated in this check."""
         self._log = get_logger()
         self._damaged = DamagedJobs("finding lost claims", self._log)
         self._limited_log = self._log.limited()
@@ -146,7 +152,7 @@ class Reconciler:
 
     @property
     def set_aside(self) -> list[SetAsideRow]:
-        """The rows that are set aside."""
+        """The rows that the reconciler has set aside, because their statements fail."""
         return [
             *self._damaged.set_aside,
             *report_rows("release", self._releases.aside.entries, lambda claim_key: claim_key.id),
@@ -158,7 +164,7 @@ class Reconciler:
         ]
 
     def _set_aside(self, row: ClaimKey | Rescue | Attempt | str, error: Exception) -> None:
-        """Log a row that fails alone."""
+        """Log a row for which the statement failed, although it had no other row."""
         match row:
             case str():
                 self._touch_error = error
@@ -186,17 +192,17 @@ class Reconciler:
         return max(INTERVAL, self._quiet)
 
     def resync(self) -> None:
-        """Check now: a connection was lost and restored."""
+        """Check now, because a connection was lost and restored."""
         self._expect_lost_claims()
         self._wake_producers()
 
     def claim_failed(self) -> None:
-        """Check for lost claims: a claim failed or timed out, and may have claimed rows."""
+        """Check for lost claims, because a claim without an answer may have claimed jobs."""
         self.in_doubt = True
         self._expect_lost_claims()
 
     def _expect_lost_claims(self) -> None:
-        """Check as soon as the youngest claim is old enough to count as lost."""
+        """Check as soon as the claim that failed now counts as lost."""
         self._settled_at = time.monotonic() + CLAIM_TIMEOUT + SWEEP_MARGIN
         self._sweep_at = min(self._sweep_at, self._settled_at)
         self._wake.set()
@@ -215,7 +221,7 @@ class Reconciler:
             scope.expect_progress(within=wait + TURN_MAX)
             with anyio.move_on_after(wait):
                 await self._wake.wait()
-            if self._wake.is_set():  # combine several reconnects
+            if self._wake.is_set():  # wait a moment: one check serves several reconnects
                 self._wake.clear()
                 await anyio.sleep(SWEEP_MARGIN)
             is_done = await self._try_step("pauses", self._read_pauses)
@@ -225,7 +231,7 @@ class Reconciler:
             self.ran.emit()
 
     async def _sweep(self) -> None:
-        """Release lost claims. Check again when younger claims are old enough."""
+        """Release lost claims, and set the time of the next check."""
         began = time.monotonic()
         sweep = partial(self._release_lost_claims, age=CLAIM_TIMEOUT)
         if not (
@@ -250,17 +256,18 @@ class Reconciler:
         return True
 
     def set_paused(self, queue: str, *, paused: bool) -> None:
-        """Apply a notification that a queue, or with `*` all queues, were paused or resumed."""
+        """Apply a notification that a queue was paused or resumed. `*` means all queues."""
         for name, producer in self._producers.items():
             if queue in {name, "*"}:
                 self._changed_pauses.add(name)
                 producer.set_paused(paused)
 
     async def _touch_queues(self) -> None:
-        """Renew the rows of the queues. Rows that were not reached come first in the next check.
+        """Update the rows of the queues. If the time does not suffice, the next check starts with
+        the remaining queues.
 
         Raises:
-            Exception: one of DATABASE_ERRORS; also if no row can be written.
+            Exception: one of DATABASE_ERRORS: the database failed, or no row can be updated.
         """
         self._changed_pauses.clear()
         self._paused.clear()
@@ -294,8 +301,8 @@ class Reconciler:
         self._adopt_pauses(paused)
 
     def _adopt_pauses(self, paused: set[str]) -> None:
-        """Apply pauses that were read. A pause that was notified since the read started is newer
-        and stays."""
+        """Apply the paused queues that were read. A queue for which a notification arrived during
+        the read is not changed, because the notification is newer."""
         for name, producer in self._producers.items():
             if name not in self._changed_pauses:
                 producer.set_paused(name in paused)
@@ -308,26 +315,26 @@ class Reconciler:
         ids = [attempt.id for attempt in asked]
         async with self._reserved.use("reading cancels", RESERVED_TIMEOUT) as connection:
             marked = set(await jobs.job_cancel_marks(connection, self._schema, ids))
-        # By attempt, not by job: the job may have been cancelled, retried and claimed again.
+        # Cancel attempts, not jobs: the job may have been cancelled, retried and claimed again.
         self._running.cancel_attempts(attempt for attempt in asked if attempt.id in marked)
 
-    async def release_last_claims(self, bound: float) -> None:
+    async def release_last_claims(self, timeout: float) -> None:
         """Release claims whose answer was lost shortly before the end of the run.
 
-        Call it after the producers have ended, when no claim is in flight. It takes at most `bound`
-        seconds, or `LAST_SWEEP_TIMEOUT` if that is longer.
+        Call this method after the producers have ended. The timeout is `timeout` seconds, or
+        `LAST_SWEEP_TIMEOUT` if that is longer.
         """
         if not self.in_doubt:
             return
-        with anyio.move_on_after(max(bound, LAST_SWEEP_TIMEOUT), shield=True):
+        with anyio.move_on_after(max(timeout, LAST_SWEEP_TIMEOUT), shield=True):
             sweep = partial(self._release_lost_claims, age=0.0)
             self.in_doubt = not await self._try_step("last claims", sweep)
 
     async def _release_lost_claims(self, *, age: float) -> None:
-        """Release rows that this client has claimed but that neither run nor wait to be stored.
+        """Release jobs that this client has claimed, if they do not run and no result waits.
 
-        They are read on the connection of the claims. While we use it no claim is in flight, so all
-        active attempts are known. A lost claim stays lost.
+        The rows are read over the connection for claims. No claim runs while this method uses the
+        connection, so all active attempts are known. A claim that is lost now cannot return later.
         """
         async with self._claims.use("finding lost claims", STATEMENT_TIMEOUT) as connection:
 
@@ -365,9 +372,9 @@ class Reconciler:
     async def _rescue_earlier_run(self) -> None:
         """Rescue the jobs of an earlier run with the same client id.
 
-        A client with a configured id has the same id after a crash. Its heartbeat keeps other
-        clients from rescuing these jobs. If this run is not registered, earlier runs are not known,
-        and their jobs are released.
+        A client with a configured id has the same id after a crash. The heartbeat of this run keeps
+        other clients from rescuing these jobs. If this run is not registered, jobs of earlier runs
+        cannot be recognized, and are released.
         """
         registered_at = self._heartbeat.registered_at
         if registered_at is None:
@@ -386,8 +393,8 @@ class Reconciler:
                 self._wake_producers()
 
     async def _read_page(self, registered_at: int, after: int) -> None:
-        """Read a page of rows that this client id claimed before `registered_at`. This uses the
-        connection of the claims, as for lost claims."""
+        """Read a page of jobs that this client id claimed before `registered_at`. The page is read
+        over the connection for claims, as for lost claims."""
         async with self._claims.use("finding jobs to rescue", STATEMENT_TIMEOUT) as connection:
 
             async def read(skipped: list[int]) -> list[RunningClaim]:
@@ -416,7 +423,7 @@ class Reconciler:
         self._done += len(done)
 
     def _active(self) -> set[ClaimKey]:
-        """Return the claim keys of attempts that this process will end."""
+        """Return the claim keys of attempts that run in this process or wait to be stored."""
         unstored = {attempt.claim_key for attempt in self._completer.unstored}
         return self._running.claim_keys() | self._abandoned | unstored
 

@@ -1,4 +1,4 @@
-"""Releases claimed attempts over a connection of its own, as the last step of a process."""
+"""Releases jobs over a separate connection, as the last step of a process."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
 
 RELEASE_TIMEOUT = 2.0
-"""Seconds for all statements."""
+"""Seconds for the connection and all statements."""
 STATEMENT_LIMIT = "500ms"
-"""The server's limit for one statement, so that a slow row leaves time for the others."""
+"""The `statement_timeout` of the server, so that a slow row leaves time for the other rows."""
 
 
 async def release_claims(
     url: str | None, schema: str | None, claim_keys: Sequence[ClaimKey], *, pooled: bool
 ) -> int:
-    """Make the jobs available again, and return how many were. The attempts do not count.
+    """Make the jobs available again, and return how many jobs were released. The attempts do not
+    count.
 
-    A row that is slow or refused does not stop the others.
+    If a row is slow or refused, the other rows are still released.
 
     Raises:
         Exception: one of DATABASE_ERRORS, if no job was released.
@@ -50,7 +51,7 @@ async def release_claims(
             sender.add(claim_key)
         try:
             await sender.send_all()
-        except DATABASE_ERRORS:  # a second error may come from a row
+        except DATABASE_ERRORS:  # one row may have caused the error, so try once more
             await sender.send_all()
 
     try:

@@ -25,14 +25,16 @@ class ResultReporter:
         subscriptions: Subscriptions,
         expect: Callable[[str, float], None],
     ) -> None:
-        """`expect` is called with a queue, and the seconds until a job of it is due again."""
+        """`expect` is called with the name of a queue, and the seconds until a job of this queue is
+        due again."""
         self._counters, self._subscriptions, self._expect = counters, subscriptions, expect
         self._log = get_logger()
         self._logs_jobs = self._log.is_debug_enabled
         self._limited_log = self._log.limited()
 
     def report(self, attempts: list[Attempt]) -> None:
-        """Report a stored batch. It holds either only plain completions or none."""
+        """Report a stored batch. A batch holds either only plain completions, or no plain
+        completion."""
         self._counters.count_ends(attempts)
         if self._logs_jobs:
             self._log_ends(attempts)

@@ -18,7 +18,7 @@ def returned_type(value: object) -> str | None:
 
 
 class ReturnLog:
-    """Logs what is wrong with a handler that returned, for one run."""
+    """Logs, for one run, handlers that returned a value or returned after a cancellation."""
 
     def __init__(self) -> None:
         self._log = get_logger()
@@ -29,8 +29,8 @@ class ReturnLog:
         """Log a returned value, once for each kind, and a return after a cancellation.
 
         Args:
-            attempt: the attempt, which still runs.
-            returned: the name of the type of the value.
+            attempt: the attempt, whose result is not stored yet.
+            returned: the name of the type of the returned value.
         """
         if returned is not None and attempt.kind not in self._kinds_with_value:
             self._kinds_with_value.add(attempt.kind)

@@ -1,4 +1,4 @@
-"""Run: one run of a client's worker. It owns all parts, in nested blocks:
+"""Run: one run of a client, from its start to its stop. A run owns all parts, in nested blocks:
 
     completer                           ends last, when all results are stored
       heartbeat, notifier, reconciler,  keep running during the drain, so that the client stays
@@ -7,7 +7,8 @@
           producers, elections,         end first: no more claims, maintenance ended, leases
           singletons                    released
 
-A stop leaves the blocks from the inside out. The time of the drain counts from the stop request.
+A stop leaves the blocks from the inside out. The drain is the wait for running jobs after a stop
+request. The soft stop timeout counts from the stop request.
 """
 
 from __future__ import annotations
@@ -75,18 +76,19 @@ if TYPE_CHECKING:
     from riverpy._work.run_context import ClientParts
 
 MAINTENANCE_END_MIN = 1.0
-"""Seconds at the end of a run in which maintenance must end that has outlived its term, at least:
-a reindexer drops what its interrupted rebuild left."""
+"""The minimum time, in seconds, that a stop waits for maintenance that is still running. For
+example, the reindexer drops the index of an interrupted rebuild."""
 DRAIN_POLL_INTERVAL = 0.05
-"""Seconds between two checks of the queues in a run that ends when they are empty."""
+"""Seconds between two checks of the queues, in a run that ends when its queues are empty."""
 DRAIN_STATEMENT_TIMEOUT = 10.0
+"""Seconds for the statement that checks the queues."""
 
 
 class Run:
-    """One run. `stop` and `stop_hard` may be called at any time, also before the start."""
+    """One run of a client. `stop` and `stop_hard` may be called at any time, also before `run`."""
 
     def __init__(self, client: ClientParts, *, abandoned: frozenset[ClaimKey]) -> None:
-        """Make the parts in the task that runs them. Nothing is connected.
+        """Create the parts. Call this in the task of the run. It opens no connection.
 
         Args:
             client: the parts of the client.
@@ -102,7 +104,7 @@ class Run:
         self._singletons_left: tuple[str, ...] = ()
         self._status_reporter: ClientStatusReporter | None = None
         self._own_versions: frozenset[int] = frozenset()
-        """The versions of riverpy's own tables in the database."""
+        """The migrations of riverpy's own tables that the database has."""
 
         self._connections = RunConnections(client, self._resync)
         self._registration = self._make_registration()
@@ -253,14 +255,15 @@ class Run:
         self.producers[queue].expect_due_job(delay)
 
     def _resync(self) -> None:
-        """Check for what was missed while a connection was lost."""
+        """Check pauses, cancels, claims and leases again, because notifications may have been
+        lost."""
         self._reconciler.resync()
         self._client.leases.resync()
         if self._leader_setup is not None:
             self._leader_setup.resync()
 
     def _set_aside(self) -> list[SetAsideRow]:
-        """List the rows that are set aside, of jobs and of maintenance."""
+        """Return the rows of jobs and of maintenance that are set aside."""
         claims = [row for one in self.producers.values() for row in one.set_aside]
         return [
             *report_rows("claim", claims),
@@ -273,7 +276,7 @@ class Run:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this run is the leader, and its lease is valid now."""
+        """Whether this client is the leader, and its lease is valid now."""
         return self._leader_setup is not None and self._leader_setup.is_leader
 
     async def run(self, *, drain: bool, task_status: TaskStatus[None]) -> StopReport:
@@ -397,7 +400,7 @@ class Run:
 
     @contextmanager
     def until_stop_asked(self) -> Generator[None]:
-        """Run a step of the start. A stop cancels it at once."""
+        """Run the block, a step of the start. A stop request cancels the block at once."""
         with anyio.CancelScope() as self._start_scope:
             if self._stop_asked.is_set():
                 self._start_scope.cancel()
@@ -422,13 +425,13 @@ class Run:
         scope.cancel()
 
     async def _is_empty(self) -> bool:
-        """Whether no job runs, waits to be stored, or is available.
+        """Whether no job runs, no result waits to be stored, and no job is available.
 
-        The statement uses the connection of the claims, so no claim is in flight and no job can
-        start. Running jobs are checked again before the queues are read: a job that ends after
-        that could otherwise be missed by both checks.
+        The statement uses the connection for claims, so no claim runs at the same time and no job
+        can start. Running jobs are checked again when the connection is in use. Otherwise a job
+        that was started after the first check would be missed.
         """
-        if self._is_busy:  # do not make the claims wait for the statement
+        if self._is_busy:  # without the statement, so that claims do not wait
             return False
         claiming = [producer for producer in self.producers.values() if not producer.paused]
         queues = [producer.queue for producer in claiming]
@@ -444,7 +447,7 @@ class Run:
                     kinds=self._context.kinds,
                     skipped=skipped,
                 )
-        except DATABASE_ERRORS:  # unknown is not empty
+        except DATABASE_ERRORS:  # jobs may be available
             return False
 
     @property
@@ -462,7 +465,7 @@ class Run:
         try:
             with anyio.CancelScope(shield=left == 0.0):
                 await self.running.drain(left, self._hard_asked, self._budget.left_for_jobs)
-        finally:  # a cancellation from outside ends the wait too
+        finally:  # also after a cancellation of this task
             await self._reconciler.release_last_claims(self._budget.left_for_jobs())
 
     @asynccontextmanager
@@ -479,7 +482,7 @@ class Run:
                 self._singletons_left = await self._singletons.close(self._maintenance_time())
 
     def _maintenance_time(self) -> float:
-        """Return the seconds that are left for maintenance and singletons."""
+        """Return the seconds that maintenance and singletons may take to end."""
         if self.running.is_run_cancelled or not self._budget.is_started:
             return MAINTENANCE_END_MIN
         return max(self._budget.left(), MAINTENANCE_END_MIN)

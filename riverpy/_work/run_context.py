@@ -1,4 +1,4 @@
-"""RunContext: what the parts of one run share."""
+"""RunContext: the objects that all parts of one run use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientParts:
-    """What a run takes from its client."""
+    """The parts of a client that its runs use."""
 
     id: str
     url: str | None
@@ -50,8 +50,8 @@ class ClientParts:
 
 
 class RunConnections:
-    """The dedicated connections of one run. `reconnected` is called after the one for claims or
-    the one for results was lost and made again."""
+    """The dedicated connections of one run. `reconnected` is called when the connection for claims
+    or the connection for results was lost and opened again."""
 
     def __init__(self, client: ClientParts, reconnected: Callable[[], None]) -> None:
         self.connector = connector = Connector(client.url, client.config)
@@ -78,17 +78,17 @@ class RunConnections:
 
     @property
     def all(self) -> tuple[DedicatedConnection, ...]:
-        """All of them."""
+        """All connections of the run."""
         return self.claims, self.results, self.reserved
 
     async def close(self) -> None:
-        """Close all of them."""
+        """Close all connections of the run."""
         await close_all(self.all)
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What the parts of one run share."""
+    """The objects that all parts of one run use."""
 
     client: ClientParts
     connections: RunConnections
@@ -103,10 +103,10 @@ class RunContext:
 
     @property
     def kinds(self) -> list[str] | None:
-        """The kinds to claim, aliases included; None: all."""
+        """The kinds of jobs to claim, including aliases; None: all kinds."""
         return list(self.client.workers) if self.config.known_kinds_only else None
 
     @property
     def schema(self) -> str | None:
-        """The schema of River's tables; None: the first of the search path."""
+        """The schema of River's tables; None: the first schema of the search path."""
         return self.client.config.schema

@@ -1,8 +1,8 @@
 """RunningAttempts: holds the claimed attempts of a client until they end, and enforces deadlines.
 
-A job is one plain task: a task group and a cancel scope for each job would halve the rate. The
-attempt stores its cause and its deadline. One timer checks the deadlines of all attempts. The
-deadline of a cancelled attempt is the time at which it counts as stuck.
+Each job runs in one plain task, because a task group and a cancel scope for each job would halve
+the rate. The attempt stores the cause of its cancellation and its deadline. One timer checks the
+deadlines of all attempts. The deadline of a cancelled attempt is the time from which it is stuck.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from riverpy.config import Config
 
 SCAN_INTERVAL_MIN = 0.01
-"""Seconds between two checks of the deadlines, at least."""
+"""The minimum time between two checks of the deadlines, in seconds."""
 
 
 class RunningAttempts:
-    """The claimed attempts that have not ended. Make it in the task of the run."""
+    """The claimed attempts that have not ended. Create it in the task of the run."""
 
     def __init__(self, config: Config, finished: Callable[[Attempt], None]) -> None:
-        """`finished` is called with each attempt that ended, in the same turn of the loop."""
+        """`finished` is called with each attempt as soon as the attempt has ended."""
         self._stuck_after = config.job_stuck_threshold.total_seconds()
         self._finished = finished
         self._context = contextvars.copy_context()
@@ -62,7 +62,7 @@ class RunningAttempts:
 
     @property
     def is_run_cancelled(self) -> bool:
-        """Whether the task of the run was cancelled, as each task is at the end of the loop."""
+        """Whether the task of the run was cancelled. `asyncio.run` cancels all tasks at its end."""
         return self._run_task is not None and self._run_task.cancelling() > 0
 
     def add(self, attempts: Sequence[Attempt]) -> None:
@@ -73,7 +73,7 @@ class RunningAttempts:
 
     def finish(self, attempt: Attempt) -> None:
         """Remove an attempt that ended, and free its slot."""
-        attempt.task = None  # no cycle from the attempt to its own coroutine
+        attempt.task = None  # avoids a reference cycle between the attempt and its coroutine
         self._attempts.discard(attempt)
         self._finished(attempt)
         if not self.stuck.keeps_slot or self.stuck.remove(attempt):
@@ -82,8 +82,8 @@ class RunningAttempts:
             self._idle.set()
 
     def release(self, attempts: Sequence[Attempt]) -> None:
-        """Remove attempts that did not start. They do not count, and their jobs keep their place
-        in the queue."""
+        """Remove attempts that did not start. These attempts do not count, and the jobs keep their
+        positions in the queue."""
         for attempt in attempts:
             set_released(attempt)
             self._attempts.discard(attempt)
@@ -92,11 +92,11 @@ class RunningAttempts:
             self._idle.set()
 
     def cancel(self, job_id: int, queue: str) -> None:
-        """Cancel the attempts of a job, as `job_cancel` asked."""
+        """Cancel the attempts of a job, because of `job_cancel`."""
         self.cancel_attempts(one for one in self if one.id == job_id and one.queue == queue)
 
     def cancel_attempts(self, attempts: Iterable[Attempt]) -> None:
-        """Cancel those of the attempts that still run, as `job_cancel` asked."""
+        """Cancel the attempts that are still running, because of `job_cancel`."""
         for attempt in attempts:
             if attempt in self._attempts:
                 self._stop(attempt, StopCause.JOB_CANCELLED)
@@ -119,12 +119,12 @@ class RunningAttempts:
     async def drain(
         self, soft: float | None, hard_asked: asyncio.Event, hard: Callable[[], float]
     ) -> None:
-        """Wait for the attempts to end. Then cancel the others and wait for them too.
+        """Wait for the attempts to end. Then cancel the remaining attempts and wait for their end.
 
         Args:
-            soft: seconds until they are cancelled; None: no limit.
-            hard_asked: cancels them at once when it is set.
-            hard: returns the seconds that cancelled attempts have to end.
+            soft: seconds until running attempts are cancelled; None: no limit.
+            hard_asked: an event that cancels running attempts at once.
+            hard: returns the seconds that cancelled attempts may take to end.
         """
         try:
             with anyio.move_on_after(soft):
@@ -139,7 +139,7 @@ class RunningAttempts:
         if self._attempts:
             self._log.info(RUNNING_JOBS_CANCELLED, running=len(self._attempts))
             self.stop_all(StopCause.HARD_STOP)
-            # A task that was cancelled before its first step has run none of our code.
+            # A task that was cancelled before its first step did not call `finish`.
             self.release([one for one in self if one.task and one.task.done()])
             with anyio.move_on_after(hard(), shield=True):
                 await self.wait_idle()
@@ -153,8 +153,8 @@ class RunningAttempts:
     def _stop(self, attempt: Attempt, cause: StopCause) -> None:
         """Record the cause, then cancel the task. The first cause is kept.
 
-        A task that has not started is not cancelled, since that would skip its clean-up. It checks
-        the cause when it starts.
+        A task that has not started is not cancelled, because then `finish` would not be called. The
+        task checks the cause when it starts.
         """
         if attempt.cause is None:
             attempt.cause = cause
@@ -167,7 +167,7 @@ class RunningAttempts:
             attempt.task.cancel()
 
     def watch(self, deadline: float) -> None:
-        """Check the deadlines at this time, or earlier."""
+        """Check the deadlines of all attempts at `deadline` or earlier."""
         if deadline >= self._scan_at:
             return
         self._stop_timer()
@@ -182,7 +182,8 @@ class RunningAttempts:
         self._timer, self._scan_at = None, math.inf
 
     def _scan(self) -> None:
-        """Stop the attempts whose deadline has passed. Those that were stopped before are stuck."""
+        """Stop the attempts whose deadline has passed. If an attempt was stopped before, it is
+        stuck."""
         self._timer, self._scan_at = None, math.inf
         now, first = time.monotonic(), math.inf
         stuck: list[Attempt] = []
@@ -203,8 +204,8 @@ class RunningAttempts:
     def _time_left(self, attempt: Attempt, now: float) -> float:
         """Return the seconds that an attempt still has at its deadline.
 
-        The deadline counts from the creation of the task. If the loop was blocked after that, the
-        first step comes late, and the attempt gets its full time from there.
+        The deadline counts from the creation of the task. If the loop was then blocked, the task
+        starts late, and the timeout counts from this start.
         """
         if not attempt.started:
             limit = attempt.timeout if attempt.cause is None else self._stuck_after

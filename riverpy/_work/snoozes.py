@@ -10,15 +10,16 @@ SNOOZES_KEY = "snoozes"
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _NUMBER = re.compile(r"[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?", re.ASCII)
 _DIGITS_MAX = 25
-"""Characters of an integer that is read exactly. 64 bits have 19 digits."""
+"""The maximum number of characters of an integer that is read exactly. A 64-bit integer has at most
+19 digits."""
 
 
 def next_snoozes(metadata: str) -> int:
-    """Return the count after one more snooze, from a job's metadata as JSON text.
+    """Return the number of snoozes after one more snooze, from a job's metadata as JSON text.
 
-    Other values are read as River reads them: of a number its integer part, also if it is in a
-    string; true is 1; everything else is 0. In River the count wraps around after 64 bits. Here it
-    stays at the limit.
+    Values that are not integers are read as in River. A number, also in a string, becomes its
+    integer part. `true` becomes 1. Every other value becomes 0. River's count overflows after 64
+    bits. riverpy's count stays at the maximum.
     """
     try:
         members = msgspec.json.decode(metadata, type=dict[str, msgspec.Raw])

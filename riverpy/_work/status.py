@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 State = Literal["starting", "working", "stopping", "stopped"]
 MEASURED_LAG = 1.0
-"""Seconds. A longer lag of the event loop extends the time in which services must turn."""
+"""Seconds. A longer lag of the event loop extends the deadlines by which services must make
+progress."""
 
 
 class RunStatus:
-    """Reads all parts of a run and changes none."""
+    """Reads the state of all parts of a run."""
 
     def __init__(
         self,
@@ -46,11 +47,11 @@ class RunStatus:
         self.state: State = "starting"
 
     def add_group(self, group: ServiceGroup) -> None:
-        """Report the services of this group that are stuck."""
+        """Add a group of services, so that its stuck services are reported."""
         self._groups.append(group)
 
     def record_lag(self, seconds: float) -> None:
-        """Record that the event loop turned, so many seconds late."""
+        """Record how many seconds the event loop was late."""
         self._run.counters.loop_lag.add(seconds)
         if seconds > MEASURED_LAG:
             for group in self._groups:

@@ -1,4 +1,4 @@
-"""StopBudget: the deadline of a stop. Each step of the stop uses the time that is left."""
+"""StopBudget: the deadline of a stop. Each step of the stop uses the remaining time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 STORING_SHARE = 0.4
-"""The share of the hard stop timeout that is kept for storing the last results."""
+"""The share of the hard stop timeout that is reserved for storing the last results."""
 STORING_MIN = 1.0
-"""Seconds for storing results, at least, unless the share above is shorter."""
+"""The minimum time for storing the last results, in seconds. A smaller `STORING_SHARE` of the hard
+stop timeout has precedence."""
 
 
 class StopBudget:
-    """The time of one run's stop, in seconds."""
+    """Computes the remaining seconds of the steps of one stop."""
 
     def __init__(self, soft: timedelta | None, hard: timedelta) -> None:
-        """Make it. The time does not run yet.
+        """Create the stop budget. The time starts with `start`.
 
         Args:
             soft: how long jobs may keep running; None: no limit.
@@ -36,37 +37,40 @@ class StopBudget:
 
     @property
     def is_started(self) -> bool:
-        """Whether a stop was requested. A run can also end by a fault or a cancellation."""
+        """Whether a stop was requested. A run also ends after a fault or a cancellation, without a
+        stop request."""
         return self._started_at is not None
 
     def start(self) -> None:
-        """Start the time: a stop was requested."""
+        """Start the time of a stop request."""
         self._started_at = time.monotonic()
         self._shorten(self._soft + self._hard)
 
     def start_hard(self) -> None:
-        """Shorten the time: a hard stop was requested."""
+        """Shorten the remaining time to the hard stop timeout."""
         self._shorten(self._hard)
 
     def soft_left(self) -> float | None:
-        """Return how long jobs may keep running; None: no limit. Without a stop request it is 0."""
+        """Return the seconds that jobs may keep running; None: no limit; 0: no stop was
+        requested."""
         if self._started_at is None:
             return 0.0
         left = self._started_at + self._soft - time.monotonic()
         return None if left == math.inf else max(left, 0.0)
 
     def left_for_jobs(self) -> float:
-        """Return how long cancelled jobs may take to end."""
+        """Return the seconds that cancelled jobs may take to end."""
         return max(self.left() - self._hard * STORING_SHARE, 0.0)
 
     def left(self) -> float:
-        """Return the time that is left. If no deadline is set, the hard stop timeout starts now."""
+        """Return the remaining seconds. If there is no deadline, the hard stop timeout starts
+        now."""
         if self._deadline == math.inf:
             self.start_hard()
         return max(self._deadline - time.monotonic(), 0.0)
 
     async def wait_stored(self, ended: asyncio.Event) -> None:
-        """Wait until the event is set or the time is over. Cancellations are ignored."""
+        """Wait until the event is set or the deadline has passed. Cancellations are ignored."""
         minimum = min(self._hard * STORING_SHARE, STORING_MIN)
         until = anyio.current_time() + max(self.left(), minimum)
         with anyio.CancelScope(shield=True, deadline=until) as self._waiting:

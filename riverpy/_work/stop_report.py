@@ -1,4 +1,4 @@
-"""StopReport: what a run left behind, for the caller and the log."""
+"""StopReport: the attempts, results and services that had not ended when a run stopped."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ if TYPE_CHECKING:
 
 
 class StopReport(msgspec.Struct, frozen=True):
-    """What a run left behind. It is empty after a clean stop."""
+    """The attempts, results and services that had not ended when a run stopped. The report is empty
+    after a clean stop."""
 
     abandoned: tuple[ClaimKey, ...] = ()
-    """Attempts whose code did not end in time. Their rows stay `running`."""
+    """The attempts whose code did not end in time. The rows of their jobs stay `running`."""
     unstored: int = 0
-    """The number of results that could not be stored in time. Their rows stay `running`."""
+    """The number of results that could not be stored in time. The rows of their jobs stay
+    `running`."""
 
     claims_in_doubt: bool = False
-    """Whether the answer to a claim was lost and could not be checked. Rows of this client that
-    never ran may stay `running`."""
+    """Whether the answer to a claim was lost and the claim could not be checked. Jobs that this
+    client claimed but did not run may stay `running`."""
     maintenance_left: bool = False
-    """Whether maintenance of an earlier term still runs, because a hook does not end. Its writes
-    through riverpy are refused. Writes over a connection of its own are not."""
+    """Whether maintenance still runs, because a hook does not end. The database refuses writes
+    through riverpy after the end of the term, but not writes over the user's own connection."""
     singletons_left: tuple[str, ...] = ()
-    """The singletons whose function still runs, because it ignores its cancellation or is a thread.
-    Its writes through the fence of its lease are refused."""
+    """The names of the singletons whose function still runs, because it ignores the cancellation or
+    runs in a thread. The database refuses writes through the fence of the lease."""
 
     @property
     def is_clean(self) -> bool:
@@ -45,7 +47,7 @@ class StopReport(msgspec.Struct, frozen=True):
 
 
 def log_left(report: StopReport) -> None:
-    """Log each kind of thing that was left behind."""
+    """Log one event for each kind of thing that had not ended."""
     log = get_logger()
     if report.abandoned:
         log.error(

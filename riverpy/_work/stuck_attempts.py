@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class StuckAttempts:
-    """The stuck attempts of one run. The user's handler may give the slot of one to another job."""
+    """The stuck attempts of one run. The user's handler decides whether a stuck attempt keeps its
+    slot."""
 
     def __init__(self, handler: JobStuckHandler | None) -> None:
         self._handler = handler
@@ -27,11 +28,12 @@ class StuckAttempts:
 
     @property
     def keeps_slot(self) -> Mapping[Attempt, bool]:
-        """Whether each stuck attempt keeps its slot."""
+        """The stuck attempts. The value is whether the attempt keeps its slot."""
         return self._keeps_slot
 
     def add(self, attempt: Attempt, now: float) -> None:
-        """Log a stuck attempt, call the handler, and free the slot if the handler says so."""
+        """Call the handler for a stuck attempt, log the attempt, and free its slot if the handler
+        returned True."""
         running = timedelta(seconds=now - attempt.started)
         self._keeps_slot[attempt] = True
         job = StuckJob(attempt.id, attempt.kind, attempt.queue, running, len(self._keeps_slot))
@@ -50,7 +52,7 @@ class StuckAttempts:
             attempt.free_slot()
 
     def remove(self, attempt: Attempt) -> bool:
-        """Remove an attempt that ended. Returns whether it still had its slot."""
+        """Remove an attempt that ended. Returns whether the attempt still had its slot."""
         keeps_slot = self._keeps_slot.pop(attempt, None)
         if keeps_slot is None:
             return True

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
 
 SUBSCRIPTION_SIZE_DEFAULT = 10_000
-"""Events that may wait for a subscriber. One flush of the completer brings fewer."""
+"""The default number of events that may wait for a subscriber. The completer publishes fewer events
+at once, so that a subscriber that keeps reading loses none."""
 
 
 class Subscription(Stream[Event]):
     """An async iterator over events of some kinds: `async with` opens it, `async for` reads it.
 
-    It ends when the client stops. Events that arrive while it is full are dropped and counted in
-    `dropped`.
+    The iteration ends when the client stops. Events that arrive while the subscription is full are
+    dropped and counted in `dropped`.
     """
 
     def __init__(self, owner: Subscriptions, kinds: frozenset[EventKind], size: int) -> None:
@@ -49,10 +50,10 @@ class Subscriptions(Streams[Subscription]):
         self._limited_log = self._log.limited()
 
     def subscribe(self, kinds: Iterable[EventKind | str], size: int) -> Subscription:
-        """Make a subscription. Entering it opens it.
+        """Create a subscription. `async with` opens it.
 
         Raises:
-            ConfigError: no kind, an unknown kind, or a size below 1.
+            ConfigError: there is no kind, a kind is unknown, or the size is below 1.
         """
         try:
             wanted = frozenset(EventKind(kind) for kind in kinds)
@@ -78,7 +79,7 @@ class Subscriptions(Streams[Subscription]):
     def _publish(self, attempt: Attempt, kind: EventKind, takers: list[Subscription]) -> None:
         try:
             event = _job_event(attempt, kind)
-        except Exception:  # an unreadable row only loses its event
+        except Exception:  # if a row cannot be read, only its event is lost
             self._limited_log.exception(EVENT_DROPPED, job_id=attempt.id)
             return
         for subscription in takers:
@@ -112,7 +113,8 @@ def _job_event(attempt: Attempt, kind: EventKind) -> Event:
 
 
 def _store_outcome(row: list[Any], attempt: Attempt) -> None:
-    """Update a claimed row to what the database has now. Times are estimates of this process."""
+    """Apply the stored outcome to a claimed row, as the database has done. The times are estimates
+    of this process."""
     outcome = attempt.outcome
     state = attempt.state_stored or attempt.target_state
     row[JobColumn.STATE] = state

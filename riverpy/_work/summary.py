@@ -1,7 +1,9 @@
-"""Summary: logs what the jobs of a run did, once a minute while any end, are refused or stuck.
+"""Summary: logs a summary of the jobs of a run.
 
-Failures are logged within moments, then once a minute at most: for each of the first ten kinds the
-number and one of its errors. Events of single jobs have level debug.
+Each minute one event has the counts of the ended jobs, unless there is nothing to report. Another
+event has the failures: for each of the first ten kinds, the number of failures and one error. This
+event comes one second after the first failure, and then at most once a minute. Events about single
+jobs have level debug.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ if TYPE_CHECKING:
     from riverpy.stats import ClientStats
 
 INTERVAL = 60.0
-"""Seconds between two events."""
+"""Seconds between two events of the same kind."""
 GATHER_TIME = 1.0
-"""Seconds after the first failure in which more are collected for the same event."""
+"""Seconds after the first failure in which further failures are collected for the same event."""
 ERROR_LENGTH_MAX = 200
+"""The maximum number of characters of an error in an event."""
 
 
 class Summary:
@@ -42,12 +45,12 @@ class Summary:
     def __init__(
         self, counters: Counters, stats: Callable[[], ClientStats], client_id: str
     ) -> None:
-        """Make it.
+        """Create the summary.
 
         Args:
-            counters: of the run.
+            counters: the counters of the run.
             stats: returns the current state of the run.
-            client_id: the client's.
+            client_id: the id of the client, for the log events.
         """
         self._counters, self._stats = counters, stats
         self._logged = _Totals.of(stats())
@@ -64,7 +67,7 @@ class Summary:
                 self._log_jobs()
 
     def end(self) -> None:
-        """Log the rest, at the end of the run."""
+        """Log what has happened since the last events, at the end of the run."""
         self._log_failures()
         self._log_jobs()
 
@@ -90,9 +93,8 @@ class Summary:
     def _log_jobs(self) -> None:
         stats = self._stats()
         totals, logged = _Totals.of(stats), self._logged
-        self._logged = (
-            totals  # also without an event, so that the next one does not include idle hours
-        )
+        # Also without an event, so that the next event does not include the idle time.
+        self._logged = totals
         counts = {name: count - logged.ends[name] for name, count in totals.ends.items()}
         ended = sum(counts.values()) - counts["discarded"]  # discarded jobs count as failed too
         refused = totals.refused - logged.refused
@@ -118,18 +120,19 @@ class Summary:
 
 
 class _Totals(msgspec.Struct, frozen=True):
-    """The totals up to a moment."""
+    """The totals since the start of the run, at one time."""
 
     at: float
-    """Monotonic seconds."""
+    """The time of the totals, in monotonic seconds."""
     ends: dict[str, int]
+    """The number of ended attempts by outcome."""
     refused: int
-    """Results of attempts that no longer belonged to the client."""
+    """The number of results whose attempt no longer belonged to the client."""
     waits: Histogram
 
     @classmethod
     def of(cls, stats: ClientStats) -> _Totals:
-        """Return the totals of all kinds and queues."""
+        """Return the totals over all kinds and queues."""
         kinds = list(stats.kinds.values())
         waits = [queue.waits for queue in stats.queues.values()]
         return cls(
@@ -157,6 +160,6 @@ def _error(entry: str) -> str:
     """Return the text of an error entry on one line, without passwords."""
     try:
         text = msgspec.json.decode(entry, type=_Entry).error
-    except msgspec.DecodeError:  # there is no error
+    except msgspec.DecodeError:  # the entry is empty
         return ""
     return mask_url(" ".join(text.split()))[:ERROR_LENGTH_MAX]

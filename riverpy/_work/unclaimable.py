@@ -1,8 +1,8 @@
-"""UnclaimableJobs: the jobs of a queue that cannot be claimed, and the size of claims beside them.
+"""UnclaimableJobs: finds and skips the jobs of a queue that cannot be claimed.
 
-A claim fails as a whole because of one of its jobs: a trigger that raises or waits, a damaged
-value, or a text that the connection's encoding does not have. Then claims shrink to one job, which
-identifies it. The job is set aside, and later tried again alone.
+One job can make the whole claim fail: its row has a damaged value or a character that the
+connection's encoding does not have, or a trigger raises or waits. Then the size of claims shrinks
+to one job, which finds the failing job. Claims skip this job, and a later claim tries it alone.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
     from riverpy._postgres.set_aside import SetAsideEntry
 
 SKIPPED_MAX = 1000
-"""Jobs that are set aside, at most. If more jobs fail, the cause is hardly in the jobs, and claims
-wait until one of them succeeds."""
+"""The maximum number of skipped jobs. If more jobs fail, the cause is probably not in the jobs.
+Then no more jobs are skipped, and claims are tried again with a delay."""
 
 
 class UnclaimableJobs:
     """The jobs of one queue that cannot be claimed."""
 
     def __init__(self, maximum: int, limit: float, log: Any) -> None:
-        """Make it.
+        """Create an empty list of unclaimable jobs.
 
         Args:
-            maximum: jobs of a claim.
-            limit: seconds that a claim may take.
+            maximum: the maximum number of jobs in a claim.
+            limit: the seconds that a claim may take.
             log: the producer's logger.
         """
         self._size = BatchSize(maximum, limit)
         self._aside = SetAside[int](SKIPPED_MAX)
         self._errors = StatementErrors()
         self._named: set[int] = set()
-        """The jobs that were logged."""
+        """The ids of the skipped jobs that were logged."""
         self._failures = 0
         """The number of failed claims in a row."""
         self._was_retry = False
-        """Whether the last claim was one of a job that was set aside."""
+        """Whether the last claim tried a skipped job again."""
         self._limited_log = log.limited()
 
     @property
     def is_stepping(self) -> bool:
-        """Whether jobs are claimed one by one, with a known id."""
+        """Whether jobs are claimed one by one. The id of each job is read first."""
         return self._size.rows == 1
 
     @property
@@ -68,7 +68,8 @@ class UnclaimableJobs:
 
     @property
     def next_due(self) -> float:
-        """When one of them is tried again, in monotonic seconds; infinity if there is none."""
+        """The time at which the next skipped job is tried again, in monotonic seconds; infinity: no
+        job is skipped."""
         return self._aside.next_due if self._aside else math.inf
 
     def limit(self, wanted: int) -> int:
@@ -76,13 +77,20 @@ class UnclaimableJobs:
         return min(wanted, self._size.rows)
 
     def retry(self) -> int | None:
-        """Return the id of the job to try again alone. None: claim other jobs."""
+        """Return the id of a skipped job that the next claim tries again; None: claim other
+        jobs."""
         due = self._aside.due() if self._aside and not self._was_retry else None
         self._was_retry = due is not None
         return None if due is None else due.row
 
     def record_claim(self, count: int, limit: int, seconds: float) -> None:
-        """Record a claim of up to `limit` jobs that returned `count`."""
+        """Record a successful claim.
+
+        Args:
+            count: the number of claimed jobs.
+            limit: the requested number of jobs.
+            seconds: the duration of the claim.
+        """
         self._size.grow(count, seconds)
         if count < limit:
             self._size.end_search()
@@ -92,7 +100,7 @@ class UnclaimableJobs:
             self._failures = 0
 
     def record_retry(self, job_id: int) -> None:
-        """Remove a job that was set aside: it was claimed, or no longer exists."""
+        """Stop skipping a job, because it was claimed or no longer exists."""
         self._named.discard(job_id)
         self._aside.remove(job_id)
         self._aside.make_all_due()
@@ -100,8 +108,15 @@ class UnclaimableJobs:
     def record_failure(
         self, limit: int, job_id: int | None, error: Exception, seconds: float
     ) -> bool:
-        """Record a failed claim of up to `limit` jobs, or of one known job. Returns whether to
-        claim again at once."""
+        """Record a failed claim. Returns whether to claim again at once.
+
+        Args:
+            limit: the requested number of jobs.
+            job_id: the only job of the claim; None: the claim was for several jobs, or its id was
+                not read.
+            error: the error of the claim.
+            seconds: the duration of the claim.
+        """
         self._failures += job_id is None or job_id not in self._aside
         if not self._errors.may_be_of_rows(error):
             return False

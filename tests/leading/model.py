@@ -269,7 +269,8 @@ class Process:
     """One process with the real elector and lease."""
 
     def __init__(self, world: World, name: str, rate: float) -> None:
-        """Make it: `name` begins its ids, `rate` is that of its clocks by the world's."""
+        """Create the process. Its ids begin with `name`. `rate` is the speed of its clocks; 1 is
+        the speed of the world's clock."""
         self.world, self.name, self.rate = world, name, rate
         self._suspended_at: float | None = None
         self._missed = 0.0
@@ -462,7 +463,7 @@ class World:
         timing: LeaseTiming = TIMING,
         overlap: float = 0.0,
     ) -> None:
-        """Make it.
+        """Create the world.
 
         Args:
             rates: of the clocks of each process.

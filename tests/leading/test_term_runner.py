@@ -208,7 +208,7 @@ class Terms:
     """One term of a TermRunner with services that count."""
 
     def __init__(self, make_services: Callable[[TermContext, int], list[FakeService]]) -> None:
-        """Make it. `make_services` makes those of the n-th attempt, from 0."""
+        """Create the terms. `make_services` creates the services of the n-th attempt, from 0."""
         self.timer = VirtualTimer()
         self.attempts: list[list[FakeService]] = []
         self.resigned = 0
