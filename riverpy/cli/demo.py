@@ -29,8 +29,7 @@ from riverpy.events import EventKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._tools.demo.run import DemoResult
-    from riverpy._tools.demo.statements import Summary
+    from riverpy._tools.demo.run import DemoResult, Summary
     from riverpy.cli._options import DatabaseSettings
     from riverpy.events import Event
 
@@ -186,8 +185,8 @@ def _print_tables(result: DemoResult, *, unread: int) -> None:
     click.echo(_sizes(result.summary))
     if unread:
         click.echo(f"Files and directories that could not be read: {unread:,}")
-    for check in result.checks:
-        click.echo(f"{'ok  ' if check.is_ok else 'FAIL'}  {check.text}")
+    for check, problems in result.checks.items():
+        click.echo(f"{'FAIL' if problems else 'ok  '}  {check}")
 
 
 def _quantiles(values: tuple[float | None, float | None] | None) -> list[str]:
@@ -214,8 +213,8 @@ def _print_next(result: DemoResult, url: str | None) -> None:
 
 
 def _print_problems(result: DemoResult) -> None:
-    for check in result.checks:
-        for problem in check.problems[:PROBLEMS_SHOWN]:
+    for problems in result.checks.values():
+        for problem in problems[:PROBLEMS_SHOWN]:
             print_note(f"riverpy: {problem}")
-        if (more := len(check.problems) - PROBLEMS_SHOWN) > 0:
+        if (more := len(problems) - PROBLEMS_SHOWN) > 0:
             print_note(f"riverpy: and {more:,} more")

@@ -3,10 +3,10 @@
 
 -- name: demo_lock
 -- Lock the schema of a run until the connection ends. A later run may drop a schema without a lock.
-select pg_try_advisory_lock(hashtext('riverpy demo'), hashtext(@schema::text));
+select pg_try_advisory_lock(hashtext('riverpy demo'), hashtext(@name::text));
 
 
--- name: demo_ended
+-- name: demo_drop_ended
 -- The schemas of ended runs, each with the statement that drops it. They are locked from now on.
 with found as materialized (
   select nspname::text as name
@@ -18,10 +18,9 @@ from found
 where pg_try_advisory_lock(hashtext('riverpy demo'), hashtext(name));
 
 
--- name: demo_create_schema
--- The statement that creates the schema if it is missing.
-select format('create schema if not exists %I', @schema::text) as command
-where not exists (select from pg_catalog.pg_namespace where nspname = @schema::text);
+-- name: demo_create
+-- The statement that creates the schema.
+select format('create schema %I', @name::text) as command;
 
 
 -- name: demo_count
@@ -56,44 +55,10 @@ order by jobs desc, kind, state;
 
 
 -- name: demo_unreadable
--- The jobs that could not read their file, with the error.
-select id, (args ->> 'path') || ': ' || substr(errors[1] ->> 'error', length('JobCancelError: ') + 1) as reason
+-- The errors of the jobs that could not read their file.
+select (args ->> 'path') || ': ' || substr(errors[1] ->> 'error', length('JobCancelError: ') + 1) as reason
 from /* schema */ river_job
-where kind = 'compress_file' and state = 'cancelled' and errors[1] ->> 'error' like 'JobCancelError: cannot read %'
-order by id;
-
-
--- name: demo_unintended
--- The jobs that did not end as expected, should not exist, or are missing.
-select
-  coalesce(wanted.id, job.id) as id, job.kind, wanted.state as wanted, job.state::text as found, job.attempt,
-  coalesce(cardinality(job.errors), 0) as errors, job.errors[cardinality(job.errors)] ->> 'error' as last_error
-from unnest(@id::bigint[], @state::text[], @attempt::int[], @errors::int[], @snoozes::int[])
-  as wanted (id, state, attempt, errors, snoozes)
-full join /* schema */ river_job as job on job.id = wanted.id
-where job.id is null or wanted.id is null
-  or job.state::text <> wanted.state
-  or job.attempt <> wanted.attempt
-  or coalesce(cardinality(job.errors), 0) <> wanted.errors
-  or coalesce((job.metadata ->> 'snoozes')::int, 0) <> wanted.snoozes
-order by 1;
-
-
--- name: demo_duplicates
--- Jobs that exist more than once. No two jobs of a run have the same kind and args.
-select kind, args::text, count(*) as jobs
-from /* schema */ river_job
-group by kind, args
-having count(*) > 1
-order by kind, args;
-
-
--- name: demo_without_output
--- Completed jobs of files without a digest.
-select id
-from /* schema */ river_job
-where kind = 'compress_file' and state = 'completed'
-  and coalesce(metadata #>> '{output,sha256}', '') !~ '^[0-9a-f]{64}$'
+where kind = 'compress_file' and errors[1] ->> 'error' like 'JobCancelError: cannot read %'
 order by id;
 
 
@@ -107,10 +72,57 @@ order by md5(id::text)
 limit @limit::bigint;
 
 
--- name: demo_wrong_digests
--- Jobs whose digest is not the one that the server computes from the content.
-select job.id, job.args ->> 'path' as path
-from unnest(@id::bigint[], @content::bytea[]) as sample (id, content)
-join /* schema */ river_job as job on job.id = sample.id
-where job.metadata #>> '{output,sha256}' is distinct from encode(sha256(sample.content), 'hex')
-order by job.id;
+-- name: demo_problems
+-- The problems of the jobs, each with the number of its check.
+with wanted (job_type, state, attempt, errors, snoozes) as (
+  values
+    ('compress_file', 'completed', 1, 0, 0),
+    ('unreadable file', 'cancelled', 1, 1, 0),
+    ('count_files', 'completed', 1, 0, 0),
+    ('fail_once', 'completed', 2, 1, 0),
+    ('snooze_once', 'completed', 1, 0, 1),
+    ('cancel_itself', 'cancelled', 1, 1, 0),
+    ('run_until_cancelled', 'cancelled', 1, 1, 0)
+), job as materialized (
+  select
+    id, kind, args, state::text, attempt, coalesce(cardinality(errors), 0) as errors,
+    errors[cardinality(errors)] ->> 'error' as last_error,
+    coalesce((metadata ->> 'snoozes')::int, 0) as snoozes,
+    metadata #>> '{output,sha256}' as digest,
+    case
+      when kind = 'compress_file' and errors[1] ->> 'error' like 'JobCancelError: cannot read %'
+        then 'unreadable file'
+      else kind
+    end as job_type
+  from /* schema */ river_job
+)
+-- 0: jobs that did not end as expected, should not exist, or are missing
+select
+  0 as "check",
+  format(
+    'job %s (%s) is %s after %s attempts and %s errors, expected %s: %s',
+    coalesce(inserted.id, job.id), job.kind, job.state, job.attempt, job.errors, wanted.state, job.last_error
+  ) as problem
+from unnest(@ids::bigint[]) as inserted (id)
+full join job on job.id = inserted.id
+left join wanted on wanted.job_type = job.job_type
+where inserted.id is null or job.id is null
+  or (job.state, job.attempt, job.errors, job.snoozes)
+    is distinct from (wanted.state, wanted.attempt, wanted.errors, wanted.snoozes)
+union all
+-- 1: jobs that exist more than once; no two jobs of a run have the same kind and args
+select 1, format('%s jobs %s %s', count(*), kind, args)
+from job
+group by kind, args
+having count(*) > 1
+union all
+-- 2: completed jobs of files without a digest
+select 2, format('job %s has none', id)
+from job
+where kind = 'compress_file' and state = 'completed' and coalesce(digest, '') !~ '^[0-9a-f]{64}$'
+union all
+-- 3: jobs whose digest is not the one that the server computes from the content
+select 3, format('job %s: %s', job.id, job.args ->> 'path')
+from unnest(@sample_ids::bigint[], @contents::bytea[]) as sample (id, content)
+join job on job.id = sample.id
+where job.digest is distinct from encode(sha256(sample.content), 'hex');

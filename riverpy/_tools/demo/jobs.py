@@ -7,7 +7,7 @@ import threading
 import zlib
 from datetime import timedelta
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import anyio
 import msgspec
@@ -17,11 +17,14 @@ from riverpy.insert_opts import InsertOpts, UniqueOpts
 from riverpy.job import Job  # noqa: TC001 (the annotations of the jobs are read at run time)
 from riverpy.worker import Workers
 
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from riverpy.job import JobArgs
+
 CHUNK = 1024 * 1024
 RETRY_DELAY = timedelta(milliseconds=500)
 SNOOZE_DELAY = timedelta(seconds=1)
-CANNOT_READ = "cannot read"
-"""The start of the error of a job that cannot read its file."""
 
 
 class CompressFile(msgspec.Struct, frozen=True):
@@ -76,12 +79,30 @@ class RunUntilCancelled(msgspec.Struct, frozen=True):
     kind: ClassVar[str] = "run_until_cancelled"
 
 
-class DemoJobs:
-    """The code of the jobs, and its state."""
+def other_jobs(directory: str) -> list[JobArgs]:
+    """Return the jobs beside `CompressFile`, the most important first: a limit drops the last."""
+    return [
+        FailOnce(1),
+        CountFiles(directory, "*"),
+        SnoozeOnce(),
+        CancelItself(),
+        RunUntilCancelled(),
+        FailOnce(2),
+        FailOnce(3),
+        CountFiles(directory, "*.py"),
+        CountFiles(directory, "*.txt"),
+    ]
 
-    def __init__(self) -> None:
-        self.endless_runs = anyio.Event()
-        """Set when `RunUntilCancelled` has started."""
+
+class DemoJobs:
+    """The code of the jobs, and its state.
+
+    Args:
+        cancel: cancels the job with this id.
+    """
+
+    def __init__(self, cancel: Callable[[int], Awaitable[object]]) -> None:
+        self._cancel = cancel
         self._stopped = threading.Event()
         self.workers = Workers()
         self.workers.blocking_job(timeout=None)(self.compress_file)
@@ -100,7 +121,7 @@ class DemoJobs:
         try:
             job.record_output(self._compress(Path(job.args.path)))
         except OSError as error:
-            raise JobCancel(f"{CANNOT_READ} it: {error.strerror}") from error
+            raise JobCancel(f"cannot read it: {error.strerror}") from error
 
     def _compress(self, path: Path) -> CompressedFile:
         digest, compressor = hashlib.sha256(), zlib.compressobj()
@@ -140,6 +161,6 @@ class DemoJobs:
         raise JobCancel("there is nothing to do")
 
     async def run_until_cancelled(self, job: Job[RunUntilCancelled]) -> None:
-        """Run until the demo cancels the job with `job_cancel`."""
-        self.endless_runs.set()
+        """Let the client cancel this job, and run until the cancellation arrives."""
+        await self._cancel(job.id)
         await anyio.sleep_forever()

@@ -6,7 +6,6 @@ import secrets
 import time
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,33 +14,23 @@ import anyio.to_thread
 import msgspec
 
 from riverpy._postgres.driver import DATABASE_ERRORS, close, connect
-from riverpy._tools.demo import statements as sql
-from riverpy._tools.demo.jobs import (
-    CancelItself,
-    CompressFile,
-    CountFiles,
-    DemoJobs,
-    FailOnce,
-    RunUntilCancelled,
-    SnoozeOnce,
-)
-from riverpy._tools.demo.statements import ExpectedJob
+from riverpy._postgres.sql_files import query
+from riverpy._tools.demo.jobs import CompressFile, CountFiles, DemoJobs, other_jobs
 from riverpy._tools.errors import ToolError
 from riverpy.client import Client
 from riverpy.config import Config, QueueConfig
 from riverpy.events import EventKind
 from riverpy.insert_opts import InsertManyParams
-from riverpy.job import JobState
 from riverpy.migrate import migrate_all
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from anyio.abc import TaskGroup, TaskStatus
+    from anyio.abc import TaskStatus
+    from asyncpg import Record
 
     from riverpy._postgres.driver import Connection
     from riverpy._tools.demo.files import Files
-    from riverpy._tools.demo.statements import Summary
     from riverpy.events import Event
     from riverpy.job import JobArgs
 
@@ -59,47 +48,42 @@ SAMPLE_SIZE_MAX = 1024 * 1024
 STATEMENT_TIMEOUT = 60.0
 
 
-class _ShownJob(msgspec.Struct, frozen=True):
-    """A job that shows one feature, and how it should end."""
+class Summary(msgspec.Struct, frozen=True):
+    """The jobs of one kind that ended in one state. Times are in seconds, as p50 and p95."""
 
-    args: JobArgs
-    state: JobState = JobState.COMPLETED
-    attempt: int = 1
-    errors: int = 0
-    snoozes: int = 0
-    insert_twice: bool = False
-    """Whether to insert it a second time, which must return the first job."""
-
-
-class Check(msgspec.Struct, frozen=True):
-    """The result of one check after the run."""
-
-    text: str
-    problems: Sequence[str]
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether there is no problem."""
-        return not self.problems
+    kind: str
+    state: str
+    jobs: int
+    attempts: int
+    rate: float | None
+    """Jobs per second from the first claim to the last end. None: all at one moment."""
+    wait: tuple[float | None, float | None] | None
+    run: tuple[float | None, float | None] | None
+    bytes_in: int | None
+    bytes_out: int | None
 
 
 class DemoResult(msgspec.Struct, frozen=True):
     """The result of a run."""
 
     schema: str
-    jobs: int
     duration: timedelta
     """From the first insert to the end of the last job."""
     summary: Sequence[Summary]
     unreadable: Sequence[str]
     """The errors of the files that could not be read."""
-    inserted_twice: int
-    checks: Sequence[Check]
+    checks: dict[str, list[str]]
+    """What was checked, with the problems that were found."""
 
     @property
     def is_ok(self) -> bool:
         """Whether every job ended as expected."""
-        return all(check.is_ok for check in self.checks)
+        return not any(self.checks.values())
+
+    @property
+    def jobs(self) -> int:
+        """The number of jobs."""
+        return sum(line.jobs for line in self.summary)
 
     @property
     def states(self) -> dict[str, int]:
@@ -132,12 +116,10 @@ class DemoRun:
         self._url = url
         self._is_own_schema = schema is None
         self.schema = schema or f"riverpy_demo_{secrets.token_hex(4)}"
-        self._shown_jobs = _shown_jobs(str(files.directory))
-        if limit is not None:
-            del self._shown_jobs[limit - 1 :]
-        self._paths = files.paths[: None if limit is None else limit - len(self._shown_jobs)]
+        others = other_jobs(str(files.directory))[: None if limit is None else limit - 1]
+        self._args: list[JobArgs] = [*others, *map(CompressFile, files.paths)][:limit]
         self._on_event = on_event
-        self._jobs = DemoJobs()
+        self._jobs = DemoJobs(lambda job_id: self._client.job_cancel(job_id))
         self._client = Client(
             url,
             workers=self._jobs.workers,
@@ -145,13 +127,12 @@ class DemoRun:
             config=Config(schema=self.schema, max_attempts=2),
         )
         self._began_at = time.time()
-        self._expected: list[ExpectedJob] = []
-        self._wrong_duplicates: list[str] = []
+        self._ids: list[int] = []
 
     @property
     def total(self) -> int:
         """The number of jobs of the run."""
-        return len(self._shown_jobs) + len(self._paths)
+        return len(self._args)
 
     @asynccontextmanager
     async def prepared(self) -> AsyncGenerator[Connection]:
@@ -166,26 +147,32 @@ class DemoRun:
             self._url, application_name="riverpy demo", settings={"lock_timeout": "2s"}
         )
         try:
-            with anyio.fail_after(STATEMENT_TIMEOUT):
-                await self._prepare(connection)
+            await self._prepare(connection)
             yield connection
         finally:
             await close(connection)
 
     async def _prepare(self, connection: Connection) -> None:
-        if not await sql.demo_lock(connection, self.schema):
+        ((is_locked,),) = await self._fetch(connection, "demo_lock", name=self.schema)
+        if not is_locked:
             raise ToolError(f"another demo uses schema {self.schema!r}")
         if self._is_own_schema:
-            for command in await sql.demo_ended(connection):
+            for (command,) in await self._fetch(connection, "demo_drop_ended"):
                 with suppress(*DATABASE_ERRORS):  # in use: a later run drops it
                     await connection.execute(command)
-            await sql.demo_create_schema(connection, self.schema)
+            ((command,),) = await self._fetch(connection, "demo_create", name=self.schema)
+            await connection.execute(command)
         await migrate_all(connection, schema=self.schema)
-        if (jobs := (await sql.demo_count(connection, self.schema)).all) > 0:
+        ((jobs, _, _),) = await self._fetch(connection, "demo_count")
+        if jobs:
             raise ToolError(
                 f"schema {self.schema!r} has {jobs:,} jobs. The demo needs a schema without jobs: "
                 "leave out --schema, then it creates one"
             )
+
+    async def _fetch(self, connection: Connection, block: str, **values: object) -> list[Record]:
+        with anyio.fail_after(STATEMENT_TIMEOUT):
+            return await query("demo", block, self.schema).fetch(connection, **values)
 
     async def work(self, connection: Connection) -> DemoResult:
         """Insert the jobs, work them, and check them.
@@ -199,14 +186,19 @@ class DemoRun:
             async with anyio.create_task_group() as tasks:
                 try:
                     await tasks.start(self._follow)
-                    await self._insert(tasks)
+                    await self._insert()
                     await self._until_all_ended(connection)
                 finally:
                     self._jobs.stop()
                     tasks.cancel_scope.cancel()
             duration = timedelta(seconds=time.monotonic() - began)
-        with anyio.fail_after(STATEMENT_TIMEOUT):
-            return await self._result(connection, duration)
+        return DemoResult(
+            schema=self.schema,
+            duration=duration,
+            summary=[Summary(*row) for row in await self._fetch(connection, "demo_summary")],
+            unreadable=[reason for (reason,) in await self._fetch(connection, "demo_unreadable")],
+            checks=await self._check(connection),
+        )
 
     async def _follow(self, *, task_status: TaskStatus[None]) -> None:
         async with self._client.subscribe(*EventKind) as events:
@@ -214,146 +206,62 @@ class DemoRun:
             async for event in events:
                 self._on_event(event)
 
-    # -- insert
-
-    async def _insert(self, tasks: TaskGroup) -> None:
-        for shown in self._shown_jobs:
-            job_id = await self._insert_shown(shown)
-            if isinstance(shown.args, RunUntilCancelled):
-                tasks.start_soon(self._cancel_once_running, job_id)
-        for batch in _batched(self._paths, BATCH):
-            results = await self._client.insert_many(
-                [InsertManyParams(CompressFile(path)) for path in batch]
-            )
-            self._expected += [
-                ExpectedJob(result.job.id, JobState.COMPLETED, 1, 0, 0) for result in results
-            ]
-
-    async def _insert_shown(self, shown: _ShownJob) -> int:
-        job_id = (await self._client.insert(shown.args)).job.id
-        self._expected.append(
-            ExpectedJob(job_id, shown.state, shown.attempt, shown.errors, shown.snoozes)
-        )
-        if shown.insert_twice:
-            again = await self._client.insert(shown.args)
-            if not again.unique_skipped_as_duplicate or again.job.id != job_id:
-                self._wrong_duplicates.append(f"job {job_id} was inserted again as {again.job.id}")
-        return job_id
-
-    async def _cancel_once_running(self, job_id: int) -> None:
-        await self._jobs.endless_runs.wait()
-        await self._client.job_cancel(job_id)
+    async def _insert(self) -> None:
+        for start in range(0, len(self._args), BATCH):
+            batch = self._args[start : start + BATCH]
+            results = await self._client.insert_many(list(map(InsertManyParams, batch)))
+            self._ids += [result.job.id for result in results]
+        for args in self._args:
+            if isinstance(args, CountFiles):
+                await self._client.insert(args)  # unique, so this inserts no second job
 
     async def _until_all_ended(self, connection: Connection) -> None:
         moved_at, left_before = time.monotonic(), -1
         while True:
-            with anyio.fail_after(STATEMENT_TIMEOUT):
-                count = await sql.demo_count(connection, self.schema)
-            if not count.left:
+            ((_, left, running),) = await self._fetch(connection, "demo_count")
+            if not left:
                 return
-            if count.running or count.left != left_before:
-                moved_at, left_before = time.monotonic(), count.left
+            if running or left != left_before:
+                moved_at, left_before = time.monotonic(), left
             elif time.monotonic() - moved_at > STALL_TIMEOUT:
                 raise ToolError(
-                    f"{count.left:,} jobs in schema {self.schema!r} are left and no job was worked "
+                    f"{left:,} jobs in schema {self.schema!r} are left and no job was worked "
                     f"for {STALL_TIMEOUT:.0f} s"
                 )
             await anyio.sleep(COUNT_INTERVAL)
 
-    # -- check
-
-    async def _result(self, connection: Connection, duration: timedelta) -> DemoResult:
-        unreadable = await sql.demo_unreadable(connection, self.schema)
-        twice = sum(shown.insert_twice for shown in self._shown_jobs)
-        return DemoResult(
-            schema=self.schema,
-            jobs=(await sql.demo_count(connection, self.schema)).all,
-            duration=duration,
-            summary=await sql.demo_summary(connection, self.schema),
-            unreadable=list(unreadable.values()),
-            inserted_twice=twice,
-            checks=[
-                await self._check_states(connection, unreadable.keys()),
-                await self._check_duplicates(connection, twice),
-                await self._check_outputs(connection),
-                await self._check_digests(connection),
-            ],
-        )
-
-    async def _check_states(self, connection: Connection, unreadable: Collection[int]) -> Check:
-        expected = [
-            job._replace(state=JobState.CANCELLED, errors=1) if job.id in unreadable else job
-            for job in self._expected
-        ]
-        found = await sql.demo_unintended(connection, self.schema, expected)
-        return Check(
-            "every job is in the expected state after the expected attempts",
-            [
-                f"job {job.id} ({job.kind}) is {job.found} after {job.attempt} attempts and "
-                f"{job.errors} errors, expected {job.wanted}: {job.last_error}"
-                for job in found
-            ],
-        )
-
-    async def _check_duplicates(self, connection: Connection, twice: int) -> Check:
-        found = await sql.demo_duplicates(connection, self.schema)
-        return Check(
-            f"no job exists twice, and {twice} duplicate inserts returned the existing job",
-            [f"{jobs} jobs {kind} {args}" for kind, args, jobs in found] + self._wrong_duplicates,
-        )
-
-    async def _check_outputs(self, connection: Connection) -> Check:
-        found = await sql.demo_without_output(connection, self.schema)
-        return Check(
-            "every job of a file that was read has a digest",
-            [f"job {job_id} has none" for job_id in found],
-        )
-
-    async def _check_digests(self, connection: Connection) -> Check:
-        """Compare with digests that the server computes. Files that changed during the run are left
-        out."""
-        sample = await sql.demo_sample(
-            connection, self.schema, limit=SAMPLE, size_max=SAMPLE_SIZE_MAX
+    async def _check(self, connection: Connection) -> dict[str, list[str]]:
+        """Check the rows of the jobs, and compare the digests of some files with digests that the
+        server computes."""
+        sample = await self._fetch(
+            connection, "demo_sample", limit=SAMPLE, size_max=SAMPLE_SIZE_MAX
         )
         contents = await anyio.to_thread.run_sync(_unchanged, sample, self._began_at)
-        wrong = await sql.demo_wrong_digests(connection, self.schema, contents)
-        return Check(
-            f"the digests of {len(contents)} files are those that PostgreSQL computes",
-            [f"job {job_id}: {path}" for job_id, path in wrong],
-        )
+        checks: dict[str, list[str]] = {
+            "every job is in the expected state after the expected attempts": [],
+            "no job exists twice, although some were inserted twice": [],
+            "every job of a file that was read has a digest": [],
+            f"the digests of {len(contents)} files are those that PostgreSQL computes": [],
+        }
+        found = list(checks.values())
+        for number, problem in await self._fetch(
+            connection,
+            "demo_problems",
+            ids=self._ids,
+            sample_ids=list(contents),
+            contents=list(contents.values()),
+        ):
+            found[int(number)].append(problem)
+        return checks
 
 
-def _shown_jobs(directory: str) -> list[_ShownJob]:
-    """Return the jobs, the most important first, because a limit drops the last ones."""
-    count = [
-        _ShownJob(CountFiles(directory, pattern), insert_twice=True)
-        for pattern in ("*", "*.py", "*.txt")
-    ]
-    fail = [_ShownJob(FailOnce(number), attempt=2, errors=1) for number in (1, 2, 3)]
-    return [
-        fail[0],
-        count[0],
-        _ShownJob(SnoozeOnce(), snoozes=1),
-        _ShownJob(CancelItself(), state=JobState.CANCELLED, errors=1),
-        _ShownJob(RunUntilCancelled(), state=JobState.CANCELLED, errors=1),
-        *fail[1:],
-        *count[1:],
-    ]
-
-
-def _batched(paths: Iterable[str], size: int) -> Iterator[list[str]]:
-    rest = iter(paths)
-    while batch := list(islice(rest, size)):
-        yield batch
-
-
-def _unchanged(sample: Iterable[tuple[int, str]], since: float) -> list[tuple[int, bytes]]:
-    """Return the contents of the files that did not change since then."""
-    contents: list[tuple[int, bytes]] = []
+def _unchanged(sample: Sequence[Record], since: float) -> dict[int, bytes]:
+    """Return the contents of the files that did not change since then, by the id of their job."""
+    contents: dict[int, bytes] = {}
     for job_id, name in sample:
         path = Path(name)
         with suppress(OSError):
             content = path.read_bytes()
-            if path.stat().st_mtime < since and path.read_bytes() == content:
-                contents.append((job_id, content))
+            if path.stat().st_mtime < since:
+                contents[job_id] = content
     return contents
