@@ -158,7 +158,7 @@ class LeaseManager:
             TransactionError: the caller's connection is in a transaction.
         """
         self._expect_open()
-        return await self._engine.renew(lease)
+        return await self._engine.held.renew(lease)
 
     async def release(self, lease: Lease) -> bool:
         """Release a lease after the work under it. Returns True only if this freed it. False: the

@@ -69,8 +69,8 @@ class ClientLeases:
         if engine is None:
             return LeaseStats()
         return LeaseStats(
-            held=sum(lease.is_held for lease in engine.leases),
-            renewals=engine.renewals,
-            renewal_failures=engine.renewal_failures,
-            renewal_seconds=engine.renewal_seconds,
+            held=sum(lease.is_held for lease in engine.held.leases),
+            renewals=engine.held.renewals,
+            renewal_failures=engine.held.renewal_failures,
+            renewal_seconds=engine.held.renewal_seconds,
         )

@@ -14,47 +14,43 @@ Leader elections, user leases and singletons run on it. A lease goes through the
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import math
 import random
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from riverpy._clock import Backoff
 from riverpy._leases.attempt import AcquireAttempt
-from riverpy._leases.lease import NOT_RENEWED, STORE_TIMEOUT, Lease
+from riverpy._leases.held_leases import (
+    UNKNOWN_RESULT_ERRORS,
+    HeldLeases,
+    new_backoff,
+    progress_limit,
+    time_to_stop,
+)
+from riverpy._leases.lease import STORE_TIMEOUT, Lease
 from riverpy._leases.lease_block import CancelAtLeaseEnd
-from riverpy._leases.timing import WAKE_JITTER, WATCH_INTERVAL_MIN
+from riverpy._leases.timing import WAKE_JITTER
 from riverpy._lifecycle import StopCause, TestSignal, finish
-from riverpy._log import RepeatedFailureLog, get_logger
+from riverpy._log import get_logger
 from riverpy._log_events import (
-    LEASE_ACQUIRED,
     LEASE_ACQUIRED_TOO_LATE,
     LEASE_ACQUISITION_FAILED,
     LEASE_ALREADY_LOST,
-    LEASE_ENDED,
-    LEASE_ENGINE_FAILED,
-    LEASE_LOST,
     LEASE_RELEASE_FAILED,
     LEASE_RELEASED,
-    LEASE_RENEWAL_FAILED,
-    LEASE_RENEWAL_RESTORED,
     LEASE_WORK_STOP_TIMED_OUT,
-    PROCESS_PAUSED,
-    WORK_RAN_PAST_ITS_LEASE,
 )
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
-from riverpy._postgres.leases import LeaseLockedError
 from riverpy._postgres.notifier import decode_message
-from riverpy.errors import ClientStateError, TransactionError
+from riverpy.errors import ClientStateError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
+    from datetime import timedelta
 
-    from riverpy._clock import Timer
+    from riverpy._clock import Backoff, Timer
     from riverpy._leases.store import LeaseStore
     from riverpy._leases.timing import LeaseTiming
     from riverpy._lifecycle import StopScope
@@ -70,13 +66,6 @@ CLOSE_TIMEOUT = 2.0
 """Seconds that `close` waits for the work under leases."""
 RELEASE_TIMEOUT = 2.0
 """Seconds that a release may take. Otherwise the lease expires."""
-RENEWAL_TIME_MIN = 0.01  # seconds that must be left for a renewal
-STALL_MIN = 1.0
-"""Seconds of delay from which a log line says that this process did not run."""
-REPORT_INTERVAL = 10.0
-"""Seconds between two log lines about work that runs after its lease ended."""
-_UNKNOWN = (*DATABASE_ERRORS, TransactionError)
-"""The errors after which the result of a statement is unknown."""
 
 
 class LeaseEngine:
@@ -109,39 +98,23 @@ class LeaseEngine:
         self.timing, self.timer = timing, timer
         self._attempt_timeout = min(STORE_TIMEOUT, timing.validity - timing.grace)
         """Seconds that an attempt may take: the answer to a longer one would be too late."""
-        self._turn_max = 3 * timing.interval + STORE_TIMEOUT  # from one attempt or renewal to next
-        self._leases: dict[str, Lease] = {}  # held, or ended and not released
+        self.held = HeldLeases(store, holder=holder, timing=timing, timer=timer)
         self._waiting: dict[str, set[asyncio.Event]] = {}  # wakes the callers that wait, by name
-        self._scopes: dict[str, StopScope] = {}  # of services that wait for a lease or hold it
         self._paused_until: dict[str, float] = {}  # no attempts for a name until then, by boottime
-        self._report_at: dict[Lease, float] = {}  # when to log that work still runs, by boottime
         self._attempting = 0
         self._attempts: set[AcquireAttempt] = set()
         self._failing: set[str] = set()
         """The names whose last attempt failed. Only the first failure of all names is a warning."""
         self._changed = asyncio.Event()
-        """Set and replaced when a lease is added or removed, a caller stops waiting, or the store
-        has answered."""
-        self._renewal_due = 0.0  # by boottime
-        self._task: asyncio.Task[None] | None = None
+        """Set and replaced when a lease is released, a caller stops waiting, or an attempt ends."""
         self._is_closed = False
-        self.renewals = self.renewal_failures = 0
-        self.renewal_seconds = 0.0
-        """How long the last renewal took."""
         self._log = get_logger(holder=holder)
-        self._say_term = self._log.info if store.logs_terms else self._log.debug
         self.denied = TestSignal("LeaseEngine.denied")
-        self.renewed = TestSignal("LeaseEngine.renewed")
 
     @property
     def unfinished(self) -> list[Lease]:
         """The leases of closed engines whose work still runs."""
         return [lease for lease in self._unfinished if lease.is_used]
-
-    @property
-    def leases(self) -> list[Lease]:
-        """The leases that are held, or ended and not released."""
-        return list(self._leases.values())
 
     async def __aenter__(self) -> Self:
         """Open the store. Raises what `LeaseStore.open` raises."""
@@ -160,7 +133,7 @@ class LeaseEngine:
         Callers that wait for a lease get a ClientStateError."""
         self._is_closed = True
         self.wake_all()
-        for lease in self.leases:
+        for lease in self.held.leases:
             lease.end("the leases of this process are closed", cause=StopCause.CLIENT_STOP)
         for attempt in self._attempts:
             attempt.hurry()
@@ -168,9 +141,9 @@ class LeaseEngine:
 
     async def _close(self) -> None:
         with anyio.move_on_after(CLOSE_TIMEOUT):
-            while self._leases or self._waiting or self._attempts:
+            while self.held or self._waiting or self._attempts:
                 await self._changed.wait()
-        for lease in self.leases:
+        for lease in self.held.leases:
             self._log.error(
                 LEASE_WORK_STOP_TIMED_OUT,
                 lease=lease.name,
@@ -178,11 +151,8 @@ class LeaseEngine:
                 effect="the lease is not released but expires",
             )
             lease.may_be_held = False  # the store is closed, so no later release frees it
-        self._unfinished += self.leases
-        self._leases.clear()
-        if self._task is not None:
-            self._task.cancel()  # a renewal may be in progress
-            await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT)
+        self._unfinished += self.held.leases
+        await self.held.close(CLOSE_TIMEOUT)
         await self._store.close()
 
     # -- notifications
@@ -206,7 +176,7 @@ class LeaseEngine:
 
     def release_requested(self, name: str, *, epoch: int | None = None) -> None:
         """End a lease that another process asked for. None: whatever its epoch is."""
-        lease = self._leases.get(name)
+        lease = self.held.get(name)
         if lease is not None and epoch in {None, lease.epoch}:
             self.resign(lease, "another process asked for it", pause=self.timing.interval)
 
@@ -246,8 +216,8 @@ class LeaseEngine:
         Args:
             name: of the lease, without the prefix of the store.
             wait: how long to wait, with at least one attempt; None: without limit.
-            scope: of the service that waits. It is told when to expect the next attempt or renewal,
-                until the lease ends.
+            scope: of the service that waits. The engine sets the time of the next attempt or
+                renewal in it, until the lease ends.
 
         Raises:
             TimeoutError: the lease was not free within `wait`.
@@ -257,10 +227,8 @@ class LeaseEngine:
         until = began + (math.inf if wait is None else wait.total_seconds())
         wake = asyncio.Event()
         self._waiting.setdefault(name, set()).add(wake)
-        if scope is not None:
-            self._scopes[name] = scope
         try:
-            lease = await self._acquire(name, wake, until)
+            lease = await self._acquire(name, wake, until, scope)
         finally:
             self._waiting[name].discard(wake)
             if not self._waiting[name]:
@@ -270,23 +238,26 @@ class LeaseEngine:
         lease.waited = self.timer.boottime() - began
         return lease
 
-    async def _acquire(self, name: str, wake: asyncio.Event, until: float) -> Lease:
-        backoff = self._new_backoff()
+    async def _acquire(
+        self, name: str, wake: asyncio.Event, until: float, scope: StopScope | None
+    ) -> Lease:
+        backoff = new_backoff(self.timing)
         while True:
             self._expect_open()
             wake.clear()
             pause = self._pause(name)
             if pause <= 0:
+                self._expect_progress(scope)
                 lease, pause = await self._attempt_in_turn(name, backoff)
                 if lease is not None:
-                    self._add(lease)
+                    self.held.add(lease, scope)
                     return lease
                 self._expect_open()
                 self.denied.emit()
             left = until - self.timer.boottime()
             if left <= 0:
                 raise TimeoutError(f"lease {name!r} was not free in the time to wait for it")
-            self._turn(name, pause)
+            self._expect_progress(scope, pause)
             if await self.timer.wait(wake, min(pause, left)):
                 await self.timer.sleep(random.uniform(0, WAKE_JITTER))  # noqa: S311 (no secret)
 
@@ -296,11 +267,11 @@ class LeaseEngine:
 
     def _pause(self, name: str) -> float:
         """Seconds until an attempt for a name is allowed here."""
-        if name in self._leases:
+        if self.held.get(name) is not None:
             return math.inf
         if any(lease.name == name for lease in self.unfinished):
             return self.timing.interval
-        if self._max_held is not None and len(self._leases) + self._attempting >= self._max_held:
+        if self._max_held is not None and len(self.held) + self._attempting >= self._max_held:
             return self.timing.interval
         return self._paused_until.get(name, 0.0) - self.timer.boottime()
 
@@ -308,8 +279,7 @@ class LeaseEngine:
         """Try once to acquire a lease. The attempt is delayed the more, the more leases are held or
         attempted here: if many are free at once, each process gets some. Returns the lease, or
         None and the seconds until the next attempt."""
-        self._turn(name)
-        before = len(self._leases) + self._attempting
+        before = len(self.held) + self._attempting
         self._attempting += 1
         try:
             if before:
@@ -374,7 +344,7 @@ class LeaseEngine:
         if attempt.granted is None:
             return None, pause
         lease = self._make_lease(name, attempt.granted, attempted_at)
-        if self._time_left(lease) <= 0:
+        if time_to_stop(lease, self.timing) <= 0:
             self._log.warning(LEASE_ACQUIRED_TOO_LATE, lease=name)
             await self.release(lease)
             return None, pause
@@ -392,19 +362,6 @@ class LeaseEngine:
 
     # -- holding
 
-    def _add(self, lease: Lease) -> None:
-        if not self._held:
-            since = self.timing.validity - lease.valid_for
-            self._renewal_due = self.timer.boottime() + self.timing.interval - since
-        self._leases[lease.name] = lease
-        lease.when_ended(lambda: self._lease_ended(lease))
-        self._say_term(LEASE_ACQUIRED, lease=lease.name, epoch=lease.epoch)
-        self._change()
-        if self._task is None or self._task.done():
-            # Without the context variables of the task that happens to start it.
-            loop, context = asyncio.get_running_loop(), contextvars.Context()
-            self._task = loop.create_task(self._tend(), context=context)
-
     def resign(self, lease: Lease, why: str, *, pause: float) -> bool:
         """End a lease so that another process can acquire it. This process makes no attempt for
         `pause` seconds. Returns False if the lease had ended."""
@@ -412,21 +369,6 @@ class LeaseEngine:
             return False
         self._paused_until[lease.name] = self.timer.boottime() + pause
         return lease.end(why)
-
-    async def renew(self, lease: Lease) -> bool:
-        """Extend a lease that its user renews. Returns False if it has ended.
-
-        Raises:
-            Exception: one of DATABASE_ERRORS; the result is unknown.
-        """
-        if not lease.is_held:
-            lease.end(NOT_RENEWED)
-            return False
-        try:
-            await self._renew([lease], timeout=min(STORE_TIMEOUT, lease.valid_for))
-        finally:
-            self._change()
-        return lease.is_held
 
     async def release(self, lease: Lease) -> bool:
         """Release a lease after the work under it. Returns whether this freed it. False: it had
@@ -437,9 +379,7 @@ class LeaseEngine:
             is_freed = lease.may_be_held and await finish(lambda: self._free(lease))
         finally:
             lease.is_used = False
-            self._report_at.pop(lease, None)
-            if self._leases.get(lease.name) is lease:
-                del self._leases[lease.name]
+            self.held.remove(lease)
             self._change()
             self.wake_all() if self._max_held is not None else self._wake(lease.name)
         self._log.debug(
@@ -455,7 +395,7 @@ class LeaseEngine:
                 lease.holder,
                 timeout=RELEASE_TIMEOUT,
             )
-        except _UNKNOWN as error:
+        except UNKNOWN_RESULT_ERRORS as error:
             say = self._log.debug if self._store.is_outage_logged else self._log.warning
             say(
                 LEASE_RELEASE_FAILED,
@@ -468,133 +408,9 @@ class LeaseEngine:
     def _change(self) -> None:
         event, self._changed = self._changed, asyncio.Event()
         event.set()
-        self._store.mark_idle(acquiring=not self._waiting, renewing=not self._leases)
+        if not self._waiting:
+            self._store.mark_idle(acquiring=True)
 
-    def _lease_ended(self, lease: Lease) -> None:
-        self._report_at[lease] = lease.ended_at + self.timing.grace
-        if (scope := self._scopes.pop(lease.name, None)) is not None:
-            scope.expect_no_progress()  # the work may take any time to stop
-        keys = {"lease": lease.name, "epoch": lease.epoch, "reason": lease.why}
-        if lease.is_lost and self._store.logs_terms:
-            self._log.warning(LEASE_LOST, **keys)
-        else:
-            self._say_term(LEASE_ENDED, **keys)
-
-    def _turn(self, name: str, pause: float = 0.0) -> None:
-        if (scope := self._scopes.get(name)) is not None:
-            scope.expect_progress(within=pause + self._turn_max)
-
-    @property
-    def _held(self) -> list[Lease]:
-        return [lease for lease in self._leases.values() if lease.cause is None]
-
-    def _time_left(self, lease: Lease) -> float:
-        """Seconds until the work must be stopped, to end before the local deadline."""
-        return lease.valid_for - self.timing.grace
-
-    async def _tend(self) -> None:
-        """Watch and renew leases, while there are any."""
-        try:
-            while self._leases:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._watch)
-                    await self._renew_on_time()
-                    tasks.cancel_scope.cancel()
-        except Exception:
-            self._log.exception(LEASE_ENGINE_FAILED, effect="all leases of this process end")
-        finally:
-            for lease in self._held:  # only after a failure
-                lease.end("a fault has ended its renewal")
-            self._change()
-
-    async def _watch(self) -> None:
-        """End leases while their work has the time to stop before the local deadline."""
-        while True:
-            for lease in self._held:
-                if self._time_left(lease) <= 0:
-                    lease.end(NOT_RENEWED)
-            self._report_unfinished()
-            left = min(map(self._time_left, self._held), default=math.inf)
-            planned = max(min(self.timing.watch_interval, left), WATCH_INTERVAL_MIN)
-            before = self.timer.boottime()
-            await self.timer.sleep(planned)
-            late = self.timer.boottime() - before - planned
-            if late > STALL_MIN and self._held:
-                self._log.warning(
-                    PROCESS_PAUSED,
-                    seconds=round(late, 1),
-                )
-
-    def _report_unfinished(self) -> None:
-        """Log work that has not stopped in time after its lease ended."""
-        now = self.timer.boottime()
-        for lease, report_at in self._report_at.items():
-            if now >= report_at and self._leases.get(lease.name) is lease:
-                self._report_at[lease] = now + REPORT_INTERVAL
-                self._log.warning(
-                    WORK_RAN_PAST_ITS_LEASE,
-                    lease=lease.name,
-                    epoch=lease.epoch,
-                    seconds=round(now - lease.ended_at, 1),
-                    effect="its fenced transactions fail, and this process does not acquire the "
-                    "lease until the work ends",
-                )
-
-    async def _renew_on_time(self) -> None:
-        """Renew all leases in one statement, at an interval that nothing puts off."""
-        backoff, failures = self._new_backoff(), RepeatedFailureLog(self._log)
-        locked = frozenset[str]()
-        while self._leases:
-            held = [lease for lease in self._held if self._time_left(lease) >= RENEWAL_TIME_MIN]
-            for lease in held:
-                self._turn(lease.name)
-            early = self._renewal_due - self.timer.boottime()
-            if early > 0 or not held:
-                step = self.timing.watch_interval
-                await self.timer.wait(self._changed, min(early, step) if early > 0 else step)
-                continue
-            due = self.timer.boottime() + self.timing.interval
-            try:
-                await self._renew(held, timeout=self._renewal_timeout(held, locked))
-            except _UNKNOWN as error:
-                if isinstance(error, LeaseLockedError):
-                    locked = error.names
-                failures.failed(
-                    LEASE_RENEWAL_FAILED,
-                    is_known=self._store.is_outage_logged,
-                    error=describe(error),
-                )
-                self.renewal_failures += 1
-                left = min(map(self._time_left, self._held), default=math.inf)
-                self._renewal_due = self.timer.boottime() + min(backoff.next(), max(left, 0.0) / 2)
-            else:
-                failures.recovered(LEASE_RENEWAL_RESTORED)
-                locked = frozenset[str]()
-                backoff.reset()
-                self._renewal_due = due
-
-    def _renewal_timeout(self, held: list[Lease], locked: frozenset[str]) -> float:
-        """A renewal without an answer leaves the time for another one. A lease whose row is locked
-        does not shorten the time of the others."""
-        free = [lease for lease in held if lease.name not in locked]
-        return min(STORE_TIMEOUT, min(map(self._time_left, free or held)) / 2)
-
-    async def _renew(self, held: list[Lease], *, timeout: float) -> None:
-        attempted_at = self.timer.boottime()
-        terms = [(lease.name, lease.epoch) for lease in held]
-        answers = await self._store.renew(self.holder, terms, timeout=timeout)
-        for lease in held:
-            if lease.name not in answers:
-                lease.end("another process may hold it", may_be_held=False)
-            elif answers[lease.name]:
-                lease.renewed(attempted_at=attempted_at)
-        self.renewals += 1
-        self.renewal_seconds = self.timer.boottime() - attempted_at
-        self.renewed.emit()
-        if locked := [name for name, is_renewed in answers.items() if not is_renewed]:
-            raise LeaseLockedError(locked)
-
-    def _new_backoff(self) -> Backoff:
-        """At the default interval 1, 2, 4, then 5 seconds."""
-        interval = timedelta(seconds=self.timing.interval)
-        return Backoff(interval / 5, interval)
+    def _expect_progress(self, scope: StopScope | None, pause: float = 0.0) -> None:
+        if scope is not None:
+            scope.expect_progress(within=pause + progress_limit(self.timing))

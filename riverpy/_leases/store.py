@@ -88,7 +88,7 @@ class LeaseStore(ABC):
         """Whether a log line has said that the database cannot be reached."""
         return False
 
-    def mark_idle(self, *, acquiring: bool, renewing: bool) -> None:  # noqa: B027
+    def mark_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:  # noqa: B027
         """Take note that no lease is waited for, or renewed, for now. A connection that is lost
         and idle is not an outage that continues."""
 
@@ -336,7 +336,7 @@ class UserLeaseTable(LeaseTable):
         """Whether a log line has said that a connection of its own is lost."""
         return self._outage.is_logged
 
-    def mark_idle(self, *, acquiring: bool, renewing: bool) -> None:
+    def mark_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:
         """Take note that a connection is not needed for now."""
         for connection, is_idle in zip(self._owned, (renewing, acquiring), strict=False):
             if is_idle:

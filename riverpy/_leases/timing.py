@@ -50,6 +50,11 @@ class LeaseTiming(msgspec.Struct, frozen=True):
         return timedelta(seconds=self.ttl)
 
     @property
+    def interval_delta(self) -> timedelta:
+        """`interval` as a timedelta."""
+        return timedelta(seconds=self.interval)
+
+    @property
     def validity(self) -> float:
         """From the start of a successful attempt to the local deadline."""
         return self.ttl * (1 - MARGIN_SHARE)

@@ -279,9 +279,9 @@ async def test_hold(backend: Backend) -> None:
     """A block's lease is renewed in the background, and the next one runs when it has ended."""
     async with backend.manager(**QUICK) as a, backend.manager(**QUICK) as b:
         async with a.hold("x") as lease:
-            a._engine.renewed.init()
+            a._engine.held.renewed.init()
             for _ in range(3):
-                await a._engine.renewed.wait()
+                await a._engine.held.renewed.wait()
                 assert lease.is_held
             with pytest.raises(TimeoutError, match="'x' was not free"):
                 async with b.hold("x", wait=timedelta(0)):
@@ -312,7 +312,7 @@ async def test_block_is_cancelled_on_loss(backend: Backend) -> None:
         with pytest.raises(LeaseLostError, match="another process may hold it"):
             await lose(a, b)
         assert was_cancelled
-        assert a._engine.leases == []
+        assert a._engine.held.leases == []
 
 
 async def test_manager_that_is_closed(backend: Backend) -> None:

@@ -174,7 +174,7 @@ async def test_one_statement_for_all(
         for block in blocks:
             tasks.start_soon(block.run)
         await timer.advance(20)
-        assert len(engine.leases) == 25
+        assert len(engine.held.leases) == 25
         store.calls.clear()
         await timer.advance(100)
         assert [what for verb, what, _ in store.calls if verb == "renew"] == [25] * 20
@@ -182,7 +182,7 @@ async def test_one_statement_for_all(
         assert all(block.lease is not None and block.lease.is_held for block in blocks)
         for block in blocks:
             block.may_end.set()
-    assert engine.leases == []
+    assert engine.held.leases == []
 
 
 async def test_first_renewal_is_in_time(
@@ -222,8 +222,8 @@ async def test_slow_renewals_do_not_stretch_the_trust(
     store.faults.append(2.0)
     await timer.advance(3 + 0.1)
     assert len(store.asked("renew")) == 1
-    assert engine.renewals == 1
-    assert engine.renewal_seconds == pytest.approx(2.0)
+    assert engine.held.renewals == 1
+    assert engine.held.renewal_seconds == pytest.approx(2.0)
     assert lease.valid_for == pytest.approx(VALIDITY - 2.1)
     await engine.release(lease)
 
@@ -268,7 +268,7 @@ async def test_renewal_after_the_trust(
     lease, _ = await engine.try_acquire("x")
     assert lease is not None
     await timer.advance(VALIDITY + 0.1)
-    assert not await engine.renew(lease)
+    assert not await engine.held.renew(lease)
     assert store.asked("renew") == []
     assert await engine.release(lease)
 
@@ -294,7 +294,7 @@ async def test_renewals_that_fail(
     assert levels[0] == "warning"
     assert set(levels[1:]) == {"debug"}
     assert store.asked("release", "x")
-    assert engine.renewal_failures == len(levels)
+    assert engine.held.renewal_failures == len(levels)
 
 
 async def test_renewals_that_work_again(
@@ -428,10 +428,10 @@ async def test_slow_renewal_beside_a_locked_row(
         await timer.advance(VALIDITY - GRACE - 4.5)
         assert blocks[0].lease is not None
         assert blocks[0].lease.valid_for - GRACE < 1.0
-        failures = engine.renewal_failures
+        failures = engine.held.renewal_failures
         store.faults.append(1.0)
         await timer.advance(5)
-        assert engine.renewal_failures == failures + 1  # of the lock
+        assert engine.held.renewal_failures == failures + 1  # of the lock
         for block in blocks:
             block.may_end.set()
 
@@ -629,7 +629,7 @@ async def test_cancelled_bid(
                 await timer.advance(0.6)
             await ended.wait()
         assert block.lease is None
-        assert engine.leases == []
+        assert engine.held.leases == []
         assert len(store.asked("release")) == releases
 
 
@@ -672,7 +672,7 @@ async def test_lease_that_is_ended(store: Store, engine: LeaseEngine, timer: Vir
     """A lease that is ended from outside is not renewed, and freed by its release if it has not
     lapsed."""
     lease = await engine.acquire("x")
-    assert engine.leases == [lease]
+    assert engine.held.leases == [lease]
     assert lease.end("what is done under it goes on", cause=StopCause.CLIENT_STOP)
     assert not lease.end("the first reason counts")
     told: list[str] = []
@@ -683,7 +683,7 @@ async def test_lease_that_is_ended(store: Store, engine: LeaseEngine, timer: Vir
     await timer.advance(12)
     assert store.asked("renew") == store.asked("release") == []
     assert await engine.release(lease)
-    assert engine.leases == []
+    assert engine.held.leases == []
 
 
 async def test_asked_to_resign(store: Store, engine: LeaseEngine, timer: VirtualTimer) -> None:
@@ -713,7 +713,7 @@ async def test_release_that_fails(store: Store, engine: LeaseEngine, log: list[A
     with pytest.raises(ZeroDivisionError):
         await _fail_inside(store, engine)
     assert LEASE_RELEASE_FAILED in [line["event"] for line in log]
-    assert engine.leases == []
+    assert engine.held.leases == []
 
 
 async def _fail_inside(store: Store, engine: LeaseEngine) -> None:
@@ -793,7 +793,7 @@ async def test_task_of_the_engine(store: Store, engine: LeaseEngine, timer: Virt
     tended again."""
     for _ in range(2):
         async with engine.hold("x") as lease:
-            task = engine._task
+            task = engine.held._task
             assert task is not None
             await timer.advance(30)
             assert lease.is_held
@@ -811,7 +811,7 @@ async def test_close(store: Store, timer: VirtualTimer) -> None:
         tasks.start_soon(block.run)
         tasks.start_soon(standing.run)
         await timer.advance(1)
-        task = engine._task
+        task = engine.held._task
         tasks.start_soon(engine.close)
         await timer.advance(0.1)
     assert block.is_cancelled
@@ -838,7 +838,7 @@ async def test_close_during_a_bid(store: Store, timer: VirtualTimer) -> None:
         assert store.is_closed
     assert isinstance(block.error, ClientStateError)
     assert len(store.asked("release", "x")) == 1
-    assert engine.leases == []
+    assert engine.held.leases == []
 
 
 async def test_close_during_a_bid_that_is_not_answered(
@@ -879,7 +879,7 @@ async def test_close_during_a_renewal(store: Store, timer: VirtualTimer, log: li
         store.faults.append(4.0)
         await timer.advance(5)
         assert store.asked("renew")
-        task = engine._task
+        task = engine.held._task
         assert task is not None
         await engine.close()
         assert task.done()

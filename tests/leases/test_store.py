@@ -427,7 +427,7 @@ async def test_injected_connection_survives(
                 monkeypatch.setattr(leases._engine, "_attempt_timeout", 0.1)
                 with pytest.raises(TimeoutError, match="acquiring a lease took longer"):
                     await leases.try_acquire("x")
-                monkeypatch.setattr("riverpy._leases.engine.STORE_TIMEOUT", 0.1)
+                monkeypatch.setattr("riverpy._leases.held_leases.STORE_TIMEOUT", 0.1)
                 with pytest.raises(TimeoutError, match="renewing leases took longer"):
                     await leases.renew(lease)
         assert not connection.is_closed()
@@ -486,10 +486,10 @@ async def test_transaction_during_a_hold(schema: Schema) -> None:
         async with leases.hold("x") as lease:
             async with connection.transaction():
                 with anyio.fail_after(30):
-                    while not engine.renewal_failures:
+                    while not engine.held.renewal_failures:
                         await anyio.sleep(0.01)
-            engine.renewed.init()
-            await engine.renewed.wait()
+            engine.held.renewed.init()
+            await engine.held.renewed.wait()
             assert lease.is_held
 
 

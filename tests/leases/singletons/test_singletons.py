@@ -21,6 +21,7 @@ from riverpy import (
     SchemaMissingError,
 )
 from riverpy._leases import engine as engine_module
+from riverpy._leases import held_leases
 from riverpy._leases import singletons as singleton_runner
 from riverpy._leases.store import UserLeaseTable
 from riverpy._log_events import (
@@ -309,7 +310,7 @@ async def test_code_that_goes_on(
 ) -> None:
     """S6: a function that goes on after its lease was lost is told of again and again, its process
     does not bid meanwhile, and it runs again when it has ended."""
-    monkeypatch.setattr(engine_module, "REPORT_INTERVAL", 0.05)
+    monkeypatch.setattr(held_leases, "REPORT_INTERVAL", 0.05)
     task, client = Task(), make_client(schema, "a", ttl=TTL)
     task.is_deaf = True
     client.singleton("s", task)
@@ -530,7 +531,7 @@ async def test_stats(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (stats.singletons["s"].waited or 0) > 0
         await until(lambda: client.stats().leases.renewals >= 2)
         assert client.stats().leases.renewal_seconds > 0
-        monkeypatch.setattr(engine_module, "STORE_TIMEOUT", 0.1)
+        monkeypatch.setattr(held_leases, "STORE_TIMEOUT", 0.1)
         async with schema.connected() as rival, rival.transaction():
             await rival.execute("lock table riverpy_lease in access exclusive mode")
             await until(lambda: client.stats().leases.renewal_failures > 0)

@@ -1,0 +1,280 @@
+"""HeldLeases: renews the leases that one process holds, and ends them in time.
+
+All leases are renewed in one statement. A watch ends a lease that could not be renewed early enough
+for its work to stop before the local deadline. A lease stays here until it is removed, which its
+user does after the work. The watch logs work that does not stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+from typing import TYPE_CHECKING
+
+import anyio
+
+from riverpy._clock import Backoff
+from riverpy._leases.lease import NOT_RENEWED, STORE_TIMEOUT
+from riverpy._leases.timing import WATCH_INTERVAL_MIN
+from riverpy._lifecycle import TestSignal
+from riverpy._log import RepeatedFailureLog, get_logger
+from riverpy._log_events import (
+    LEASE_ACQUIRED,
+    LEASE_ENDED,
+    LEASE_ENGINE_FAILED,
+    LEASE_LOST,
+    LEASE_RENEWAL_FAILED,
+    LEASE_RENEWAL_RESTORED,
+    PROCESS_PAUSED,
+    WORK_RAN_PAST_ITS_LEASE,
+)
+from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.leases import LeaseLockedError
+from riverpy.errors import TransactionError
+
+if TYPE_CHECKING:
+    from riverpy._clock import Timer
+    from riverpy._leases.lease import Lease
+    from riverpy._leases.store import LeaseStore
+    from riverpy._leases.timing import LeaseTiming
+    from riverpy._lifecycle import StopScope
+
+RENEWAL_TIME_MIN = 0.01  # seconds that must be left for a renewal
+STALL_MIN = 1.0
+"""Seconds of delay from which a log line says that this process did not run."""
+REPORT_INTERVAL = 10.0
+"""Seconds between two log lines about work that runs after its lease ended."""
+UNKNOWN_RESULT_ERRORS = (*DATABASE_ERRORS, TransactionError)
+"""The errors after which the result of a statement is unknown."""
+
+
+class HeldLeases:
+    """The leases of one process in one store that are held, or ended and not released."""
+
+    def __init__(
+        self, store: LeaseStore, *, holder: str, timing: LeaseTiming, timer: Timer
+    ) -> None:
+        """Start without leases. The arguments are those of `LeaseEngine`."""
+        self._store, self._holder = store, holder
+        self._timing, self._timer = timing, timer
+        self._leases: dict[str, Lease] = {}
+        self._scopes: dict[Lease, StopScope] = {}  # of services that hold a lease
+        self._report_at: dict[Lease, float] = {}  # when to log that work still runs, by boottime
+        self._changed = asyncio.Event()
+        """Set and replaced when a lease is added, renewed by its user, or removed."""
+        self._renewal_due = 0.0  # by boottime
+        self._task: asyncio.Task[None] | None = None
+        """Renews and watches while there are leases."""
+        self.renewals = self.renewal_failures = 0
+        self.renewal_seconds = 0.0
+        """How long the last renewal took."""
+        self._log = get_logger(holder=holder)
+        self._log_term = self._log.info if store.logs_terms else self._log.debug
+        self.renewed = TestSignal("HeldLeases.renewed")
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    @property
+    def leases(self) -> list[Lease]:
+        """The leases that are held, or ended and not released."""
+        return list(self._leases.values())
+
+    def get(self, name: str) -> Lease | None:
+        """Return the lease of a name."""
+        return self._leases.get(name)
+
+    def add(self, lease: Lease, scope: StopScope | None) -> None:
+        """Renew a new lease until it ends. `scope` is that of the service that holds it."""
+        if not self._held:
+            since = self._timing.validity - lease.valid_for
+            self._renewal_due = self._timer.boottime() + self._timing.interval - since
+        self._leases[lease.name] = lease
+        if scope is not None:
+            self._scopes[lease] = scope
+        lease.when_ended(lambda: self._lease_ended(lease))
+        self._log_term(LEASE_ACQUIRED, lease=lease.name, epoch=lease.epoch)
+        self._change()
+        if self._task is None or self._task.done():
+            # Without the context variables of the task that happens to start it.
+            loop, context = asyncio.get_running_loop(), contextvars.Context()
+            self._task = loop.create_task(self._tend(), context=context)
+
+    def remove(self, lease: Lease) -> None:
+        """Forget a lease whose work has stopped, if it was added."""
+        self._report_at.pop(lease, None)
+        if self._leases.get(lease.name) is lease:
+            del self._leases[lease.name]
+        self._change()
+
+    async def renew(self, lease: Lease) -> bool:
+        """Extend a lease that its user renews. Returns False if it has ended.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS; the result is unknown.
+        """
+        if not lease.is_held:
+            lease.end(NOT_RENEWED)
+            return False
+        try:
+            await self._renew([lease], timeout=min(STORE_TIMEOUT, lease.valid_for))
+        finally:
+            self._change()
+        return lease.is_held
+
+    async def close(self, timeout: float) -> None:
+        """Forget all leases, which have ended. Wait `timeout` seconds for a renewal to stop."""
+        self._leases.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=timeout)
+
+    def _change(self) -> None:
+        event, self._changed = self._changed, asyncio.Event()
+        event.set()
+        if not self._leases:
+            self._store.mark_idle(renewing=True)
+
+    def _lease_ended(self, lease: Lease) -> None:
+        self._report_at[lease] = lease.ended_at + self._timing.grace
+        if (scope := self._scopes.pop(lease, None)) is not None:
+            scope.expect_no_progress()  # the work may take any time to stop
+        keys = {"lease": lease.name, "epoch": lease.epoch, "reason": lease.why}
+        if lease.is_lost and self._store.logs_terms:
+            self._log.warning(LEASE_LOST, **keys)
+        else:
+            self._log_term(LEASE_ENDED, **keys)
+
+    @property
+    def _held(self) -> list[Lease]:
+        return [lease for lease in self._leases.values() if lease.cause is None]
+
+    def _times_left(self, leases: list[Lease]) -> list[float]:
+        return [time_to_stop(lease, self._timing) for lease in leases]
+
+    def _expect_progress(self, lease: Lease) -> None:
+        if (scope := self._scopes.get(lease)) is not None:
+            scope.expect_progress(within=progress_limit(self._timing))
+
+    async def _tend(self) -> None:
+        """Watch and renew leases, while there are any."""
+        try:
+            while self._leases:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._watch)
+                    await self._renew_on_time()
+                    tasks.cancel_scope.cancel()
+        except Exception:
+            self._log.exception(LEASE_ENGINE_FAILED, effect="all leases of this process end")
+        finally:
+            for lease in self._held:  # only after a failure
+                lease.end("a fault has ended its renewal")
+            self._change()
+
+    async def _watch(self) -> None:
+        """End leases while their work has the time to stop before the local deadline."""
+        while True:
+            for lease in self._held:
+                if time_to_stop(lease, self._timing) <= 0:
+                    lease.end(NOT_RENEWED)
+            self._report_unfinished()
+            left = min(self._times_left(self._held), default=math.inf)
+            planned = max(min(self._timing.watch_interval, left), WATCH_INTERVAL_MIN)
+            before = self._timer.boottime()
+            await self._timer.sleep(planned)
+            late = self._timer.boottime() - before - planned
+            if late > STALL_MIN and self._held:
+                self._log.warning(
+                    PROCESS_PAUSED,
+                    seconds=round(late, 1),
+                )
+
+    def _report_unfinished(self) -> None:
+        """Log work that has not stopped in time after its lease ended."""
+        now = self._timer.boottime()
+        for lease, report_at in self._report_at.items():
+            if now >= report_at and self._leases.get(lease.name) is lease:
+                self._report_at[lease] = now + REPORT_INTERVAL
+                self._log.warning(
+                    WORK_RAN_PAST_ITS_LEASE,
+                    lease=lease.name,
+                    epoch=lease.epoch,
+                    seconds=round(now - lease.ended_at, 1),
+                    effect="its fenced transactions fail, and this process does not acquire the "
+                    "lease until the work ends",
+                )
+
+    async def _renew_on_time(self) -> None:
+        """Renew all leases in one statement, at an interval that nothing puts off."""
+        backoff, failures = new_backoff(self._timing), RepeatedFailureLog(self._log)
+        locked = frozenset[str]()
+        while self._leases:
+            held = [
+                lease
+                for lease in self._held
+                if time_to_stop(lease, self._timing) >= RENEWAL_TIME_MIN
+            ]
+            for lease in held:
+                self._expect_progress(lease)
+            early = self._renewal_due - self._timer.boottime()
+            if early > 0 or not held:
+                step = self._timing.watch_interval
+                await self._timer.wait(self._changed, min(early, step) if early > 0 else step)
+                continue
+            due = self._timer.boottime() + self._timing.interval
+            try:
+                await self._renew(held, timeout=self._renewal_timeout(held, locked))
+            except UNKNOWN_RESULT_ERRORS as error:
+                if isinstance(error, LeaseLockedError):
+                    locked = error.names
+                failures.failed(
+                    LEASE_RENEWAL_FAILED,
+                    is_known=self._store.is_outage_logged,
+                    error=describe(error),
+                )
+                self.renewal_failures += 1
+                left = min(self._times_left(self._held), default=math.inf)
+                self._renewal_due = self._timer.boottime() + min(backoff.next(), max(left, 0.0) / 2)
+            else:
+                failures.recovered(LEASE_RENEWAL_RESTORED)
+                locked = frozenset[str]()
+                backoff.reset()
+                self._renewal_due = due
+
+    def _renewal_timeout(self, held: list[Lease], locked: frozenset[str]) -> float:
+        """A renewal without an answer leaves the time for another one. A lease whose row is locked
+        does not shorten the time of the others."""
+        free = [lease for lease in held if lease.name not in locked]
+        return min(STORE_TIMEOUT, min(self._times_left(free or held)) / 2)
+
+    async def _renew(self, held: list[Lease], *, timeout: float) -> None:
+        attempted_at = self._timer.boottime()
+        terms = [(lease.name, lease.epoch) for lease in held]
+        answers = await self._store.renew(self._holder, terms, timeout=timeout)
+        for lease in held:
+            if lease.name not in answers:
+                lease.end("another process may hold it", may_be_held=False)
+            elif answers[lease.name]:
+                lease.renewed(attempted_at=attempted_at)
+        self.renewals += 1
+        self.renewal_seconds = self._timer.boottime() - attempted_at
+        self.renewed.emit()
+        if locked := [name for name, is_renewed in answers.items() if not is_renewed]:
+            raise LeaseLockedError(locked)
+
+
+def time_to_stop(lease: Lease, timing: LeaseTiming) -> float:
+    """Return the seconds until the work must be stopped, to end before the local deadline."""
+    return lease.valid_for - timing.grace
+
+
+def progress_limit(timing: LeaseTiming) -> float:
+    """Return the longest time from one attempt or renewal to the next, in seconds."""
+    return 3 * timing.interval + STORE_TIMEOUT
+
+
+def new_backoff(timing: LeaseTiming) -> Backoff:
+    """Return the pauses after failures: at the default interval 1, 2, 4, then 5 seconds."""
+    interval = timing.interval_delta
+    return Backoff(interval / 5, interval)
