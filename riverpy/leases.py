@@ -15,7 +15,7 @@ from riverpy._clients.process import Opener
 from riverpy._clock import SystemTimer
 from riverpy._dsn import validate_url
 from riverpy._leases.engine import LeaseEngine
-from riverpy._leases.lease import Lease, process_holder
+from riverpy._leases.lease import Lease, process_holder_id
 from riverpy._leases.memory import MemoryLeases, MemoryTransaction
 from riverpy._leases.store import UserLeaseTable
 from riverpy._leases.timing import LeaseTiming, expect_wait
@@ -85,7 +85,7 @@ class LeaseManager:
             validate_client_id(holder)
         if isinstance(database, str):
             validate_url(database)
-        self._holder = process_holder() if holder is None else holder
+        self._holder = process_holder_id() if holder is None else holder
         store: LeaseStore = (
             database
             if isinstance(database, MemoryLeases)

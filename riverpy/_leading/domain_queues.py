@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.domains import OwnedQueue
 
-FRESH = 1.0
+READ_INTERVAL = 1.0
 """Seconds for which the owners that were read are used: the services of a term often read them at
 the same time."""
-UNDIVIDED = 300.0
+UNDIVIDED_READ_INTERVAL = 300.0
 """The same if no domain owns a queue and this client receives notifications: a client that claims
 the first queue sends one. Also the same if there is no table of owners."""
 STATEMENT_TIMEOUT = 5.0
@@ -78,7 +78,7 @@ class DomainQueues:
         self._choose, self._is_divided = choose, is_divided
         self._observer = HeartbeatObserver(timer, contact)
         self._dead_after = dead_after.total_seconds()
-        self._undivided = UNDIVIDED if listens else FRESH
+        self._undivided = UNDIVIDED_READ_INTERVAL if listens else READ_INTERVAL
         self._scope: QueueScope = AllQueues()
         self._is_found = False
         """Whether a check has found the table."""
@@ -101,8 +101,8 @@ class DomainQueues:
                 owners = await self._read()
                 self._scope = AllQueues() if owners is None else self._choose(owners)
                 if forgotten == self._forgotten:  # otherwise they may have changed since
-                    undivided = UNDIVIDED if owners is None else self._undivided
-                    fresh = FRESH if owners else undivided
+                    undivided = UNDIVIDED_READ_INTERVAL if owners is None else self._undivided
+                    fresh = READ_INTERVAL if owners else undivided
                     self._fresh_until = self._timer.boottime() + fresh
             return self._scope
 

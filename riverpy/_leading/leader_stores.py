@@ -123,7 +123,7 @@ class SchemaLeaseStore(DomainLeaseStore):
     client acquires this lease while a riverpy client leads `default`. A leader that is River's in
     Go does a part of the work."""
 
-    is_foreign_led = False
+    has_foreign_leader = False
     """Whether a client that is not riverpy's led `default` at the last attempt."""
 
     async def acquire(
@@ -134,7 +134,7 @@ class SchemaLeaseStore(DomainLeaseStore):
             lead = await default_leader(connection, self._schema)
             if lead.is_registered:
                 return _DENIED
-            self.is_foreign_led = lead.is_led
+            self.has_foreign_leader = lead.is_led
             try:
                 return await self._acquire(connection, name, holder, ttl)
             except LockNotAvailableError:

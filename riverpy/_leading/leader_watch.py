@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from riverpy.config import Config
     from riverpy.periodic import PeriodicJobs
 
-LOOKS = 3
+CHECKS_PER_DEAD_AFTER = 3
 """Checks within `dead_after`."""
 STATEMENT_TIMEOUT = 2.0
-REPEAT = 3600.0
+REPEAT_INTERVAL = 3600.0
 """Seconds after which the warning that no client can become leader is logged again."""
 
 ADVICE = (
@@ -78,56 +78,56 @@ class LeaderWatch:
         self._kinds, self._queues, self._periodic_jobs = kinds, queues, periodic_jobs
         self._is_leader = is_leader
         self._domain = None if config.domain == DEFAULT_DOMAIN else config.domain
-        self._interval = config.dead_after.total_seconds() / LOOKS
+        self._interval = config.dead_after.total_seconds() / CHECKS_PER_DEAD_AFTER
         self._logged_term: str | None = None
         """When the leader was elected that was logged last."""
-        self._unled_since: float | None = None
-        self._unled_logged_at = -math.inf
+        self._no_candidate_since: float | None = None
+        self._no_candidate_logged_at = -math.inf
         self._log = get_logger()
-        self.looked = TestSignal("LeaderWatch.looked")
+        self.checked = TestSignal("LeaderWatch.checked")
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Check until stopped. The first check is at once."""
         task_status.started()
         while True:
             scope.expect_progress(within=self._interval + STATEMENT_TIMEOUT)
-            await self._look()
+            await self._check()
             await self._timer.sleep(self._interval)
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         if self._domain is None and self._is_leader():  # no check is needed
             return
         try:
             async with self._connection.use("checking the leader", STATEMENT_TIMEOUT) as opened:
-                look = await self._ask(opened)
+                status = await self._read(opened)
         except DATABASE_ERRORS as error:
             self._log.debug(LEADER_CHECK_FAILED, error=describe(error))
-            self._unled_since = None  # no client can write a heartbeat in an outage
+            self._no_candidate_since = None  # no client can write a heartbeat in an outage
             return
-        self._log_foreign(look)
+        self._log_foreign(status)
         if not self._config.candidate:
-            self._log_unled(look)
-        self.looked.emit()
+            self._log_no_candidate(status)
+        self.checked.emit()
 
-    async def _ask(self, connection: Connection) -> ElectionStatus:
+    async def _read(self, connection: Connection) -> ElectionStatus:
         if self._domain is None:
             return await election_status(connection, self._config.schema)
         return await domain_election_status(connection, self._config.schema, domain=self._domain)
 
-    def _log_foreign(self, look: ElectionStatus) -> None:
+    def _log_foreign(self, status: ElectionStatus) -> None:
         """Log a leader that is a problem, once for each term."""
-        is_well = look.is_registered and (self._domain is None or look.knows_domains)
-        if look.leader_id is None or is_well or look.elected_at == self._logged_term:
+        is_well = status.is_registered and (self._domain is None or status.knows_domains)
+        if status.leader_id is None or is_well or status.elected_at == self._logged_term:
             return
-        self._logged_term = look.elected_at
-        if look.is_registered:
+        self._logged_term = status.elected_at
+        if status.is_registered:
             self._log.warning(
                 LEADER_WITHOUT_DOMAINS_FOUND,
                 effect="it maintains the queues of this domain too, and deletes finished jobs by "
                 "its own retention",
                 advice="restart it with this version after `riverpy migrate up`",
-                leader_id=look.leader_id,
-                elected_at=look.elected_at,
+                leader_id=status.leader_id,
+                elected_at=status.elected_at,
                 domain=self._domain,
                 queues=list(self._queues),
             )
@@ -135,8 +135,8 @@ class LeaderWatch:
         if self._domain is not None:
             self._log.warning(
                 LEADER_WITHOUT_RIVERPY_FOUND,
-                leader_id=look.leader_id,
-                elected_at=look.elected_at,
+                leader_id=status.leader_id,
+                elected_at=status.elected_at,
                 domain=self._domain,
                 queues=list(self._queues),
                 kinds=list(self._kinds),
@@ -148,8 +148,8 @@ class LeaderWatch:
             return
         self._log.warning(
             LEADER_WITHOUT_RIVERPY_FOUND,
-            leader_id=look.leader_id,
-            elected_at=look.elected_at,
+            leader_id=status.leader_id,
+            elected_at=status.elected_at,
             periodic_job_ids=[job.id for job in self._periodic_jobs],
             kinds=list(self._kinds),
             effect="it does not insert these periodic jobs, rescues jobs of dead clients only "
@@ -157,18 +157,18 @@ class LeaderWatch:
             advice=ADVICE,
         )
 
-    def _log_unled(self, look: ElectionStatus) -> None:
+    def _log_no_candidate(self, status: ElectionStatus) -> None:
         """Log that no client can become leader, and log it again each hour. Only clients with
         `candidate=False` do this, since any other client could become leader itself."""
         now = self._timer.boottime()
-        if look.has_candidate or (self._domain is None and look.leader_id is not None):
-            self._unled_since, self._unled_logged_at = None, -math.inf
+        if status.has_candidate or (self._domain is None and status.leader_id is not None):
+            self._no_candidate_since, self._no_candidate_logged_at = None, -math.inf
             return
-        if self._unled_since is None:
-            self._unled_since = now
-        is_long = now - self._unled_since > self._config.leader_ttl.total_seconds()
-        if is_long and now - self._unled_logged_at >= REPEAT:
-            self._unled_logged_at = now
+        if self._no_candidate_since is None:
+            self._no_candidate_since = now
+        is_long = now - self._no_candidate_since > self._config.leader_ttl.total_seconds()
+        if is_long and now - self._no_candidate_logged_at >= REPEAT_INTERVAL:
+            self._no_candidate_logged_at = now
             self._log.warning(
                 NO_LEADER_CANDIDATE_FOUND,
                 domain=self._domain,

@@ -12,7 +12,7 @@ from riverpy.events import LeadershipChange
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SIZE = 10_000
+PENDING_MAX = 10_000
 """The number of changes that wait for a subscriber, at most."""
 
 
@@ -26,7 +26,7 @@ class LeadershipSubscription(Stream[LeadershipChange]):
     """
 
     def __init__(self, owner: Leadership) -> None:
-        super().__init__(owner, SIZE)
+        super().__init__(owner, PENDING_MAX)
         self._leadership = owner
 
     async def __aenter__(self) -> Self:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from riverpy._leases.lease import Lease
     from riverpy._lifecycle import Service, StopScope
 
-ATTEMPTS = 3
+ATTEMPTS_MAX = 3
 """How often maintenance may fail in a row before the leader resigns."""
 RETRY_FIRST = timedelta(seconds=1)
 RETRY_MAX = timedelta(seconds=2)
@@ -67,12 +67,12 @@ class TermRunner:
 
     async def run(self, scope: StopScope) -> None:
         """Run the services until the scope is stopped, or until they have failed too often."""
-        while scope.cause is None and self._failures < ATTEMPTS:
+        while scope.cause is None and self._failures < ATTEMPTS_MAX:
             self._up_since = None
             try:
                 await self._run_services(scope)
             except Exception as error:
-                await self._failed(scope, _inner(error))
+                await self._failed(scope, _single_error(error))
 
     async def _run_services(self, scope: StopScope) -> None:
         context, services = self._make(self._lease)
@@ -97,14 +97,14 @@ class TermRunner:
             self._failures = 0
             self._backoff.reset()
         self._failures += 1
-        if self._failures == ATTEMPTS:
+        if self._failures == ATTEMPTS_MAX:
             self._give_up(error)
             return
         delay = self._backoff.next()
         self._level_of(error)(
             MAINTENANCE_FAILED,
             attempt=self._failures,
-            attempts=ATTEMPTS,
+            attempts=ATTEMPTS_MAX,
             seconds=round(delay, 1),
             **_error_keys(error),
         )
@@ -121,13 +121,13 @@ class TermRunner:
         self._level_of(error)(
             MAINTENANCE_FAILED_TOO_OFTEN,
             effect="this client resigns" if is_resigned else "none: its term had ended",
-            attempt=ATTEMPTS,
-            attempts=ATTEMPTS,
+            attempt=ATTEMPTS_MAX,
+            attempts=ATTEMPTS_MAX,
             **_error_keys(error),
         )
 
 
-def _inner(error: Exception) -> BaseException:
+def _single_error(error: Exception) -> BaseException:
     """The error of the one service that failed, without the groups around it."""
     if isinstance(error, BaseExceptionGroup):
         return single_error(cast("BaseExceptionGroup[BaseException]", error))

@@ -1,1 +1,1 @@
-"""Leases: the right of one process at a time to act under a name."""
+"""Leases: a lease gives one process at a time the right to act under a name."""

@@ -1,4 +1,4 @@
-"""AcquireAttempt: one attempt to acquire a lease, which is finished even if its caller is
+"""AcquireAttempt: one attempt to acquire a lease. The attempt is finished even if the caller is
 cancelled."""
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ if TYPE_CHECKING:
     from riverpy._postgres.leases import LeaseAnswer
 
 CANCELLED_ATTEMPT_TIMEOUT = 1.0
-"""Seconds that an attempt may last after its caller was cancelled."""
+"""The timeout of an attempt after the caller was cancelled, in seconds."""
 
 
 class AcquireAttempt:
-    """Runs the statement in a task of its own: a statement that was cancelled may still have
-    acquired the lease, so its answer is needed to release that."""
+    """Runs the statement of the attempt in a separate task. A cancelled statement may still have
+    acquired the lease, and its answer is needed to release the lease."""
 
     def __init__(self, ask: Callable[[], Awaitable[LeaseAnswer | None]]) -> None:
         """Create the attempt. `ask` runs the statement that acquires the lease."""
         self.answer: LeaseAnswer | None = None
-        """None also if another session acquired the lease at the same time."""
+        """The answer to the attempt. None: no answer yet, or another session acquired the lease at
+        the same time."""
         self._ask = ask
         self._error: Exception | None = None
         self._scope = anyio.CancelScope(shield=True)
@@ -32,11 +33,12 @@ class AcquireAttempt:
 
     @property
     def granted(self) -> LeaseAnswer | None:
-        """The answer, if it is that the lease was acquired."""
+        """The answer, if the lease was acquired. Otherwise None."""
         return self.answer if self.answer is not None and self.answer.is_granted else None
 
     async def run(self) -> None:
-        """Run the statement to its end, or until it has to hurry.
+        """Run the statement to its end. After `hurry`, the statement is cancelled when
+        `CANCELLED_ATTEMPT_TIMEOUT` expires.
 
         Raises:
             Exception: one of DATABASE_ERRORS; the result is unknown.
@@ -51,7 +53,7 @@ class AcquireAttempt:
             raise self._error
 
     def hurry(self) -> None:
-        """End the statement soon: no caller waits for the answer any more."""
+        """Start the timeout `CANCELLED_ATTEMPT_TIMEOUT`, because no caller waits for the answer."""
         self._scope.deadline = anyio.current_time() + CANCELLED_ATTEMPT_TIMEOUT
 
     async def _run(self) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LeaseCalls(ABC):
-    """The calls on leases and singletons."""
+    """The methods of a client that use leases and singletons."""
 
     _config: Config
     _database: str | Pool | None
@@ -45,7 +45,8 @@ class LeaseCalls(ABC):
 
     @abstractmethod
     def _open_pool(self) -> Pool:
-        """Raise ClientStateError unless the client is open, here."""
+        """Return the client's pool. Raise ClientStateError unless the client is open in this
+        process and event loop."""
 
     def singleton(
         self,
@@ -55,8 +56,8 @@ class LeaseCalls(ABC):
         restart: Restart = "on_error",
         candidate: bool = True,
     ) -> None:
-        """Register a function that runs in one process at a time, of all processes that register
-        it. The other processes wait and take over.
+        """Register a function that runs in one process at a time. All other processes that register
+        the function wait, and one of them takes over when the first one ends.
 
         `await fn(lease)` begins when this process has acquired the lease. When the lease is lost,
         or the client stops, `fn` is cancelled once, so that it can await its cleanup. Writes are
@@ -67,15 +68,15 @@ class LeaseCalls(ABC):
         until it ends.
 
         Args:
-            name: of the lease: 1 to 100 printable ASCII characters without a space. All processes
-                that register it compete, whatever their functions do.
+            name: the name of the lease: 1 to 100 printable ASCII characters without a space. All
+                processes that register this name compete, whatever their functions do.
             fn: a coroutine function; or a plain one, which runs in a thread of its own, cannot be
                 cancelled, and must check `lease.is_held` or call `lease.expect_held()` before each
                 step.
-            restart: "on_error": after an error the lease is released, and this process waits for it
-                again after a delay of 1 second that doubles up to 30. "never": it does not wait
-                again. Default "on_error".
-            candidate: False: this process never runs it. Default True.
+            restart: "on_error": after an error the lease is released, and this process waits for
+                the lease again after a delay of 1 second that doubles up to 30. "never": this
+                process does not wait again. Default "on_error".
+            candidate: False: this process never runs the function. Default True.
 
         Raises:
             ConfigError: the name is not allowed or taken, or a value is not allowed.
@@ -86,8 +87,8 @@ class LeaseCalls(ABC):
         self._singletons.add(Singleton(name, fn, restart, candidate))
 
     def leader_only(self, name: str, fn: LeaderFn) -> None:
-        """Register a function that runs while this client is the leader of its domain. It needs no
-        lease of its own.
+        """Register a function that runs while this client is the leader of its domain. The function
+        needs no lease besides the leader's.
 
         `await fn(term)` begins soon after the client became leader, and is cancelled once when the
         term ends. Each transaction that writes begins with `await term.fence(connection)`. A
@@ -109,19 +110,19 @@ class LeaseCalls(ABC):
 
     @asynccontextmanager
     async def lease(self, name: str, *, wait: timedelta | None = None) -> AsyncGenerator[Lease]:
-        """Run a block under a lease: `async with client.lease("stream-7") as lease:`. Waits for the
-        lease, renews it during the block, and releases it. The block is cancelled when the lease is
-        lost.
+        """Run a block under a lease: `async with client.lease("stream-7") as lease:`. The client
+        waits for the lease, renews it during the block, and releases it. The block is cancelled
+        when the lease is lost.
 
         Args:
-            name: of the lease: 1 to 100 printable ASCII characters without a space. A singleton of
-                this name competes for it too.
+            name: the name of the lease: 1 to 100 printable ASCII characters without a space. A
+                singleton of this name competes for the same lease.
             wait: how long to wait, with at least one attempt; zero: one attempt. Default None:
                 without limit.
 
         Raises:
             LeaseLostError: the lease was lost before the block ended.
-            TimeoutError: it was not free within `wait`.
+            TimeoutError: the lease was not free within `wait`.
             ConfigError: the name, `wait` or `Config.leader_ttl` is not allowed.
             SchemaMissingError: line `riverpy` is not migrated; the text has the command.
             ClientStateError: the client is not open, or is closed during the block.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ClientLeases:
-    """Holds the engine from the first use until the client is closed."""
+    """The lease engine of a client, from the first use until the client is closed."""
 
     def __init__(self, make: Callable[[list[Lease]], LeaseEngine]) -> None:
         """Create the client leases. `make` creates an engine. Its argument is the leases of earlier
@@ -28,7 +28,7 @@ class ClientLeases:
         self._opening = anyio.Lock()
 
     async def open(self) -> LeaseEngine:
-        """The engine, open.
+        """Return the engine. Open it at the first call.
 
         Raises:
             SchemaMissingError: line `riverpy` is not migrated; the text has the command.
@@ -42,7 +42,8 @@ class ClientLeases:
             return self._engine
 
     async def close(self) -> None:
-        """End every lease. An engine that is being opened is waited for, and closed too."""
+        """Close the engine, which ends every lease. If the engine is being opened, wait for that
+        first."""
         await finish(self._close)
 
     async def _close(self) -> None:
@@ -58,13 +59,14 @@ class ClientLeases:
             self._engine.receive(payload)
 
     def resync(self) -> None:
-        """Try to acquire each lease that is waited for. Notifications may have been missed."""
+        """Try to acquire every lease that a caller waits for, since notifications may have been
+        missed."""
         if self._engine is not None:
             self._engine.wake_all()
 
     @property
     def stats(self) -> LeaseStats:
-        """The number of leases, and counters of renewals."""
+        """The number of held leases, and the counts of renewals."""
         engine = self._engine
         if engine is None:
             return LeaseStats()

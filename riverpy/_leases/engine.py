@@ -2,11 +2,12 @@
 
 Leader elections, user leases and singletons run on it. A lease goes through these steps:
 
-1. `acquire` waits for it: an attempt at an interval, at the holder's expiry, or when the holder
-   releases it.
-2. It is held. All leases are renewed in one statement. A watch ends a lease that could not be
-   renewed early enough for its work to stop before the local deadline.
-3. It ends: it was lost, another process asked for it, or its work ended. The work is stopped.
+1. `acquire` waits for the lease. The engine makes an attempt at each interval, when another
+   holder's lease expires, and when the holder releases it.
+2. The engine holds the lease. One statement renews all leases. If a lease is not renewed in time,
+   the engine ends it early enough for the work to stop before the local deadline.
+3. The lease ends, because it was lost, another process requested it, or the work under it ended.
+   The work is stopped.
 4. `release`, called after the work, frees the row. Until then this process does not try to acquire
    the lease again, and logs work that does not stop.
 """
@@ -57,20 +58,19 @@ if TYPE_CHECKING:
     from riverpy._postgres.leases import LeaseAnswer
 
 SPREAD_DELAY = 0.02
-"""Seconds that an attempt is delayed for each lease that is held here, so that leases spread over
-the processes."""
+"""Seconds of delay of an attempt for each lease held here, to spread leases over processes."""
 SPREAD_DELAY_MAX = 0.5
 CONFLICT_DELAY = 0.25
-"""Seconds after which an attempt is repeated that met another one, or an unfinished transaction."""
+"""Seconds until the next attempt, if another attempt or a fenced transaction was in progress."""
 CLOSE_TIMEOUT = 2.0
-"""Seconds that `close` waits for the work under leases."""
+"""The longest time that `close` waits for the work under leases, in seconds."""
 RELEASE_TIMEOUT = 2.0
-"""Seconds that a release may take. Otherwise the lease expires."""
+"""The timeout of a release, in seconds. A lease that is not released expires."""
 
 
 class LeaseEngine:
-    """The leases of one process in one store. It is used in one event loop. `async with engine:`
-    opens and closes the store; an engine whose store needs neither can be used without it."""
+    """The leases of one process in one store. Use an engine in one event loop. `async with engine:`
+    opens and closes the store. Stores that need neither work without it."""
 
     def __init__(
         self,
@@ -89,24 +89,25 @@ class LeaseEngine:
             holder: identifies this process in the store.
             timing: how long a lease lasts, and how often it is renewed.
             timer: measures time, and waits.
-            max_held: the number of leases that it holds at most; None: no limit.
-            unfinished: leases of an earlier engine whose work may still run. No attempt is made for
-                these.
+            max_held: the largest number of leases that the engine holds; None: no limit.
+            unfinished: leases of an earlier engine whose work may still run. The engine does not
+                try to acquire these leases.
         """
         self._unfinished = list(unfinished)
         self._store, self.holder, self._max_held = store, holder, max_held
         self.timing, self.timer = timing, timer
         self._attempt_timeout = min(STORE_TIMEOUT, timing.validity - timing.grace)
-        """Seconds that an attempt may take: the answer to a longer one would be too late."""
+        """The timeout of an attempt, in seconds. A later answer would leave no time for work."""
         self.held = HeldLeases(store, holder=holder, timing=timing, timer=timer)
         self._waiting: dict[str, set[asyncio.Event]] = {}  # wakes the callers that wait, by name
         self._paused_until: dict[str, float] = {}  # no attempts for a name until then, by boottime
         self._attempting = 0
         self._attempts: set[AcquireAttempt] = set()
         self._failing: set[str] = set()
-        """The names whose last attempt failed. Only the first failure of all names is a warning."""
+        """The names whose last attempt failed. While there are any, no failure is a warning."""
         self._changed = asyncio.Event()
-        """Set and replaced when a lease is released, a caller stops waiting, or an attempt ends."""
+        """An event that is set and replaced when a lease is released, when a caller stops waiting,
+        and when an attempt ends."""
         self._is_closed = False
         self._log = get_logger(holder=holder)
         self.denied = TestSignal("LeaseEngine.denied")
@@ -175,13 +176,13 @@ class LeaseEngine:
             self._wake(name)
 
     def release_requested(self, name: str, *, epoch: int | None = None) -> None:
-        """End a lease that another process asked for. None: whatever its epoch is."""
+        """End a lease that another process requested. With `epoch`, only a lease of this epoch."""
         lease = self.held.get(name)
         if lease is not None and epoch in {None, lease.epoch}:
             self.resign(lease, "another process asked for it", pause=self.timing.interval)
 
     def wake_all(self) -> None:
-        """Try to acquire each lease that is waited for. Notifications may have been missed."""
+        """Try to acquire every lease that a caller waits for: notifications may be missing."""
         for name in self._waiting:
             self._wake(name)
 
@@ -211,13 +212,13 @@ class LeaseEngine:
     async def acquire(
         self, name: str, *, wait: timedelta | None = None, scope: StopScope | None = None
     ) -> Lease:
-        """Wait for a lease. It is then renewed until it is released, or ends.
+        """Wait for a lease. The engine then renews the lease until it is released, or ends.
 
         Args:
-            name: of the lease, without the prefix of the store.
+            name: the name of the lease, without the prefix of the store.
             wait: how long to wait, with at least one attempt; None: without limit.
-            scope: of the service that waits. The engine sets the time of the next attempt or
-                renewal in it, until the lease ends.
+            scope: the scope of the service that waits. Until the lease ends, the engine sets in
+                the scope when the next attempt or renewal is expected.
 
         Raises:
             TimeoutError: the lease was not free within `wait`.
@@ -266,7 +267,7 @@ class LeaseEngine:
             raise ClientStateError("wait for a lease while its client or manager is open")
 
     def _pause(self, name: str) -> float:
-        """Seconds until an attempt for a name is allowed here."""
+        """Seconds until this process may make an attempt for a name."""
         if self.held.get(name) is not None:
             return math.inf
         if any(lease.name == name for lease in self.unfinished):
@@ -276,9 +277,9 @@ class LeaseEngine:
         return self._paused_until.get(name, 0.0) - self.timer.boottime()
 
     async def _attempt_in_turn(self, name: str, backoff: Backoff) -> tuple[Lease | None, float]:
-        """Try once to acquire a lease. The attempt is delayed the more, the more leases are held or
-        attempted here: if many are free at once, each process gets some. Returns the lease, or
-        None and the seconds until the next attempt."""
+        """Try once to acquire a lease, after a delay that grows with the number of leases held or
+        attempted in this process. If many leases are free at once, each process gets some. Returns
+        the lease, or None and the seconds until the next attempt."""
         before = len(self.held) + self._attempting
         self._attempting += 1
         try:
@@ -297,7 +298,7 @@ class LeaseEngine:
         return lease, pause
 
     def _attempt_failed(self, name: str, error: Exception, backoff: Backoff) -> float:
-        """Log it. Returns the seconds until the next attempt."""
+        """Log a failed attempt. Returns the seconds until the next attempt."""
         if self._is_closed:
             return 0.0
         if self._store.is_gone:
@@ -313,9 +314,9 @@ class LeaseEngine:
         return backoff.next()
 
     async def try_acquire(self, name: str) -> tuple[Lease | None, float]:
-        """Try once to acquire a lease. Returns the lease, which is not renewed by the engine; or
-        None, and the seconds until the next attempt. A lease that is acquired after the caller was
-        cancelled is released.
+        """Try once to acquire a lease. Returns the lease, or None and the seconds until the next
+        attempt. The engine does not renew a lease acquired by this call. If the caller was
+        cancelled, the acquired lease is released.
 
         Raises:
             ClientStateError: the engine is closed.
@@ -371,8 +372,8 @@ class LeaseEngine:
         return lease.end(why)
 
     async def release(self, lease: Lease) -> bool:
-        """Release a lease after the work under it. Returns whether this freed it. False: it had
-        ended before; or the result is unknown and the lease expires, with a warning."""
+        """Release a lease after the work under it. Returns False if the lease had ended before, or
+        if the result is unknown. An unknown result is logged, and the lease expires."""
         lease.end("it was released", cause=StopCause.CLIENT_STOP)
         is_freed = False
         try:

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from riverpy._postgres.leases import LeaseAnswer
 
 STORE_TIMEOUT = 5.0
-"""Seconds that one call of the store may take."""
+"""The timeout of one call of the store, in seconds."""
 NOT_RENEWED = "it could not be renewed in time"
 REFUSED = "the database says so"
 _SERIALIZATION_FAILURE = "40001"
 _holder: tuple[int, str] | None = None
 
 
-def process_holder() -> str:
-    """Host, process id and a random part. Made once in each process; a forked process makes its
-    own."""
+def process_holder_id() -> str:
+    """Return the id of this process as a holder: host, process id and a random part. The id stays
+    the same in one process. A forked process has another id."""
     global _holder
     pid = os.getpid()
     if _holder is None or _holder[0] != pid:
@@ -64,26 +64,27 @@ class Lease:
         """Create the lease.
 
         Args:
-            name: of the lease, without the prefix that it has in the table.
+            name: the name of the lease, without the prefix that the table has.
             answer: the store's answer to the successful attempt.
             attempted_at: when that attempt started, by boottime.
             store: where the lease is kept.
             timing: how long the lease lasts.
-            timer: measures its time.
+            timer: the clock of the local deadline.
         """
         self.name, self.epoch, self.holder = name, answer.epoch, answer.holder
         self.acquired_at = answer.acquired_at
-        """When the term began, by the server's clock, exact to the microsecond."""
+        """The start of the term by the server's clock, exact to the microsecond."""
         self.cause: StopCause | None = None
-        """Why the lease ended; None until the engine, the user or the database ends it."""
+        """The cause of the end; None until the engine, the user or the database ends the lease."""
         self.why = NOT_RENEWED
-        """Why the lease ended, for log lines and errors."""
+        """The reason of the end, for log lines and errors."""
         self.ended_at = 0.0
-        """When it ended, by boottime."""
+        """The time at which the lease ended, by boottime."""
         self.may_be_held = True
         """Whether the row may still belong to this term."""
         self.is_used = True
-        """Whether work under the lease may still run, even if it ended. Set from any thread."""
+        """Whether work under the lease may still run, even after the end of the lease. Any thread
+        may set this."""
         self.waited = 0.0
         """Seconds that this process waited for the lease."""
         self._pid = os.getpid()
@@ -99,9 +100,9 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process may act under the lease now: it was not lost, and its local deadline
-        is not reached. The clock counts the time that the machine is suspended. Always False in a
-        forked process."""
+        """Whether this process may act under the lease now: the lease has not ended, and its local
+        deadline is not reached. The clock includes the time during which the machine is suspended.
+        Always False in a forked process."""
         return self.valid_for > 0
 
     @property
@@ -121,7 +122,7 @@ class Lease:
             raise self.lost_error()
 
     async def wait_lost(self) -> None:
-        """Return when the lease is not held any more, for any reason."""
+        """Wait until the lease is not held any more, for any reason."""
         while (left := self.valid_for) > 0:
             await self._timer.wait(self._ended, min(left, self._timing.watch_interval))
 
@@ -129,10 +130,11 @@ class Lease:
         """Bind the transaction that is open on `connection` to this term: it commits only while no
         other term can begin.
 
-        Call it before the transaction writes, and in the outermost transaction: the rollback of a
-        savepoint would undo the fence. The server ends a transaction that lasts longer than the
-        lease's ttl; before PostgreSQL 17 it ends only one with a statement or a pause of that
-        length. Any isolation level is allowed, and renewals continue during the transaction.
+        Call this method before the transaction writes, and in the outermost transaction: the
+        rollback of a savepoint would undo the fence. The server ends a transaction that lasts
+        longer than the lease's ttl. Before PostgreSQL 17, the limit applies only to each statement
+        and each pause. Any isolation level is allowed, and renewals continue during the
+        transaction.
 
         Args:
             connection: asyncpg's, in a transaction; for a lease in memory a `MemoryTransaction`.
@@ -169,10 +171,11 @@ class Lease:
     def fence_statement(self) -> str:
         """The fence as one statement, for a driver that runs in threads.
 
-        Execute it without parameters in the outermost transaction, before that writes, and roll
-        back unless it returns true. No row means that the lease ended. False means that a savepoint
-        is open, which would undo the fence. In a repeatable read or serializable transaction the
-        statement passes for a term that ended until another term begins, which then waits.
+        Execute the statement without parameters in the outermost transaction, before other
+        statements write. Roll back unless the result is true. No row means that the lease ended.
+        False means that a savepoint is open, which would undo the fence. In a repeatable read or
+        serializable transaction the fence of an ended term still passes until another term begins.
+        The other term then waits for the transaction.
 
         Raises:
             LeaseLostError: the lease is not held.
@@ -189,26 +192,28 @@ class Lease:
 
     @property
     def ttl(self) -> timedelta:
-        """How long the lease lasts without a renewal."""
+        """The time to live of the lease: how long it lasts without a renewal."""
         return self._timing.ttl_delta
 
     async def passes_fence(
         self, transaction: object, *, timeout: timedelta, lock_timeout: timedelta
     ) -> bool:
-        """Bind a transaction to this term, with limits for it and for its waits for locks. Returns
-        False if the term ended, or if the transaction's database does not know it."""
+        """Bind a transaction to this term, with a timeout for the transaction and for each wait for
+        a lock. Returns False if the term ended, or if the lease is not in the transaction's
+        database."""
         return await self._store.fence(
             transaction, self.name, self.epoch, timeout=timeout, lock_timeout=lock_timeout
         )
 
     async def is_held_by_the_server(self) -> bool:
-        """Ask the server by a renewal. Returns False also if the server does not answer."""
+        """Renew the lease, and return whether that succeeded. Returns False also if the server does
+        not answer."""
         attempted_at = self._timer.boottime()
         try:
             held = await self._store.renew(
                 self.holder, [(self.name, self.epoch)], timeout=STORE_TIMEOUT
             )
-        except Exception as error:  # the caller's own error says more
+        except Exception as error:  # the caller raises a better error
             get_logger().debug(
                 LEASE_CHECK_FAILED,
                 lease=self.name,
@@ -227,8 +232,8 @@ class Lease:
     def end(
         self, why: str, *, cause: StopCause = StopCause.LEASE_LOST, may_be_held: bool = True
     ) -> bool:
-        """End the lease for this process, at once. The first reason is kept; returns whether it is
-        this one."""
+        """End the lease for this process at once. Returns False if the lease had ended before: the
+        first reason is kept."""
         if self.cause is not None:
             self.may_be_held = self.may_be_held and may_be_held
             return False
@@ -240,7 +245,7 @@ class Lease:
         return True
 
     def when_ended(self, callback: Callable[[], object]) -> None:
-        """Call this in the event loop as soon as the lease ends, or now if it has ended."""
+        """Call `callback` in the event loop as soon as the lease ends, or now if it has ended."""
         if self.cause is None:
             self._callbacks.append(callback)
         else:
@@ -252,7 +257,7 @@ class Lease:
         return self.cause is not None and (self.why == NOT_RENEWED or not self.may_be_held)
 
     def lost_error(self) -> LeaseLostError:
-        """The error for a lease that is used but not held."""
+        """Return the error for the use of a lease that is not held any more."""
         why = self.why if self._pid == os.getpid() else "this process is a fork of its holder"
         return LeaseLostError(
             f"lease {self.name!r} is not held any more (epoch {self.epoch}: {why}): stop the work "

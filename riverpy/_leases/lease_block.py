@@ -1,4 +1,4 @@
-"""CancelAtLeaseEnd: cancels a block of code when the lease that it runs under ends."""
+"""CancelAtLeaseEnd: cancels a block of code when the block's lease ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CancelAtLeaseEnd:
         self._task = task = asyncio.current_task()
         self._cancelling = 0 if task is None else task.cancelling()
         loop = asyncio.get_running_loop()
-        # Not at once: the block itself may end the lease, and leave without a wait.
+        # Cancel later: if the block itself ends the lease, it may leave before the next await.
         self._lease.when_ended(lambda: loop.call_soon(self._cancel))
 
     def _cancel(self) -> None:
@@ -48,7 +48,7 @@ class CancelAtLeaseEnd:
     ) -> None:
         task, self._task = self._task, None
         if task is not None and self._is_sent:
-            is_ours = task.uncancel() <= self._cancelling  # no other code has cancelled it too
+            is_ours = task.uncancel() <= self._cancelling  # other code has not cancelled the task
             if is_ours and isinstance(exc, asyncio.CancelledError):
                 raise self._lease.lost_error() from exc
         if exc is None and self._lease.cause is not None:

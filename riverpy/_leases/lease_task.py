@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class LeaseTask:
-    """Runs work under a lease, stops it when the lease ends, and releases the lease after it.
+    """Runs work under a lease, stops the work when the lease ends, and then releases the lease.
 
-    It is one plain task, strongly referenced here: a task group could not leave work behind that
-    ignores its cancellation. It shares nothing with the task of another term, so that no work of an
-    old term can touch a newer one.
+    The work runs in a plain task, because a task group would wait for work that ignores its
+    cancellation. The tasks of two terms share nothing, so that work of an old term cannot affect a
+    newer one.
     """
 
     def __init__(
@@ -35,20 +35,20 @@ class LeaseTask:
         """Create the lease task. `start` starts the asyncio task.
 
         Args:
-            lease: held, and released when the work has ended.
-            engine: of the lease.
+            lease: the held lease, which is released when the work has ended.
+            engine: the engine of the lease.
             work: what to run. It stops when its scope is stopped.
             lost: the stop cause for the work if the lease is lost.
         """
         self.lease = lease
         self.error: Exception | None = None
-        """What the work raised."""
+        """The error that the work raised."""
         self.was_stopped = False
         """Whether the work was told to stop before it ended."""
         self.was_lost = False
         """Whether the lease was not held any more when the work ended."""
         self.seconds = 0.0
-        """How long the work ran."""
+        """The duration of the work, in seconds."""
         self.work_ended, self.released = asyncio.Event(), asyncio.Event()
         self._engine, self._work, self._lost = engine, work, lost
         self._scope = StopScope()
@@ -64,14 +64,14 @@ class LeaseTask:
         self.lease.end("its work was stopped", cause=cause)
 
     async def stop(self, cause: StopCause) -> bool:
-        """Stop the work, and wait for at most the grace period until it has ended. Returns whether
-        it has, and the lease is released."""
+        """Stop the work, and wait for at most the grace period until the work has ended. Returns
+        whether the work has ended and the lease is released."""
         self.stop_work(cause)
         engine = self._engine
         with anyio.CancelScope(shield=True):
             if not await engine.timer.wait(self.work_ended, engine.timing.grace):
                 return False
-            await self.released.wait()  # which has a timeout of its own
+            await self.released.wait()  # the release has a timeout
         return True
 
     def _lease_ended(self) -> None:

@@ -30,12 +30,12 @@ class _Row:
         self.acquired_at = datetime.now(UTC)
         self.expires_at = now + ttl
         self.fenced: set[MemoryTransaction] = set()
-        """The transactions that may still commit under this term."""
+        """The fenced transactions of this term that have not ended."""
 
 
 class MemoryTransaction:
-    """A transaction that a fence of a lease in memory binds to its term. It has effects that happen
-    at the commit, all or none."""
+    """A transaction for `Lease.fence` of a lease in memory. At the commit all effects of the
+    transaction happen, or none."""
 
     def __init__(self, timer: Timer) -> None:
         """Made by `MemoryLeases.transaction`."""
@@ -46,11 +46,12 @@ class MemoryTransaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not ended. A fenced transaction ends by itself at its time limit."""
+        """Whether the transaction has not ended. A fenced transaction ends when its time limit
+        expires."""
         return self._is_open and (self._ends_at is None or self._timer.boottime() < self._ends_at)
 
     def on_commit(self, effect: Callable[[], object]) -> None:
-        """Call this at the commit.
+        """Call `effect` at the commit.
 
         Raises:
             TransactionError: the transaction has ended.
@@ -64,7 +65,7 @@ class MemoryTransaction:
             raise TransactionError("the transaction has ended, or reached its limit: begin another")
 
     def limit(self, seconds: float) -> None:
-        """End the transaction after so many seconds. A shorter limit stays."""
+        """End the transaction after `seconds`. A shorter limit that was set before stays."""
         ends_at = self._timer.boottime() + seconds
         self._ends_at = ends_at if self._ends_at is None else min(self._ends_at, ends_at)
 
@@ -91,7 +92,7 @@ class MemoryLeases(LeaseStore):
         """Create the memory leases.
 
         Args:
-            timer: by which leases expire; None: the machine's.
+            timer: the clock by which leases expire; None: the machine's clock.
         """
         self._timer = SystemTimer() if timer is None else timer
         self._rows: dict[str, _Row] = {}
@@ -100,11 +101,11 @@ class MemoryLeases(LeaseStore):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[MemoryTransaction]:
-        """A transaction for `Lease.fence`. It commits at the end of the block, and is rolled back
-        if the block raises.
+        """Open a transaction for `Lease.fence`. It commits at the end of the block, and is rolled
+        back if the block raises.
 
         Raises:
-            LeaseLostError: it was fenced and lasted longer than its limit: nothing happened.
+            LeaseLostError: the fenced transaction lasted longer than its limit. It was rolled back.
         """
         transaction = MemoryTransaction(self._timer)
         try:
@@ -119,7 +120,7 @@ class MemoryLeases(LeaseStore):
             transaction.roll_back()
 
     def forget(self) -> None:
-        """Delete all rows, like a table that was emptied."""
+        """Delete all rows, as if the table was emptied."""
         with self._lock:
             self._rows.clear()
 
@@ -153,7 +154,7 @@ class MemoryLeases(LeaseStore):
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
-        """Extend terms. No row is ever locked."""
+        """Extend terms. In memory no row is ever locked."""
         held: dict[str, bool] = {}
         with self._lock:
             now = self._timer.boottime()
@@ -185,7 +186,7 @@ class MemoryLeases(LeaseStore):
         """Bind an open transaction to a term.
 
         Raises:
-            TransactionError: this is not an open transaction of leases in memory.
+            TransactionError: `transaction` is not an open transaction of leases in memory.
         """
         if not isinstance(transaction, MemoryTransaction):
             raise TransactionError(
@@ -202,11 +203,11 @@ class MemoryLeases(LeaseStore):
             return True
 
     async def elsewhere_error(self, transaction: object, name: str) -> TransactionError:
-        """The error for a transaction of other leases in memory."""
+        """Return the error for a transaction of another `MemoryLeases`."""
         return TransactionError(f"lease {name!r} is kept by other leases in memory")
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
-        """Raise ConfigError: there is no statement."""
+        """Raise ConfigError: leases in memory have no statement."""
         raise ConfigError(
             "a lease in memory has no statement: give LeaseManager a database, or fence with "
             "MemoryLeases.transaction()"

@@ -1,5 +1,5 @@
-"""SingletonRunner: waits for the lease of one singleton, and runs its function while it holds that
-lease."""
+"""SingletonRunner: waits for the lease of one singleton, and runs the singleton's function while
+the lease is held."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 
 RETRY_FIRST = timedelta(seconds=1)
 RETRY_MAX = timedelta(seconds=30)
-"""The delay after a failure doubles up to this. Another process may run the function during it."""
+"""The first and the longest delay after a failure. Another process may run the function during the
+delay."""
 STEADY_MIN = 60.0
-"""Seconds of a run after which a failure counts as the first one."""
+"""The shortest run, in seconds, after which a failure counts as the first one again."""
 
 
 class SingletonRunner:
@@ -61,7 +62,7 @@ class SingletonRunner:
 
     @property
     def stats(self) -> SingletonStats:
-        """Its state and its counters."""
+        """The state and the counts of the singleton."""
         task = self._task
         lease = None if task is None or task.released.is_set() else task.lease
         return SingletonStats(
@@ -87,16 +88,16 @@ class SingletonRunner:
             try:
                 await task.released.wait()
             except BaseException:
-                if task.error is not None and not task.was_stopped:  # it failed just before
+                if task.error is not None and not task.was_stopped:  # failed before the stop
                     self._log_failure_at_stop(task.error)
                 await task.stop(scope.cause or StopCause.CLIENT_STOP)
                 raise
-            if not await self._continues(task):
+            if not await self._should_wait_again(task):
                 return
 
     async def close(self, timeout: float) -> bool:
-        """Wait for at most `timeout` seconds for a function that did not stop when it was told to.
-        Returns whether none runs."""
+        """Wait for at most `timeout` seconds for a function that ignored its cancellation. Returns
+        whether no function runs any more."""
         task = self._task
         return task is None or await self._engine.timer.wait(task.released, timeout)
 
@@ -120,7 +121,7 @@ class SingletonRunner:
             singleton.expect_ended(function(lease))
 
         def ended_in_thread() -> None:
-            lease.is_used = False  # even if the event loop has ended before
+            lease.is_used = False  # works also after the end of the event loop
 
         async def call_coroutine() -> None:
             function = cast("Callable[[Lease], Awaitable[object]]", singleton.fn)
@@ -135,8 +136,9 @@ class SingletonRunner:
         if not isinstance(error, FencedOutError):
             self._log.error(SINGLETON_FAILED_WHILE_STOPPING, **_error_keys(error))
 
-    async def _continues(self, task: LeaseTask) -> bool:
-        """Whether to wait for the lease again after a term that the client's stop did not end."""
+    async def _should_wait_again(self, task: LeaseTask) -> bool:
+        """Log how a term ended, if not by the client's stop, and wait after a failure. Returns
+        whether this process waits for the lease again."""
         error, lease = task.error, task.lease
         if task.was_stopped or (task.was_lost and isinstance(error, FencedOutError)):
             self._losses += 1
@@ -162,7 +164,8 @@ class SingletonRunner:
 
 
 class SingletonRunners:
-    """The runners of one client run, for the singletons with `candidate=True`."""
+    """The singleton runners of one run of a client: one for each singleton with
+    `candidate=True`."""
 
     def __init__(self, singletons: Singletons, leases: ClientLeases, timer: Timer) -> None:
         """Create the singleton runners. It opens no connection."""
@@ -178,7 +181,7 @@ class SingletonRunners:
         return {runner.singleton.name: runner.stats for runner in self._runners}
 
     async def prepare(self) -> None:
-        """Open the client's leases, if a singleton needs them.
+        """Open the client's leases, if there is a singleton to run.
 
         Raises:
             SchemaMissingError: line `riverpy` is not migrated; the text has the command.
@@ -190,8 +193,8 @@ class SingletonRunners:
             self._runners = [SingletonRunner(one, engine) for one in candidates]
 
     async def close(self, timeout: float) -> tuple[str, ...]:
-        """Wait for at most `timeout` seconds for functions that did not stop when they were told
-        to. Returns the names of those that still run."""
+        """Wait for at most `timeout` seconds for functions that ignored their cancellation. Returns
+        the names of the singletons whose functions still run."""
         until = self._timer.boottime() + timeout
         return tuple(
             [
@@ -205,11 +208,11 @@ class SingletonRunners:
 async def _in_thread(
     name: str, function: Callable[[], None], has_ended: Callable[[], None]
 ) -> None:
-    """Run it in a thread to its end, and call `has_ended` there. A thread cannot be stopped. It is
-    a daemon, so that it does not keep the process alive.
+    """Run `function` in a thread to its end, and then call `has_ended` in the same thread. A thread
+    cannot be stopped. It is a daemon thread, so it does not keep the process alive.
 
     Raises:
-        Exception: what it raised.
+        Exception: what `function` raised.
     """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     context = contextvars.copy_context()
@@ -222,7 +225,7 @@ async def _in_thread(
         except Exception as error:
             errors.append(error)
         has_ended()
-        with suppress(RuntimeError):  # the loop has ended
+        with suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(ended.set)
 
     threading.Thread(target=work, name=f"riverpy {name}", daemon=True).start()
@@ -233,7 +236,7 @@ async def _in_thread(
 
 
 def _error_keys(error: Exception) -> dict[str, Any]:
-    """The keys of a log line about an error. An outage has no traceback."""
+    """Return the keys of a log line about an error. An outage is logged without a traceback."""
     keys: dict[str, Any] = {"error": describe(error)}
     if not isinstance(error, DATABASE_ERRORS):
         keys["exc_info"] = error

@@ -1,5 +1,6 @@
-"""LeaseStore: where leases are kept. LeaseTable is the table `riverpy_lease`, UserLeaseTable the
-same with connections of its own."""
+"""LeaseStore: the interface of a place where leases are kept. LeaseTable is the table
+`riverpy_lease` over given connections. UserLeaseTable opens its own connections for the same
+table."""
 
 from __future__ import annotations
 
@@ -50,23 +51,24 @@ if TYPE_CHECKING:
     from riverpy._postgres.leases import LeaseAnswer
 
 STATEMENT_TIMEOUT = timedelta(seconds=12)
-"""After which the server ends a statement on a connection that we own."""
+"""The server's `statement_timeout` on connections that riverpy opens for leases."""
 ACQUIRE_LOCK_TIMEOUT = timedelta(milliseconds=500)
-"""How long an attempt to acquire waits for a transaction that is fenced by the last term. Other
-statements wait for the same connection."""
+"""The longest wait of an attempt to acquire for a transaction that is fenced by the last term. The
+limit is short because other statements wait for the same connection."""
 OPEN_TIMEOUT = 15.0
-"""Seconds that the check for the table may take."""
+"""The timeout of the check for the table, in seconds."""
 OUTAGE_EFFECT = "leases that cannot be renewed end in time, and the process keeps connecting"
 
 
 class LeaseStore(ABC):
-    """Where leases are kept. Each call takes at most `timeout` seconds, and raises one of
+    """A place where leases are kept. Each call takes at most `timeout` seconds, and raises one of
     DATABASE_ERRORS if its result is unknown."""
 
     prefix = ""
-    """Comes before the names of the leases in the table and in notifications."""
+    """The prefix of the leases' names in the table and in notifications."""
     logs_terms = True
-    """Whether the engine logs that a lease was acquired or ended. An election does so itself."""
+    """Whether the engine logs acquired and ended leases. False for an election, which has its own
+    log events."""
 
     async def open(self) -> None:  # noqa: B027 (most stores need nothing)
         """Check that leases can be kept there.
@@ -80,17 +82,17 @@ class LeaseStore(ABC):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the store will never answer again."""
+        """Whether the caller has closed the pool or connection of the store."""
         return False
 
     @property
     def is_outage_logged(self) -> bool:
-        """Whether a log line has said that the database cannot be reached."""
+        """Whether it was logged that the database cannot be reached."""
         return False
 
     def mark_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:  # noqa: B027
-        """Take note that no lease is waited for, or renewed, for now. A connection that is lost
-        and idle is not an outage that continues."""
+        """Mark connections as idle while no caller waits for a lease (`acquiring`), or no lease is
+        renewed (`renewing`). The loss of an idle connection does not count as an outage."""
 
     @abstractmethod
     async def acquire(
@@ -103,8 +105,8 @@ class LeaseStore(ABC):
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
-        """Extend terms, each a name and an epoch. Returns the names of the terms that have not
-        ended, each with whether it was extended: one that was not has a locked row."""
+        """Extend terms, each given as a name and an epoch. Returns the names of the terms that have
+        not ended. The value is True if the term was extended, and False if its row was locked."""
 
     @abstractmethod
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
@@ -120,16 +122,16 @@ class LeaseStore(ABC):
         timeout: timedelta,
         lock_timeout: timedelta,
     ) -> bool:
-        """Bind an open transaction to a term. It may last for `timeout`, and wait for a lock for
-        `lock_timeout`. Returns False if the term has ended.
+        """Bind an open transaction to a term. The transaction may last for `timeout`, and wait for
+        a lock for `lock_timeout`. Returns False if the term has ended.
 
         Raises:
-            TransactionError: this is not an open transaction of this store's.
+            TransactionError: `transaction` is not an open transaction of this store.
         """
 
     async def elsewhere_error(self, transaction: object, name: str) -> TransactionError:
-        """The error for a transaction whose database does not have the row of a lease that is
-        held."""
+        """Return the error for a transaction in another database or schema than the row of the held
+        lease."""
         return await elsewhere_error(expect_fenceable(transaction), f"lease {name!r}")
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
@@ -142,13 +144,13 @@ class LeaseStore(ABC):
 
 
 class _Connections(Protocol):
-    """Gives each statement a connection."""
+    """A source of a connection for each statement."""
 
     def use(self, purpose: str, timeout: float, /) -> AbstractAsyncContextManager[Transaction]: ...
 
 
 class LeaseTable(LeaseStore):
-    """The table `riverpy_lease`, over connections of the caller's."""
+    """The table `riverpy_lease`, over connections that the caller provides."""
 
     def __init__(
         self,
@@ -161,11 +163,11 @@ class LeaseTable(LeaseStore):
         """Create the lease table.
 
         Args:
-            renewals: for renewals, which wait for nothing.
-            others: for the other statements. An attempt to acquire may wait for a transaction of
-                the last holder, and a release for a locked row.
-            schema: the schema of River's tables; None leaves it to the search path.
-            prefix: comes before the names in the table.
+            renewals: the connection for renewals, which never wait for a lock.
+            others: the connection for the other statements. An attempt to acquire may wait for a
+                transaction of the last holder, and a release may wait for a locked row.
+            schema: the schema of River's tables; None: the search path decides.
+            prefix: the prefix of the names in the table.
         """
         self._renewals, self._others, self._schema = renewals, others, schema
         self.prefix = prefix
@@ -257,7 +259,8 @@ class LeaseTable(LeaseStore):
 
 
 class UserLeaseTable(LeaseTable):
-    """The leases of users in the table `riverpy_lease`, whose names have the prefix `s:` there."""
+    """The leases of users in the table `riverpy_lease`. In the table their names have the prefix
+    `s:`."""
 
     def __init__(
         self,
@@ -270,10 +273,10 @@ class UserLeaseTable(LeaseTable):
         """Create the user lease table. It opens no connection.
 
         Args:
-            database: a URL, for connections of its own; or a pool or a connection of the caller's,
-                which is never closed or replaced.
-            schema: the schema of River's tables; None leaves it to the search path.
-            holder: names the owner of the connections in the log.
+            database: a URL, to which the table opens connections; or a pool or a connection of the
+                caller, which is never closed or replaced.
+            schema: the schema of River's tables; None: the search path decides.
+            holder: the holder of the leases, for log lines about the connections.
             pooler: whether the URL leads to a pooler in transaction mode.
 
         Raises:
@@ -333,17 +336,17 @@ class UserLeaseTable(LeaseTable):
 
     @property
     def is_outage_logged(self) -> bool:
-        """Whether a log line has said that a connection of its own is lost."""
+        """Whether the loss of a connection of this table was logged."""
         return self._outage.is_logged
 
     def mark_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:
-        """Take note that a connection is not needed for now."""
+        """Mark connections of this table as idle."""
         for connection, is_idle in zip(self._owned, (renewing, acquiring), strict=False):
             if is_idle:
                 connection.rest()
 
     async def close(self) -> None:
-        """Close the connections that it made."""
+        """Close the connections that this table opened."""
         await close_all(self._owned)
 
 

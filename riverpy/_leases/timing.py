@@ -20,28 +20,31 @@ if TYPE_CHECKING:
     from riverpy.config import Config
 
 MARGIN_SHARE = 1 / 15
-"""Share of the time to live by which the local deadline is earlier: 1 s of 15 s, as in River."""
+"""The safety margin before the local deadline, as a share of the time to live: 1 s of 15 s, as in
+River."""
 GRACE_SHARE = 1 / 5
-"""Share of the time to live that work under a lease may take to stop: 3 s of 15 s."""
+"""The grace period in which work under a lease must stop, as a share of the time to live: 3 s of
+15 s."""
 WATCH_INTERVAL_MAX = 1.0
 WATCH_INTERVAL_MIN = 0.001
 WATCH_SHARE = 1 / 15
-"""Share of the time to live between two checks of the local deadline."""
+"""The time between two checks of the local deadline, as a share of the time to live."""
 WAKE_JITTER = 0.05
-"""Seconds within which processes try to acquire a lease that was released or has expired."""
+"""The longest random delay of an attempt to acquire a lease that was released or has expired, in
+seconds."""
 
 
 class LeaseTiming(msgspec.Struct, frozen=True):
     """The intervals of a lease, in seconds."""
 
     ttl: float
-    """How long a lease lasts that is not renewed."""
+    """The time to live of a lease: how long it lasts without a renewal."""
     interval: float
-    """From one renewal, or attempt to acquire, to the next."""
+    """The time from one renewal, or attempt to acquire, to the next."""
 
     @classmethod
     def of(cls, config: Config) -> LeaseTiming:
-        """The intervals that a client is configured with."""
+        """Return the timing of a client's configuration."""
         return cls(config.leader_ttl.total_seconds(), config.elect_interval.total_seconds())
 
     @property
@@ -56,23 +59,24 @@ class LeaseTiming(msgspec.Struct, frozen=True):
 
     @property
     def validity(self) -> float:
-        """From the start of a successful attempt to the local deadline."""
+        """The time from the start of a successful attempt or renewal to the local deadline."""
         return self.ttl * (1 - MARGIN_SHARE)
 
     @property
     def grace(self) -> float:
-        """How long work under a lease may take to stop."""
+        """The grace period in which work under a lease must stop."""
         return self.ttl * GRACE_SHARE
 
     @property
     def watch_interval(self) -> float:
-        """From one check of the local deadline to the next. A sleep does not count the time that
-        the machine is suspended, so no single sleep is longer than this."""
+        """The time from one check of the local deadline to the next. A sleep does not count the
+        time during which the machine is suspended, so no single sleep is longer than this
+        interval."""
         return max(min(WATCH_INTERVAL_MAX, self.ttl * WATCH_SHARE), WATCH_INTERVAL_MIN)
 
     def until_next_attempt(self, remaining: float | None) -> float:
-        """From a denied attempt to the next one. `remaining` is the time until the holder's lease
-        expires; None: unknown."""
+        """Return the time from a denied attempt to the next one. `remaining` is the time until the
+        holder's lease expires; None: unknown."""
         usual = self.interval * (1 + random.uniform(0, ELECT_JITTER_SHARE))  # noqa: S311 (no secret)
         if remaining is None:
             return usual
@@ -83,7 +87,7 @@ def expect_wait(wait: timedelta | None) -> None:
     """Check the `wait` argument of a call.
 
     Raises:
-        ConfigError: it is not a timedelta.
+        ConfigError: `wait` is not a timedelta.
     """
     if wait is not None and not isinstance(wait, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"wait takes a timedelta, or None, got {type(wait).__name__}")

@@ -1,1 +1,1 @@
-"""What the leader does for all clients of a schema."""
+"""The maintenance services that a leader runs for all clients of a schema."""

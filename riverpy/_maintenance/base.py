@@ -1,5 +1,5 @@
 """MaintenanceService: the base class of the services that a leader runs during its term. A service
-makes one pass over its tables after the other."""
+makes repeated passes over its tables."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     from riverpy._postgres.set_aside import SetAsideRow
 
 STAGGER = 1.0
-"""Each service of a term starts its first pass after a random delay of at most so many seconds."""
+"""The longest random delay before the first pass of a service, in seconds."""
 RETRY_MIN = timedelta(seconds=1)
 RETRY_MAX = timedelta(seconds=8)
-"""The delay after a failed pass doubles up to this. There is no last try."""
+"""The shortest and the longest delay after a failed pass. The delay doubles with each failure. The
+number of retries has no limit."""
 
 
 class MaintenanceService(ABC):
-    """One service of one term."""
+    """One maintenance service during one term of a leader."""
 
     name: str
 
@@ -44,13 +45,13 @@ class MaintenanceService(ABC):
         self._backoff = Backoff(RETRY_MIN, RETRY_MAX)
         self._run_failures = RepeatedFailureLog(self.log)
         self.reports: list[Callable[[], list[SetAsideRow]]] = []
-        """Functions that return the rows which the service's statements have set aside."""
+        """Functions that return the rows set aside by the service's statements."""
         self.ran = TestSignal(f"{type(self).__name__}.ran")
         """Emitted after each successful pass."""
 
     async def prepare(self) -> None:  # noqa: B027 (most services prepare nothing)
-        """Prepare the service. It is called once; if it raises, the start of the term's
-        maintenance fails."""
+        """Prepare the service, once, before its first pass. An error makes the start of the term's
+        maintenance fail."""
 
     @abstractmethod
     async def run_once(self, scope: StopScope) -> float:
@@ -58,7 +59,7 @@ class MaintenanceService(ABC):
 
         Raises:
             FencedOutError: the term is over.
-            Exception: one of DATABASE_ERRORS. The pass is tried again soon.
+            Exception: one of DATABASE_ERRORS. `run` retries the pass after a short delay.
         """
 
     def wake(self) -> None:
@@ -78,9 +79,9 @@ class MaintenanceService(ABC):
 
     async def _pass(self, scope: StopScope) -> float:
         try:
-            self.context.fence.expect_valid()  # a process that was frozen begins nothing
+            self.context.fence.expect_valid()  # the process may have been frozen
             delay = await self.run_once(scope)
-        except FencedOutError:  # the election ends the term too
+        except FencedOutError:  # the election ends the term
             return RETRY_MIN.total_seconds()
         except Exception as error:
             self._log_failure(error)

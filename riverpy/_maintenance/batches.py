@@ -1,8 +1,8 @@
 """Batches: handles rows for a maintenance service, in fenced transactions that are as large as
 their time limit allows.
 
-A row that the database refuses, or that takes longer than the limit, is set aside: it is tried
-again later, alone, and delays no other row.
+A row that the database refuses, or that takes longer than the limit, is set aside: the row is
+retried later, alone, and delays no other row.
 """
 
 from __future__ import annotations
@@ -28,26 +28,28 @@ BATCH_SIZE = 10_000
 """The largest number of rows in one statement."""
 PAUSE_MIN = 0.05
 PAUSE_MAX = 5.0
-"""Seconds between two batches, so that the database has time for the workers: about half of the
-time that the last batch took, within these limits, and never more than it took."""
+"""The shortest and the longest pause between two batches, in seconds. The pause gives the database
+time for the workers. It is never longer than the batch before it took."""
 ASIDE_MAX = 1_000
-"""How many rows a service can set aside. Then it forgets the oldest one, and finds it again when it
-reads all rows again."""
+"""The largest number of rows that a service sets aside. At this limit the service forgets the
+oldest row, and finds that row again in a later pass."""
 ASIDE_DELAY_MIN = 5.0
 ASIDE_DELAY_MAX = 300.0
-"""Seconds until a row that is set aside is tried again. They double up to the maximum."""
+"""The shortest and the longest delay before a row that is set aside is retried, in seconds. The
+delay doubles with each failure."""
 DELAY_MIN = 1.0
 """The shortest time between two passes in seconds."""
 PAGE_MIN = 100
 """The smallest number of rows read at a time, even if statements handle fewer."""
 FAILURES_MAX = 1_000
-"""Statements that may fail in a row in one pass. Then the other rows wait for the next pass."""
+"""The number of consecutive failed statements that ends a pass. The remaining rows wait for the
+next pass."""
 
 Row = TypeVar("Row")
 
 
 class Batches(Generic[Row]):
-    """The rows of one statement of one service in one term."""
+    """Handles the rows of one statement of one service in one term."""
 
     def __init__(
         self,
@@ -62,12 +64,13 @@ class Batches(Generic[Row]):
         """Create the batches of one service.
 
         Args:
-            service: the service.
+            service: the maintenance service that owns the batches.
             purpose: the purpose of the statement, for logs and error texts.
             send: handles rows in a `transaction`. An error means that no row was handled.
             key: returns the key of a row.
-            name: returns the name of a row for the log. Default: its key.
-            connection: for the transactions. Default: the context's for short statements.
+            name: returns the name of a row for the log. Default: the key of the row.
+            connection: runs the transactions. Default: the context's connection for short
+                statements.
         """
         self._context, self._log = service.context, service.log
         self._purpose, self._name = purpose, name or key
@@ -86,7 +89,7 @@ class Batches(Generic[Row]):
         )
         self._scope: object = None
         self._failures = 0
-        """Statements that failed in a row."""
+        """The number of consecutive failed statements."""
         self._limited_log = self._log.limited()
         service.reports.append(lambda: report_rows(purpose, self.aside.entries, self._name))
 
@@ -101,8 +104,8 @@ class Batches(Generic[Row]):
         return self._sender.size.rows
 
     def begin(self, scope: object) -> None:
-        """Begin a pass. If the scope has changed, forget the rows that are set aside: they may
-        belong to another leader now."""
+        """Begin a pass. If the scope has changed, forget the rows that are set aside, because
+        another leader may maintain those rows now."""
         if scope != self._scope:
             self._scope = scope
             for aside in self.aside.entries:
@@ -116,9 +119,9 @@ class Batches(Generic[Row]):
 
         Raises:
             FencedOutError: the term is over.
-            Exception: one of DATABASE_ERRORS that says nothing about the rows.
+            Exception: one of DATABASE_ERRORS that no row has caused.
         """
-        self._sender.discard()  # rows that a failed pass has left are read again
+        self._sender.discard()  # this pass reads the rows of a failed pass again
         for row in rows:
             self._sender.add(row)
         while self._sender.is_ready:
@@ -137,7 +140,8 @@ class Batches(Generic[Row]):
         return True
 
     async def handle_pages(self, read: Callable[[Row | None, int], Awaitable[list[Row]]]) -> bool:
-        """Read rows page by page, each page after the last row of the one before, and handle them.
+        """Read rows page by page, and handle each page. `read` gets the last row of the page
+        before, and the size of a page.
 
         Raises and returns as `handle`.
         """
@@ -152,7 +156,8 @@ class Batches(Generic[Row]):
             after = page[-1]
 
     async def pause(self, took: float) -> None:
-        """Wait after a statement that took so many seconds, so that the workers have time."""
+        """Wait after a statement that took `took` seconds, so that the database has time for the
+        workers."""
         first, last = min(took, PAUSE_MIN), min(took, PAUSE_MAX)
         await self._context.timer.sleep(random.uniform(first, last))  # noqa: S311 (no secret)
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 INTERVAL = 600.0
 """Seconds between two passes."""
-KEPT = 600.0
+RETENTION = 600.0
 """Seconds for which the row of a dead client is kept."""
 MARGIN = 1.0
-"""Seconds by which a pass comes later than the time at which a row may be deleted."""
+"""Seconds between the time at which a row may be deleted and the pass that deletes it."""
 _READ_TIMEOUT = 5.0
 
 
@@ -35,9 +35,9 @@ class ClientCleaner(MaintenanceService):
         """Create the client cleaner.
 
         Args:
-            context: the term's.
-            contact: returns the seconds of this process's unbroken contact with the server. Without
-                contact it cannot judge other clients.
+            context: what the services of the term share.
+            contact: returns how long this process has had contact with the server without a break,
+                in seconds. Without contact the service cannot know whether other clients are dead.
         """
         super().__init__(context)
         self._observer = HeartbeatObserver(context.timer, contact)
@@ -46,7 +46,7 @@ class ClientCleaner(MaintenanceService):
         )
 
     async def run_once(self, scope: StopScope) -> float:
-        """Delete the rows that may be deleted. Mostly no client is dead, and a pass is one read.
+        """Delete the rows of dead clients. If no client is dead, a pass is one read.
 
         Raises:
             FencedOutError: the term is over.
@@ -56,13 +56,13 @@ class ClientCleaner(MaintenanceService):
         async with context.connection.use("looking for dead clients", _READ_TIMEOUT) as connection:
             self._observer.observe(*await client_heartbeats(connection, context.schema))
         dead_after = context.config.dead_after.total_seconds()
-        silent = self._observer.silent(dead_after, kept=KEPT)
+        silent = self._observer.silent(dead_after, kept=RETENTION)
         if silent.heartbeats:
             await self.batches.handle(silent.heartbeats.items())
         return self.batches.delay(min(INTERVAL, silent.next_in + MARGIN))
 
     async def _delete(self, heartbeats: list[tuple[str, bytes]]) -> None:
-        """Delete the rows of clients whose last heartbeat is still the observed one."""
+        """Delete the rows of clients that have written no heartbeat since the observation."""
         async with self.batches.transaction() as connection:
             deleted = await client_delete_idle(connection, self.context.schema, dict(heartbeats))
         if deleted:

@@ -17,29 +17,29 @@ STATEMENT_TIMEOUT = 5.0
 
 
 class DefaultLeaderCheck(MaintenanceService):
-    """Reads the leader of `default`, as often as a lease is renewed."""
+    """Reads the leader of `default` at the interval at which leases are renewed."""
 
     name = "default leader check"
 
     def __init__(
-        self, context: TermContext, resign: Callable[[str], object], *, is_foreign_led: bool
+        self, context: TermContext, resign: Callable[[str], object], *, has_foreign_leader: bool
     ) -> None:
         """Create the default leader check.
 
         Args:
-            context: of the term.
+            context: what the services of the term share.
             resign: ends the term; called with the reason.
-            is_foreign_led: whether a client that is not riverpy's led `default` when the term
+            has_foreign_leader: whether a client that is not riverpy's led `default` when the term
                 began. Otherwise it had no leader.
         """
         super().__init__(context)
-        self._resign, self._is_foreign_led = resign, is_foreign_led
+        self._resign, self._has_foreign_leader = resign, has_foreign_leader
 
     async def run_once(self, scope: StopScope) -> float:
         """Read the leader once."""
         purpose = "reading the leader of `default`"
         async with self.context.connection.use(purpose, STATEMENT_TIMEOUT) as connection:
             lead = await default_leader(connection, self.context.schema)
-        if lead.is_registered or lead.is_led is not self._is_foreign_led:
+        if lead.is_registered or lead.is_led is not self._has_foreign_leader:
             self._resign("the leader of `default` has changed")
         return self.context.config.elect_interval.total_seconds()

@@ -1,4 +1,5 @@
-"""Due slots: the times of a schedule that are due, and those of them that get a job."""
+"""Due slots: finds the slots (times) of a schedule that are due, and chooses the slots that get a
+job."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ if TYPE_CHECKING:
     from riverpy.periodic import Missed
     from riverpy.schedules import PeriodicSchedule
 
-LATE = timedelta(seconds=30)
-"""A slot that is at most so late does not count as missed. A change of the leader takes less."""
+LATE_MAX = timedelta(seconds=30)
+"""The longest delay with which a slot does not count as missed. A change of the leader is
+shorter."""
 MISSED_MAX = 1000
 """The largest number of missed slots of one periodic job that get a job."""
 STEPS_MAX = 10_000
 """How many slots of a user's own schedule are computed one by one."""
-_SPAN_FIRST = timedelta(milliseconds=1)
+_FIRST_SPAN = timedelta(milliseconds=1)
 
 
 class DueSlots(NamedTuple):
@@ -29,55 +31,56 @@ class DueSlots(NamedTuple):
     slots: list[datetime]
     """The slots that get a job, oldest first."""
     following: datetime | None
-    """The first slot that is not due yet. None if there is none."""
+    """The first slot that is not due yet. None: the schedule has ended."""
     passed_over: bool
-    """Whether slots get no job although the policy is `all`, because there are too many."""
+    """Whether the policy is `all`, but some slots get no job because too many were missed."""
 
 
 def due_slots(
     schedule: PeriodicSchedule, missed: Missed, slot: datetime, now: datetime
 ) -> DueSlots:
-    """Return the due slots from `slot`, which is due, to `now`.
+    """Return the due slots from `slot` to `now`. `slot` itself is due.
 
     Raises:
         Exception: the schedule failed, or returned a wrong value.
     """
-    most = MISSED_MAX if missed == "all" else 1
-    slots: deque[datetime] = deque(maxlen=most)
-    due: datetime | None = _skip(schedule, slot, now, most)
+    count = MISSED_MAX if missed == "all" else 1
+    slots: deque[datetime] = deque(maxlen=count)
+    due: datetime | None = _skip(schedule, slot, now, count)
     while due is not None and due <= now:
         slots.append(due)
         due = next_time(schedule, due)
     passed_over = missed == "all" and bool(slots) and slots[0] != slot
-    if missed == "skip" and slots and now - slots[-1] > LATE:
+    if missed == "skip" and slots and now - slots[-1] > LATE_MAX:
         slots.clear()
     return DueSlots(list(slots), due, passed_over)
 
 
-def _skip(schedule: PeriodicSchedule, slot: datetime, now: datetime, most: int) -> datetime | None:
-    """Return a slot from which on there are the newest `most` due slots and few more. After a long
-    gap there are too many slots to compute each of them.
+def _skip(schedule: PeriodicSchedule, slot: datetime, now: datetime, count: int) -> datetime | None:
+    """Return a slot such that at least the newest `count` due slots, and few others, follow it.
+    After a long gap there are too many slots to compute each one.
 
-    The slot is searched backwards from `now`. That works for a schedule whose slots do not depend
-    on earlier slots. An interval's do, and those of a user's schedule may.
+    The function searches backwards from `now`, which assumes that slots do not depend on earlier
+    slots. The slots of an interval do. The slots of a user's schedule may, so up to `STEPS_MAX` of
+    them are computed one by one.
     """
     if isinstance(schedule, IntervalSchedule):
         passed = (now - slot) // schedule.interval
-        return slot + max(passed + 1 - most, 0) * schedule.interval
+        return slot + max(passed + 1 - count, 0) * schedule.interval
     if not (isinstance(schedule, CronSchedule) or _has(schedule, slot, now, STEPS_MAX)):
         return slot
-    span = _SPAN_FIRST
-    while now - slot > span:  # before an ancient slot the calendar ends
-        if _has(schedule, now - span, now, most):
+    span = _FIRST_SPAN
+    while now - slot > span:  # `now - span` must not leave the calendar
+        if _has(schedule, now - span, now, count):
             return next_time(schedule, now - span)
         span *= 2
     return slot
 
 
-def _has(schedule: PeriodicSchedule, after: datetime, until: datetime, most: int) -> bool:
-    """Whether at least `most` slots are between these times."""
+def _has(schedule: PeriodicSchedule, after: datetime, until: datetime, count: int) -> bool:
+    """Whether at least `count` slots of the schedule lie between `after` and `until`."""
     due: datetime | None = after
-    for _ in range(most):
+    for _ in range(count):
         due = next_time(schedule, due)
         if due is None or due > until:
             return False

@@ -24,7 +24,7 @@ STATEMENT_TIMEOUT = 5.0
 
 
 class ExecutionCleaner(MaintenanceService):
-    """Deletes expired keys of the whole schema. Two leaders may do this at once."""
+    """Deletes expired keys of `run_once` in the whole schema. Two leaders may do this at once."""
 
     name = "execution cleaner"
 
@@ -32,7 +32,7 @@ class ExecutionCleaner(MaintenanceService):
         """Create the execution cleaner.
 
         Args:
-            context: the term's.
+            context: what the services of the term share.
         """
         super().__init__(context)
         self.batches: Batches[ExpiredCursor] = Batches(

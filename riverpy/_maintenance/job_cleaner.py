@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 INTERVAL = 30.0
 """Seconds between two passes."""
 SWEEP_INTERVAL = 3600.0
-"""Seconds after which a rule reads from the beginning again, for jobs that it has skipped because
-they are kept longer or were locked."""
+"""Seconds after which the cleaner reads the jobs of a rule from the beginning again. An earlier
+pass may have skipped jobs that were locked, or that another rule keeps longer."""
 _STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
 _PURPOSE = "deleting ended jobs"
 _READ_TIMEOUT = 5.0
@@ -44,12 +44,12 @@ class Rule(NamedTuple):
     state: JobState
     retention: timedelta
     scope: JobScope | None
-    """None: all jobs of the state."""
+    """The queues and kinds of the jobs. None: all jobs of the state."""
 
 
 def rules_of(config: Config, scope: QueueScope) -> list[Rule]:
-    """Return the rules of a configuration for these queues. The retention of a job's kind comes
-    first, then that of its queue, then the default."""
+    """Return the rules of a configuration for the queues of `scope`. The retention of a job's kind
+    has precedence over the retention of its queue, and the queue's over the default."""
     if scope == NOTHING:
         return []
     return [
@@ -68,7 +68,10 @@ def _scopes_of(
     for retention, names in _grouped(config.retention_by_queue, state).items():
         if within := tuple(name for name in names if name in scope):
             yield retention, JobScope(within, True, kinds)
-    retention, others = _kept(config.retention, state), scope.without(config.retention_by_queue)
+    retention, others = (
+        _retention_of(config.retention, state),
+        scope.without(config.retention_by_queue),
+    )
     if retention is None or others == NOTHING:
         return
     jobs = JobScope(*others.whole(), kinds)
@@ -76,19 +79,19 @@ def _scopes_of(
 
 
 def _grouped(retentions: Mapping[str, JobRetention], state: JobState) -> dict[timedelta, list[str]]:
-    """Return the names by retention, so that names with one retention share a statement."""
+    """Group names by retention: one statement handles all names with the same retention."""
     names: dict[timedelta, list[str]] = defaultdict(list)
     for name, kept in retentions.items():
-        if (retention := _kept(kept, state)) is not None:
+        if (retention := _retention_of(kept, state)) is not None:
             names[retention].append(name)
     return names
 
 
-def _kept(retention: JobRetention, state: JobState) -> timedelta | None:
+def _retention_of(retention: JobRetention, state: JobState) -> timedelta | None:
     return getattr(retention, state.value)
 
 
-class Ended(NamedTuple):
+class CleanedJob(NamedTuple):
     """A job to delete."""
 
     rule: Rule
@@ -103,7 +106,7 @@ class JobCleaner(MaintenanceService):
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
-        self.batches: Batches[Ended] = Batches(
+        self.batches: Batches[CleanedJob] = Batches(
             self,
             "deleting ended jobs",
             self._delete,
@@ -111,10 +114,10 @@ class JobCleaner(MaintenanceService):
             connection=context.cleaning,
         )
         self._cursors: dict[Rule, EndedCursor | None] = {}
-        """The position up to which each rule has read. A rule of a new scope starts at the
-        beginning, because it may match jobs that were skipped."""
+        """By rule: the position up to which jobs were read. A rule of a new scope starts at the
+        beginning, because the rule may match jobs that were skipped."""
         self._unfinished: set[Rule] = set()
-        """Rules that have not yet read to the end."""
+        """The rules whose jobs were not yet read to the end."""
         self._swept_at = context.timer.boottime()
         self._deleted = 0
 
@@ -136,7 +139,7 @@ class JobCleaner(MaintenanceService):
         return self.batches.delay(INTERVAL)
 
     def _renew_cursors(self, rules: Sequence[Rule]) -> None:
-        """Let each rule continue where it ended, or, once an hour, begin again."""
+        """Keep the position of each rule. Once an hour, set all positions to the beginning."""
         now = self.context.timer.boottime()
         cursors = self._cursors
         if now - self._swept_at >= SWEEP_INTERVAL:
@@ -146,8 +149,8 @@ class JobCleaner(MaintenanceService):
         self._unfinished.intersection_update(rules)
 
     async def _states(self, rules: Sequence[Rule]) -> set[str]:
-        """Return the states in which there may be jobs to delete. Mostly there are none, and a pass
-        is one read."""
+        """Return the states in which there may be jobs to delete. If there are none, this read is
+        the whole pass."""
         shortest: dict[str, timedelta] = {}
         for rule in rules:
             known = shortest.get(rule.state.value, rule.retention)
@@ -168,16 +171,16 @@ class JobCleaner(MaintenanceService):
                 self.log.info(FINISHED_JOBS_DELETED, state=rule.state.value, count=self._deleted)
 
     async def _sweep(self, rule: Rule) -> None:
-        """Read the jobs of a rule page by page, and delete them. A rule for all jobs always reads
-        from the beginning: it skips only jobs that are set aside, unless there are too many of
-        these."""
+        """Read the jobs of a rule page by page, and delete them. The jobs of a rule without a scope
+        are always read from the beginning, since only jobs that are set aside are skipped. If too
+        many jobs are set aside, reading continues at the position of the rule."""
         if rule.scope is None and not self.batches.aside.is_full:
             self._cursors[rule] = None
         self._unfinished.add(rule)
         while True:
             limit = max(self.batches.rows, PAGE_MIN)
             jobs = await self._read(rule, limit)
-            meant = [Ended(rule, job.cursor.id) for job in jobs if job.is_in_scope]
+            meant = [CleanedJob(rule, job.cursor.id) for job in jobs if job.is_in_scope]
             if not await self.batches.handle(meant):
                 return
             if jobs:
@@ -200,8 +203,8 @@ class JobCleaner(MaintenanceService):
                 limit=limit,
             )
 
-    async def _delete(self, jobs: list[Ended]) -> None:
-        """Delete jobs that all belong to one rule."""
+    async def _delete(self, jobs: list[CleanedJob]) -> None:
+        """Delete jobs of one rule."""
         rule = jobs[0].rule
         async with self.batches.transaction() as connection:
             deleted = await job_delete_ended(

@@ -51,16 +51,16 @@ if TYPE_CHECKING:
 
 INTERVAL_MAX = 30.0
 INTERVAL_SHARE = 1 / 5
-"""Seconds between two reads of all heartbeats: a share of `dead_after`, and at most this. A dead
-client is found at most so much later."""
+"""The time between two reads of all heartbeats is this share of `dead_after`, but at most
+`INTERVAL_MAX` seconds. A dead client is found with at most this delay."""
 MARGIN = 0.01
 """Seconds by which a timer may be early."""
 STUCK_INTERVAL = 30.0
 STUCK_SHARE = 1 / 12
-"""Seconds between two searches for jobs that run for too long, as in River. Less if `rescue_after`
-is short: then it is a share of that."""
+"""The time between two searches for jobs that run for too long is `STUCK_INTERVAL` seconds, as in
+River, but at most this share of `rescue_after`."""
 PAGE = 1_000
-"""Jobs that are read and rescued at a time."""
+"""The number of jobs that are read and rescued at a time."""
 STATEMENT_TIMEOUT = 5.0
 RUNNING = ("running",)
 CLIENT_DEAD = "its client is dead"
@@ -69,7 +69,7 @@ TOO_LONG = "it ran for too long"
 
 
 class _StuckJob(Job[Any]):
-    """A job that has been running for long, as it is passed to code of its worker."""
+    """A job that has been running for too long, as the job's worker class gets it."""
 
     __slots__ = ("age",)
 
@@ -77,7 +77,7 @@ class _StuckJob(Job[Any]):
         self._row = row
         self._updates = None
         self.age: float = row[-1]
-        """Seconds since it was claimed."""
+        """Seconds since the job was claimed."""
 
     @property
     def claim_key(self) -> ClaimKey:
@@ -87,12 +87,12 @@ class _StuckJob(Job[Any]):
 
     @property
     def client_id(self) -> str | None:
-        """The client that claimed it."""
+        """The id of the client that claimed the job."""
         return next(reversed(self.attempted_by), None)
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether `job_cancel` was called for it."""
+        """Whether `job_cancel` was called for the job."""
         try:
             return "cancel_attempted_at" in self.metadata
         except (ValueError, RecursionError):  # SQL can store metadata that Python cannot read
@@ -121,9 +121,10 @@ class JobRescuer(MaintenanceService):
         """Create the job rescuer.
 
         Args:
-            context: the term's.
-            contact: returns the seconds of this process's unbroken contact with the server. Without
-                contact it cannot judge other clients. None: there is no table of clients.
+            context: what the services of the term share.
+            contact: returns how long this process has had contact with the server without a break,
+                in seconds. Without contact the service cannot know whether other clients are dead.
+                None: there is no table of clients.
         """
         super().__init__(context)
         self._observer = None if contact is None else HeartbeatObserver(context.timer, contact)
@@ -146,9 +147,10 @@ class JobRescuer(MaintenanceService):
         self._damaged = DamagedJobs("finding jobs of dead clients", self.log)
         self.reports.append(lambda: self._damaged.set_aside)
         self._found: list[Record] = []
-        """Stuck jobs that were read and not rescued yet."""
+        """The stuck jobs that were read and not rescued yet."""
         self.unknown: Counter[str] = Counter()
-        """Stuck jobs by kind for which this client has no worker, as of the last pass."""
+        """The ids of stuck jobs that this client has no worker for, by kind, as of the last
+        pass."""
         self._logged: set[str] = set()
         self._limited_log = self.log.limited()
 
@@ -168,8 +170,8 @@ class JobRescuer(MaintenanceService):
     # -- by heartbeat
 
     async def _rescue_dead(self, filters: Sequence[QueueFilter | None]) -> float:
-        """Rescue the jobs of dead clients, of all kinds. Return the seconds until another client
-        may be dead."""
+        """Rescue the jobs of dead clients. Return the seconds until another client may count as
+        dead."""
         if self._observer is None or not filters:
             return self._interval
         async with self._reading() as connection:
@@ -216,8 +218,7 @@ class JobRescuer(MaintenanceService):
     async def _end_of_dead(
         self, heartbeats: Mapping[str, bytes], connection: Connection, rescues: list[Rescue]
     ) -> dict[int, str]:
-        """End attempts of clients that are still dead: a heartbeat that was written since saves a
-        client's jobs."""
+        """End attempts of clients that have written no heartbeat since the observation."""
         assert self._observer is not None  # noqa: S101 (without it no client is found dead)
         clients = {rescue.client_id for rescue in rescues if rescue.client_id}
         dead = await client_lock_dead(
@@ -235,7 +236,7 @@ class JobRescuer(MaintenanceService):
     # -- by age
 
     async def _rescue_stuck(self, filters: Sequence[QueueFilter | None]) -> None:
-        """Rescue jobs that run for too long, of clients without heartbeats, as River does."""
+        """Rescue jobs of clients without heartbeats that run for too long, as River does."""
         unknown: Counter[str] = Counter()
         for within in filters:
             await self._rescue_stuck_within(within, unknown)
@@ -269,14 +270,15 @@ class JobRescuer(MaintenanceService):
             after = ids[-1]
 
     async def _read(self, ids: list[int]) -> None:
-        """Read all columns of stuck jobs. A job with a damaged column fails alone."""
+        """Read all columns of stuck jobs. A damaged job does not make the read of others fail."""
         async with self._reading() as connection:
             self._found += await job_stuck_rows(
                 connection, self.context.schema, ids=ids, age=self._config.rescue_age
             )
 
     async def _unregistered(self, jobs: list[_StuckJob]) -> list[_StuckJob]:
-        """Leave out the jobs of registered clients: they are rescued only if the client is dead."""
+        """Return the jobs of clients that are not registered. Jobs of a registered client are
+        rescued only if the client is dead."""
         ids = {job.client_id for job in jobs}
         if self._observer is None or not ids:
             return jobs
@@ -290,7 +292,7 @@ class JobRescuer(MaintenanceService):
         return [job for job in jobs if job.client_id not in registered]
 
     def _delay_of(self, job: _StuckJob, unknown: Counter[str]) -> timedelta | None:
-        """Return the delay until the job runs again, or None to leave it alone."""
+        """Return the delay until the job runs again, or None if the job is not rescued."""
         if job.is_cancelled:
             return timedelta(0)
         unit = self.context.workers.get(job.kind)
@@ -301,7 +303,7 @@ class JobRescuer(MaintenanceService):
             with only_exceptions(f"code of the worker of {job.kind!r}"):
                 job.decode(unit)
                 of_job = UNSET if unit.job_timeout is None else unit.job_timeout(job)
-        except Exception as error:  # old args, or an error in code of the user
+        except Exception as error:  # the args do not fit the class, or the user's code has failed
             self.log.debug(STUCK_JOB_DECODING_FAILED, job_id=job.id, error=describe(error))
             return self._retry_delay(job, None)
         timeout = unit.resolve_timeout(self._config.job_timeout, of_job)
@@ -339,7 +341,7 @@ class JobRescuer(MaintenanceService):
     # -- both
 
     async def _end(self, endings: list[Ending]) -> None:
-        """End attempts that all have the same `end` function."""
+        """End attempts with their `end` function, which is the same for all."""
         rescues = [ending.rescue for ending in endings]
         async with self.batches.transaction() as connection:
             states = await endings[0].end(connection, rescues)

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 INTERVAL = 5.0
 """Seconds between two passes."""
 AHEAD = timedelta(seconds=INTERVAL)
-"""Jobs that are due before the next pass are made available too. Workers do not claim them before
-they are due."""
+"""How far ahead jobs are made available: jobs that are due before the next pass are included.
+Workers do not claim a job before it is due."""
 LOCK_LIMIT = timedelta(milliseconds=50)
-"""How long a statement waits for a transaction that inserts a job with the unique key of a due
-job."""
+"""The longest wait of a statement for a lock. Another transaction may be inserting a job with the
+unique key of a due job."""
 
 
 class JobScheduler(MaintenanceService):
-    """Makes due jobs available, in batches. A job that fails is set aside."""
+    """Makes due jobs available, in batches. A job that the database refuses is set aside."""
 
     name = "job scheduler"
 
@@ -37,7 +37,8 @@ class JobScheduler(MaintenanceService):
             self, "making due jobs available", self._schedule, key=lambda job_id: job_id
         )
         self._left: list[int] = []
-        """Jobs that this pass left unchanged: they are locked, or cannot give up a unique key."""
+        """The ids of jobs that this pass left unchanged, because a job is locked, or its unique key
+        would stay in use."""
 
     async def run_once(self, scope: StopScope) -> float:
         """Make all due jobs available.
@@ -55,7 +56,8 @@ class JobScheduler(MaintenanceService):
         return INTERVAL
 
     async def _schedule_due(self, within: QueueFilter | None) -> bool:
-        """Make due jobs of these queues available. Return False if the pass should end."""
+        """Make due jobs in the queues of `within` available. Return False if the pass should
+        end."""
         while True:
             limit = self.batches.rows
             ids = await self._find(within, limit)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class LeaderFunctionService(MaintenanceService):
-    """Runs the function in each term: once if it returns, and again after a delay if it raises."""
+    """Runs a user's function during a term: once if the function returns, and again after a delay
+    if the function raises."""
 
     def __init__(self, context: TermContext, function: LeaderFunction) -> None:
         """Create the leader function service, for one term."""
@@ -29,7 +30,7 @@ class LeaderFunctionService(MaintenanceService):
         """Run the function to its end.
 
         Raises:
-            Exception: what it raised.
+            Exception: what the function raised.
         """
         term = LeaderTerm(self.context.fence)
         await cancelled_once(self.name, lambda: self._function.fn(term))

@@ -1,9 +1,9 @@
 """PeriodicEnqueuer: inserts the due jobs of this client's periodic jobs.
 
 The server's clock decides which slots are due, and the row of a periodic job stores its next slot.
-The transaction that inserts a slot's job also moves the row to the next slot, if the row is still
-as it was read. So no slot is inserted twice, and none is lost. A periodic job that fails keeps its
-slot and is tried again later, without delaying the others.
+The transaction that inserts a slot's job also moves the row to the next slot, if no other session
+has changed the row. So no slot is inserted twice, and no slot is lost. A periodic job that fails
+keeps its slot and is retried later, without delay for the others.
 """
 
 from __future__ import annotations
@@ -68,27 +68,28 @@ if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobState
 
 READ_INTERVAL = 5.0
-"""Seconds between two reads of the table, if nothing is due earlier."""
+"""Seconds between two reads of the table, if no slot is due earlier."""
 LOCKED_RETRY = 1.0
-"""Seconds until a row is tried again that another transaction has locked or changed."""
+"""Seconds until the retry of a row that another transaction has locked or changed."""
 MISSING_RETRY = 60.0
 """Seconds until the next check for the table, while it is missing."""
 STATEMENT_TIMEOUT = 5.0
-"""Seconds for one read."""
+"""The timeout of one read, in seconds."""
 HOOK_TIMEOUT = 30.0
-"""Seconds that all hooks `periodic_jobs_start` may take together."""
+"""The timeout of all hooks `periodic_jobs_start` together, in seconds."""
 BATCH_MAX = 100
-"""Periodic jobs whose slots are inserted in one transaction."""
+"""The largest number of periodic jobs whose slots are inserted in one transaction."""
 ROWS_MAX = 1000
-"""A transaction with so many jobs takes no further periodic job."""
+"""The number of jobs at which a transaction takes no further periodic job."""
 PLAN_TIME = 0.05
-"""After so many seconds of planning, the planned jobs are inserted first."""
+"""Seconds of planning after which the planned jobs are inserted, before planning continues."""
 MARK_INTERVAL = 3600.0
-"""Seconds between two marks of the rows as used."""
+"""Seconds between two updates that mark the rows as used."""
 DELETE_AFTER = timedelta(days=30)
-"""A row that no leader has used for so long is deleted."""
+"""Time after which a row that no leader uses is deleted."""
 RETRY_MIN, RETRY_MAX = 1.0, 30.0
-"""Seconds until a periodic job that failed is tried again. They double up to the maximum."""
+"""The shortest and the longest delay before a periodic job that failed is retried, in seconds. The
+delay doubles with each failure."""
 SKIP_ADVICE = (
     "the finished job keeps the unique key: leave completed out of UniqueOpts(by_state=…), so that "
     "a job is inserted whenever none is waiting or running"
@@ -99,12 +100,13 @@ class Run(NamedTuple):
     """A job to insert."""
 
     slot: datetime
-    """Its slot, or the time at which the run was requested."""
+    """The slot of the job, or the time at which an operator requested the job."""
     job: PreparedJob
 
 
-class Firing(NamedTuple):
-    """What to do for one periodic job: insert jobs, and move its row."""
+class Plan(NamedTuple):
+    """The plan for one periodic job: the jobs to insert, and the change of the periodic job's
+    row."""
 
     advance: PeriodicAdvance
     runs: list[Run]
@@ -128,9 +130,9 @@ class PeriodicEnqueuer(MaintenanceService):
         """Create the periodic enqueuer, for one term.
 
         Args:
-            context: the term's.
-            jobs: the client's.
-            inserter: the client's.
+            context: what the services of the term share.
+            jobs: the client's periodic jobs.
+            inserter: inserts jobs for the client.
         """
         super().__init__(context)
         self._jobs, self._inserter = jobs, inserter
@@ -139,23 +141,24 @@ class PeriodicEnqueuer(MaintenanceService):
         self._hooks = Plugins(config.plugins, config.hooks).periodic_jobs_start
         jobs.wake = self.wake
         self._registered: dict[str, PeriodicJob] = {}
-        """By the id of the row. It contains the domain, since two domains may use one id."""
+        """The periodic jobs by the id of their row. The row's id contains the domain, since two
+        domains may use the same id for a periodic job."""
         self._held: SetAside[str] = SetAside(
             delay_min=RETRY_MIN, delay_max=RETRY_MAX, now=context.timer.boottime
         )
-        """Row ids of the periodic jobs that failed."""
+        """The periodic jobs that failed, by the id of their row."""
         self._skipped: set[str] = set()
-        """Row ids for which a lost slot was logged."""
+        """The ids of rows for which a lost slot was logged."""
         self._moved = 0
-        """How many rows this pass has moved."""
+        """The number of rows that this pass has moved to another slot."""
         self._errors = StatementErrors()
-        self._firing: BatchSender[Firing] = BatchSender(
+        self._sender: BatchSender[Plan] = BatchSender(
             BatchStatement(
-                self._fire, row_id=lambda firing: firing.advance.id, is_row_error=self._is_row_error
+                self._execute, row_id=lambda plan: plan.advance.id, is_row_error=self._is_row_error
             ),
             size=BatchSize(BATCH_MAX, context.fence.limit.total_seconds()),
             aside=None,
-            set_aside=lambda firing, error: self._hold(firing.advance.id, error),
+            set_aside=lambda plan, error: self._hold(plan.advance.id, error),
             failures_max=FAILURES_MAX,
         )
         self._registering: Batches[NewJob] = Batches(
@@ -192,11 +195,11 @@ class PeriodicEnqueuer(MaintenanceService):
         if self._has_table:
             try:
                 await self._register()
-            except DATABASE_ERRORS as error:  # each pass registers them too
+            except DATABASE_ERRORS as error:  # each pass registers the jobs too
                 self.log.debug(PERIODIC_JOB_REGISTRATION_FAILED, error=describe(error))
 
     async def run_once(self, scope: StopScope) -> float:
-        """Insert what is due. Return the seconds until the next pass."""
+        """Insert the jobs of due slots. Return the seconds until the next pass."""
         if not await self._find_table():
             return MISSING_RETRY
         await self._register()
@@ -206,11 +209,11 @@ class PeriodicEnqueuer(MaintenanceService):
         async with self._reading("looking for due periodic jobs") as connection:
             rows = await periodic_due(connection, self.context.schema, list(self._registered))
         self._moved = 0
-        self._firing.discard()
-        for firings in self._plans(rows):
-            for firing in firings:
-                self._firing.add(firing)
-            await self._firing.send_all()
+        self._sender.discard()
+        for plans in self._plans(rows):
+            for plan in plans:
+                self._sender.add(plan)
+            await self._sender.send_all()
             await anyio.lowlevel.checkpoint()
         return 0.0 if self._moved else self._seconds_until_next(rows)
 
@@ -334,54 +337,55 @@ class PeriodicEnqueuer(MaintenanceService):
 
     # -- planning
 
-    def _plans(self, rows: Sequence[PeriodicRow]) -> Generator[list[Firing]]:
-        """Yield what to do, in parts that block neither the event loop nor a transaction for long.
-        Periodic jobs that failed before come last."""
-        firings: list[Firing] = []
+    def _plans(self, rows: Sequence[PeriodicRow]) -> Generator[list[Plan]]:
+        """Yield plans in lists. A list is short enough to block neither the event loop nor a
+        transaction for long. Periodic jobs that failed before come last."""
+        plans: list[Plan] = []
         began = self.context.timer.boottime()
         for row in sorted(rows, key=lambda row: row.id in self._held):
-            firing = self._plan(row)
-            if firing is not None:
-                firings.append(firing)
-            count = sum(len(firing.runs) for firing in firings)
+            plan = self._plan(row)
+            if plan is not None:
+                plans.append(plan)
+            count = sum(len(plan.runs) for plan in plans)
             is_long = self.context.timer.boottime() - began >= PLAN_TIME
-            if is_long or count >= ROWS_MAX or len(firings) >= BATCH_MAX:
-                yield firings
-                firings, began = [], self.context.timer.boottime()
-        if firings:
-            yield firings
+            if is_long or count >= ROWS_MAX or len(plans) >= BATCH_MAX:
+                yield plans
+                plans, began = [], self.context.timer.boottime()
+        if plans:
+            yield plans
 
-    def _plan(self, row: PeriodicRow) -> Firing | None:
-        """Return what to do for a periodic job now. This calls code of the user."""
+    def _plan(self, row: PeriodicRow) -> Plan | None:
+        """Return the plan for a periodic job, or None if no slot is due. This calls the user's
+        code."""
         job, slot = self._registered[row.id], row.next_run_at
         if self._held.seconds_left(row.id):
             return None
         try:
             if row.run_requested_at is not None:
-                firing = self._plan_request(job, row, row.run_requested_at)
+                plan = self._plan_request(job, row, row.run_requested_at)
             elif slot is not None and slot <= row.read_at:
-                firing = self._plan_slots(job, row, slot)
+                plan = self._plan_slots(job, row, slot)
             else:
                 return None
         except Exception as error:
             self._hold(row.id, error)
             return None
-        if firing.failed is not None and firing.advance.next_run_at == row.next_run_at:
-            self._hold(row.id, firing.failed)
+        if plan.failed is not None and plan.advance.next_run_at == row.next_run_at:
+            self._hold(row.id, plan.failed)
             return None
-        return firing
+        return plan
 
-    def _plan_request(self, job: PeriodicJob, row: PeriodicRow, at: datetime) -> Firing:
-        """Plan a requested run. Due slots wait for the next pass."""
+    def _plan_request(self, job: PeriodicJob, row: PeriodicRow, at: datetime) -> Plan:
+        """Plan a run that an operator requested. Due slots wait for the next pass."""
         prepared = self._prepare(job, at)
         runs = [] if prepared is None else [Run(at, prepared)]
-        return Firing(_advance(row, row.next_run_at), runs)
+        return Plan(_advance(row, row.next_run_at), runs)
 
-    def _plan_slots(self, job: PeriodicJob, row: PeriodicRow, first: datetime) -> Firing:
+    def _plan_slots(self, job: PeriodicJob, row: PeriodicRow, first: datetime) -> Plan:
         """Plan the due slots, up to the first one whose job cannot be made."""
         due = due_slots(job.schedule, job.missed, first, row.read_at)
         if row.is_paused:
-            return Firing(_advance(row, due.following), [])
+            return Plan(_advance(row, due.following), [])
         if due.passed_over:
             self.log.warning(MISSED_PERIODIC_SLOTS_DROPPED, periodic_job_id=job.id)
         runs: list[Run] = []
@@ -391,10 +395,10 @@ class PeriodicEnqueuer(MaintenanceService):
             try:
                 prepared = self._prepare(job, slot)
             except Exception as error:
-                return Firing(_advance(row, slot), runs, error)
+                return Plan(_advance(row, slot), runs, error)
             if prepared is not None:
                 runs.append(Run(slot, prepared))
-        return Firing(_advance(row, due.following), runs)
+        return Plan(_advance(row, due.following), runs)
 
     def _prepare(self, job: PeriodicJob, due_at: datetime) -> PreparedJob | None:
         run = job.construct()
@@ -406,8 +410,8 @@ class PeriodicEnqueuer(MaintenanceService):
         return self._inserter.prepare_due(args, opts, due_at=due_at)
 
     def _hold(self, row_id: str, error: Exception) -> None:
-        """Try a periodic job that failed later. The first failure is logged at level error, with a
-        traceback unless the database has raised it."""
+        """Postpone a periodic job that failed. The first failure is logged at level error, with a
+        traceback unless it is an error of the database."""
         is_first = row_id not in self._held
         self._held.add(row_id, row_id, error, 0.0)
         log = self.log.error if is_first else self.log.debug
@@ -424,32 +428,32 @@ class PeriodicEnqueuer(MaintenanceService):
     def _is_row_error(self, error: Exception) -> bool:
         return isinstance(error, InsertError) or self._errors.may_be_of_rows(error)
 
-    async def _fire(self, firings: list[Firing]) -> None:
-        done = await self._transact(firings)
+    async def _execute(self, plans: list[Plan]) -> None:
+        done = await self._execute_plans(plans)
         self._moved += len(done)
-        for firing in firings:
-            row_id = firing.advance.id
+        for plan in plans:
+            row_id = plan.advance.id
             if row_id not in done:
                 continue
-            if firing.failed is not None:
-                self._hold(row_id, firing.failed)
+            if plan.failed is not None:
+                self._hold(row_id, plan.failed)
             elif row_id in self._held:
                 self._held.remove(row_id)
                 self.log.info(PERIODIC_JOB_INSERTED_AGAIN, periodic_job_id=row_id)
 
-    async def _transact(self, firings: Sequence[Firing]) -> set[str]:
+    async def _execute_plans(self, plans: Sequence[Plan]) -> set[str]:
         """Move rows and insert their jobs. Return the ids of the moved rows."""
         async with self.context.fence.transaction(
             self.context.connection, "inserting periodic jobs"
         ) as connection:
             done = await periodic_advance(
-                connection, self.context.schema, [firing.advance for firing in firings]
+                connection, self.context.schema, [plan.advance for plan in plans]
             )
             runs = [
-                (firing.advance.id, run)
-                for firing in firings
-                if firing.advance.id in done
-                for run in firing.runs
+                (plan.advance.id, run)
+                for plan in plans
+                if plan.advance.id in done
+                for run in plan.runs
             ]
             results = await self._insert([run.job for _, run in runs], connection) if runs else []
             inserted = {
@@ -465,8 +469,9 @@ class PeriodicEnqueuer(MaintenanceService):
         return done
 
     def _log_skipped(self, row_id: str, slot: datetime, existing: JobRow) -> None:
-        """Log that a slot is a duplicate. It is a warning, once, if the existing job has finished
-        and belongs to an earlier slot: then every slot is lost until that job's row is deleted."""
+        """Log that a slot got no job because a job with the same unique key exists. If that job has
+        finished and belongs to an earlier slot, log one warning: every slot is lost until the job's
+        row is deleted."""
         job = self._registered[row_id]
         is_lost = existing.finalized_at is not None and _has_slot(job, existing.scheduled_at, slot)
         log = self.log.debug
@@ -485,7 +490,9 @@ class PeriodicEnqueuer(MaintenanceService):
     async def _insert(self, jobs: list[PreparedJob], connection: Connection) -> list[InsertResult]:
         try:
             return await self._inserter.insert_prepared(jobs, tx=connection)
-        except TransactionError as error:  # the transaction is ours, so the connection was lost
+        except (
+            TransactionError
+        ) as error:  # no user can end this transaction, so the connection was lost
             raise ConnectionError(describe(error.__cause__ or error)) from error
 
 
@@ -496,9 +503,9 @@ def _advance(row: PeriodicRow, next_run_at: datetime | None) -> PeriodicAdvance:
 
 
 def _has_slot(job: PeriodicJob, after: datetime, until: datetime) -> bool:
-    """Whether the schedule has a slot between these times."""
+    """Whether the schedule has a slot between `after` and `until`."""
     try:
         following = next_time(job.schedule, after)
-    except Exception:  # a schedule of the user may fail for a past time
+    except Exception:  # a user's schedule may fail for a time in the past
         return False
     return following is not None and following <= until

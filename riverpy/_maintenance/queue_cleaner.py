@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 INTERVAL = 3600.0
 """Seconds between two passes."""
 RETENTION = timedelta(hours=24)
-"""How long the row of an unused queue is kept. Clients touch the rows of their queues every ten
+"""How long the row of an unused queue is kept. Clients update the rows of their queues every ten
 minutes."""
 _READ_TIMEOUT = 5.0
 
 
 class QueueCleaner(MaintenanceService):
-    """Deletes unused queues. A row that is paused or has metadata is kept for the queue's next
-    worker."""
+    """Deletes the rows of unused queues. The row of a queue that is paused or has metadata is kept
+    for the next worker of the queue."""
 
     name = "queue cleaner"
 

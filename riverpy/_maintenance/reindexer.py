@@ -1,4 +1,5 @@
-"""Reindexer: rebuilds River's indexes concurrently, and drops what interrupted rebuilds leave."""
+"""Reindexer: rebuilds River's indexes concurrently, and drops the indexes that interrupted rebuilds
+leave."""
 
 from __future__ import annotations
 
@@ -67,21 +68,24 @@ INDEX_NAMES_DEFAULT = (
 STATEMENT_LIMIT = timedelta(seconds=5)
 LOCK_LIMIT = timedelta(seconds=1)
 IDLE_LIMIT = timedelta(seconds=30)
-"""The timeouts of the session, except during a rebuild. If the process is frozen or unreachable,
-the last one ends the session, and so releases its lock."""
+"""The server's timeouts for the session: of a statement, of a wait for a lock, and of an idle
+session. They do not apply to a rebuild. If the process is frozen or unreachable, the server ends
+the idle session, which releases the session's lock."""
 ANSWER_MARGIN = 5.0
-"""Seconds by which an answer may come later than the server's timeout. Then the session is cut."""
+"""Seconds between the server's timeout of a statement and our own timeout, which cuts the
+session."""
 CLEAN_UP_LIMIT = 15.0
-"""Seconds that a stop may take to drop what the interrupted rebuild left."""
+"""The timeout for a stop to drop the indexes that the interrupted rebuild left, in seconds."""
 DROP_RETRY = 0.1
-"""Seconds between two attempts to drop it."""
+"""Seconds between two attempts to drop the indexes that a rebuild left."""
 LOCKED_RETRY = 5.0
-"""Seconds until the lock of another reindexer is tried again. After its process was killed, the
-server needs a moment to release it."""
+"""Seconds until the next attempt to lock, while another reindexer has the lock. If the process of
+the other one was killed, the server needs a moment to release the lock."""
 CLOCK_INTERVAL = 3600.0
 """The longest time between two reads of the server's clock in seconds."""
 POSTPONED_DAYS = (1, 2, 4)
-"""Days for which an index is postponed after one timeout, after two in a row, and after more."""
+"""Days for which an index is postponed after the first timeout, after the second consecutive one,
+and after later ones."""
 
 
 class Midnight:
@@ -103,7 +107,7 @@ class Postponement(NamedTuple):
     where every leader and operator can read it."""
 
     timeouts: int
-    """How often in a row."""
+    """The number of consecutive rebuilds that timed out."""
     until: datetime
 
     @classmethod
@@ -126,19 +130,19 @@ class Postponement(NamedTuple):
         return cls(timeouts, begin + timedelta(days=days))
 
     def written(self, comment: str) -> str:
-        """Return the comment with this postponement at its end."""
+        """Return the comment with this postponement appended."""
         until = self.until.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat()
         said = f"riverpy: {self.timeouts} rebuilds timed out, next after {until}Z"
         return "\n".join(filter(None, (without_postponement(comment), said)))
 
 
 def without_postponement(comment: str) -> str:
-    """Return the comment without a postponement."""
+    """Remove the postponement from the comment of an index."""
     return _POSTPONED.sub("", comment)
 
 
 class Reindexer(MaintenanceService):
-    """Rebuilds the indexes by a schedule. Each run has a session of its own."""
+    """Rebuilds indexes on a schedule. Each run uses a new database session."""
 
     name = "reindexer"
 
@@ -152,8 +156,8 @@ class Reindexer(MaintenanceService):
 
         Args:
             context: what the term's services share.
-            names: the indexes.
-            connect: makes a session that leads past any pooler in transaction mode.
+            names: the names of the indexes.
+            connect: connects to the server, not to a pooler in transaction mode.
         """
         super().__init__(context)
         config = context.config
@@ -163,20 +167,20 @@ class Reindexer(MaintenanceService):
         self._timeout = config.reindexer_timeout
         self._due: datetime | None = None
         self._run_at: datetime
-        """When the run was due. From then rests what times out in it: a day's rest is over when the
-        next daily run begins."""
+        """When the run was due. A postponement of an index counts from this time, so that a
+        postponement of one day has ended when the next daily run begins."""
         self._pending: list[str] = []
         self._has_begun = self._is_clean = False
         self._lock_failures = RepeatedFailureLog(self.log)
         self._missing: list[str] = []
 
     async def run_once(self, scope: StopScope) -> float:
-        """Rebuild the indexes if that is due. The first pass of a term only drops what an earlier
-        term left."""
+        """Rebuild the indexes if a run is due. The first pass of a term only drops indexes that an
+        earlier term left."""
         now = await self._now()
         if not self._has_begun:
             self._has_begun, self._run_at, self._due = True, now, next_time(self._schedule, now)
-        elif self._due is not None and now >= self._due:  # missed runs are not made up for
+        elif self._due is not None and now >= self._due:  # one run also for several missed ones
             self._run_at = max(self._due, now - timedelta(seconds=CLOCK_INTERVAL))
             self._pending, self._due = list(self._names), next_time(self._schedule, now)
         if self._pending or not self._is_clean:
@@ -188,8 +192,9 @@ class Reindexer(MaintenanceService):
         return min(max((self._due - now).total_seconds(), 0.0), CLOCK_INTERVAL)
 
     async def _work(self, scope: StopScope) -> bool:
-        """Drop what was left, and rebuild the pending indexes. False: another session holds the
-        lock. After an error the next call continues after the index that failed."""
+        """Drop indexes that interrupted rebuilds left, and rebuild the pending indexes. Return
+        False if another session holds the lock. After an error the next call continues after the
+        index that failed."""
         self._is_clean = False
         async with self._session() as connection:
             if not await self._lock(connection):
@@ -219,14 +224,15 @@ class Reindexer(MaintenanceService):
             await close(connection)
 
     async def _limit(self, connection: Connection) -> None:
-        """Set the timeouts of every step but a rebuild."""
+        """Set the session's timeouts for all statements except a rebuild."""
         with _answer_within(STATEMENT_LIMIT):
             await index_limits(
                 connection, statement=STATEMENT_LIMIT, lock=LOCK_LIMIT, idle=IDLE_LIMIT
             )
 
     async def _lock(self, connection: Connection) -> bool:
-        """Lock out other reindexers until the end of the session. Return whether that worked."""
+        """Lock out other reindexers until the end of the session. Return whether the lock was
+        acquired."""
         with _answer_within(STATEMENT_LIMIT):
             is_locked = await index_lock(connection, self.context.schema)
         if is_locked:
@@ -238,7 +244,8 @@ class Reindexer(MaintenanceService):
     # -- artifacts
 
     async def _clean(self, connection: Connection) -> list[Index]:
-        """Drop what interrupted rebuilds of any process left. Return the indexes."""
+        """Drop indexes that interrupted rebuilds of any process left. Return the indexes to
+        rebuild."""
         with _answer_within(STATEMENT_LIMIT):
             indexes = await index_list(connection, self.context.schema, self._names)
         self._warn_of_missing({index.name for index in indexes})
@@ -269,7 +276,7 @@ class Reindexer(MaintenanceService):
     async def _drop_artifacts(
         self, connection: Connection, name: str, before_each: Callable[[], None]
     ) -> bool:
-        """Drop the artifacts that no session is building. Return whether all of these are gone."""
+        """Drop the artifacts that no session is building. Return whether all drops succeeded."""
         with _answer_within(STATEMENT_LIMIT):
             artifacts = await index_artifacts(connection, self.context.schema, name)
         is_done = True
@@ -292,13 +299,13 @@ class Reindexer(MaintenanceService):
         return is_done
 
     async def _clean_up(self, connection: Connection, name: str) -> None:
-        """Drop what a rebuild left that a stop has just interrupted. This process may not be the
+        """Drop the artifacts of a rebuild that a stop has interrupted. This process may not be the
         leader any more, but its session still locks out other reindexers."""
         with anyio.move_on_after(CLEAN_UP_LIMIT, shield=True):
             try:
                 await self._limit(connection)  # returns when the rebuild has ended
                 while True:
-                    if await self._drop_artifacts(connection, name, _nothing):
+                    if await self._drop_artifacts(connection, name, _skip_check):
                         return
                     await anyio.sleep(DROP_RETRY)
             except DATABASE_ERRORS as error:
@@ -356,8 +363,8 @@ class Reindexer(MaintenanceService):
     async def _failed(
         self, connection: Connection, index: Index, error: PostgresError, seconds: float
     ) -> None:
-        """Log a failed rebuild, and postpone the index if the rebuild timed out. What the rebuild
-        left stays until the next run."""
+        """Log a failed rebuild, and postpone the index if the rebuild timed out. The artifacts of
+        the rebuild stay until the next run."""
         limit = self._timeout
         if limit is None or not is_statement_timeout(error) or seconds < limit.total_seconds():
             self.log.warning(INDEX_REBUILD_FAILED, index=index.name, reason=describe(error))
@@ -391,8 +398,8 @@ class Reindexer(MaintenanceService):
 
 
 def reindexers(context: TermContext) -> list[Reindexer]:
-    """Return the reindexer of a term. There is none if no index is to be rebuilt, or if a pooler is
-    the only way to the database."""
+    """Return the reindexer of a term, as a list. The list is empty if no index is to be rebuilt, or
+    if all URLs lead to a pooler in transaction mode."""
     names = context.config.reindexer_index_names
     names = INDEX_NAMES_DEFAULT if names is None else names
     if not names:
@@ -406,10 +413,10 @@ def reindexers(context: TermContext) -> list[Reindexer]:
 
 
 def _answer_within(limit: timedelta | None) -> AbstractContextManager[object]:
-    """Return a timeout that is a little longer than the server's."""
+    """Return a timeout that is a little longer than `limit`, the server's timeout."""
     seconds = None if limit is None else limit.total_seconds() + ANSWER_MARGIN
     return anyio.fail_after(seconds)
 
 
-def _nothing() -> None:
-    """Do nothing before a step that needs no valid lease."""
+def _skip_check() -> None:
+    """Do nothing, where `expect_valid` of the fence would check the lease."""

@@ -1,4 +1,5 @@
-"""Which maintenance services a term has: a new pass is added here."""
+"""The maintenance services of each kind of term. A new service is added to a list in this
+module."""
 
 from __future__ import annotations
 
@@ -27,20 +28,20 @@ if TYPE_CHECKING:
 def domain_services(
     context: TermContext, heartbeat: Heartbeat, periodic_jobs: PeriodicJobs, inserter: Inserter
 ) -> list[MaintenanceService]:
-    """The services of a term of the client's domain, in the order in which they start."""
+    """Return the services of a leader of the client's domain, in the order of their starts."""
     own = [*_queue_services(context, heartbeat), PeriodicEnqueuer(context, periodic_jobs, inserter)]
     if context.config.domain != DEFAULT_DOMAIN:
         return own
-    return [*own, *_upkeep(context, heartbeat), *reindexers(context)]
+    return [*own, *_own_table_services(context, heartbeat), *reindexers(context)]
 
 
 def schema_services(
     context: TermContext, heartbeat: Heartbeat, *, may_reindex: bool
 ) -> list[MaintenanceService]:
-    """The services of a term of the schema's lead."""
+    """Return the services of a client that holds the schema lease."""
     return [
         *_queue_services(context, heartbeat),
-        *_upkeep(context, heartbeat),
+        *_own_table_services(context, heartbeat),
         *(reindexers(context) if may_reindex else []),
     ]
 
@@ -54,8 +55,8 @@ def _queue_services(context: TermContext, heartbeat: Heartbeat) -> list[Maintena
     ]
 
 
-def _upkeep(context: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
-    """What keeps our own tables."""
+def _own_table_services(context: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
+    """Return the services for the tables of line `riverpy`, which River does not have."""
     contact = _contact(heartbeat)
     cleaners = [] if contact is None else [ClientCleaner(context, contact)]
     return [ExecutionCleaner(context), *cleaners]

@@ -261,12 +261,12 @@ class SchemaSlot(LeaderSlot):
 
     def make_services(self, context: TermContext) -> list[MaintenanceService]:
         """Return the services of a term."""
-        lease, is_foreign_led = context.fence.lease, self._store.is_foreign_led
+        lease, has_foreign_leader = context.fence.lease, self._store.has_foreign_leader
 
         def resign(why: str) -> None:
             self.engine.resign(lease, why, pause=self.engine.timing.interval)
 
         return [
-            DefaultLeaderCheck(context, resign, is_foreign_led=is_foreign_led),
-            *schema_services(context, self._run.heartbeat, may_reindex=not is_foreign_led),
+            DefaultLeaderCheck(context, resign, has_foreign_leader=has_foreign_leader),
+            *schema_services(context, self._run.heartbeat, may_reindex=not has_foreign_leader),
         ]

@@ -146,8 +146,8 @@ async def test_leaders_on_a_server(schema: Schema, log: list[Any]) -> None:
 
     async def looks(client: Any) -> None:
         watch: LeaderWatch = client._run._leader_watch
-        watch.looked.init()
-        await watch.looked.wait()
+        watch.checked.init()
+        await watch.checked.wait()
 
     async with rig.working() as client:
         await rig.until("SELECT leader_id FROM river_leader", client.id)

@@ -396,7 +396,7 @@ def _start_beside(sibling: Any) -> Any:
 async def test_slow_subscriber(monkeypatch: pytest.MonkeyPatch, log: list[Any]) -> None:
     """EL6: one that does not read holds up nobody, and sees all in order; beyond its room the
     oldest are dropped, counted and warned of once, so that the last is how things stand."""
-    monkeypatch.setattr(leadership, "SIZE", 5)
+    monkeypatch.setattr(leadership, "PENDING_MAX", 5)
     owner = Leadership(lambda: "a", lambda: "default")
     async with LeadershipSubscription(owner) as slow, LeadershipSubscription(owner) as quick:
         seen = [await anext(quick)]

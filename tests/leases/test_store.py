@@ -27,7 +27,7 @@ from riverpy import (
     SchemaMissingError,
     TransactionError,
 )
-from riverpy._leases.lease import process_holder
+from riverpy._leases.lease import process_holder_id
 from riverpy._log_events import CONNECTION_LOST, CONNECTION_RESTORED, LEASE_RELEASE_FAILED
 from riverpy._postgres.leases import LeaseLockedError
 from riverpy.migrate import Migrator
@@ -763,12 +763,12 @@ async def test_frozen_process(schema: Schema, what: str) -> None:
 def test_holder_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     """The holder is the same for all managers of a process, and another one after a fork, where the
     parent's manager is refused."""
-    holder = process_holder()
-    assert holder == process_holder() == LeaseManager(MemoryLeases()).holder
+    holder = process_holder_id()
+    assert holder == process_holder_id() == LeaseManager(MemoryLeases()).holder
     assert f":{os.getpid()}:" in holder
     monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)
-    assert process_holder() != holder
-    assert len(process_holder()) <= 100
+    assert process_holder_id() != holder
+    assert len(process_holder_id()) <= 100
 
 
 async def test_lease_in_a_fork(

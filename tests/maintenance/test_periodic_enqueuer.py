@@ -31,7 +31,7 @@ from tests.periodic.enqueuing import MINUTELY, Grid, Tick, enqueuing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._maintenance.periodic_enqueuer import Firing
+    from riverpy._maintenance.periodic_enqueuer import Plan
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.inserts import InsertRow
     from riverpy.periodic import Missed, PeriodicJobsStart, PeriodicRun, RunOnStart
@@ -467,16 +467,16 @@ async def test_lost_answer(schema: Schema) -> None:
     """A commit whose answer was lost has inserted its slot; it is not inserted again."""
     async with enqueuing(schema, ticks()) as one:
         slot = await one.move("ticks", SECOND)
-        transact = one.enqueuer._transact
+        transact = one.enqueuer._execute_plans
 
-        async def lose_answer(firings: Sequence[Firing]) -> set[str]:
+        async def lose_answer(firings: Sequence[Plan]) -> set[str]:
             await transact(firings)
             raise ConnectionError("the answer was lost")
 
-        one.enqueuer._transact = lose_answer
+        one.enqueuer._execute_plans = lose_answer
         with pytest.raises(ConnectionError):
             await one.run()
-        one.enqueuer._transact = transact
+        one.enqueuer._execute_plans = transact
         one.wait_out_holds()
         await one.run()
         assert await one.slots("ticks") == [slot]

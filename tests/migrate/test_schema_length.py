@@ -101,6 +101,6 @@ def test_limits_hold_for_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
         monkeypatch.setattr(lease, "_holder", None)
         validate_client_id(Client().id)
-        validate_client_id(lease.process_holder())
+        validate_client_id(lease.process_holder_id())
     most = Config(job_timeout=DURATION_MAX).rescue_age
     assert Config(rescue_after=most, job_timeout=DURATION_MAX).rescue_age == most

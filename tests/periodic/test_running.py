@@ -107,13 +107,13 @@ async def test_slow_plans_are_inserted_in_turn(
 
     jobs = [PeriodicJob(HOURLY, slow, id=f"slow-{n}") for n in range(3)]
     async with enqueuing(schema, *jobs) as one:
-        transact = one.enqueuer._transact
+        transact = one.enqueuer._execute_plans
 
         async def noted(firings: Sequence[Firing]) -> set[str]:
             order.append("inserted")
             return await transact(firings)
 
-        monkeypatch.setattr(one.enqueuer, "_transact", noted)
+        monkeypatch.setattr(one.enqueuer, "_execute_plans", noted)
         for job in jobs:
             await one.move(job.id, timedelta(seconds=1))
         await one.held.run(one.enqueuer)

@@ -12,7 +12,7 @@ import pytest
 from riverpy import Client, Config, InsertManyParams, Job, PeriodicJobs, QueueConfig
 from riverpy._clients.heartbeat import BEATS
 from riverpy._leading import leader_watch
-from riverpy._leading.domain_queues import UNDIVIDED
+from riverpy._leading.domain_queues import UNDIVIDED_READ_INTERVAL
 from riverpy._lifecycle import ServiceGroup, StopScope
 from riverpy._maintenance.services import domain_services
 from riverpy._work.client_status import ClientStatusReporter
@@ -53,7 +53,7 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
     lost_claims = run._reconciler._release_lost_claims
     steps: list[tuple[Callable[[], Awaitable[Any]], float]] = [
         (run._heartbeat._write, dead_after / BEATS),
-        (run._leader_watch._look, dead_after / leader_watch.LOOKS),
+        (run._leader_watch._check, dead_after / leader_watch.CHECKS_PER_DEAD_AFTER),
         (run._reconciler._read_pauses, run._reconciler.interval),
         (lambda: lost_claims(age=CLAIM_TIMEOUT), run._reconciler.interval),
         (lambda: listening._prove(first=False), listening.probe_interval),
@@ -114,10 +114,12 @@ async def test_statements_while_idle(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
     inserter: Any = None
     beside_polls = await rate_beside_polls(rig, sent)
     await rig.schema.execute("TRUNCATE river_leader, riverpy_client")
-    maintenance = await rate_of_maintenance(rig.schema, sent, inserter) + 1 / UNDIVIDED
+    maintenance = (
+        await rate_of_maintenance(rig.schema, sent, inserter) + 1 / UNDIVIDED_READ_INTERVAL
+    )
     poll = Config().fetch_poll_interval.total_seconds() * POLL
     # The leader of `default` does not check for a leader.
-    beside_polls -= leader_watch.LOOKS / Config().dead_after.total_seconds()
+    beside_polls -= leader_watch.CHECKS_PER_DEAD_AFTER / Config().dead_after.total_seconds()
     assert beside_polls <= 0.5 + 0.05
     assert maintenance <= 0.38
     assert 1 / poll + beside_polls + maintenance < 1.85

@@ -511,9 +511,9 @@ async def test_leader_of_default_that_is_old(rig: Rig, log: list[Any]) -> None:
     async def looked(*, times: int) -> None:
         watch: Any = a.client._run._leader_watch  # type: ignore[union-attr]
         for _ in range(times):
-            watch.looked.init()
+            watch.checked.init()
             with anyio.fail_after(PATIENCE):
-                await watch.looked.wait()
+                await watch.checked.wait()
 
     async with member(rig, "a", "mail", dead_after=timedelta(seconds=0.6)) as a:
         await looked(times=3)
