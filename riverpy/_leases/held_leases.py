@@ -1,8 +1,8 @@
 """HeldLeases: renews the leases that one process holds, and ends them in time.
 
-All leases are renewed in one statement. A watch ends a lease that could not be renewed early enough
-for its work to stop before the local deadline. A lease stays here until it is removed, which its
-user does after the work. The watch logs work that does not stop.
+One statement renews all leases. If a lease is not renewed in time, a watch ends the lease early
+enough for the work to stop before the local deadline. The user of a lease removes it after the
+work. The watch logs work that does not stop.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from riverpy._leases.timing import LeaseTiming
     from riverpy._lifecycle import StopScope
 
-RENEWAL_TIME_MIN = 0.01  # seconds that must be left for a renewal
+RENEWAL_TIME_MIN = 0.01
+"""The shortest time in which a renewal is tried, in seconds before the work must stop."""
 STALL_MIN = 1.0
-"""Seconds of delay from which a log line says that this process did not run."""
+"""The shortest delay of a sleep, in seconds, that is logged as a pause of this process."""
 REPORT_INTERVAL = 10.0
 """Seconds between two log lines about work that runs after its lease ended."""
 UNKNOWN_RESULT_ERRORS = (*DATABASE_ERRORS, TransactionError)
@@ -50,7 +51,7 @@ UNKNOWN_RESULT_ERRORS = (*DATABASE_ERRORS, TransactionError)
 
 
 class HeldLeases:
-    """The leases of one process in one store that are held, or ended and not released."""
+    """The leases of one process in one store. Some may have ended, but are not released yet."""
 
     def __init__(
         self, store: LeaseStore, *, holder: str, timing: LeaseTiming, timer: Timer
@@ -62,13 +63,14 @@ class HeldLeases:
         self._scopes: dict[Lease, StopScope] = {}  # of services that hold a lease
         self._report_at: dict[Lease, float] = {}  # when to log that work still runs, by boottime
         self._changed = asyncio.Event()
-        """Set and replaced when a lease is added, renewed by its user, or removed."""
+        """An event that is set and replaced when a lease is added, renewed by its user, or
+        removed."""
         self._renewal_due = 0.0  # by boottime
         self._task: asyncio.Task[None] | None = None
-        """Renews and watches while there are leases."""
+        """The task that renews and watches leases while there are any."""
         self.renewals = self.renewal_failures = 0
         self.renewal_seconds = 0.0
-        """How long the last renewal took."""
+        """The duration of the last renewal, in seconds."""
         self._log = get_logger(holder=holder)
         self._log_term = self._log.info if store.logs_terms else self._log.debug
         self.renewed = TestSignal("HeldLeases.renewed")
@@ -78,7 +80,7 @@ class HeldLeases:
 
     @property
     def leases(self) -> list[Lease]:
-        """The leases that are held, or ended and not released."""
+        """All leases, also those that have ended but are not released yet."""
         return list(self._leases.values())
 
     def get(self, name: str) -> Lease | None:
@@ -86,7 +88,8 @@ class HeldLeases:
         return self._leases.get(name)
 
     def add(self, lease: Lease, scope: StopScope | None) -> None:
-        """Renew a new lease until it ends. `scope` is that of the service that holds it."""
+        """Renew a new lease until it ends. `scope` is the scope of the service that holds the
+        lease."""
         if not self._held:
             since = self._timing.validity - lease.valid_for
             self._renewal_due = self._timer.boottime() + self._timing.interval - since
@@ -97,9 +100,9 @@ class HeldLeases:
         self._log_term(LEASE_ACQUIRED, lease=lease.name, epoch=lease.epoch)
         self._change()
         if self._task is None or self._task.done():
-            # Without the context variables of the task that happens to start it.
+            # The new task must not inherit the context variables of this caller.
             loop, context = asyncio.get_running_loop(), contextvars.Context()
-            self._task = loop.create_task(self._tend(), context=context)
+            self._task = loop.create_task(self._watch_and_renew(), context=context)
 
     def remove(self, lease: Lease) -> None:
         """Forget a lease whose work has stopped, if it was added."""
@@ -157,8 +160,8 @@ class HeldLeases:
         if (scope := self._scopes.get(lease)) is not None:
             scope.expect_progress(within=progress_limit(self._timing))
 
-    async def _tend(self) -> None:
-        """Watch and renew leases, while there are any."""
+    async def _watch_and_renew(self) -> None:
+        """Watch and renew leases while there are any."""
         try:
             while self._leases:
                 async with anyio.create_task_group() as tasks:
@@ -173,7 +176,8 @@ class HeldLeases:
             self._change()
 
     async def _watch(self) -> None:
-        """End leases while their work has the time to stop before the local deadline."""
+        """End leases that were not renewed, early enough for their work to stop before the local
+        deadline."""
         while True:
             for lease in self._held:
                 if time_to_stop(lease, self._timing) <= 0:
@@ -206,7 +210,7 @@ class HeldLeases:
                 )
 
     async def _renew_on_time(self) -> None:
-        """Renew all leases in one statement, at an interval that nothing puts off."""
+        """Renew all leases at a fixed interval, in one statement."""
         backoff, failures = new_backoff(self._timing), RepeatedFailureLog(self._log)
         locked = frozenset[str]()
         while self._leases:
@@ -243,8 +247,8 @@ class HeldLeases:
                 self._renewal_due = due
 
     def _renewal_timeout(self, held: list[Lease], locked: frozenset[str]) -> float:
-        """A renewal without an answer leaves the time for another one. A lease whose row is locked
-        does not shorten the time of the others."""
+        """Return the timeout of a renewal: half of the time left, so that a second renewal is
+        possible. Leases in `locked` do not shorten the timeout of the others."""
         free = [lease for lease in held if lease.name not in locked]
         return min(STORE_TIMEOUT, min(self._times_left(free or held)) / 2)
 
@@ -265,7 +269,8 @@ class HeldLeases:
 
 
 def time_to_stop(lease: Lease, timing: LeaseTiming) -> float:
-    """Return the seconds until the work must be stopped, to end before the local deadline."""
+    """Return the seconds until the work must be stopped, so that it ends before the local
+    deadline."""
     return lease.valid_for - timing.grace
 
 
@@ -275,6 +280,6 @@ def progress_limit(timing: LeaseTiming) -> float:
 
 
 def new_backoff(timing: LeaseTiming) -> Backoff:
-    """Return the pauses after failures: at the default interval 1, 2, 4, then 5 seconds."""
+    """Return the delays after failures: 1, 2, 4, then 5 seconds at the default interval."""
     interval = timing.interval_delta
     return Backoff(interval / 5, interval)
