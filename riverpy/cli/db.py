@@ -73,11 +73,9 @@ def psql(arguments: tuple[str, ...]) -> None:
     """Start the server, and open psql on it."""
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0] if named else _NAME_DEFAULT
+    if named:
+        existing_servers(name)  # an error if there is none: a name may be mistyped
     server = embedded_server(name)
-    if named and not server.exists:  # a name may be mistyped
-        raise CommandError(
-            f"there is no embedded server {name}: create it with `riverpy db start {name}`"
-        )
     program = _psql(server)
     server.start()
     server.pass_on()

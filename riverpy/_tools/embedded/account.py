@@ -62,13 +62,6 @@ class Account(NamedTuple):
         except PermissionError:
             return False
 
-    def can_enter(self, directory: Path) -> bool:
-        """Return whether this account can enter the directory."""
-        if self.user is None:
-            return True
-        shell = ["/bin/sh", "-c", 'cd "$0"', directory]
-        return self.run(shell, limit=10, environment={}).returncode == 0
-
     def own(self, directory: Path) -> None:
         """Make this account the owner of a directory."""
         if self.user is not None and self.group is not None:

@@ -43,10 +43,6 @@ class Binaries(NamedTuple):
     directory: Path
     version: tuple[int, int]
 
-    def program(self, name: str) -> Path:
-        """Return the path of a program."""
-        return self.directory / name
-
 
 def find_binaries() -> Binaries:
     """Find the programs in this order: RIVERPY_PG_BIN, the wheels, the system's newest.
@@ -55,11 +51,18 @@ def find_binaries() -> Binaries:
         DatabaseError: there are none, or RIVERPY_PG_BIN names none.
     """
     if chosen := os.environ.get(BINARIES_VARIABLE):
-        return _chosen(chosen)
-    for source, (package, directory) in _WHEELS.items():
-        found = _package_directory(package)
-        if found and (version := _version(found / directory)):
-            return Binaries(source, found / directory, version)
+        directory = Path(chosen).expanduser().absolute()
+        if version := _version(directory):
+            return Binaries(BINARIES_VARIABLE, directory, version)
+        raise DatabaseError(
+            f"{BINARIES_VARIABLE}={chosen} holds no working postgres and initdb of "
+            f"PostgreSQL {OLDEST_MAJOR} or newer: name the bin directory of one"
+        )
+    for source, (package, programs) in _WHEELS.items():
+        spec = importlib.util.find_spec(package)
+        directory = Path(spec.origin).parent / programs if spec and spec.origin else None
+        if directory and (version := _version(directory)):
+            return Binaries(source, directory, version)
     system = [(version, path) for path in _system_directories() if (version := _version(path))]
     if system:
         version, path = max(system)
@@ -71,28 +74,10 @@ def find_binaries() -> Binaries:
     )
 
 
-def _chosen(text: str) -> Binaries:
-    directory = Path(text).expanduser().absolute()
-    version = _version(directory)
-    if version is None:
-        raise DatabaseError(
-            f"{BINARIES_VARIABLE}={text} holds no working postgres and initdb of "
-            f"PostgreSQL {OLDEST_MAJOR} or newer: name the bin directory of one"
-        )
-    return Binaries(BINARIES_VARIABLE, directory, version)
-
-
-def _package_directory(package: str) -> Path | None:
-    spec = importlib.util.find_spec(package)
-    return Path(spec.origin).parent if spec and spec.origin else None
-
-
 def _system_directories() -> set[Path]:
     found = {path for pattern in _SYSTEM_DIRECTORIES for path in Path("/").glob(pattern)}
     if postgres := shutil.which("postgres"):
         found.add(Path(postgres).resolve().parent)
-    if pg_config := shutil.which("pg_config"):
-        found.add(Path(_output_of(Path(pg_config), "--bindir") or "/"))
     return found
 
 
@@ -100,21 +85,20 @@ def _version(directory: Path) -> tuple[int, int] | None:
     """Return the version of the programs. None: they are missing, do not run, or are too old."""
     if not (directory / "initdb").is_file():
         return None
-    match = re.search(r"(\d+)(?:\.(\d+))?", _output_of(directory / "postgres", "--version"))
+    try:
+        shown = subprocess.run(  # noqa: S603 (a program that was found)
+            [directory / "postgres", "--version"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"(\d+)(?:\.(\d+))?", shown.stdout)
     if match is None or int(match[1]) < OLDEST_MAJOR:
         return None
     return int(match[1]), int(match[2] or 0)
-
-
-def _output_of(program: Path, option: str) -> str:
-    """Return the output of a program for an option. Empty: it cannot run."""
-    try:
-        shown = subprocess.run(  # noqa: S603 (a program that was found)
-            [program, option], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return "" if shown.returncode else shown.stdout.strip()
 
 
 def runnable_by(account: Account, binaries: Binaries, base: Path) -> Binaries:
@@ -126,7 +110,7 @@ def runnable_by(account: Account, binaries: Binaries, base: Path) -> Binaries:
     Raises:
         DatabaseError: the programs need files outside their directory and cannot be copied.
     """
-    if account.can_run(binaries.program("postgres")):
+    if account.can_run(binaries.directory / "postgres"):
         return binaries
     tree = binaries.directory.parent
     if not (any(tree.glob("share/**/postgres.bki")) and (tree / "lib").is_dir()):
@@ -134,7 +118,7 @@ def runnable_by(account: Account, binaries: Binaries, base: Path) -> Binaries:
             f"{account.name} must run the server and cannot read {binaries.directory}: install "
             "PostgreSQL where all users can read it"
         )
-    build = hashlib.sha256(binaries.program("postgres").read_bytes()).hexdigest()[:12]
+    build = hashlib.sha256((binaries.directory / "postgres").read_bytes()).hexdigest()[:12]
     copy = base / f"postgres-{'.'.join(map(str, binaries.version))}-{build}"
     if not copy.exists():
         _copy_tree(tree, copy)
@@ -151,18 +135,10 @@ def _copy_tree(tree: Path, copy: Path) -> None:
             shutil.copytree(tree / part, staging / package.name / tree.name / part, symlinks=True)
         if libraries.is_dir():
             shutil.copytree(libraries, staging / libraries.name, symlinks=True)
-        _open_for_all(staging)
+        subprocess.run(["/bin/chmod", "-R", "a+rX", staging], check=True)  # noqa: S603 (no input)
         staging.rename(copy)
     except OSError:
         if not copy.exists():  # otherwise another process was faster
             raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _open_for_all(root: Path) -> None:
-    root.chmod(0o755)
-    for path in root.rglob("*"):
-        if not path.is_symlink():
-            mode = path.stat().st_mode
-            path.chmod(mode | (0o555 if path.is_dir() or mode & 0o100 else 0o444))

