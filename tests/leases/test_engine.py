@@ -1,4 +1,4 @@
-"""The engine of a process's leases, with leases and a time that do as told."""
+"""LeaseEngine with a fake store and virtual time."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ TTL = timedelta(seconds=15)
 
 @pytest.fixture
 def timer() -> VirtualTimer:
-    """Time that moves when told."""
+    """Time that a test advances."""
     return VirtualTimer()
 
 
 class Store(MemoryLeases):
-    """Leases in memory. It records calls, and fails as a test says."""
+    """Leases in memory. Records calls, and fails as a test configures."""
 
     prefix = "s:"
 
@@ -57,23 +57,23 @@ class Store(MemoryLeases):
         self.timer = timer
         self.calls: list[tuple[str, Any, float]] = []
         self.faults: deque[Exception | float] = deque()
-        """What meets the next calls: an error, or seconds that the answer takes."""
+        """Errors, or seconds of delay, for the next calls."""
         self.locked: set[str] = set()
-        """Names whose rows somebody keeps locked."""
+        """Names whose rows another session keeps locked."""
         self.is_down = False
         self.is_closed = False
 
-    def asked(self, verb: str, what: Any = None) -> list[float]:
-        """When it was asked this."""
+    def times_of(self, verb: str, what: Any = None) -> list[float]:
+        """Return the times of these calls."""
         return [at for called, about, at in self.calls if called == verb and what in {None, about}]
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAnswer | None:
         await self._meet("acquire", name, timeout)
-        bid = await super().acquire(name, holder, ttl, timeout=timeout)
+        answer = await super().acquire(name, holder, ttl, timeout=timeout)
         await self._answer(timeout)
-        return bid
+        return answer
 
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
@@ -111,7 +111,7 @@ class Store(MemoryLeases):
 
 @pytest.fixture
 def store(timer: VirtualTimer) -> Store:
-    """The leases."""
+    """The store."""
     return Store(timer)
 
 
@@ -121,20 +121,20 @@ def _engine(store: Store, holder: str = "a", **options: Any) -> LeaseEngine:
 
 @pytest.fixture
 async def engine(store: Store) -> AsyncGenerator[LeaseEngine]:
-    """A engine that is open."""
+    """An open engine."""
     async with _engine(store) as engine:
         yield engine
 
 
-async def _seat(store: Store, name: str = "x", holder: str = "b") -> LeaseAnswer:
-    """Let another process have a lease."""
-    bid = await MemoryLeases.acquire(store, name, holder, TTL, timeout=1)
-    assert bid is not None
-    return bid
+async def _acquire_elsewhere(store: Store, name: str = "x", holder: str = "b") -> LeaseAnswer:
+    """Let another process acquire a lease."""
+    answer = await MemoryLeases.acquire(store, name, holder, TTL, timeout=1)
+    assert answer is not None
+    return answer
 
 
 class Block:
-    """A block under a lease, in a task of its own."""
+    """A block under a lease, in its own task."""
 
     def __init__(self, engine: LeaseEngine, name: str = "x", **options: Any) -> None:
         self.engine, self.name, self.options = engine, name, options
@@ -143,8 +143,8 @@ class Block:
         self.error: BaseException | None = None
         self.is_cancelled = False
         self.may_end = asyncio.Event()
-        self.ends_late: float = 0.0
-        """Seconds that it goes on after it was cancelled."""
+        self.late_by: float = 0.0
+        """Seconds that it keeps running after it was cancelled."""
 
     async def run(self) -> None:
         timer = self.engine.timer
@@ -156,7 +156,7 @@ class Block:
                     self.is_cancelled = True
                     self.ended_at = timer.boottime()
                     with anyio.CancelScope(shield=True):
-                        await timer.sleep(self.ends_late)
+                        await timer.sleep(self.late_by)
                     raise
         except Exception as error:
             self.error = error
@@ -168,7 +168,7 @@ class Block:
 async def test_one_statement_for_all(
     store: Store, engine: LeaseEngine, timer: VirtualTimer
 ) -> None:
-    """25 leases are renewed by one statement an interval, and stay held."""
+    """25 leases are renewed by one statement in each interval, and stay held."""
     async with anyio.create_task_group() as tasks:
         blocks = [Block(engine, f"name-{number}") for number in range(25)]
         for block in blocks:
@@ -188,22 +188,23 @@ async def test_one_statement_for_all(
 async def test_first_renewal_is_in_time(
     store: Store, engine: LeaseEngine, timer: VirtualTimer
 ) -> None:
-    """A lease whose grant was answered late is renewed an interval after it was asked for."""
+    """If the answer to an attempt came late, the first renewal is due one interval after the
+    attempt."""
     store.faults.append(4.0)
     block, began = Block(engine), timer.boottime()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(block.run)
         await timer.advance(6)
-        assert store.asked("renew") == [began + 5]
+        assert store.times_of("renew") == [began + 5]
         block.may_end.set()
 
 
-async def test_slow_answers_do_not_stretch_the_trust(
+async def test_slow_answer_does_not_extend_validity(
     store: Store, engine: LeaseEngine, timer: VirtualTimer
 ) -> None:
-    """LeaseValidity counts from the start of the attempt that was granted, not from its answer."""
+    """The lease is valid from the start of the successful attempt, not from its answer."""
     store.faults.append(4.0)
-    lease, _ = await _while_moving(timer, engine.try_acquire("x"), 4.0)
+    lease, _ = await _call_while_time_passes(timer, engine.try_acquire("x"), 4.0)
     assert lease is not None
     assert lease.valid_for == pytest.approx(VALIDITY - 4)
     await timer.advance(VALIDITY - 4 - 0.1)
@@ -213,23 +214,23 @@ async def test_slow_answers_do_not_stretch_the_trust(
     await lease.wait_lost()
 
 
-async def test_slow_renewals_do_not_stretch_the_trust(
+async def test_slow_renewal_does_not_extend_validity(
     store: Store, engine: LeaseEngine, timer: VirtualTimer
 ) -> None:
-    """Nor does the answer to a renewal that was long in coming."""
+    """After a renewal with a slow answer, the lease is valid from the start of the renewal."""
     lease = await engine.acquire("x")
     await timer.advance(4)
     store.faults.append(2.0)
     await timer.advance(3 + 0.1)
-    assert len(store.asked("renew")) == 1
+    assert len(store.times_of("renew")) == 1
     assert engine.held.renewals == 1
     assert engine.held.renewal_seconds == pytest.approx(2.0)
     assert lease.valid_for == pytest.approx(VALIDITY - 2.1)
     await engine.release(lease)
 
 
-async def _while_moving(timer: VirtualTimer, call: Any, seconds: float) -> Any:
-    """What a call returns while time is moved on."""
+async def _call_while_time_passes(timer: VirtualTimer, call: Any, seconds: float) -> Any:
+    """Return the result of a call during which time is advanced."""
     answers: list[Any] = []
 
     async def run() -> None:
@@ -242,7 +243,7 @@ async def _while_moving(timer: VirtualTimer, call: Any, seconds: float) -> Any:
 
 
 async def test_granted_too_late(store: Store, timer: VirtualTimer, log: list[Any]) -> None:
-    """A lease whose grant is heard when there is no time left to act under it is given back."""
+    """A lease is released if its grant arrives when no time is left to work under it."""
     timing = LeaseTiming(ttl=12.0, interval=5.0)
     store.faults.append(5.0)
     engine = LeaseEngine(store, holder="a", timing=timing, timer=timer)
@@ -256,58 +257,59 @@ async def test_granted_too_late(store: Store, timer: VirtualTimer, log: list[Any
     async with engine, anyio.create_task_group() as tasks:
         tasks.start_soon(stall)
         assert (await engine.try_acquire("x"))[0] is None
-        assert store.asked("release", "x")
+        assert store.times_of("release", "x")
         assert any(line["event"] == LEASE_ACQUIRED_TOO_LATE for line in log)
 
 
-async def test_renewal_after_the_trust(
+async def test_renewal_after_the_deadline(
     store: Store, engine: LeaseEngine, timer: VirtualTimer
 ) -> None:
-    """Who renews a lease himself, and comes too late, has lost it, though the server would renew
-    it still; a release frees it."""
+    """A lease that its user renews after the local deadline is lost, even if the server would still
+    renew it. A release frees it."""
     lease, _ = await engine.try_acquire("x")
     assert lease is not None
     await timer.advance(VALIDITY + 0.1)
     assert not await engine.held.renew(lease)
-    assert store.asked("renew") == []
+    assert store.times_of("renew") == []
     assert await engine.release(lease)
 
 
 async def test_renewals_that_fail(
     store: Store, engine: LeaseEngine, timer: VirtualTimer, log: list[Any]
 ) -> None:
-    """Renewals that fail are tried again, with one warning, and the block is cancelled a grace
-    before the trust ends; a lease that may be held is released when the block has ended."""
+    """Failed renewals are repeated, with one warning. The block is cancelled one grace period
+    before the local deadline. The lease is released after the block, because it may still be
+    held."""
     block = Block(engine)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(block.run)
         await timer.advance(5)
-        renewed_at = store.asked("renew")[-1]
+        renewed_at = store.times_of("renew")[-1]
         store.is_down = True
         await timer.advance(20)
         assert block.is_cancelled
         assert block.ended_at == pytest.approx(renewed_at + VALIDITY - GRACE, abs=0.01)
     assert isinstance(block.error, LeaseLostError)
     assert "could not be renewed in time" in str(block.error)
-    assert len(store.asked("renew")) > 3
+    assert len(store.times_of("renew")) > 3
     levels = [line["log_level"] for line in log if line["event"] == LEASE_RENEWAL_FAILED]
     assert levels[0] == "warning"
     assert set(levels[1:]) == {"debug"}
-    assert store.asked("release", "x")
+    assert store.times_of("release", "x")
     assert engine.held.renewal_failures == len(levels)
 
 
 async def test_renewals_that_work_again(
     store: Store, engine: LeaseEngine, timer: VirtualTimer, log: list[Any]
 ) -> None:
-    """A failed renewal is tried again soon, and the lease goes on."""
+    """A failed renewal is repeated soon, and the lease stays held."""
     block = Block(engine)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(block.run)
         await timer.advance(4)
         store.faults.append(ConnectionResetError("gone"))
         await timer.advance(3)
-        assert len(store.asked("renew")) == 2
+        assert len(store.times_of("renew")) == 2
         await timer.advance(60)
         assert block.lease is not None
         assert block.lease.is_held
@@ -315,10 +317,10 @@ async def test_renewals_that_work_again(
         block.may_end.set()
 
 
-async def test_renewal_that_is_not_answered(
+async def test_renewal_without_an_answer(
     store: Store, engine: LeaseEngine, timer: VirtualTimer
 ) -> None:
-    """A renewal that hangs leaves the time for another one."""
+    """A renewal without an answer leaves time for another one."""
     block = Block(engine)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(block.run)
@@ -333,8 +335,8 @@ async def test_renewal_that_is_not_answered(
 async def test_suspended_machine(
     store: Store, engine: LeaseEngine, timer: VirtualTimer, log: list[Any]
 ) -> None:
-    """A machine that was suspended for longer than the trust cancels the block within a second of
-    its waking, and a thread hears it at once."""
+    """After a suspension longer than the lease, the block is cancelled within a second. A thread
+    sees at once that the lease is not held."""
     block = Block(engine)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(block.run)
@@ -350,49 +352,51 @@ async def test_suspended_machine(
 
 
 async def test_wait_on_a_suspended_machine(engine: LeaseEngine, timer: VirtualTimer) -> None:
-    """Who waits for the loss of a lease that he renews himself hears it soon after the waking."""
+    """`wait_lost` returns within a second after a suspension longer than the lease."""
     lease, _ = await engine.try_acquire("x")
     assert lease is not None
-    heard = asyncio.Event()
+    returned = asyncio.Event()
 
     async def wait() -> None:
         await lease.wait_lost()
-        heard.set()
+        returned.set()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait)
         await timer.advance(1)
         await timer.suspend(60)
-        assert not heard.is_set()
+        assert not returned.is_set()
         await timer.advance(1)
-        assert heard.is_set()
+        assert returned.is_set()
         tasks.cancel_scope.cancel()
 
 
-async def test_passed_on_meanwhile(store: Store, engine: LeaseEngine, timer: VirtualTimer) -> None:
-    """A lease that another has is over for this process, without the others that it holds, and is
-    not released."""
+async def test_takeover_ends_one_lease(
+    store: Store, engine: LeaseEngine, timer: VirtualTimer
+) -> None:
+    """A lease that another process acquired ends here and is not released. Other leases of this
+    process stay held."""
     first, second = Block(engine, "x"), Block(engine, "y")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(first.run)
         tasks.start_soon(second.run)
         await timer.advance(1)
         store._rows["x"].expires_at = 0.0
-        await _seat(store)
+        await _acquire_elsewhere(store)
         await timer.advance(5)
         assert first.is_cancelled
         assert second.lease is not None
         assert second.lease.is_held
         second.may_end.set()
-    assert store.asked("release") != []
-    assert not store.asked("release", "x")
+    assert store.times_of("release") != []
+    assert not store.times_of("release", "x")
 
 
 async def test_locked_row(
     store: Store, engine: LeaseEngine, timer: VirtualTimer, log: list[Any]
 ) -> None:
-    """A lease whose row somebody keeps locked is asked for again until its trust ends, with one
-    warning; those beside it go on. One whose row is free again in time goes on, too."""
+    """Renewals of a lease with a locked row are repeated until its local deadline, with one
+    warning. Other leases stay held. So does a lease whose row is unlocked in time."""
     blocks = [Block(engine, name) for name in "xyz"]
     async with anyio.create_task_group() as tasks:
         for block in blocks:
@@ -406,19 +410,19 @@ async def test_locked_row(
         await timer.advance(60)
         assert [block.is_cancelled for block in blocks] == [True, False, False]
         assert all(block.lease is not None and block.lease.is_held for block in blocks[1:])
-        assert len(store.asked("renew")) < 60
+        assert len(store.times_of("renew")) < 60
         for block in blocks[1:]:
             block.may_end.set()
     assert "could not be renewed in time" in str(blocks[0].error)
-    told = [line for line in log if line["event"] == LEASE_RENEWAL_FAILED]
-    assert [line["log_level"] for line in told][:2] == ["warning", "debug"]
-    assert told[0]["error"].endswith("leases: x, y")
+    lines = [line for line in log if line["event"] == LEASE_RENEWAL_FAILED]
+    assert [line["log_level"] for line in lines][:2] == ["warning", "debug"]
+    assert lines[0]["error"].endswith("leases: x, y")
 
 
 async def test_slow_renewal_beside_a_locked_row(
     store: Store, engine: LeaseEngine, timer: VirtualTimer
 ) -> None:
-    """The time that is left to a lease whose row is locked bounds no renewal of the others."""
+    """A lease with a locked row does not shorten the timeout of the other leases' renewals."""
     blocks = [Block(engine, name) for name in "xy"]
     async with anyio.create_task_group() as tasks:
         for block in blocks:
@@ -436,22 +440,25 @@ async def test_slow_renewal_beside_a_locked_row(
             block.may_end.set()
 
 
-# -- standing by
+# -- waiting
 
 
-async def test_bids_at_the_expiry(store: Store, engine: LeaseEngine, timer: VirtualTimer) -> None:
-    """Who stands by bids each interval and a jitter, and when the lease of another expires."""
+async def test_attempt_at_the_expiry(
+    store: Store, engine: LeaseEngine, timer: VirtualTimer
+) -> None:
+    """A waiting caller tries at each interval plus jitter, and when the other holder's lease
+    expires."""
     began = timer.boottime()
-    await _seat(store)
+    await _acquire_elsewhere(store)
     block = Block(engine)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(block.run)
         await timer.advance(16)
-        bids = store.asked("acquire", "x")
+        attempts = store.times_of("acquire", "x")
         assert block.lease is not None
-        assert all(5 <= later - earlier <= 6 for earlier, later in pairwise(bids[:-1]))
-        assert began + 15 < bids[-1] <= began + 15.06
-        assert block.lease.waited == pytest.approx(bids[-1] - began)
+        assert all(5 <= later - earlier <= 6 for earlier, later in pairwise(attempts[:-1]))
+        assert began + 15 < attempts[-1] <= began + 15.06
+        assert block.lease.waited == pytest.approx(attempts[-1] - began)
         block.may_end.set()
 
 
@@ -459,15 +466,17 @@ def _payload(action: str, name: str = "s:x", holder: str = "b", epoch: int = 1) 
     return json.dumps({"v": 1, "lease": name, "epoch": epoch, "holder": holder, "action": action})
 
 
-async def test_hears_a_release(store: Store, engine: LeaseEngine, timer: VirtualTimer) -> None:
-    """A release of another process is followed by a bid within 50 ms; what concerns others, or this
-    process, or is no message, by none."""
-    bid = await _seat(store)
+async def test_notification_of_a_release(
+    store: Store, engine: LeaseEngine, timer: VirtualTimer
+) -> None:
+    """A notification that another process released the lease causes an attempt within 50 ms.
+    Notifications of other leases, of this process, or with invalid text cause none."""
+    held = await _acquire_elsewhere(store)
     block = Block(engine)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(block.run)
         await timer.advance(1)
-        await MemoryLeases.release(store, "x", bid.epoch, "b", timeout=1)
+        await MemoryLeases.release(store, "x", held.epoch, "b", timeout=1)
         for payload in (
             _payload("released", "s:y"),
             _payload("released", "x"),
@@ -478,32 +487,30 @@ async def test_hears_a_release(store: Store, engine: LeaseEngine, timer: Virtual
             engine.receive(payload)
         await timer.advance(0.1)
         assert block.lease is None
-        heard_at = timer.boottime()
+        received_at = timer.boottime()
         engine.receive(_payload("released"))
         await timer.advance(0.06)
         assert block.lease is not None
-        assert heard_at <= store.asked("acquire")[-1] <= heard_at + 0.05
+        assert received_at <= store.times_of("acquire")[-1] <= received_at + 0.05
         block.may_end.set()
 
 
 async def test_resync(store: Store, engine: LeaseEngine, timer: VirtualTimer) -> None:
-    """After notifications may have been missed it bids."""
-    bid = await _seat(store)
+    """`wake_all` causes an attempt, because notifications may have been missed."""
+    held = await _acquire_elsewhere(store)
     block = Block(engine)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(block.run)
         await timer.advance(1)
-        await MemoryLeases.release(store, "x", bid.epoch, "b", timeout=1)
+        await MemoryLeases.release(store, "x", held.epoch, "b", timeout=1)
         engine.wake_all()
         await timer.advance(0.06)
         assert block.lease is not None
         block.may_end.set()
 
 
-async def test_who_holds_more_bids_later(
-    store: Store, engine: LeaseEngine, timer: VirtualTimer
-) -> None:
-    """A bid is put off by 20 ms for each lease that is held, up to half a second."""
+async def test_delay_by_held_leases(store: Store, engine: LeaseEngine, timer: VirtualTimer) -> None:
+    """An attempt is delayed by 20 ms for each held lease, and at most by half a second."""
     blocks = [Block(engine, f"name-{number}") for number in range(30)]
     delays: list[float] = []
     async with anyio.create_task_group() as tasks:
@@ -511,15 +518,15 @@ async def test_who_holds_more_bids_later(
             began = timer.boottime()
             tasks.start_soon(block.run)
             await timer.advance(0.6)
-            delays.append(store.asked("acquire", block.name)[0] - began)
+            delays.append(store.times_of("acquire", block.name)[0] - began)
         for block in blocks:
             block.may_end.set()
     assert delays == pytest.approx([min(0.02 * held, 0.5) for held in range(30)])
 
 
 async def test_max_held(store: Store, timer: VirtualTimer) -> None:
-    """No more is held than allowed, also where bids are on their way; the next is had when one is
-    given back."""
+    """A process never holds more than `max_held` leases, also with attempts in progress. When one
+    is released, the next one is acquired."""
     async with _engine(store, max_held=2) as engine, anyio.create_task_group() as tasks:
         blocks = [Block(engine, f"name-{number}") for number in range(4)]
         for block in blocks:
@@ -535,36 +542,36 @@ async def test_max_held(store: Store, timer: VirtualTimer) -> None:
         await timer.advance(1)
 
 
-async def test_time_to_stand_by(store: Store, engine: LeaseEngine, timer: VirtualTimer) -> None:
-    """Who does not want to wait any longer gets a TimeoutError, and at least one bid."""
-    await _seat(store)
-    for seconds, bids in ((0, 1), (12, 3)):
+async def test_wait_timeout(store: Store, engine: LeaseEngine, timer: VirtualTimer) -> None:
+    """A caller waits for `wait`, with at least one attempt, and then gets a TimeoutError."""
+    await _acquire_elsewhere(store)
+    for seconds, attempts in ((0, 1), (12, 3)):
         store.calls.clear()
-        await _seat_again(store)
+        await _renew_elsewhere(store)
         block = Block(engine, wait=timedelta(seconds=seconds))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(block.run)
             await timer.advance(seconds + 0.1)
         assert isinstance(block.error, TimeoutError)
-        assert len(store.asked("acquire")) >= bids
+        assert len(store.times_of("acquire")) >= attempts
 
 
-async def _seat_again(store: Store) -> None:
+async def _renew_elsewhere(store: Store) -> None:
     row = store._rows["x"]
     assert await MemoryLeases.renew(store, row.holder, [("x", row.epoch)], timeout=1) == {"x": True}
 
 
-async def test_bids_that_fail(
+async def test_failed_attempts(
     store: Store, engine: LeaseEngine, timer: VirtualTimer, log: list[Any]
 ) -> None:
-    """Bids that fail are tried again at growing delays, no longer than the interval, with one
+    """Failed attempts are repeated with growing pauses, at most the interval, and with one
     warning."""
     store.is_down = True
     block = Block(engine)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(block.run)
         await timer.advance(30)
-        gaps = [later - earlier for earlier, later in pairwise(store.asked("acquire"))]
+        gaps = [later - earlier for earlier, later in pairwise(store.times_of("acquire"))]
         assert gaps[0] < 1.2
         assert 4 < max(gaps) < 6
         store.is_down = False
@@ -578,11 +585,11 @@ async def test_bids_that_fail(
     assert set(levels[1:]) == {"debug"}
 
 
-async def test_outage_is_told_once_for_all_names(
+async def test_outage_is_logged_once_for_all_names(
     store: Store, engine: LeaseEngine, timer: VirtualTimer, log: list[Any]
 ) -> None:
-    """However many names have no answer to their bids, that is one warning; the next outage is
-    another one."""
+    """Failed attempts for many names in one outage log one warning. The next outage logs another
+    one."""
     blocks = [Block(engine, f"name-{number}") for number in range(20)]
     for block in blocks:
         await MemoryLeases.acquire(store, block.name, "rival", timedelta(hours=1), timeout=1)
@@ -604,11 +611,11 @@ async def test_outage_is_told_once_for_all_names(
         tasks.cancel_scope.cancel()
 
 
-async def test_cancelled_bid(
+async def test_cancelled_attempt(
     store: Store, engine: LeaseEngine, timer: VirtualTimer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lease that is won by a bid for which nobody waits any more is given back; a bid that is not
-    answered soon after that is given up."""
+    """A lease that is acquired after its caller was cancelled is released. An attempt without an
+    answer is given up soon after the cancellation."""
     for limit, releases in ((30.0, 1), (0.01, 0)):
         monkeypatch.setattr("riverpy._leases.attempt.CANCELLED_ATTEMPT_TIMEOUT", limit)
         store.calls.clear()
@@ -623,26 +630,26 @@ async def test_cancelled_bid(
 
             tasks.start_soon(run, block, scope, ended)
             await settle()
-            assert len(store.asked("acquire")) == 1
+            assert len(store.times_of("acquire")) == 1
             scope.cancel()
             if releases:
                 await timer.advance(0.6)
             await ended.wait()
         assert block.lease is None
         assert engine.held.leases == []
-        assert len(store.asked("release")) == releases
+        assert len(store.times_of("release")) == releases
 
 
 # -- after the loss
 
 
-async def test_block_that_goes_on(
+async def test_block_that_keeps_running(
     store: Store, engine: LeaseEngine, timer: VirtualTimer, log: list[Any]
 ) -> None:
-    """S6: a lease that is lost while its block goes on is neither released nor renewed, and this
-    process does not bid for it before the block has ended. The block is told of each 10 s."""
+    """While a block runs after its lease was lost, this process neither releases, renews nor
+    acquires the lease. A warning about the block is logged every 10 s (S6)."""
     block, next_block = Block(engine), Block(engine)
-    block.ends_late = 100.0
+    block.late_by = 100.0
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(block.run)
         await settle()
@@ -654,41 +661,41 @@ async def test_block_that_goes_on(
         store.calls.clear()
         await timer.advance(90)
         assert store.calls == []
-        told = [
+        lines = [
             line["seconds"] for line in log if line["event"].startswith(WORK_RAN_PAST_ITS_LEASE)
         ]
-        assert told[0] == pytest.approx(GRACE, abs=1.1)
-        assert all(10 <= later - earlier <= 11.1 for earlier, later in pairwise(told))
-        assert 80 < told[-1] < 96
+        assert lines[0] == pytest.approx(GRACE, abs=1.1)
+        assert all(10 <= later - earlier <= 11.1 for earlier, later in pairwise(lines))
+        assert 80 < lines[-1] < 96
         await timer.advance(12)
-        told = [line for line in log if line["event"].startswith(WORK_RAN_PAST_ITS_LEASE)]
-        assert told[-1]["seconds"] < 101
+        lines = [line for line in log if line["event"].startswith(WORK_RAN_PAST_ITS_LEASE)]
+        assert lines[-1]["seconds"] < 101
         assert next_block.lease is not None
         next_block.may_end.set()
     assert isinstance(block.error, LeaseLostError)
 
 
 async def test_lease_that_is_ended(store: Store, engine: LeaseEngine, timer: VirtualTimer) -> None:
-    """A lease that is ended from outside is not renewed, and freed by its release if it has not
-    lapsed."""
+    """A lease that was ended by a call is not renewed. Its release frees it if it has not
+    expired."""
     lease = await engine.acquire("x")
     assert engine.held.leases == [lease]
     assert lease.end("what is done under it goes on", cause=StopCause.CLIENT_STOP)
     assert not lease.end("the first reason counts")
-    told: list[str] = []
-    lease.when_ended(lambda: told.append("late"))
-    assert told == ["late"]
+    lines: list[str] = []
+    lease.when_ended(lambda: lines.append("late"))
+    assert lines == ["late"]
     assert not lease.is_held
     assert lease.cause is StopCause.CLIENT_STOP
     await timer.advance(12)
-    assert store.asked("renew") == store.asked("release") == []
+    assert store.times_of("renew") == store.times_of("release") == []
     assert await engine.release(lease)
     assert engine.held.leases == []
 
 
-async def test_asked_to_resign(store: Store, engine: LeaseEngine, timer: VirtualTimer) -> None:
-    """A request that names this term ends it; this process gives others an interval's time to bid.
-    One that names another term does nothing."""
+async def test_release_request(store: Store, engine: LeaseEngine, timer: VirtualTimer) -> None:
+    """A request with the epoch of this term ends it. This process makes no attempt for one
+    interval. A request with another epoch has no effect."""
     block, next_block = Block(engine), Block(engine)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(block.run)
@@ -698,18 +705,18 @@ async def test_asked_to_resign(store: Store, engine: LeaseEngine, timer: Virtual
         await settle()
         assert not block.is_cancelled
         engine.receive(_payload("resign_requested", holder="a", epoch=block.lease.epoch))
-        asked_at = timer.boottime()
+        requested_at = timer.boottime()
         await settle()
         assert block.is_cancelled
         tasks.start_soon(next_block.run)
         await timer.advance(10)
-        assert len(store.asked("release", "x")) == 1
-        assert store.asked("acquire")[1] == pytest.approx(asked_at + 5, abs=0.1)
+        assert len(store.times_of("release", "x")) == 1
+        assert store.times_of("acquire")[1] == pytest.approx(requested_at + 5, abs=0.1)
         next_block.may_end.set()
 
 
 async def test_release_that_fails(store: Store, engine: LeaseEngine, log: list[Any]) -> None:
-    """A release that fails frees nothing, says so, and masks no error of the block."""
+    """A release that fails is logged, frees nothing, and does not hide the block's error."""
     with pytest.raises(ZeroDivisionError):
         await _fail_inside(store, engine)
     assert LEASE_RELEASE_FAILED in [line["event"] for line in log]
@@ -723,7 +730,7 @@ async def _fail_inside(store: Store, engine: LeaseEngine) -> None:
 
 
 async def test_block_that_ends_after_the_loss(engine: LeaseEngine) -> None:
-    """A block that ends without a wait after its lease was lost does not seem to have succeeded."""
+    """A block that ends without waiting after its lease was lost raises LeaseLostError."""
 
     async def lose() -> None:
         async with engine.hold("x") as lease:
@@ -733,11 +740,11 @@ async def test_block_that_ends_after_the_loss(engine: LeaseEngine) -> None:
         await lose()
 
 
-async def test_cancelled_by_others_too(
+async def test_cancelled_block_of_a_lost_lease(
     store: Store, engine: LeaseEngine, timer: VirtualTimer
 ) -> None:
-    """A block that somebody cancels while its lease is lost is cancelled: no error takes the place
-    of that. A task that goes on after the loss is not cancelled any more."""
+    """If a block is cancelled from outside while its lease is lost, the cancellation is raised, not
+    LeaseLostError. A task that continues after the loss is not cancelled again."""
     outcomes: list[str] = []
     waiting, may_go = asyncio.Event(), asyncio.Event()
 
@@ -778,19 +785,18 @@ async def test_cancelled_by_others_too(
 
 
 async def test_effect_that_uses_the_leases(store: Store) -> None:
-    """What happens at a commit in memory may use the leases."""
-    await _seat(store)
+    """A callback at the commit of a memory transaction can use the leases."""
+    await _acquire_elsewhere(store)
     async with store.transaction() as transaction:
         transaction.on_commit(store.forget)
-    assert (await _seat(store)).is_granted
+    assert (await _acquire_elsewhere(store)).is_granted
 
 
-# -- the end
+# -- closing
 
 
 async def test_task_of_the_engine(store: Store, engine: LeaseEngine, timer: VirtualTimer) -> None:
-    """The engine has a task while it keeps anything, and none afterwards; the next lease is
-    tended again."""
+    """The engine has a task only while it has leases. A later lease starts another task."""
     for _ in range(2):
         async with engine.hold("x") as lease:
             task = engine.held._task
@@ -803,28 +809,29 @@ async def test_task_of_the_engine(store: Store, engine: LeaseEngine, timer: Virt
 
 
 async def test_close(store: Store, timer: VirtualTimer) -> None:
-    """Closing ends what is held, releases it and joins all; who stands by is told."""
+    """Closing ends and releases the held leases and joins all tasks. Waiting callers get a
+    ClientStateError."""
     engine = _engine(store)
-    await _seat(store, "y")
-    block, standing = Block(engine, "x"), Block(engine, "y")
+    await _acquire_elsewhere(store, "y")
+    block, waiting = Block(engine, "x"), Block(engine, "y")
     async with anyio.create_task_group() as tasks, engine:
         tasks.start_soon(block.run)
-        tasks.start_soon(standing.run)
+        tasks.start_soon(waiting.run)
         await timer.advance(1)
         task = engine.held._task
         tasks.start_soon(engine.close)
         await timer.advance(0.1)
     assert block.is_cancelled
     assert isinstance(block.error, LeaseLostError)
-    assert isinstance(standing.error, ClientStateError)
-    assert store.asked("release", "x")
+    assert isinstance(waiting.error, ClientStateError)
+    assert store.times_of("release", "x")
     assert store.is_closed
     assert task is not None
     assert task.done()
 
 
-async def test_close_during_a_bid(store: Store, timer: VirtualTimer) -> None:
-    """What is granted to a engine that is being closed is given back before its store is closed."""
+async def test_close_during_an_attempt(store: Store, timer: VirtualTimer) -> None:
+    """A lease that is granted while the engine closes is released before the store is closed."""
     engine = _engine(store)
     store.faults.append(1.0)
     block = Block(engine)
@@ -837,20 +844,20 @@ async def test_close_during_a_bid(store: Store, timer: VirtualTimer) -> None:
         await timer.advance(1.1)
         assert store.is_closed
     assert isinstance(block.error, ClientStateError)
-    assert len(store.asked("release", "x")) == 1
+    assert len(store.times_of("release", "x")) == 1
     assert engine.held.leases == []
 
 
-async def test_close_during_a_bid_that_is_not_answered(
+async def test_close_during_an_attempt_without_an_answer(
     store: Store, timer: VirtualTimer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store is closed when every bid has ended, also those that nobody stands by with: they are
-    given up soon, and raise."""
+    """The store is closed after all attempts have ended. Attempts without an answer are given up
+    soon, and raise."""
     monkeypatch.setattr("riverpy._leases.attempt.CANCELLED_ATTEMPT_TIMEOUT", 0.01)
     engine = _engine(store)
     ended: list[str] = []
 
-    async def bid() -> None:
+    async def attempt() -> None:
         with pytest.raises(TimeoutError, match="closed before the answer came"):
             await engine.try_acquire("y")
         assert not store.is_closed
@@ -859,7 +866,7 @@ async def test_close_during_a_bid_that_is_not_answered(
     block = Block(engine)
     async with anyio.create_task_group() as tasks, engine:
         store.faults.extend((3.0, 3.0))
-        tasks.start_soon(bid)
+        tasks.start_soon(attempt)
         tasks.start_soon(block.run)
         await settle()
         await engine.close()
@@ -870,7 +877,7 @@ async def test_close_during_a_bid_that_is_not_answered(
 
 
 async def test_close_during_a_renewal(store: Store, timer: VirtualTimer, log: list[Any]) -> None:
-    """A renewal that is under way ends with the engine, and nothing is said of it."""
+    """A renewal in progress ends when the engine is closed, and nothing is logged."""
     engine = _engine(store)
     block = Block(engine)
     async with anyio.create_task_group() as tasks, engine:
@@ -878,7 +885,7 @@ async def test_close_during_a_renewal(store: Store, timer: VirtualTimer, log: li
         await timer.advance(1)
         store.faults.append(4.0)
         await timer.advance(5)
-        assert store.asked("renew")
+        assert store.times_of("renew")
         task = engine.held._task
         assert task is not None
         await engine.close()
@@ -887,20 +894,20 @@ async def test_close_during_a_renewal(store: Store, timer: VirtualTimer, log: li
     assert LEASE_RENEWAL_FAILED not in [line["event"] for line in log]
 
 
-async def test_close_with_a_block_that_goes_on(
+async def test_close_with_a_block_that_keeps_running(
     store: Store, timer: VirtualTimer, log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closing waits no longer than its bound for a block that goes on, and says that its lease is
-    left to lapse."""
+    """Closing waits a limited time for a block. Then it logs that the lease is not released but
+    expires."""
     monkeypatch.setattr("riverpy._leases.engine.CLOSE_TIMEOUT", 0.05)
     engine = _engine(store)
     block = Block(engine)
-    block.ends_late = 10
+    block.late_by = 10
     async with anyio.create_task_group() as tasks, engine:
         tasks.start_soon(block.run)
         await timer.advance(1)
         await engine.close()
-        assert not store.asked("release")
+        assert not store.times_of("release")
         events = [line["event"] for line in log if line["log_level"] == "error"]
         assert events == [LEASE_WORK_STOP_TIMED_OUT]
         await timer.advance(10)
@@ -909,7 +916,8 @@ async def test_close_with_a_block_that_goes_on(
 async def test_engine_that_fails(
     store: Store, engine: LeaseEngine, timer: VirtualTimer, log: list[Any]
 ) -> None:
-    """A fault of the engine's own ends what it holds: a lease that nobody watches is not held."""
+    """An internal error of the engine ends all of its leases, because they are no longer
+    renewed."""
     block = Block(engine)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(block.run)
