@@ -39,17 +39,17 @@ _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class HookError(Exception):
-    """What a hook or a service raises."""
+    """The error of a hook or a service."""
 
 
 def term(number: int, leader_id: str = "me") -> LeaseAnswer:
-    """The n-th term, as the database grants it."""
+    """Return the n-th term as the database grants it."""
     elected_at = _EPOCH + timedelta(seconds=number)
     return LeaseAnswer(True, leader_id, epoch_of(elected_at), elected_at, None)
 
 
 def lease_of(term: LeaseAnswer, timer: Timer) -> Lease:
-    """The lease of a term, acquired now."""
+    """Return the lease of a term that was acquired now."""
     return Lease(
         "default",
         term,
@@ -62,45 +62,45 @@ def lease_of(term: LeaseAnswer, timer: Timer) -> Lease:
 
 @dataclass(eq=False)
 class Plan:
-    """What one attempt to start does: it comes up, unless told otherwise."""
+    """Raised instead of a successful start."""
 
     error: Exception | None = None
-    """Raised instead of coming up."""
+    """Raised instead of a successful start."""
     gate: asyncio.Event | None = None
     """The start waits for it first."""
-    is_deaf: bool = False
-    """That wait ignores its cancellation."""
+    ignores_cancellation: bool = False
+    """Whether that wait ignores its cancellation."""
     end_gate: asyncio.Event | None = None
-    """The end waits for it, whatever happens."""
+    """The end waits for it."""
     end_error: Exception | None = None
     """Raised at the end."""
 
 
 class FakeMaintainer:
-    """One maintainer, which lives as its plan says."""
+    """A maintainer that follows its plan."""
 
     name = "fake maintainer"
 
-    def __init__(self, house: House, term: LeaseAnswer, plan: Plan) -> None:
-        self.house, self.term, self.plan = house, term, plan
+    def __init__(self, maintenance: FakeMaintenance, term: LeaseAnswer, plan: Plan) -> None:
+        self.maintenance, self.term, self.plan = maintenance, term, plan
         self.is_up = self.is_stopped = False
         self.started_at = 0.0
         self.cause: StopCause | None = None
-        """What the scope said when the maintainer was cancelled."""
+        """The cause in the scope when the maintainer was cancelled."""
         self._failure = asyncio.Event()
 
     def fail(self) -> None:
-        """A bug in a service, after the start."""
+        """Let a service fail after the start."""
         self._failure.set()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        self.started_at = self.house.timer.boottime()
-        self.house.say("start", self.term)
-        self.house.running.append(self)
+        self.started_at = self.maintenance.timer.boottime()
+        self.maintenance.record("start", self.term)
+        self.maintenance.running.append(self)
         try:
             await self._start()
             self.is_up = True
-            self.house.say("up", self.term)
+            self.maintenance.record("up", self.term)
             task_status.started()
             await self._failure.wait()
             raise HookError("a service failed")
@@ -112,52 +112,52 @@ class FakeMaintainer:
                 with anyio.CancelScope(shield=True):
                     await self.plan.end_gate.wait()
             self.is_up, self.is_stopped = False, True
-            self.house.running.remove(self)
-            self.house.say("stop", self.term)
+            self.maintenance.running.remove(self)
+            self.maintenance.record("stop", self.term)
             if self.plan.end_error is not None:
                 raise self.plan.end_error
 
     async def _start(self) -> None:
         if self.plan.gate is not None:
-            with anyio.CancelScope(shield=self.plan.is_deaf):
+            with anyio.CancelScope(shield=self.plan.ignores_cancellation):
                 await self.plan.gate.wait()
         if self.plan.error is not None:
             raise self.plan.error
 
 
 @dataclass
-class House:
-    """The maintenance of terms, on virtual time. The test decides about the terms: `gain`,
+class FakeMaintenance:
+    """The maintenance of terms, on virtual time. A test begins terms with `gain` and ends them with
     `lose`."""
 
     timer: VirtualTimer = field(default_factory=VirtualTimer)
     plans: list[Plan] = field(default_factory=list[Plan])
-    """Of the attempts to come; when they are used up, each comes up."""
+    """For the next attempts. After the last plan all attempts succeed."""
     made: list[FakeMaintainer] = field(default_factory=list[FakeMaintainer])
     running: list[FakeMaintainer] = field(default_factory=list[FakeMaintainer])
     """Started and not stopped, in the order of their starts."""
     events: list[tuple[str, LeaseAnswer]] = field(default_factory=list[tuple[str, LeaseAnswer]])
     resigned: list[LeaseAnswer] = field(default_factory=list[LeaseAnswer])
     holds_term: bool = True
-    """Whether a term that is resigned has not ended before."""
+    """Whether a term still exists when it is resigned."""
     watch: Callable[[str, LeaseAnswer], None] | None = None
-    """Called when something happens."""
+    """Called for each event."""
 
     def __post_init__(self) -> None:
         self.engine = LeaseEngine(
             MemoryLeases(timer=self.timer), holder="me", timing=TIMING, timer=self.timer
         )
         self.tasks: list[LeaseTask] = []
-        """Of each term, in order."""
+        """One for each term."""
 
-    def say(self, event: str, term: LeaseAnswer) -> None:
-        """Record it."""
+    def record(self, event: str, term: LeaseAnswer) -> None:
+        """Record an event."""
         self.events.append((event, term))
         if self.watch is not None:
             self.watch(event, term)
 
     def begin(self, number: int) -> None:
-        """Begin the n-th term, and return at once."""
+        """Begin the n-th term and return at once."""
         which = term(number)
         lease = lease_of(which, self.timer)
 
@@ -169,7 +169,7 @@ class House:
         task.start(f"term {number}")
 
     async def run_term(self, lease: Lease, scope: StopScope, which: LeaseAnswer) -> None:
-        """The work of a term."""
+        """Do the work of a term."""
 
         def make(_lease: Lease) -> tuple[TermContext, list[FakeMaintainer]]:
             return context_without_database(self.timer, lease), [self.make(which)]
@@ -178,18 +178,18 @@ class House:
             lease,
             make,
             timer=self.timer,
-            started=lambda: self.say("told up", which),
+            started=lambda: self.record("started", which),
             resign=lambda: self._resign(which),
         ).run(scope)
 
     async def gain(self, number: int) -> None:
-        """This process leads the n-th term."""
+        """Let this process be the leader in the n-th term."""
         self.begin(number)
         await settle()
 
     async def lose(self, cause: StopCause = StopCause.LEADERSHIP_LOST) -> bool:
-        """The last term is over. Time stands still meanwhile: what must wait for it hangs the
-        test."""
+        """End the last term. Virtual time does not advance, so the test hangs if the end waits for
+        time."""
         with anyio.fail_after(10):
             return await self.tasks[-1].stop(cause)
 
@@ -201,23 +201,23 @@ class House:
 
     @property
     def is_clear(self) -> bool:
-        """Whether nothing of any term runs."""
+        """Whether no term has running work."""
         return all(task.released.is_set() for task in self.tasks)
 
     async def starts(self, number: int) -> int:
-        """How many maintainers of the n-th term were started."""
+        """Return how many maintainers of the n-th term were started."""
         await settle()
         return self.events.count(("start", term(number)))
 
     def open_gates(self) -> None:
-        """Let everything go on that a gate holds."""
+        """Set all gates."""
         for maintainer in self.made:
             for gate in (maintainer.plan.gate, maintainer.plan.end_gate):
                 if gate is not None:
                     gate.set()
 
     def make(self, term: LeaseAnswer) -> FakeMaintainer:
-        """A maintainer that does as planned."""
+        """Create a maintainer with the next plan."""
         plan = self.plans.pop(0) if self.plans else Plan()
         maintainer = FakeMaintainer(self, term, plan)
         self.made.append(maintainer)
@@ -225,12 +225,12 @@ class House:
 
     def _resign(self, term: LeaseAnswer) -> bool:
         self.resigned.append(term)
-        self.say("resign", term)
+        self.record("resign", term)
         return self.holds_term
 
 
 class FakeService(MaintenanceService):
-    """A service without a database, which counts."""
+    """A service without a database. Counts its calls."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ class FakeService(MaintenanceService):
 
 
 def context_without_database(timer: Timer, lease: Lease) -> TermContext:
-    """A context of a lease, whose connections cannot be made."""
+    """Return a context of a lease whose connections cannot be opened."""
 
     async def connect() -> Connection:
         raise ConnectionRefusedError("there is no database")

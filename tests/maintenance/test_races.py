@@ -13,7 +13,7 @@ import pytest
 from riverpy._leading.term_runner import ATTEMPTS_MAX
 from riverpy._lifecycle import StopCause
 from tests._time import settle
-from tests.maintenance.fakes import GRACE, HookError, House, Plan, term
+from tests.maintenance.fakes import GRACE, FakeMaintenance, HookError, Plan, term
 
 if TYPE_CHECKING:
     from riverpy._postgres.leases import LeaseAnswer
@@ -38,7 +38,7 @@ async def test_random_histories(*, is_orderly: bool) -> None:
     for seed in seeds:
         race = Race(random.Random(seed), is_orderly=is_orderly)
         await race.run()
-        assert race.faults == [], f"{SEED_VARIABLE}={seed}: {race.house.events}"
+        assert race.faults == [], f"{SEED_VARIABLE}={seed}: {race.maintenance.events}"
         assert asyncio.all_tasks() == before, f"{SEED_VARIABLE}={seed} left a task"
 
 
@@ -48,7 +48,7 @@ class Race:
     def __init__(self, rng: random.Random, *, is_orderly: bool) -> None:
         self.rng = rng
         self.is_orderly = is_orderly
-        self.house = House(watch=self._look)
+        self.maintenance = FakeMaintenance(watch=self._look)
         self.faults: list[str] = []
         self.number = 0
         self.is_held = False
@@ -68,14 +68,14 @@ class Race:
         await self._gain([])
         for gate in self._gates:
             gate.set()
-        await self.house.timer.advance(GRACE)
-        running = self.house.running
+        await self.maintenance.timer.advance(GRACE)
+        running = self.maintenance.running
         self._expect([maintainer.term for maintainer in running] == [term(self.number)], "one runs")
         self._expect(all(maintainer.is_up for maintainer in running), "it is up")
         await self._lose()
         await settle()
-        self._expect(not running and self.house.is_clear, "all have ended")
-        self._expect(self.house.timer.sleepers == 0, "nobody waits")
+        self._expect(not running and self.maintenance.is_clear, "all have ended")
+        self._expect(self.maintenance.timer.sleepers == 0, "nobody waits")
 
     async def _step(self) -> None:
         match self.rng.choice(["gain", "gain", "lose", "gate", "gate", "fault", "time"]):
@@ -85,21 +85,21 @@ class Race:
                 await self._lose()
             case "gate" if self._gates:
                 self._gates.pop(self.rng.randrange(len(self._gates))).set()
-            case "fault" if self.house.running:
-                self.rng.choice(self.house.running).fail()
+            case "fault" if self.maintenance.running:
+                self.rng.choice(self.maintenance.running).fail()
             case _:
-                await self.house.timer.advance(self.rng.choice([0.1, 1.0, GRACE, 5.0, 70.0]))
+                await self.maintenance.timer.advance(self.rng.choice([0.1, 1.0, GRACE, 5.0, 70.0]))
 
     async def _gain(self, plans: list[Plan]) -> None:
         if self.is_held:
             await self._lose()
         while self.is_orderly and self._ends:
-            await self.house.timer.advance(1.0)
+            await self.maintenance.timer.advance(1.0)
         self.over.add(term(self.number))
         self.number += 1
         self.is_held = True
-        self.house.plans = plans
-        self.house.begin(self.number)
+        self.maintenance.plans = plans
+        self.maintenance.begin(self.number)
 
     async def _lose(self) -> None:
         """The term is over; its end is waited for elsewhere."""
@@ -113,8 +113,8 @@ class Race:
     async def _end(self, number: int) -> None:
         ending = term(number)
         self.over.add(ending)
-        if await self.house.tasks[number - 1].stop(StopCause.LEADERSHIP_LOST):
-            going_on = [maintainer.term for maintainer in self.house.running]
+        if await self.maintenance.tasks[number - 1].stop(StopCause.LEADERSHIP_LOST):
+            going_on = [maintainer.term for maintainer in self.maintenance.running]
             self._expect(ending not in going_on, "what has ended does not run")
         else:
             self.let_go.add(ending)
@@ -123,7 +123,7 @@ class Race:
         return Plan(
             error=HookError("start") if self.rng.random() < 0.5 else None,
             gate=self._gate() if self.rng.random() < 0.4 else None,
-            is_deaf=self.rng.random() < 0.5,
+            ignores_cancellation=self.rng.random() < 0.5,
             end_gate=self._gate() if self.rng.random() < 0.2 else None,
             end_error=HookError("end") if self.rng.random() < 0.2 else None,
         )
@@ -140,15 +140,15 @@ class Race:
         is_now = which == term(self.number)
         if event == "start":
             self._expect(is_now and which not in self.over, f"{which} starts in its time")
-            others = {maintainer.term for maintainer in self.house.running}
+            others = {maintainer.term for maintainer in self.maintenance.running}
             may_run = self.let_go if self.is_orderly else self.over
             self._expect(others <= may_run, f"{others} run when {which} starts")
         elif event in {"told up", "resign"}:
             self._expect(is_now and which not in self.over, f"{event} {which} in its time")
         if event == "resign":
-            starts = self.house.events.count(("start", which))
+            starts = self.maintenance.events.count(("start", which))
             self._expect(starts >= ATTEMPTS_MAX, f"{which} resigned after {starts} starts")
-            self._expect(self.house.resigned.count(which) == 1, f"{which} resigned again")
+            self._expect(self.maintenance.resigned.count(which) == 1, f"{which} resigned again")
 
     def _expect(self, holds: bool, what: str) -> None:
         if not holds:
