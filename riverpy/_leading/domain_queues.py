@@ -1,8 +1,8 @@
 """DomainQueues: the queues that a leader maintains, if there is more than one domain.
 
-A domain is silent if its heartbeat has not changed for `ORPHANED_AFTER`. It is also silent if its
-heartbeat is that old by the server's clock and has not changed for `dead_after`. The server's clock
-alone does not decide, because it may be set to another time.
+A domain is silent if its heartbeat has not changed for `ORPHANED_AFTER`. A domain is also silent if
+the heartbeat is that old by the server's clock, and has not changed for `dead_after`. The server's
+clock alone does not decide, because that clock may be set to another time.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from riverpy._postgres.domains import OwnedQueue
 
 READ_INTERVAL = 1.0
-"""Seconds for which the owners that were read are used: the services of a term often read them at
-the same time."""
+"""Seconds after which the owners of queues are read again. The services of a term share the last
+read."""
 UNDIVIDED_READ_INTERVAL = 300.0
-"""The same if no domain owns a queue and this client receives notifications: a client that claims
-the first queue sends one. Also the same if there is no table of owners."""
+"""Seconds after which the owners are read again, if no domain owns a queue, or if there is no table
+of owners. A client that claims the first queue sends a notification, so the interval is long only
+for clients that receive notifications."""
 STATEMENT_TIMEOUT = 5.0
 
 
@@ -64,15 +65,16 @@ class DomainQueues:
         """Create the domain queues.
 
         Args:
-            connection: for short statements.
-            schema: of River's tables.
-            choose: selects the queues to maintain, by the owners.
-            is_divided: whether the table of owners is known to exist. Otherwise it is checked now
-                and then, because a migration may create it without a notification.
+            connection: the connection for short statements.
+            schema: the schema of River's tables.
+            choose: selects the queues to maintain, from the owners of queues.
+            is_divided: returns whether the table of owners is known to exist. If not, the table is
+                looked up from time to time, because a migration creates it without a notification.
             listens: whether `forget` is called when owners change.
             timer: measures time.
-            dead_after: the client's setting.
-            contact: seconds for which this process has been in unbroken contact with the server.
+            dead_after: the client's setting `dead_after`.
+            contact: returns how long this process has had contact with the server without a break,
+                in seconds.
         """
         self._connection, self._schema, self._timer = connection, schema, timer
         self._choose, self._is_divided = choose, is_divided
@@ -84,7 +86,7 @@ class DomainQueues:
         """Whether a check has found the table."""
         self._fresh_until = 0.0
         self._forgotten = 0
-        """How often `forget` was called."""
+        """The number of calls of `forget`."""
         self._lock = anyio.Lock()  # one service reads, the others wait for its result
         self._is_denial_logged = False
         self._log = get_logger()
@@ -100,7 +102,7 @@ class DomainQueues:
                 forgotten = self._forgotten
                 owners = await self._read()
                 self._scope = AllQueues() if owners is None else self._choose(owners)
-                if forgotten == self._forgotten:  # otherwise they may have changed since
+                if forgotten == self._forgotten:  # else the owners may have changed during the read
                     undivided = UNDIVIDED_READ_INTERVAL if owners is None else self._undivided
                     fresh = READ_INTERVAL if owners else undivided
                     self._fresh_until = self._timer.boottime() + fresh
@@ -124,7 +126,7 @@ class DomainQueues:
                     connection, self._schema, orphaned_after=timedelta(seconds=ORPHANED_AFTER)
                 )
                 return self._owners(rows)
-            except UndefinedTableError:  # it was dropped: no domain owns a queue
+            except UndefinedTableError:  # the table was dropped: no domain owns a queue
                 return ()
             except InsufficientPrivilegeError:
                 if not await owner_is_empty(connection, self._schema):
@@ -151,17 +153,17 @@ class DomainQueues:
 
 
 def of_default(owners: Sequence[Owner]) -> QueueScope:
-    """Every queue except those of domains with heartbeats."""
+    """Return the queues that no domain owns, and those of silent domains."""
     return AllQueuesExcept(frozenset(owner.queue for owner in owners if not owner.is_orphaned))
 
 
 def orphans(owners: Sequence[Owner]) -> QueueScope:
-    """The queues of silent domains."""
+    """Return the queues of silent domains."""
     return OnlyQueues(frozenset(owner.queue for owner in owners if owner.is_orphaned))
 
 
 def of_domain(domain: str) -> Callable[[Sequence[Owner]], QueueScope]:
-    """The queues that this domain owns."""
+    """Return a function that selects the queues that `domain` owns."""
 
     def choose(owners: Sequence[Owner]) -> QueueScope:
         return OnlyQueues(frozenset(owner.queue for owner in owners if owner.domain == domain))

@@ -1,8 +1,8 @@
 """Election: one client's part in one leader election.
 
-A term ends in this order, for any reason: this client is not the leader any more and says so, its
-services stop, and then the lease is released. So the next leader never works beside the services of
-this one. While a service does not stop, the lease is not released but expires.
+A term ends in this order, for any reason: this client publishes that it is not the leader any more,
+its services stop, and then the lease is released. So the services of two leaders do not run at the
+same time. If a service does not stop, the lease is not released but expires.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
 
 PAUSE_MAX = 60.0
-"""Seconds that a client does not take part, at most, after its maintenance failed."""
+"""The longest time for which a client takes no part in the election after its maintenance failed,
+in seconds."""
 
 
 class Election:
-    """Acquires the lease of a leader again and again, and runs the work of each term."""
+    """Acquires the lease of a leader, runs the work of the term, and starts over."""
 
     name = "leader election"
 
@@ -54,10 +55,10 @@ class Election:
         """Create the election. It starts no task.
 
         Args:
-            engine: of the lease.
-            lease_name: the lease that the leader holds.
-            run_term: the work of a term, until its scope is stopped.
-            domain: of the leader.
+            engine: the engine of the lease.
+            lease_name: the name of the lease that the leader holds.
+            run_term: runs the work of a term until the scope is stopped.
+            domain: the domain of the leader.
             changed: called at once when a term begins or ends.
         """
         self._engine, self._lease_name, self._run_term = engine, lease_name, run_term
@@ -65,7 +66,7 @@ class Election:
         self._lease: Lease | None = None
         self._task: LeaseTask | None = None
         self._exhausted = 0
-        """How many terms in a row have ended because maintenance failed."""
+        """The number of consecutive terms that ended because maintenance failed."""
         self._log = get_logger(client_id=engine.holder)
         if domain != DEFAULT_DOMAIN:
             self._log = self._log.bind(domain=domain)
@@ -73,11 +74,11 @@ class Election:
 
     @property
     def lease(self) -> Lease | None:
-        """The lease of the present term, if this client is the leader and may act as one now."""
+        """The lease of the current term, or None if this client may not act as the leader now."""
         return self._lease if self._lease is not None and self._lease.is_held else None
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Take part until stopped."""
+        """Take part in the election until stopped."""
         task_status.started()
         while True:
             lease = await self._engine.acquire(self._lease_name, scope=scope)
@@ -89,8 +90,8 @@ class Election:
                 raise
 
     async def close(self, timeout: float) -> bool:
-        """Stop work that still runs, and wait for at most `timeout` seconds. Returns whether none
-        runs."""
+        """Stop work that still runs, and wait for at most `timeout` seconds. Returns whether all
+        work has ended."""
         task = self._task
         if task is None:
             return True
@@ -133,7 +134,7 @@ class Election:
         )
         try:
             self._changed(change)
-        except Exception:  # it does not decide about the term
+        except Exception:  # a subscriber's error must not end the term
             self._log.exception(LEADERSHIP_CALLBACK_FAILED)
 
     # -- maintenance
@@ -143,8 +144,9 @@ class Election:
         self._exhausted = 0
 
     def maintenance_failed(self, lease: Lease) -> bool:
-        """Resign, so that another client can try. This one pauses, after each failure in a row for
-        twice as long. Returns False if the term had ended before."""
+        """Resign, so that another client can become leader. This client then takes no part for a
+        time, which doubles with each consecutive failure. Returns False if the term had ended
+        before."""
         interval = self._engine.timing.interval
         pause = min(interval * 2.0 ** min(self._exhausted, 30), max(PAUSE_MAX, interval))
         if not self._engine.resign(lease, "its maintenance failed", pause=pause):

@@ -1,4 +1,5 @@
-"""Stores of leader leases: River's row of leaders, and the lease of work that a schema has once."""
+"""Stores of leader leases: River's row of the leader, the lease of a domain, and the lease of the
+schema's maintenance."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 
 
 class LeaderRowStore(LeaseStore):
-    """River's table `river_leader`, whose one row is the lease of the leader of `default`.
+    """River's table `river_leader`. The one row of the table is the lease of the leader of
+    `default`.
 
-    The table has no epochs. The microseconds of `elected_at` serve as one, since a term there is
-    the leader's id and `elected_at`.
+    The table has no column for an epoch. The microseconds of `elected_at` serve as the epoch,
+    because River identifies a term by the leader's id and `elected_at`.
     """
 
     logs_terms = False
@@ -38,7 +40,7 @@ class LeaderRowStore(LeaseStore):
         """Create the leader row store.
 
         Args:
-            connection: for its statements.
+            connection: the connection for the statements of this store.
             schema: the schema of River's tables.
             leader_id: the id of this client.
             ttl: how long a renewal extends a term.
@@ -103,7 +105,7 @@ class LeaderRowStore(LeaseStore):
 
 
 class DomainLeaseStore(LeaseTable):
-    """The table `riverpy_lease`, over the connection that a client reserves for leading."""
+    """The table `riverpy_lease`, over the connection that a client reserves for leader leases."""
 
     logs_terms = False
 
@@ -119,17 +121,17 @@ class DomainLeaseStore(LeaseTable):
 
 
 class SchemaLeaseStore(DomainLeaseStore):
-    """The lease of the work that a schema has once. The leader of `default` does that work, so no
-    client acquires this lease while a riverpy client leads `default`. A leader that is River's in
-    Go does a part of the work."""
+    """The lease `@schema`: the holder maintains the schema while no riverpy client is the leader of
+    `default`. That leader would do the same work, so no client acquires this lease beside such a
+    leader. If River in Go is the leader of `default`, it does a part of the work."""
 
     has_foreign_leader = False
-    """Whether a client that is not riverpy's led `default` at the last attempt."""
+    """Whether another program's client was the leader of `default` at the last attempt."""
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAnswer | None:
-        """Try to acquire the lease, unless a riverpy client leads `default`."""
+        """Try to acquire the lease, unless a riverpy client is the leader of `default`."""
         async with self._connection.use("acquiring the schema lease", timeout) as connection:
             lead = await default_leader(connection, self._schema)
             if lead.is_registered:

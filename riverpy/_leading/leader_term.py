@@ -1,4 +1,4 @@
-"""LeaderTerm: a term in which this client is the leader, for functions of the user's."""
+"""LeaderTerm: one term of a leader, as the user's functions get it."""
 
 from __future__ import annotations
 
@@ -41,15 +41,16 @@ class LeaderTerm:
         self._fence.expect_valid()
 
     async def fence(self, connection: Transaction) -> None:
-        """Bind the transaction that is open on `connection` to this term: it commits only while no
-        other term can begin.
+        """Bind the transaction that is open on `connection` to this term: the transaction commits
+        only while no other term can begin.
 
-        Call it before the transaction writes, and in the outermost transaction: the rollback of a
-        savepoint would undo the fence. The server ends a transaction that lasts longer than 5
-        seconds, or than `Config.leader_ttl`.
+        Call this method before the transaction writes, and in the outermost transaction: the
+        rollback of a savepoint would undo the fence. The server ends a transaction that lasts
+        longer than 5 seconds, or than `Config.leader_ttl`.
 
         Args:
-            connection: asyncpg's, in a transaction; without a domain one that is read committed.
+            connection: a connection of asyncpg in a transaction. In the domain `default` the
+                isolation level must be read committed.
 
         Raises:
             FencedOutError: the term has ended: roll back.

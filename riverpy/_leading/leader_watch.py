@@ -1,8 +1,8 @@
 """LeaderWatch: checks which client is the leader, and warns if that is a problem.
 
-It warns if no client can become leader of its domain. It also warns if the leader of `default` is
-not a riverpy client, for example River in Go: such a leader does not maintain what a riverpy leader
-does, and does not support domains. An older version of riverpy may not support them either.
+LeaderWatch warns if no client can become leader of the client's domain. It also warns if the leader
+of `default` is not a riverpy client, for example River in Go. Such a leader does less maintenance
+than riverpy, and does not support domains. Older versions of riverpy do not support domains either.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJobs
 
 CHECKS_PER_DEAD_AFTER = 3
-"""Checks within `dead_after`."""
+"""The number of checks within `dead_after`."""
 STATEMENT_TIMEOUT = 2.0
 REPEAT_INTERVAL = 3600.0
-"""Seconds after which the warning that no client can become leader is logged again."""
+"""Seconds until the warning that no client can become leader is logged again."""
 
 ADVICE = (
     "register a worker or stub for each of these kinds in the program of the leader, or let only "
@@ -50,7 +50,7 @@ ADVICE = (
 
 
 class LeaderWatch:
-    """Checks the leader now and then while a client runs. Needs the table of clients."""
+    """Checks the leader at an interval while a client runs. This needs the table of clients."""
 
     name = "leader watch"
 
@@ -68,9 +68,9 @@ class LeaderWatch:
         """Create the leader watch.
 
         Args:
-            connection: for the checks. Its session should have a short lock timeout: otherwise a
-                locked table would close it.
-            config, kinds, queues, periodic_jobs: the client's.
+            connection: the connection for the checks. The session should have a short lock timeout.
+                Otherwise a check of a locked table would close the connection.
+            config, kinds, queues, periodic_jobs: the client's settings.
             is_leader: whether this client is the leader of its domain now.
             timer: measures time, and waits.
         """
@@ -80,7 +80,7 @@ class LeaderWatch:
         self._domain = None if config.domain == DEFAULT_DOMAIN else config.domain
         self._interval = config.dead_after.total_seconds() / CHECKS_PER_DEAD_AFTER
         self._logged_term: str | None = None
-        """When the leader was elected that was logged last."""
+        """The time of election of the leader that was logged last."""
         self._no_candidate_since: float | None = None
         self._no_candidate_logged_at = -math.inf
         self._log = get_logger()
@@ -158,8 +158,8 @@ class LeaderWatch:
         )
 
     def _log_no_candidate(self, status: ElectionStatus) -> None:
-        """Log that no client can become leader, and log it again each hour. Only clients with
-        `candidate=False` do this, since any other client could become leader itself."""
+        """Log each hour that no client can become leader. Only clients with `candidate=False` log
+        this, because any other client could become leader."""
         now = self._timer.boottime()
         if status.has_candidate or (self._domain is None and status.leader_id is not None):
             self._no_candidate_since, self._no_candidate_logged_at = None, -math.inf

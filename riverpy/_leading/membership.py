@@ -53,12 +53,12 @@ if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJobs
 
 JOIN_TIMEOUT = 10.0
-"""Seconds for joining, including the time of other clients that join at the same moment."""
+"""The timeout for joining, in seconds. Clients that join at the same time wait for each other."""
 STATEMENT_TIMEOUT = 2.0
 READ_SHARE = 1 / 12
 READ_INTERVAL_MAX = 5.0
-"""Seconds between two reads of the heartbeats of another domain's clients: that share of
-`dead_after`, and at most this."""
+"""The time between two reads of the heartbeats of another domain's clients is `READ_SHARE` of
+`dead_after`, and at most this number of seconds."""
 
 
 class Membership:
@@ -80,12 +80,12 @@ class Membership:
         """Create the membership.
 
         Args:
-            registration: of the client.
-            config, periodic_jobs: the client's.
-            connection: for heartbeats. Its session should have a short lock timeout.
+            registration: the registration of the client.
+            config, periodic_jobs: the client's settings.
+            connection: the connection for heartbeats. The session should have a short lock timeout.
             reserved: the connection for joining.
-            heartbeat: of the run.
-            timer: for waits.
+            heartbeat: the heartbeat of the client's run.
+            timer: measures time, and waits.
         """
         self._registration, self._config = registration, config
         self._periodic_jobs = periodic_jobs
@@ -94,19 +94,19 @@ class Membership:
         self._interval = config.dead_after / BEATS
         self._claimed: Sequence[str] = ()
         self._moved: dict[str, str] = {}
-        """The other domains that own claimed queues now, as logged."""
+        """The domains that now own queues of this client, by queue, as logged last."""
         self._log = get_logger(domain=config.domain)
         self._last = self._timer.boottime()
-        """When the last heartbeat was written."""
+        """The time of the last heartbeat, by boottime."""
         self._failures = RepeatedFailureLog(self._log)
         self.kept = TestSignal("Membership.kept")
 
     async def join(self) -> None:
-        """Claim the queues of the client, which is registered.
+        """Claim the queues of the client. The client must be registered.
 
         Raises:
-            DomainConflictError: another domain owns one of them, and `on_domain_conflict` makes
-                this an error.
+            DomainConflictError: another domain owns one of the queues, and `on_domain_conflict`
+                makes this an error.
             Exception: one of DATABASE_ERRORS.
         """
         observer = HeartbeatObserver(self._timer)
@@ -131,8 +131,8 @@ class Membership:
                 )
 
     async def _try_to_join(self, dead: Mapping[str, bytes]) -> set[str] | None:
-        """Claim the queues. If it is unknown whether some clients of their owners are alive, return
-        these clients and claim nothing."""
+        """Claim the queues. If a queue has another owner, and it is unknown whether some clients of
+        that domain are alive, return these clients and claim nothing."""
         schema = self._config.schema
         wanted = sorted(set(self._config.domain_queues or self._registration.queues))
         async with (
@@ -169,7 +169,7 @@ class Membership:
                     "writing a heartbeat of the domain", STATEMENT_TIMEOUT
                 ) as connection:
                     owners = await self._keep(connection)
-            except DATABASE_ERRORS as error:  # the next try comes long before `dead_after`
+            except DATABASE_ERRORS as error:  # the next attempt is long before `dead_after`
                 self._failed(error)
                 continue
             self._succeeded()
@@ -205,7 +205,7 @@ class Membership:
             self._log.info(QUEUES_CLAIMED_FOR_DOMAIN, queues=claimed)
 
     def _may_take(self, holder: QueueConflict) -> bool:
-        """Whether a queue may be taken from its owner. False: the owner keeps it."""
+        """Whether the domain may take a queue from the queue's owner."""
         policy = self._config.on_domain_conflict
         if policy == "warn":
             self._log.warning(
@@ -237,7 +237,8 @@ class Membership:
         )
 
     def _log_moved(self, owners: Mapping[str, str]) -> None:
-        """Log each move once. An operator has decided it, so it is not undone."""
+        """Log each move of a queue to another domain once. An operator has moved the queue, so the
+        client does not claim it back."""
         domain = self._config.domain
         moved = {
             queue: owner
@@ -256,7 +257,7 @@ class Membership:
 
 
 def settings_of(config: Config, periodic_jobs: PeriodicJobs) -> str:
-    """A digest of the settings that matter for a leader: periodic jobs and retention. Clients with
+    """Return a digest of the settings that a leader uses: periodic jobs and retention. Clients with
     the same settings have the same digest."""
     settings = (
         sorted((job.id, job.schedule_text) for job in periodic_jobs),

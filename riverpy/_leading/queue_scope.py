@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 FILTER_MAX = 100
-"""The number of queues in one statement that scans an index once for each of them."""
+"""The largest number of queues in one statement, which scans an index once for each queue."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class AllQueues:
         return QueueFilter((), is_only=False)
 
     def filters(self) -> Sequence[QueueFilter | None]:
-        """One statement without a filter."""
+        """None, once: one statement without a filter."""
         return (None,)
 
 
 @dataclass(frozen=True)
 class OnlyQueues:
-    """These queues. An empty set means no queue, never all."""
+    """The given queues. An empty set means no queue, never all."""
 
     queues: frozenset[str]
 
@@ -52,7 +52,7 @@ class OnlyQueues:
         return QueueFilter(tuple(sorted(self.queues)), is_only=True)
 
     def filters(self) -> Sequence[QueueFilter | None]:
-        """One statement for every `FILTER_MAX` queues, and none for no queue."""
+        """One filter for each `FILTER_MAX` queues, and no filter for no queue."""
         names = sorted(self.queues)
         return [
             QueueFilter(tuple(names[first : first + FILTER_MAX]), is_only=True)
@@ -62,7 +62,7 @@ class OnlyQueues:
 
 @dataclass(frozen=True)
 class AllQueuesExcept:
-    """Every queue except these. Without an exception it uses the same statement as `AllQueues`."""
+    """Every queue except the given ones. An empty set has the same filters as `AllQueues`."""
 
     queues: frozenset[str]
 
@@ -78,7 +78,7 @@ class AllQueuesExcept:
         return QueueFilter(tuple(sorted(self.queues)), is_only=False)
 
     def filters(self) -> Sequence[QueueFilter | None]:
-        """One statement, because several would overlap."""
+        """One filter, because several would overlap."""
         return (self.whole(),) if self.queues else AllQueues().filters()
 
 
@@ -87,5 +87,5 @@ NOTHING = OnlyQueues(frozenset())
 
 
 async def everything() -> QueueScope:
-    """Return the scope of a leader without other domains."""
+    """Return all queues: the scope of a leader if there are no other domains."""
     return AllQueues()

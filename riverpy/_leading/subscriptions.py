@@ -1,4 +1,4 @@
-"""Leadership: publishes to subscribers in this process when its client becomes leader, and when its
+"""Leadership: publishes to subscribers in this process when the client becomes leader, and when its
 term ends."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PENDING_MAX = 10_000
-"""The number of changes that wait for a subscriber, at most."""
+"""The largest number of changes that wait for a subscriber."""
 
 
 class LeadershipSubscription(Stream[LeadershipChange]):
@@ -42,7 +42,7 @@ class LeadershipSubscription(Stream[LeadershipChange]):
 
 
 class Leadership(Streams[LeadershipSubscription]):
-    """The leadership of one client, and its subscribers."""
+    """Whether one client is the leader, and the subscribers to changes of that."""
 
     def __init__(self, leader_id: Callable[[], str], domain: Callable[[], str]) -> None:
         """Create the leadership for a client that is not the leader.
@@ -57,7 +57,7 @@ class Leadership(Streams[LeadershipSubscription]):
 
     @property
     def current(self) -> LeadershipChange:
-        """The last change."""
+        """The last change of the leadership, or its initial state."""
         return self._last or LeadershipChange(
             is_leader=False, leader_id=self._leader_id(), domain=self._domain()
         )

@@ -1,4 +1,4 @@
-"""TermContext: what the services of one term share."""
+"""TermContext: the objects that the services of one term share."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TermContext:
-    """What the services of one term share."""
+    """The fence, settings and connections that the services of one term share."""
 
     fence: TermFence
     config: Config
     workers: Workers
     connection: DedicatedConnection
-    """For short statements."""
+    """The connection for short statements."""
     cleaning: DedicatedConnection
-    """For statements that may take as long as their limit allows."""
+    """The connection for statements that may take long, up to their timeout."""
     timer: Timer
     connect_direct: Callable[[], Awaitable[Connection]] | None = None
-    """Makes a session that bypasses a pooler in transaction mode; None: that is not possible."""
+    """Opens a connection that bypasses a pooler in transaction mode. None: that is not possible."""
     scope: Callable[[], Awaitable[QueueScope]] = everything
-    """Reads which queues are maintained. Each pass calls it, since queues come and go.
+    """Returns the queues to maintain. Each pass calls this function, since queues come and go.
 
     Raises:
         Exception: one of DATABASE_ERRORS; the pass is tried again soon.
     """
     up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when all services of the term have started. No pass begins before."""
+    """An event that is set when all services of the term have started. Services make no pass
+    before."""
 
     @property
     def schema(self) -> str | None:

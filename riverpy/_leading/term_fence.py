@@ -1,4 +1,4 @@
-"""TermFence: lets the services of one term write, until the term ends."""
+"""TermFence: gives the services of one term transactions that commit only until the term ends."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection, Transaction
 
 TRANSACTION_LIMIT = timedelta(seconds=5)
-"""How long one fenced transaction may last. A dead leader delays its successor by at most this."""
+"""The timeout of one fenced transaction. The open transaction of a dead leader delays the next
+leader by at most this time."""
 LOCK_SHARE = 1 / 5
-"""The share of that for which a statement may wait for a locked row."""
+"""The share of `TRANSACTION_LIMIT` for which a statement may wait for a locked row."""
 ROLLBACK_LIMIT = 0.5
-"""Seconds that the rollback of a stopped or failed transaction may take. After that its connection
-is closed."""
+"""The timeout for the rollback of a stopped or failed transaction, in seconds. When it expires, the
+connection is closed."""
 
 
 class FenceBusyError(TimeoutError):
-    """A transaction did not begin: another session has locked the leader's row, or the database
-    does not answer. The rows to be written are not the cause."""
+    """A transaction did not begin, because another session has locked the leader's row, or the
+    database does not answer. The rows to write are not the cause."""
 
 
 class TermFence:
@@ -39,7 +40,7 @@ class TermFence:
         """Create the fence of the term that holds this lease."""
         self.lease = lease
         self.limit = min(TRANSACTION_LIMIT, lease.ttl)
-        """How long a fenced transaction may last."""
+        """The timeout of a fenced transaction."""
 
     @property
     def is_valid(self) -> bool:
@@ -59,12 +60,14 @@ class TermFence:
     async def transaction(
         self, connection: DedicatedConnection, purpose: str
     ) -> AsyncGenerator[Connection]:
-        """A transaction that commits only under the term: no other term begins before its end.
+        """Open a transaction that commits only under the term: no other term begins before the end
+        of the transaction.
 
         Raises:
             FencedOutError: the term has ended; nothing was written.
             FenceBusyError: the block was not entered; nothing was written.
-            TimeoutError: it took longer than `TRANSACTION_LIMIT`; the text has the purpose.
+            TimeoutError: the transaction took longer than `TRANSACTION_LIMIT`; the text has the
+                purpose.
             Exception: one of DATABASE_ERRORS, of the block or of the commit.
         """
         self.expect_valid()
@@ -87,8 +90,8 @@ class TermFence:
             ) from error
 
     async def passes(self, connection: Transaction) -> bool:
-        """Bind a transaction of any connection to the term. Returns False if the term has ended, or
-        if that database does not know it.
+        """Bind a transaction on any connection to the term. Returns False if the term has ended, or
+        if the connection leads to another database.
 
         Raises:
             Exception: one of DATABASE_ERRORS.
@@ -105,11 +108,11 @@ class TermFence:
 
 @asynccontextmanager
 async def _transaction(connection: Connection) -> AsyncGenerator[None]:
-    """A transaction that has ended on the server too when its block is left. If its connection were
-    only closed, a statement could run on for a while, and its locks would delay the next term.
+    """Open a transaction that has ended on the server too when the block ends. If the connection
+    was only closed, a statement could keep running, and its locks would delay the next term.
 
-    It is read committed, whatever the session's default is: with a snapshot the fence would fail on
-    a lease that was renewed during the transaction."""
+    The isolation level is read committed, whatever the session's default is: in a snapshot the
+    fence would fail for a lease that was renewed during the transaction."""
     transaction = connection.transaction(isolation="read_committed")
     await transaction.start()
     try:

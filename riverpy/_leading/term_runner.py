@@ -28,16 +28,17 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import Service, StopScope
 
 ATTEMPTS_MAX = 3
-"""How often maintenance may fail in a row before the leader resigns."""
+"""The number of consecutive failures of maintenance after which the leader resigns."""
 RETRY_FIRST = timedelta(seconds=1)
 RETRY_MAX = timedelta(seconds=2)
 STEADY_MIN = 60.0
-"""Seconds that maintenance has run after which a failure counts as the first one."""
+"""The shortest run of maintenance, in seconds, after which a failure counts as the first one
+again."""
 
 
 class TermRunner:
-    """The services of one term. Each attempt to start them makes new ones, so that no old service
-    can affect a newer one."""
+    """Runs the services of one term. Each attempt creates new services, so that an old service
+    cannot affect a newer one."""
 
     def __init__(
         self,
@@ -51,9 +52,9 @@ class TermRunner:
         """Create the term runner. It starts no task.
 
         Args:
-            lease: of the term.
-            make: makes the services, and what they share.
-            timer: for delays.
+            lease: the lease of the term.
+            make: creates the services, and the context that the services share.
+            timer: waits.
             started: called each time that all services have started.
             resign: called once, when the services have failed too often. Returns False if the term
                 had ended before.
@@ -89,7 +90,7 @@ class TermRunner:
             await close_all([context.connection, context.cleaning])
 
     async def _failed(self, scope: StopScope, error: BaseException) -> None:
-        """Log it, and wait before the next attempt, or resign."""
+        """Log a failure of maintenance. Then wait before the next attempt, or resign."""
         if scope.cause is not None:
             self._log.error(MAINTENANCE_FAILED_WHILE_STOPPING, **_error_keys(error))
             return
@@ -111,7 +112,9 @@ class TermRunner:
         await self._timer.sleep(delay)
 
     def _level_of(self, error: BaseException) -> Callable[..., None]:
-        """Error for a fault of ours, warning for an outage, info for a lost term."""
+        """Return the log level: error for a fault in riverpy, warning for an outage, info for a
+            lost
+        term."""
         if isinstance(error, FencedOutError):
             return self._log.info
         return self._log.warning if isinstance(error, DATABASE_ERRORS) else self._log.error
@@ -128,14 +131,14 @@ class TermRunner:
 
 
 def _single_error(error: Exception) -> BaseException:
-    """The error of the one service that failed, without the groups around it."""
+    """Return the error of the service that failed, without the exception groups around it."""
     if isinstance(error, BaseExceptionGroup):
         return single_error(cast("BaseExceptionGroup[BaseException]", error))
     return error
 
 
 def _error_keys(error: BaseException) -> dict[str, Any]:
-    """The keys of a log line about an error. Only a fault has a traceback."""
+    """Return the keys of a log line about an error. Only a fault in riverpy has a traceback."""
     keys: dict[str, Any] = {"error": describe(error)}
     if not isinstance(error, (*DATABASE_ERRORS, FencedOutError)):
         keys["exc_info"] = error
