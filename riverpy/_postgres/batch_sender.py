@@ -2,7 +2,7 @@
 
 A statement fails as a whole if one row is refused, or if all rows together take too long. So a
 failed batch is sent again in parts, down to single rows. A row that fails alone is set aside, or
-handed to the owner, and delays no other row by more than its own try.
+passed to the owner of the sender. It delays other rows only by its own statement.
 """
 
 from __future__ import annotations
@@ -33,34 +33,35 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable
 
 GROWTH_SHARE = 1 / 4
-"""A full batch that took less than this share of its time limit doubles the next one."""
+"""A full batch that took less than this share of the time limit doubles the size of the next
+one."""
 SINGLE_ROWS_MAX = 100
-"""A failed batch with at most so many rows is sent again row by row."""
+"""The largest failed batch, in rows, that is sent again row by row."""
 NARROW_ROWS_MAX = 10
-"""A failed search with at most so many rows goes on with one row."""
+"""The largest failed batch of a search, in rows, after which the search continues with one row."""
 REPEAT_WINDOW = 60.0
-"""Seconds within which a second error of the same kind counts as repeated."""
+"""The longest time between two errors of the same kind that count as repeated, in seconds."""
 FAILURES_MAX = 8
-"""Batches that may fail in a row without a pause. After more, probably all rows are affected, as by
-a locked table or a full disk."""
+"""The number of consecutive failed batches without a pause. After more failures, probably all rows
+are affected, for example by a locked table or a full disk."""
 PAUSE_MIN, PAUSE_MAX = timedelta(milliseconds=20), timedelta(seconds=2)
 RECOVERY_FAILURES = 3
-"""After so many failures in a row, a success makes all rows due that are set aside."""
+"""The number of consecutive failures from which a success makes all rows due that are set aside."""
 
 Row = TypeVar("Row")
 
 
 class Cause(Enum):
-    """What an error says about the rows of its statement."""
+    """Whether an error of a statement is caused by the statement's rows."""
 
     ROWS = "rows"
     """The server refused the statement, so a row is the cause."""
     TIME = "time"
     """The statement took too long: there are too many rows, or one row is too slow."""
     UNKNOWN = "unknown"
-    """The statement was sent. A row may be the cause if the same error is repeated."""
+    """The statement was sent. A row may be the cause if the error is repeated."""
     NOT_SENT = "not sent"
-    """No statement was sent, so the error says nothing about the rows."""
+    """No statement was sent, so no row is the cause."""
 
 
 def cause_of(error: Exception) -> Cause:
@@ -73,18 +74,18 @@ def cause_of(error: Exception) -> Cause:
 
 
 class StatementErrors:
-    """The recent errors of one kind of statement, to find repeated ones.
+    """The recent errors of one kind of statement, to find repeated errors.
 
-    Most errors are not repeated, as a deadlock or a lost connection. A repeated one may be the
-    fault of a row, as a damaged value, or a trigger that uses a server which is away.
+    Most errors are not repeated, for example a deadlock or a lost connection. The cause of a
+    repeated error may be a row, for example a damaged value, or a row whose trigger fails.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, float] = {}
-        """When each kind of error was raised last, in monotonic seconds."""
+        """The time of the last error, by kind of error, in monotonic seconds."""
 
     def may_be_of_rows(self, error: Exception, *, is_retry: bool = False) -> bool:
-        """Remember the error, and return whether a row may be its cause. `is_retry`: the statement
+        """Remember the error, and return whether a row may be the cause. `is_retry`: the statement
         was for one row that has failed alone before."""
         if not isinstance(error, DATABASE_ERRORS):
             return False
@@ -98,7 +99,7 @@ class StatementErrors:
 
 
 def _kind(error: Exception) -> str:
-    """Return a text that is the same for errors that count as the same."""
+    """Return the kind of an error, as a text. Errors of one kind count as repeated."""
     if is_connection_loss(error):
         return "connection"
     sqlstate = getattr(error, "sqlstate", None) if isinstance(error, PostgresError) else None
@@ -106,27 +107,28 @@ def _kind(error: Exception) -> str:
 
 
 class BatchSize:
-    """How many rows the next statement handles, learned from what fitted into the time limit."""
+    """The number of rows of the next statement. It is adapted to the time limit of statements."""
 
     def __init__(self, maximum: int, limit: float) -> None:
         """Create the batch size.
 
         Args:
-            maximum: how many rows a statement may handle.
-            limit: seconds that a statement may take.
+            maximum: the largest number of rows of a statement.
+            limit: the time limit of a statement in seconds.
         """
         self.maximum = self.rows = maximum
         self._limit = limit
         self._searched = 0
-        """The failing row is among so many of the next rows."""
+        """During a search: the number of next rows that include the failing row. Otherwise 0."""
 
     def shrink(self, rows: int) -> None:
-        """Halve the size after a statement over so many rows failed."""
+        """Halve the size after a statement over `rows` rows failed."""
         self.rows = max(rows // 2, 1)
 
     def narrow(self, rows: int) -> None:
-        """Shrink after a failed statement that takes the first `rows` rows which it finds. It will
-        find the same rows again, so the size does not grow until it is past them."""
+        """Shrink the size after a failed statement that selects the first `rows` rows itself. The
+        next statement selects the same rows again, so the size does not grow until these rows are
+        done."""
         self._searched = rows
         self.rows = math.isqrt(rows) if rows > NARROW_ROWS_MAX else 1
 
@@ -145,18 +147,18 @@ class BatchSize:
 
 @dataclass(frozen=True)
 class BatchStatement(Generic[Row]):
-    """A statement over rows, and what the sender must know about its rows."""
+    """A statement over rows, with functions that describe the rows to the sender."""
 
     send: Callable[[list[Row]], Awaitable[None]]
     """Sends the statement. An error means that no row was handled."""
     row_id: Callable[[Row], Hashable]
-    """Returns the id of a row. Two rows with the same id are never in one statement."""
+    """Returns the id of a row. One statement never has two rows with the same id."""
     key: Callable[[Row], Hashable] | None = None
-    """Returns the key under which a row is set aside. None: its id."""
+    """Returns the key under which a row is set aside. None: the id of the row is the key."""
     fitting: Callable[[list[Row]], int] = len
-    """Returns how many of the first of these rows fit into one statement."""
+    """Returns how many of the given rows, from the first on, fit into one statement."""
     is_row_error: Callable[[Exception], bool] | None = None
-    """Whether an error may be the fault of a row. None: `StatementErrors` decides."""
+    """Returns whether a row may be the cause of an error. None: `StatementErrors` decides."""
 
 
 def _ignore(*_args: object) -> None:
@@ -183,15 +185,15 @@ class BatchSender(Generic[Row]):
         """Create the batch sender.
 
         Args:
-            statement: what to send.
+            statement: the statement to send.
             size: the size of batches.
             aside: keeps rows that fail alone. None: such a row is passed to `set_aside` at once and
                 not sent again.
             set_aside: called once for each row that is set aside: at its first failure if the
                 server refused it, and otherwise at its second.
-            recovered: called for each row that was passed to `set_aside` once it is sent.
+            recovered: called when a row that was passed to `set_aside` is sent successfully.
             too_slow: called with the new size and the error when a batch took too long.
-            failures_max: batches that may fail in a row without a pause.
+            failures_max: the number of consecutive failed batches without a pause.
         """
         self._statement = statement
         self._row_id, self._key = statement.row_id, statement.key or statement.row_id
@@ -203,16 +205,18 @@ class BatchSender(Generic[Row]):
         self._backoff = Backoff(PAUSE_MIN, PAUSE_MAX)
         self._errors = StatementErrors()
         self._reported: set[Hashable] = set()
-        """Keys of the rows that were passed to `set_aside`."""
+        """The keys of the rows that were passed to `set_aside`."""
         self._new: list[Row] = []
         self._parts: deque[list[Row]] = deque()
         self._sending: list[Row] = []
         self._failures = 0
-        """Batches that failed in a row, without retries of rows that are set aside."""
+        """The number of consecutive failed batches, not counting retries of rows that are set
+        aside."""
         self._pause_until = 0.0
-        """Until then only rows that are set aside are sent. In monotonic seconds."""
+        """The end of the pause, in monotonic seconds. During a pause only rows that are set aside
+        are sent."""
         self._was_new = False
-        """Whether the last batch was one of new rows."""
+        """Whether the last batch had new rows."""
 
     @property
     def rows(self) -> list[Row]:
@@ -222,7 +226,8 @@ class BatchSender(Generic[Row]):
 
     @property
     def next_due(self) -> float:
-        """When a row can be sent, in monotonic seconds. Infinity if there is none."""
+        """The time at which the next row can be sent, in monotonic seconds. Infinity: no row
+        waits."""
         has_rows = self._new or self._parts
         return min(self._pause_until if has_rows else math.inf, self.aside.next_due)
 
@@ -246,8 +251,8 @@ class BatchSender(Generic[Row]):
             self._new.append(row)
 
     def add_missing(self, rows: Iterable[Row]) -> None:
-        """Add those of the rows that do not wait already, behind those that do. So rows that are
-        added again and again all get their turn."""
+        """Add the rows that are not waiting yet, behind the rows that are. So repeated calls with
+        the same rows do not change the order, and every row is sent."""
         waiting = set(map(self._row_id, self.rows))
         for row in rows:
             if self._row_id(row) not in waiting:
@@ -268,8 +273,8 @@ class BatchSender(Generic[Row]):
         """Send one statement, if there is a row for it.
 
         Raises:
-            Exception: an error that says nothing about the rows, as when the server is away. The
-                rows stay, and the next steps send them again.
+            Exception: an error that no row has caused, for example a lost connection. The rows
+                stay, and the next steps send them again.
         """
         rows = self._sending = self._take()
         if not rows:
@@ -313,8 +318,8 @@ class BatchSender(Generic[Row]):
         return self._errors.may_be_of_rows(error, is_retry=is_retry)
 
     def _take(self) -> list[Row]:
-        """Take the rows of the next statement: new rows, a part of a failed batch, or, if no part
-        waits, one row that is set aside."""
+        """Remove and return the rows of the next statement: new rows, a part of a failed batch, or,
+        if no part waits, one row that is set aside."""
         is_paused = time.monotonic() < self._pause_until
         parts, new = not is_paused and self._parts, not is_paused and self._new
         retry = None if parts else self.aside.due()
@@ -376,7 +381,7 @@ class BatchSender(Generic[Row]):
 
 
 def _split(rows: list[Row]) -> list[list[Row]]:
-    """Split a failed batch: many rows into about as many parts as a part has rows, few into single
-    rows. So a row that fails every statement is alone after at most two more failures."""
+    """Split a failed batch of N rows into parts of about sqrt(N) rows, or into single rows if N is
+    small. So a failing row is alone in a statement after at most two more failures."""
     size = math.isqrt(len(rows)) if len(rows) > SINGLE_ROWS_MAX else 1
     return [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -20,7 +20,7 @@ _FILE = "riverpy_client"
 
 
 class Registration(NamedTuple):
-    """What a client writes about itself into its row."""
+    """The values that a client stores about itself in its row."""
 
     client_id: str
     queues: list[str]
@@ -43,7 +43,7 @@ class ElectionStatus(NamedTuple):
     has_candidate: bool
     """Whether a riverpy client with a recent heartbeat takes part in leader election."""
     knows_domains: bool = True
-    """Whether the leader of `default` is of a version that supports domains."""
+    """Whether the leader of `default` has a version that supports domains."""
 
 
 class LastHeartbeat(NamedTuple):
@@ -51,9 +51,9 @@ class LastHeartbeat(NamedTuple):
 
     name: str
     value: bytes
-    """The server's time of the heartbeat. Only compare it with an earlier value."""
+    """The server's time of the heartbeat. Only compare this with an earlier value."""
     limit: float
-    """Seconds for which a heartbeat of this writer may stay the same."""
+    """The longest time, in seconds, for which the writer's heartbeat may stay the same."""
 
 
 class RegisteredRun(NamedTuple):
@@ -62,11 +62,12 @@ class RegisteredRun(NamedTuple):
     registered_at: int
     heartbeat: LastHeartbeat
     since: str
-    """When it registered, in RFC 3339."""
+    """The time of the registration, in RFC 3339."""
     process: str | None
-    """The process in which it runs. None if it is not known."""
+    """The process of the run. None: unknown."""
     is_recent: bool
-    """Whether its heartbeat is recent by the server's clock. This proves nothing."""
+    """Whether the heartbeat is recent by the server's clock. The clock may be set, so this does not
+    prove that the client is alive."""
     server_start: bytes
 
 
@@ -82,8 +83,8 @@ class Candidate(NamedTuple):
 async def client_register(
     connection: Transaction, schema: str | None, registration: Registration
 ) -> int | None:
-    """Register a run. Return the raw time of the registration, or None if another run is registered
-    under the same id."""
+    """Register a run. Return the time of the registration in microseconds since 2000, or None if
+    another run is registered under the same client id."""
     statement = query(_FILE, "client_register", schema)
     raw = await statement.fetchval(connection, **registration._asdict())
     return None if raw is None else wire_timestamp(raw)
@@ -104,7 +105,7 @@ async def client_registered_run(
 async def client_delete_dead(
     connection: Transaction, schema: str | None, *, client_id: str, heartbeat: bytes
 ) -> None:
-    """Delete the row of a dead run, if this is still its last heartbeat."""
+    """Delete the row of a dead run, if `heartbeat` is still the last heartbeat of the run."""
     await query(_FILE, "client_delete_dead", schema).execute(
         connection, client_id=client_id, heartbeat=heartbeat
     )
@@ -117,8 +118,8 @@ async def client_heartbeat(
     *,
     registered_at: int,
 ) -> bool:
-    """Write a heartbeat of the run that registered at that time. False: another run is registered
-    under its id now."""
+    """Write a heartbeat of the run that registered at `registered_at`. Return False if another run
+    is registered under the client id now."""
     statement = query(_FILE, "client_heartbeat", schema)
     values = registration._asdict()
     return bool(await statement.fetchval(connection, **values, registered_at=registered_at))
@@ -127,7 +128,8 @@ async def client_heartbeat(
 async def client_is_current(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> bool:
-    """Whether the run that registered at that time is still registered under its id."""
+    """Whether the run that registered at `registered_at` is still registered under its client
+    id."""
     return await query(_FILE, "client_is_current", schema).fetchval(
         connection, client_id=client_id, registered_at=registered_at
     )
@@ -160,8 +162,8 @@ async def client_set_state(
     aside: Sequence[SetAsideRow] = (),
     aside_count: int = 0,
 ) -> None:
-    """Write the client's state (`working` or `stopping`), its process, how many rows it has set
-    aside, and some of these rows."""
+    """Write the client's state (`working` or `stopping`), its process, the number of rows that the
+    client has set aside, and some of these rows."""
     now = time.monotonic()
     await query(_FILE, "client_set_state", schema).execute(
         connection,
@@ -218,14 +220,15 @@ async def client_lock_dead(
     *,
     server_start: bytes,
 ) -> set[str]:
-    """Lock the rows of those of the clients that have written no newer heartbeat. Return their ids:
-    they stay dead until the end of the transaction.
+    """Lock the rows of the given clients that have written no newer heartbeat. Return the ids of
+    these
+    clients: they cannot write a heartbeat until the end of the transaction.
 
     Args:
         connection: with an open transaction.
         schema: the schema of River's tables.
         heartbeats: the last known heartbeat by client id.
-        server_start: the start time of the server that was read with them.
+        server_start: the start time of the server, read together with the heartbeats.
     """
     rows = await query(_FILE, "client_lock_dead", schema).fetch(
         connection,
@@ -239,7 +242,7 @@ async def client_lock_dead(
 async def client_registered(
     connection: Transaction, schema: str | None, *, client_ids: Sequence[str]
 ) -> set[str]:
-    """Return those of the clients that are registered, alive or dead."""
+    """Return the ids of the given clients that are registered, alive or dead."""
     rows = await query(_FILE, "client_registered", schema).fetch(connection, client_id=client_ids)
     return {row[0] for row in rows}
 
@@ -247,8 +250,8 @@ async def client_registered(
 async def client_delete_idle(
     connection: Transaction, schema: str | None, heartbeats: Mapping[str, bytes]
 ) -> list[str]:
-    """Delete the rows of those of the clients that have written no newer heartbeat and have no
-    running job. Return their ids."""
+    """Delete the rows of the given clients that have written no newer heartbeat and have no running
+    job. Return the ids of the deleted clients."""
     rows = await query(_FILE, "client_delete_idle", schema).fetch(
         connection, client_id=list(heartbeats), heartbeat=list(heartbeats.values())
     )

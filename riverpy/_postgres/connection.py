@@ -1,4 +1,4 @@
-"""Connections with one purpose each: a lost connection is made again, and an outage is logged
+"""Connections with one purpose each. A lost connection is made again, and an outage is logged
 once."""
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ if TYPE_CHECKING:
 RECONNECT_DELAY_MIN = timedelta(milliseconds=50)
 RECONNECT_DELAY_MAX = timedelta(seconds=2)
 MAINTENANCE_STATEMENT_LIMIT = timedelta(seconds=4)
-"""The server's `statement_timeout` for maintenance. A leader that is gone delays the next leader by
-at most this. It is shorter than our own timeout for a fenced transaction, so a slow statement ends
-with an error of the server and the connection stays usable."""
+"""The server's `statement_timeout` for maintenance. A running statement of a dead leader delays the
+next leader by at most this time. The limit is shorter than our own timeout for a fenced
+transaction, so a slow statement ends with an error of the server, and the connection stays
+usable."""
 OUTAGE_EFFECT = "jobs keep running, their results are kept, and the client keeps connecting"
 CHECK_INTERVAL = timedelta(seconds=1)
-"""How often the server checks, during a statement, that the connection still exists."""
+"""The interval at which the server checks, during a statement, that the connection still exists."""
 OPEN_TIMEOUT = CONNECT_TIMEOUT + 5.0
-"""Seconds for making the first connection, with the settings of its session."""
+"""The timeout for making the first connection with its settings, in seconds."""
 SAME_OUTAGE_TIME = 60.0
-"""Seconds. If a connection was lost when its user stopped using it, and is used again within this
-time, a failure belongs to the outage that was logged."""
+"""The longest pause, in seconds, after which a failure of a connection still belongs to a logged
+outage. It applies to a connection that was lost when its user stopped using it."""
 _UNUSABLE_CLASSES = {"08", "53", "57", "58", "XX"}
 _READ_ONLY = "25006"
 _STATEMENT_CANCELLED = "57014"
@@ -54,13 +55,13 @@ _FATAL = {"FATAL", "PANIC"}
 
 class StatementTimeoutError(TimeoutError):
     """Our own timeout ended a running statement, which had at least half of the time. Any other
-    TimeoutError of a use means that no statement was sent: waiting for the connection, or making it
-    again, took too long."""
+    TimeoutError of `use` means that no statement was sent, because the wait for the connection, or
+    a new connection, took too long."""
 
 
 @contextmanager
 def cut_on_error(connection: Connection) -> Generator[None]:
-    """Cut the connection if the block raises, because it has no owner yet."""
+    """Cut the connection if the block raises, because the connection has no owner yet."""
     try:
         yield
     except BaseException:
@@ -80,7 +81,7 @@ async def limit_statements(connection: Connection, limit: timedelta) -> None:
         ("client_connection_check_interval", CHECK_INTERVAL),  # from PostgreSQL 14 on
     ):
         milliseconds = round(value.total_seconds() * 1000)
-        with suppress(PostgresError):  # the platform may lack it; our own timeouts remain
+        with suppress(PostgresError):  # some platforms lack this setting
             await connection.execute(
                 statement.text,
                 *statement.arguments({"name": name, "milliseconds": milliseconds}),
@@ -117,7 +118,8 @@ async def connect_maintenance(url: str | None, name: str, *, pooled: bool) -> Co
 
 
 class ConnectionOutage:
-    """Logs once that connections are lost, and once that all of them work again."""
+    """Logs an outage twice: when a first connection is lost, and when all connections work
+    again."""
 
     def __init__(
         self,
@@ -135,12 +137,12 @@ class ConnectionOutage:
         """
         self._lost: set[str] = set()
         self._given_up: dict[str, float] = {}
-        """When the users of lost connections stopped using them."""
+        """By lost connection: the time at which its user stopped using it."""
         self._began_at = 0.0
         self._is_open = False
-        """Whether its begin was told, and not its end."""
+        """Whether the start of an outage was logged, but not the end."""
         self.count = 0
-        """How many outages were told of."""
+        """The number of logged outages."""
         self._log = get_logger()
         self._effect = effect
         if client_id is not None:
@@ -150,7 +152,7 @@ class ConnectionOutage:
 
     @property
     def is_logged(self) -> bool:
-        """Whether an outage is logged and not over: it explains other failures."""
+        """Whether a logged outage continues. Other failures during the outage need no warning."""
         return bool(self._lost)
 
     def lost(self, connection: str, error: BaseException) -> None:
@@ -179,7 +181,8 @@ class ConnectionOutage:
         if was_lost or not self._given_up:
             self._log_end(connection, now)
         elif now - (given_up_at := max(self._given_up.values())) >= SAME_OUTAGE_TIME:
-            self._log_end(connection, given_up_at)  # the connection given up last is not used again
+            # The connection that was given up last is not used again.
+            self._log_end(connection, given_up_at)
 
     def _log_end(self, connection: str, ended_at: float) -> None:
         self._is_open = False
@@ -190,7 +193,7 @@ class ConnectionOutage:
         )
 
     def forget(self, connection: str) -> None:
-        """Note that a connection is not used any more, or not for now."""
+        """Note that a connection is closed, or not used for now."""
         if connection in self._lost:
             self._lost.discard(connection)
             self._given_up[connection] = time.monotonic()
@@ -218,14 +221,14 @@ class DedicatedConnection:
         """Create the dedicated connection. It opens no connection.
 
         Args:
-            name: its name in the log.
+            name: the name of the connection in the log.
             connect: makes a connection.
             outage: logs outages of all connections of the owner.
-            pooled: the connection has no `statement_timeout`, because it leads to a pooler. So a
-                statement that our timeout ends is no sign of a lost connection.
-            trace_internal: whether the driver's instrumentation makes spans of its statements.
-            wait: seconds that a use may wait for its turn, in addition to its timeout. None: half
-                of its timeout, as a part of it.
+            pooled: whether the connection leads to a pooler, so that it has no `statement_timeout`.
+                Then our own timeout of a statement does not mean that the connection is lost.
+            trace_internal: whether the driver's instrumentation makes spans of the statements.
+            wait: seconds that a call of `use` may wait for the connection, in addition to the
+                timeout. None: half of the timeout, and not in addition.
             reconnected: called after the connection was lost and made again.
         """
         self.name = name
@@ -238,11 +241,11 @@ class DedicatedConnection:
         self._connection: Connection | None = None
         self._was_connected = self._is_closed = False
         self._outages = 0
-        """The number of outages when this connection worked last."""
+        """The count of logged outages at the last time when this connection worked."""
         self._lock = anyio.Lock(fast_acquire=True)  # the next statement yields anyway
         self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
         self._obstacle = ""
-        """Why it cannot be made, for error texts."""
+        """The reason why no connection can be made, for error texts."""
 
     @property
     def is_up(self) -> bool:
@@ -251,7 +254,7 @@ class DedicatedConnection:
 
     @property
     def is_outage_logged(self) -> bool:
-        """Whether the loss of connections was logged, and not yet their recovery."""
+        """Whether a logged outage of connections continues."""
         return self._outage.is_logged
 
     async def open(self) -> None:
@@ -266,17 +269,18 @@ class DedicatedConnection:
 
     @asynccontextmanager
     async def use(self, purpose: str, bound: float) -> AsyncGenerator[Connection]:
-        """Use the connection alone, for at most `bound` seconds. If it was lost, it is made again
+        """Use the connection alone, for at most `bound` seconds. A lost connection is made again
         within this time.
 
-        An error after which the session may be unusable cuts the connection. A use gives up after
-        half of the time without having sent a statement, because the rest of the time would be too
-        short to judge a statement by.
+        An error after which the session may be unusable cuts the connection. If no statement was
+        sent in the first half of the time, `use` fails, because a statement in the rest of the time
+        could fail only for lack of time.
 
         Raises:
-            StatementTimeoutError: the time is over while the connection is used; the text has the
+            StatementTimeoutError: `bound` expired while the connection was used; the text has the
                 purpose.
-            TimeoutError: the time, or half of it, was over before that. Nothing was sent.
+            TimeoutError: `bound`, or half of it, expired before the connection was used. No
+                statement was sent.
             Exception: one of DATABASE_ERRORS.
         """
         reason = f"{purpose} took longer than {bound:.3g} s"
@@ -312,7 +316,7 @@ class DedicatedConnection:
 
     @asynccontextmanager
     async def _turn(self, purpose: str, bound: float) -> AsyncGenerator[float]:
-        """Wait for the turn of this use. Yield the seconds that are left."""
+        """Wait until no other task uses the connection. Yield the seconds that are left."""
         waited = f"{purpose} waited for another statement for too long"
         began = anyio.current_time()
         with anyio.fail_after(bound / 2 if self._wait is None else self._wait, reason=waited):
@@ -327,8 +331,8 @@ class DedicatedConnection:
         return untraced(trace_internal=self._trace_internal)
 
     def _is_lost(self, connection: Connection, error: BaseException) -> bool:
-        """Whether the connection was lost, or the server does not answer. Otherwise only its
-        session may be unusable."""
+        """Whether the error means that the connection was lost, or that the server does not answer.
+        Otherwise only the session may be unusable."""
         if connection.is_closed():
             return True
         if isinstance(error, PostgresError):
@@ -338,12 +342,12 @@ class DedicatedConnection:
         return isinstance(error, DATABASE_ERRORS) or not self._pooled
 
     def rest(self) -> None:
-        """Note that the connection is not used for now. If it is lost, its recovery would not be
-        noticed."""
+        """Note that the connection is not used for now. An outage does not wait for the recovery of
+        an unused connection, because only a use would find it."""
         self._outage.forget(self.name)
 
     async def close(self) -> None:
-        """Close the connection for good. A running use fails."""
+        """Close the connection for good. A running `use` fails."""
         self._is_closed = True
         self.rest()
         connection, self._connection = self._connection, None
@@ -361,12 +365,12 @@ class DedicatedConnection:
         self._outages = self._outage.count
 
     def _ended(self) -> None:
-        """Note that the connection has ended: in the current outage, or after all outages."""
+        """Count the end of the connection as a part of the logged outage, if one continues."""
         self._outages = self._outage.count - self._outage.is_logged
 
     def _log_closed(self, connection: Connection | None) -> None:
-        """Log that the connection ended while it was idle, unless an outage was logged since it
-        worked last."""
+        """Log that the connection ended while it was idle, unless an outage was logged since the
+        connection worked last."""
         if connection is not None and self._outages == self._outage.count:
             self._outage.lost(self.name, ConnectionError("the server has closed it"))
 
@@ -386,7 +390,7 @@ class DedicatedConnection:
             except (
                 *DATABASE_ERRORS,
                 ConfigError,
-            ) as error:  # it worked before, so try again
+            ) as error:  # this URL has worked before, so try again
                 self._expect_open()
                 self._outage.lost(self.name, error)
                 self._obstacle = describe(error)

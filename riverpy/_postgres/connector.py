@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 LOCK_TIMEOUT = "100ms"
 """How long a statement that stores results waits for a locked row before it fails."""
 STATEMENT_LIMIT = timedelta(seconds=8)
-"""The server's `statement_timeout`. It is shorter than our own timeouts for claims and results, so
-a slow statement ends with an error of the server and the connection stays usable."""
+"""The server's `statement_timeout`. This limit is shorter than our own timeouts for claims and
+results, so a slow statement ends with an error of the server, and the connection stays usable."""
 LISTENER_NAME = "riverpy listener"
 REINDEX_NAME = "riverpy reindex"
 
@@ -37,14 +37,14 @@ class Connector:
         """Create the connector. It opens no connection.
 
         Args:
-            url: the database. None means the `PG*` variables.
-            config: the client's.
+            url: the URL of the database. None means the `PG*` variables.
+            config: the configuration of the client.
         """
         self._url, self._config = url, config
 
     async def claims(self) -> Connection:
-        """Return a connection for claims. Unless `durable_claims` is set, a claim's commit is not
-        flushed at once; the commit of its result flushes it too."""
+        """Return a connection for claims. Unless `durable_claims` is set, the commit of a claim is
+        not flushed to disk at once. The commit of the job's result flushes it."""
         settings = {"plan_cache_mode": "force_custom_plan"}
         if not self._config.durable_claims:
             settings["synchronous_commit"] = "off"
@@ -61,7 +61,7 @@ class Connector:
         return await self._limited("riverpy reserved", {})
 
     async def listener(self) -> Connection:
-        """Return a connection for LISTEN. It uses `listen_url` if that is set."""
+        """Return a connection for LISTEN, to `listen_url` if that is set."""
         if self._config.listen_url is not None:
             return await self._past_pooler(LISTENER_NAME)
         return await connect(self._url, application_name=LISTENER_NAME, pooled=self._config.pooler)
@@ -72,8 +72,8 @@ class Connector:
 
     @property
     def reindexer(self) -> Callable[[], Awaitable[Connection]] | None:
-        """A function that makes a session for the reindexer. None if the only way to the database
-        is a pooler in transaction mode."""
+        """Return a function that connects for the reindexer. None: all URLs lead to a pooler in
+        transaction mode."""
         if not self._config.pooler:
             return lambda: self._limited(REINDEX_NAME, {}, MAINTENANCE_STATEMENT_LIMIT)
         return None if self._config.listen_url is None else self._reindexer_past_pooler

@@ -1,9 +1,8 @@
 """Damaged jobs: finds jobs that the server cannot read, and reads all others.
 
-A value that is damaged on the disk fails every statement that reads it, for all rows of the
-statement. So after such an error the damaged jobs are searched, and the statement is sent again
-without their wide columns.
-"""
+A value that is damaged on the disk makes every statement fail that reads the value, for all rows of
+the statement. So after such an error, riverpy searches for the damaged jobs, and sends the
+statement again without the wide columns of these jobs."""
 
 from __future__ import annotations
 
@@ -31,9 +30,9 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 CANDIDATES_MAX = 100_000
-"""How many jobs of each state are searched for damaged ones."""
+"""The largest number of jobs of each state that are searched for damaged ones."""
 PAGE = 1_000
-"""How many jobs are read at a time."""
+"""The number of jobs that are read at a time."""
 
 REMEDY = (
     "if this does not change, delete the row, or restore its values from a backup "
@@ -56,7 +55,7 @@ async def job_damage_candidates(
 
 
 async def job_damage_check(connection: Transaction, schema: str | None, ids: Sequence[int]) -> None:
-    """Read the wide columns of jobs, so that the statement fails if one of them is damaged.
+    """Read the wide columns of jobs. The statement fails if a job is damaged.
 
     Raises:
         PostgresError: a job is damaged: `is_damage` of the error is True.
@@ -76,7 +75,7 @@ def naming_damage(job_id: int) -> Generator[None]:
 
 
 def damage_error(damaged: Mapping[int, str]) -> JobDamagedError:
-    """Return the error for damaged jobs, given as errors by id."""
+    """Return one error for damaged jobs. `damaged` has the error of each job by id."""
     ids, error = ", ".join(map(str, damaged)), next(iter(damaged.values()))
     noun = "job" if len(damaged) == 1 else "jobs"
     return JobDamagedError(f"the server cannot read {noun} {ids} ({error}); {REMEDY}")
@@ -121,7 +120,7 @@ async def read_undamaged(
 async def damaged_of(
     connection: Transaction, schema: str | None, ids: Sequence[int]
 ) -> dict[int, str]:
-    """Return the errors of those of the jobs that are damaged, by id.
+    """Return the errors of the given jobs that are damaged, by id.
 
     Raises:
         Exception: one of DATABASE_ERRORS.
@@ -167,8 +166,8 @@ async def read_parts(
 
 @asynccontextmanager
 async def _savepoint(connection: Transaction) -> AsyncGenerator[None]:
-    """Run the block in a savepoint if a transaction is open, so that it stays usable after an
-    error."""
+    """Run the block in a savepoint if a transaction is open, so that the transaction stays usable
+    after an error."""
     if not is_in_transaction(connection):
         yield
         return
@@ -184,7 +183,7 @@ class DamagedJobs:
 
         Args:
             what: the purpose of the reads, for the log.
-            log: the service's.
+            log: the logger of the service.
         """
         self._what = what
         self._limited_log = log.limited()
@@ -192,7 +191,7 @@ class DamagedJobs:
 
     @property
     def set_aside(self) -> list[SetAsideRow]:
-        """The jobs that the last read has skipped."""
+        """The damaged jobs that the last read has skipped."""
         return list(self._known.values())
 
     async def read(
@@ -202,7 +201,7 @@ class DamagedJobs:
         states: Sequence[str],
         read: Callable[[list[int]], Awaitable[T]],
     ) -> T:
-        """Read as `read_undamaged`, and log each damaged job once.
+        """Read jobs like `read_undamaged`, and log each damaged job once.
 
         Raises:
             Exception: one of DATABASE_ERRORS.

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 OWNERS_ACTION = "ownership_changed"
 """The `action` of notifications on topic `riverpy_event` when queues get another owner."""
 ORPHANED_AFTER = 600.0
-"""Seconds without a heartbeat of a domain after which the leader of `default` maintains its
-queues."""
+"""Seconds without a heartbeat of a domain after which the leader of `default` maintains the
+domain's queues."""
 
 _FILE = "riverpy_domain"
 
@@ -31,9 +31,10 @@ class OwnedQueue(NamedTuple):
     queue: str
     domain: str
     last_seen: bytes
-    """The domain's last heartbeat. Only compare it with an earlier value."""
+    """The domain's last heartbeat. Only compare this with an earlier value."""
     is_old: bool
-    """Whether that heartbeat is old by the server's clock. This proves nothing."""
+    """Whether the last heartbeat is old by the server's clock. The clock may be set, so this does
+    not prove that the domain is silent."""
 
 
 class QueueConflict(NamedTuple):
@@ -44,7 +45,7 @@ class QueueConflict(NamedTuple):
     client_ids: list[str]
     """At most ten clients of that domain with a recent heartbeat by the server's clock."""
     silent_ids: list[str]
-    """At most ten other clients of that domain, without those that are known to be dead."""
+    """At most ten other clients of that domain, except clients that are known to be dead."""
 
 
 class DefaultLeader(NamedTuple):
@@ -66,11 +67,11 @@ class DomainLeader(NamedTuple):
     expires_at: datetime | None
     """None if the lease was released."""
     remaining: float | None
-    """Seconds until the lease expires, negative if it has. None if it was released."""
+    """Seconds until the lease expires, negative after the expiry. None: the lease was released."""
     is_registered: bool
     """Whether the holder is a riverpy client."""
     knows_domains: bool
-    """Whether the holder is a client of a version that supports domains."""
+    """Whether the holder is a client with a version that supports domains."""
 
     @property
     def is_over(self) -> bool:
@@ -79,7 +80,7 @@ class DomainLeader(NamedTuple):
 
 
 class QueueOwner(NamedTuple):
-    """The owner of a queue, for an operator."""
+    """The owner of a queue, as shown to an operator."""
 
     queue: str
     domain: str
@@ -91,7 +92,7 @@ class QueueOwner(NamedTuple):
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the leader of `default` maintains the queue until its domain is back."""
+        """Whether the domain is silent, so that the leader of `default` maintains the queue."""
         return self.silent >= ORPHANED_AFTER
 
 
@@ -103,12 +104,12 @@ class DomainMember(NamedTuple):
     queues: list[str]
     kinds: list[str]
     candidate: bool
-    """Whether it takes part in leader election and is not stopping."""
+    """Whether the client takes part in leader election and is not stopping."""
     settings: str | None
-    """A text that differs between clients of one domain whose maintenance settings differ. None for
-    a version that does not support domains."""
+    """A digest of the client's maintenance settings, to find clients of one domain whose settings
+    differ. None: the client's version does not support domains."""
     running: float
-    """Seconds since its start."""
+    """Seconds since the start of the client."""
     is_stopping: bool = False
 
 
@@ -118,7 +119,7 @@ class QueueOwnership(NamedTuple):
     domain: str | None
     """None: no domain owns it, so the leader of `default` maintains it."""
     living: int
-    """Clients of that domain with a recent heartbeat."""
+    """The clients of the owner's domain with a recent heartbeat."""
     is_known: bool
     """Whether a row, a client or a job names the queue."""
     is_domain_known: bool
@@ -139,7 +140,8 @@ async def owner_exists(connection: Transaction, schema: str | None) -> bool:
 
 
 async def owner_is_empty(connection: Transaction, schema: str | None) -> bool:
-    """Whether the table of queue owners is empty. Needs no right to read it. False may be wrong."""
+    """Whether the table of queue owners is empty. The role needs no right to read the table. The
+    result may be False for an empty table."""
     return await query(_FILE, "owner_is_empty", None).fetchval(connection, schema=schema)
 
 
@@ -155,7 +157,7 @@ async def owner_held(
     queues: Sequence[str],
     dead: Mapping[str, bytes],
 ) -> list[QueueConflict]:
-    """Return those of the queues that a domain owns. `dead` maps known dead clients to their last
+    """Return the given queues that a domain owns. `dead` maps known dead clients to their last
     heartbeat."""
     rows = await query(_FILE, "owner_held", schema).fetch(
         connection, queue=queues, client_id=list(dead), heartbeat=list(dead.values())
@@ -172,7 +174,7 @@ async def owner_claim(
     client_id: str,
 ) -> list[str]:
     """Make the domain the owner of the queues, in a transaction that holds `owner_lock`. Return the
-    queues that it did not own before."""
+    queues that had another owner, or none."""
     rows = await query(_FILE, "owner_claim", schema).fetch(
         connection, queue=queues, domain=domain, client_id=client_id
     )
@@ -201,9 +203,9 @@ async def member_update(
         connection: any connection.
         schema: the schema of River's tables.
         client_id: the client's id.
-        registered_at: when its run registered, raw.
+        registered_at: the time of the run's registration, in microseconds since 2000.
         domain: the client's domain.
-        settings: a text that differs between clients whose maintenance settings differ.
+        settings: a digest of the client's maintenance settings.
         queues: the queues whose owners to return.
         interval: how often clients of the domain call this.
     """
@@ -222,7 +224,7 @@ async def member_update(
 async def member_mark_aware(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> None:
-    """Write that this client of `default` is of a version that supports domains."""
+    """Store that this client of `default` has a version that supports domains."""
     await query(_FILE, "member_mark_aware", schema).execute(
         connection, client_id=client_id, registered_at=registered_at
     )
@@ -239,7 +241,7 @@ async def domain_election_status(
 
 
 async def default_leader(connection: Transaction, schema: str | None) -> DefaultLeader:
-    """Whether domain `default` has a leader, and whether that is a riverpy client."""
+    """Return whether domain `default` has a leader, and whether that is a riverpy client."""
     rows = await query(_FILE, "default_leader", schema).fetch(connection)
     return DefaultLeader(*rows[0])
 
@@ -265,8 +267,8 @@ async def domain_members(connection: Transaction, schema: str | None) -> list[Do
 async def domain_lock(
     connection: Transaction, schema: str | None, *, domains: Iterable[str]
 ) -> None:
-    """Wait until no leader of these domains has a fenced transaction open. Until the end of this
-    transaction no leader can open one, and no queue can get another owner."""
+    """Wait until no leader of these domains has an open fenced transaction. Until the end of the
+    current transaction, these leaders cannot write, and no queue can get another owner."""
     others = set(domains)
     if DEFAULT_DOMAIN in others:
         others.remove(DEFAULT_DOMAIN)

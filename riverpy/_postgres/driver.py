@@ -43,14 +43,15 @@ if TYPE_CHECKING:
     PoolConnection: TypeAlias = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
     Transaction: TypeAlias = Connection | PoolConnection
-    """What `tx=` takes."""
+    """A connection or pooled connection of asyncpg, as the argument `tx=` takes it."""
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds for making a connection."""
+"""The timeout for making a connection, in seconds."""
 NEXT_HOST_DELAY = 0.5
-"""Seconds after which the next host of a URL is tried too, while one has not answered."""
+"""Seconds without an answer of a host after which the next host of a URL is tried too."""
 CLOSE_TIMEOUT = 0.5
-"""Seconds for closing a connection or pool in order. After that it is cut."""
+"""The timeout for closing a connection or pool in order, in seconds. When it expires, the
+connection or pool is cut."""
 SERVER_VERSION_MIN = 13
 _SETTING_DEFAULT = "database URL"
 _POOLER_REMEDY = (
@@ -59,7 +60,8 @@ _POOLER_REMEDY = (
 )
 _POOLED_REMEDY = "leave this parameter out of the URL: set it for the role (ALTER ROLE … SET)"
 _WRONG_PARAMETER = {"22023", "42704", "55P02"}
-"""SQLSTATEs of a connection whose setting has a wrong value, is unknown, or cannot be set now."""
+"""SQLSTATEs of a refused connection: a setting has a wrong value, is unknown, or cannot be set
+now."""
 
 DATABASE_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.PostgresError,
@@ -78,8 +80,8 @@ _NEXT_HOST_ERRORS = (
     asyncpg.ConnectionDoesNotExistError,
     asyncpg.TargetServerAttributeNotMatched,
 )
-"""Errors after which the next host of a URL is tried. After other errors the next server might be
-an older one."""
+"""Errors after which the next host of a URL is tried. After other errors it is not tried, because
+the next server might be an outdated standby."""
 
 UniqueViolationError = asyncpg.UniqueViolationError
 UndefinedTableError = asyncpg.UndefinedTableError
@@ -93,7 +95,7 @@ PostgresError = asyncpg.PostgresError
 
 
 def is_data_error(error: BaseException) -> bool:
-    """Whether a value could not be stored. The statement fails again if it is repeated."""
+    """Whether a value could not be stored. The same statement would fail again."""
     sqlstate = getattr(error, "sqlstate", None) or ""
     return isinstance(error, asyncpg.DataError) or (
         isinstance(error, asyncpg.PostgresError)
@@ -103,8 +105,9 @@ def is_data_error(error: BaseException) -> bool:
 
 
 def is_notification_queue_full(error: BaseException) -> bool:
-    """Whether a commit was refused because the server's queue of notifications is full. The error
-    has the class of too large values, so the server's source file decides."""
+    """Whether a commit was refused because the server's queue of notifications is full. The
+    SQLSTATE of this error has other meanings too, so the name of the server's source file
+    decides."""
     return (
         isinstance(error, asyncpg.ProgramLimitExceededError)
         and getattr(error, "server_source_filename", None) == "async.c"
@@ -124,8 +127,8 @@ _TEMPORARY_CLASSES = {"08", "25", "40", "53", "55", "57", "58", "XX"}
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the server, or a trigger of the user, refuses the statement for its content. The same
-    statement is refused again."""
+    """Whether the server, or a trigger of the user, refuses the statement because of its content.
+    The same statement would be refused again."""
     sqlstate = getattr(error, "sqlstate", None) or ""
     return is_data_error(error) or (
         isinstance(error, asyncpg.PostgresError)
@@ -141,8 +144,8 @@ def is_damage(error: BaseException) -> bool:
 
 
 def is_unreadable(error: BaseException) -> bool:
-    """Whether the server cannot send a stored value: it is damaged, or has characters that UTF-8,
-    the connection's encoding, lacks."""
+    """Whether the server cannot send a stored value: the value is damaged, or has characters that
+    the connection's encoding UTF-8 lacks."""
     return is_damage(error) or isinstance(
         error, (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
     )
@@ -173,8 +176,8 @@ def is_connection_loss(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Return the error in one line, without passwords. The type comes first, unless the error is of
-    the database or of riverpy and has a text."""
+    """Return the error in one line, without passwords. The line starts with the error's type,
+    unless the error is one of the database or of riverpy with a text."""
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):  # as during a failover
         return "no server of the URL matches target_session_attrs"
     if isinstance(error, asyncpg.InternalClientError):  # asyncpg's own text explains nothing
@@ -185,7 +188,7 @@ def describe(error: BaseException) -> str:
 
 
 class _ArrayType(NamedTuple):
-    """A built-in array type of PostgreSQL. Its oids never change."""
+    """A built-in array type of PostgreSQL. The oids of built-in types never change."""
 
     oid: int
     element_oid: int
@@ -224,14 +227,14 @@ _ARRAY_TYPES = {
 
 
 class _NothingSent(NamedTuple):
-    """Stands for the statement that was not needed."""
+    """Replaces a prepared statement where no statement was sent."""
 
     name: str = "none"
 
 
 class _Connection(asyncpg.Connection):
-    """A connection that knows the array types of riverpy's statements. asyncpg would query each of
-    them in every session, which takes longer than the statement itself."""
+    """A connection with built-in definitions of the array types in riverpy's statements. asyncpg
+    would query each type in every session, which takes longer than the statement itself."""
 
     async def _introspect_types(
         self, typeoids: Iterable[int], timeout: float | None
@@ -268,7 +271,7 @@ class _Target(NamedTuple):
 
 @cache
 def _warn_of_ignored(parameters: tuple[str, ...], variables: tuple[str, ...]) -> None:
-    """Log, once per process, parameters of a URL and variables that have no effect."""
+    """Log, once per process, parameters of a URL and environment variables that have no effect."""
     log = get_logger()
     if parameters:
         log.warning(DATABASE_URL_PARAMETERS_IGNORED, parameters=list(parameters))
@@ -291,9 +294,9 @@ async def connect(
         url: the database. None means the `PG*` variables.
         application_name: the name of the connection in `pg_stat_activity`.
         settings: settings of the session.
-        pooled: the URL leads to a pooler in transaction mode. Then there are no session settings
-            and no cached statements.
-        timeout: seconds. A shorter `connect_timeout` in the URL wins.
+        pooled: whether the URL leads to a pooler in transaction mode. Then there are no session
+            settings and no cached statements.
+        timeout: the timeout in seconds, unless the URL has a shorter `connect_timeout`.
         setting: the name of the setting with the URL, for error texts.
 
     Raises:
@@ -330,7 +333,7 @@ def _translated_errors(
     try:
         yield
     except (ValueError, configparser.Error, asyncpg.InterfaceError) as error:
-        # Other texts than asyncpg's may contain parts of the URL.
+        # Texts of other errors may contain parts of the URL.
         is_asyncpg = isinstance(error, asyncpg.InterfaceError)
         reason = "a part of it, or a PG* variable, has a wrong value"
         reason = describe(error) if is_asyncpg else reason
@@ -356,9 +359,9 @@ def _translated_errors(
 async def _connect_first(target: _Target, *, timeout: float, **options: Any) -> Connection:
     """Connect to the first host that answers and matches `target_session_attrs`.
 
-    asyncpg tries the next host only after an answer, and a machine that is gone never answers. Here
-    the next host is tried too after `NEXT_HOST_DELAY`. It is also tried after a proxy that closes
-    the connection.
+    asyncpg tries the next host only after an answer, and a machine that is down never answers. This
+    function tries the next host also after `NEXT_HOST_DELAY`, and after a proxy that closes the
+    connection.
     """
     addresses = target.server.addresses
     if len(addresses) < 2:
@@ -437,8 +440,8 @@ def check_server_version(connection: Transaction) -> None:
 
 
 async def use_raw_timestamps(connection: Connection) -> None:
-    """Exchange timestamps as integers, in microseconds since 2000, so that they are only converted
-    when they are used."""
+    """Read and write timestamps as integers (microseconds since 2000) on this connection. So only
+    timestamps that are used are converted."""
     await connection.set_type_codec(
         "timestamptz",
         schema="pg_catalog",
@@ -466,8 +469,8 @@ async def close(connection: Connection) -> None:
 
 class _UnresetConnection(_Connection):
     """A pooled connection that is not reset at release. riverpy changes no session settings, and a
-    reset is a round trip. Only a transaction that a cancelled call has left is rolled back, without
-    the error that asyncpg would report to the event loop."""
+    reset costs a round trip. Only a transaction that a cancelled call has left open is rolled back,
+    without the error that asyncpg would report to the event loop."""
 
     async def reset(self, *, timeout: float | None = None) -> None:
         if self._top_xact is None and not self.is_in_transaction():
@@ -491,7 +494,7 @@ async def create_pool(
     async def connect_first(_url: str, **options: Any) -> Connection:
         return await _connect_first(target, **options)
 
-    connecting: Any = connect_first  # asyncpg passes fewer arguments than its stubs say
+    connecting: Any = connect_first  # asyncpg passes fewer arguments than its type stubs declare
     pool: Pool = asyncpg.create_pool(
         target.url,
         connect=connecting,
@@ -525,7 +528,7 @@ def is_pool(database: object) -> TypeGuard[Pool]:
 
 
 def is_transaction(tx: object) -> TypeGuard[Transaction]:
-    """Whether `tx=` takes this: an asyncpg connection, from a pool or not."""
+    """Whether `tx` is a connection of asyncpg, from a pool or not."""
     return isinstance(tx, (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy))
 
 
@@ -557,7 +560,7 @@ class Notice(NamedTuple):
 
 @contextmanager
 def warnings_of(connection: Connection, found: list[Notice]) -> Generator[None]:
-    """Append the warnings that the server sends on this connection to `found`."""
+    """During the block, append the warnings that the server sends on this connection to `found`."""
 
     def keep(_connection: Any, message: Any) -> None:
         source = getattr(message, "server_source_filename", None) or ""

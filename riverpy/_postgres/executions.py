@@ -1,7 +1,7 @@
 """The statements of `run_once`: one typed function per block of `sql/queries/riverpy_exec.sql`.
 
-An execution is the row of one key. Its transaction id and epoch cross as text, because the
-connection may be the caller's and have codecs.
+An execution is the row of one key. The statements pass the transaction id and the epoch as text,
+because the connection may be the caller's, with other codecs for integers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class ExecutionRow(NamedTuple):
 
     claimed_by: str
     claimed_at: datetime | None
-    """None if the time is outside of Python's range."""
+    """The time of the claim. None: the time is outside of Python's range."""
     can_expire: bool
-    """Whether another caller may claim the key after a time."""
+    """Whether the claim expires, so that another caller may claim the key."""
     is_completed: bool
 
 
@@ -50,7 +50,7 @@ async def exec_insert(
     kept: timedelta | None,
 ) -> str | None:
     """Insert a key as completed in the open transaction. Return the transaction's id, or None if
-    the key was there already."""
+    the key exists."""
     return await query(_FILE, "exec_insert", schema).fetchval(
         connection, key=key, claimed_by=claimed_by, kept=_interval(kept)
     )
@@ -79,7 +79,8 @@ async def exec_claim(
 async def exec_complete(
     connection: Transaction, schema: str | None, *, key: str, epoch: int, kept: timedelta | None
 ) -> bool:
-    """Complete a claimed key. Repeating it is safe. False: another caller has claimed the key."""
+    """Complete a claimed key. A repeated call is harmless. Return False if another caller has
+    claimed the key."""
     done = await query(_FILE, "exec_complete", schema).fetchval(
         connection, key=key, epoch=str(epoch), kept=_interval(kept)
     )
@@ -94,7 +95,7 @@ async def exec_release(
 
 
 async def exec_get(connection: Transaction, schema: str | None, *, key: str) -> ExecutionRow | None:
-    """Return the stored state of a key. None: it was never claimed."""
+    """Return the stored state of a key. None: the key was never claimed."""
     row = await query(_FILE, "exec_get", schema).fetchrow(connection, key=key)
     if row is None:
         return None
@@ -143,7 +144,8 @@ async def exec_expired(
 async def exec_delete_expired(
     connection: Transaction, schema: str | None, *, keys: Sequence[str]
 ) -> set[str]:
-    """Delete those of the keys whose retention is over and that are not locked. Return them."""
+    """Delete the given keys whose retention is over and that are not locked. Return the deleted
+    keys."""
     rows = await query(_FILE, "exec_delete_expired", schema).fetch(connection, keys=keys)
     return {row[0] for row in rows}
 

@@ -21,32 +21,32 @@ class Index(NamedTuple):
 
     name: str
     is_owner: bool
-    """Whether this role owns it and so may rebuild it."""
+    """Whether this role owns the index, and so may rebuild it."""
     is_held: bool
     """Whether another session is building an index of the same table."""
     read_at: datetime
-    """The server's time when this was read."""
+    """The server's time of this read."""
     size: int
-    """Its size in bytes."""
+    """The size of the index in bytes."""
     comment: str
-    """Empty if it has none."""
+    """The comment of the index. Empty: no comment."""
     rebuild: str
-    """The statement that rebuilds it."""
+    """The statement that rebuilds the index."""
 
 
 class Artifact(NamedTuple):
-    """An index that an interrupted rebuild left."""
+    """An index that an interrupted rebuild may have left."""
 
     name: str
     is_ownerless: bool
-    """Whether it may be dropped: it is invalid, and no other session is building it."""
+    """Whether the index may be dropped: it is invalid, and no other session is building it."""
     removal: str
-    """The statement that drops it."""
+    """The statement that drops the index."""
 
 
 async def index_lock(connection: Transaction, schema: str | None) -> bool:
-    """Lock out other reindexers until the end of the session. False: another session holds the
-    lock."""
+    """Lock out other reindexers until the end of the session. Return False if another session holds
+    the lock."""
     return bool(await query(_FILE, "index_lock", schema).fetchval(connection))
 
 
@@ -70,13 +70,13 @@ async def index_now(connection: Transaction) -> datetime:
 async def index_list(
     connection: Transaction, schema: str | None, names: Sequence[str]
 ) -> list[Index]:
-    """Return those of the indexes that exist, in the order of the names."""
+    """Return the named indexes that exist, in the order of the names."""
     rows = await query(_FILE, "index_list", schema).fetch(connection, name=list(names))
     return [Index(*row) for row in rows]
 
 
 async def index_artifacts(connection: Transaction, schema: str | None, name: str) -> list[Artifact]:
-    """Return what interrupted rebuilds of this index left."""
+    """Return the indexes that interrupted rebuilds of this index may have left."""
     rows = await query(_FILE, "index_artifacts", schema).fetch(connection, name=name)
     return [Artifact(*row) for row in rows]
 

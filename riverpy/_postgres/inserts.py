@@ -27,7 +27,7 @@ _BYTES = (
 _EXISTED = JobColumn.UNIQUE_STATES + 1
 _NOTIFIED = JobColumn.UNIQUE_STATES + 2
 _COPY_ROWS = 500
-"""Jobs that are encoded for COPY at a time."""
+"""The number of jobs that are encoded for COPY at a time."""
 _COPY_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
 
 
@@ -44,11 +44,12 @@ class InsertRow(NamedTuple):
     max_attempts: str
     state: str
     tags: str
-    """Joined by commas. A tag has no comma."""
+    """The tags, joined by commas. A tag has no comma."""
     unique_states: str | None
-    """The eight bits, as the column holds them."""
+    """The states in which the key is unique, as the eight bits of the column."""
     scheduled_at: str | None
-    """None: the server's time. The last field, because COPY may leave it out."""
+    """When the job is due. None: the server's time. This is the last field, so that COPY can leave
+    it out."""
 
     def shared(self) -> tuple[object, ...]:
         """Return all values but the args and the unique key. They are equal in most batches."""
@@ -77,7 +78,7 @@ async def job_insert(
 
 
 def _job(record: Record) -> JobRow:
-    """Decode the values that cross as text."""
+    """Return a job from a record whose values are text."""
     row = [*record[:_EXISTED]]
     for column in _NUMBERS:
         row[column] = int(row[column])
@@ -99,7 +100,7 @@ async def insert_notify(connection: Transaction, schema: str | None, queues: lis
 async def job_copy(
     connection: Transaction, schema: str | None, rows: Sequence[InsertRow], *, timeout: float
 ) -> None:
-    """Insert jobs with COPY, in its text form: a connection's codecs do not change it."""
+    """Insert jobs with COPY in text format, which does not depend on the connection's codecs."""
     columns, now = InsertRow._fields, None
     if any(row.scheduled_at for row in rows):
         digits = await query(_FILE, "insert_now", None).fetchval(connection)
@@ -118,7 +119,7 @@ async def job_copy(
 
 async def _copy_text(rows: Sequence[InsertRow], now: str | None) -> AsyncGenerator[bytes]:
     ends: dict[tuple[object, ...], str] = {}
-    """The encoded shared values of rows. Encoding them once is much of the speed."""
+    """The encoded shared values of rows. Rows with equal values are encoded once, for speed."""
     for start in range(0, len(rows), _COPY_ROWS):
         lines: list[str] = []
         for row in rows[start : start + _COPY_ROWS]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DUE_ACTION = "due"
 """The `action` of notifications that announce when jobs become due."""
 RESCUE_ERROR = "Stuck job rescued by JobRescuer"
-"""River's error text for every rescue. River UI and alerts match on it."""
+"""River's error text for every rescue. River UI and users' alerts match on this text."""
 
 _FILE = "river_job_maintenance"
 
@@ -59,7 +59,7 @@ class Scheduled(NamedTuple):
     discarded: int
     """Jobs discarded because another job has their unique key."""
     left: list[int]
-    """Ids of unchanged jobs: they are locked, no longer due, or would keep their key."""
+    """The ids of unchanged jobs: locked, no longer due, or with a unique key that stays in use."""
 
 
 class RunningClaim(NamedTuple):
@@ -120,8 +120,8 @@ async def job_delete_ended(
     state: str,
     retention: timedelta,
 ) -> set[int]:
-    """Delete those of the jobs that ended longer ago than the retention and are not locked. Return
-    the deleted ids."""
+    """Delete the given jobs that ended longer ago than the retention and are not locked. Return the
+    deleted ids."""
     statement = query(_FILE, "job_delete_ended", schema)
     rows = await statement.fetch(connection, ids=ids, state=state, retention=retention)
     return {row[0] for row in rows}
@@ -211,8 +211,8 @@ async def job_stuck(
 async def job_stuck_rows(
     connection: Transaction, schema: str | None, *, ids: Sequence[int], age: timedelta
 ) -> list[Record]:
-    """Return those of the jobs that have been running for longer than `age`, lowest id first. The
-    last column is the number of seconds that the job has been running."""
+    """Return the given jobs that have been running for longer than `age`, lowest id first. The last
+    column is the time for which the job has been running, in seconds."""
     return await query(_FILE, "job_stuck_rows", schema).fetch(connection, id=ids, age=age)
 
 

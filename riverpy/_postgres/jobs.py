@@ -19,8 +19,8 @@ FINAL_STATES = frozenset({"cancelled", "completed", "discarded"})
 
 
 class ClaimKey(NamedTuple):
-    """The key that identifies one attempt at a job. `attempted_at` is raw: an integer of
-    microseconds since 2000."""
+    """The key that identifies one attempt at a job. `attempted_at` is an integer: microseconds
+    since 2000."""
 
     id: int
     attempt: int
@@ -28,7 +28,7 @@ class ClaimKey(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """How to store one attempt that did not just complete. Seconds are on the server's clock."""
+    """The result of one attempt, for any outcome. Seconds are on the server's clock."""
 
     id: int
     attempt: int
@@ -38,13 +38,13 @@ class Settlement(NamedTuple):
     age: float
     new_attempt: int
     delay: float | None
-    """Seconds until the job is due again. None keeps its time."""
+    """Seconds until the job is due again. None: `scheduled_at` stays the same."""
     error: str | None
     updates: str | None
 
 
 class StoredOutcome(NamedTuple):
-    """The stored state of a job: it shows whether a result was stored or refused."""
+    """The stored state of a job, to find out whether a result was stored or refused."""
 
     claim_key: ClaimKey
     state: str
@@ -85,17 +85,18 @@ async def job_claim(
     limit: int,
     client_id: str,
 ) -> list[Record]:
-    """Claim up to `limit` due jobs of a queue. They come in no order.
+    """Claim up to `limit` due jobs of a queue. The jobs are returned in no order.
 
     Args:
-        connection: one with raw timestamps.
+        connection: a connection after `use_raw_timestamps`.
         schema: the schema of River's tables.
         queue: the queue.
         kinds: the kinds to claim. None means all kinds.
         skipped: ids of jobs to leave out.
-        after: priority, raw time and id. Only jobs behind this position are claimed.
-        last_priority: jobs with a larger number are left out.
-        limit: how many jobs to claim.
+        after: priority, time in microseconds since 2000, and id. Only jobs behind this position are
+            claimed.
+        last_priority: jobs with a larger priority number are left out.
+        limit: the largest number of jobs to claim.
         client_id: the client that claims.
     """
     priority, scheduled_at, after_id = after
@@ -116,7 +117,7 @@ async def job_claim(
 
 
 async def job_claim_time(connection: Transaction, schema: str | None) -> int:
-    """Return the server's time, raw."""
+    """Return the server's time, in microseconds since 2000."""
     ((now,),) = await _fetch(connection, "job_claim_time", schema)
     return now
 
@@ -129,8 +130,8 @@ async def job_next(
     kinds: list[str] | None,
     skipped: list[int],
 ) -> tuple[int, int, int] | None:
-    """Return priority, raw time and id of the job that a claim of one job would take. Lock the job
-    until the end of the transaction."""
+    """Return priority, time in microseconds since 2000, and id of the job that a claim of one job
+    would take. Lock the job until the end of the transaction."""
     rows = await _fetch(connection, "job_next", schema, queue=queue, kinds=kinds, skipped=skipped)
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
@@ -138,7 +139,8 @@ async def job_next(
 async def job_position(
     connection: Transaction, schema: str | None, job_id: int, *, queue: str
 ) -> tuple[int, int, int] | None:
-    """Return priority, raw time and id of this job if it can be claimed from this queue."""
+    """Return priority, time in microseconds since 2000, and id of this job if it can be claimed
+    from this queue."""
     rows = await _fetch(connection, "job_position", schema, id=job_id, queue=queue)
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
@@ -152,7 +154,7 @@ async def job_complete(
     attempted_ats: list[int],
     ages: list[float],
 ) -> set[int]:
-    """Store completed attempts. Return the ids of those that were stored."""
+    """Store completed attempts. Return the ids of the jobs whose attempt was stored."""
     statement = query("river_job", "job_complete", schema)
     rows = await connection.fetch(statement.text, ids, attempts, attempted_ats, ages)
     return {row[0] for row in rows}
@@ -188,15 +190,15 @@ async def job_notify_queues(connection: Transaction, schema: str | None, queues:
 async def job_lock_attempts(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> set[int]:
-    """Lock those of the jobs that no other session has locked. Return their ids. Needs a
-    transaction."""
+    """Lock the given jobs that no other session has locked, and return the ids of these jobs. This
+    needs an open transaction."""
     return {row[0] for row in await _fetch(connection, "job_lock_attempts", schema, id=ids)}
 
 
 async def job_stored_outcomes(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> dict[int, StoredOutcome]:
-    """Return the stored state of those of the jobs that exist."""
+    """Return the stored state of the given jobs that exist."""
     rows = await _fetch(connection, "job_stored_outcomes", schema, id=ids)
     return {row[0]: StoredOutcome(ClaimKey(row[0], row[1], row[2]), row[3], row[4]) for row in rows}
 
@@ -227,8 +229,8 @@ async def job_claimed_by(
 async def job_release(
     connection: Transaction, schema: str | None, claim_keys: Sequence[ClaimKey]
 ) -> set[int]:
-    """Make attempts available again without counting them, and notify their queues. Return the ids
-    of those that were released."""
+    """Make the jobs of attempts available again without counting the attempts, and notify the
+    clients of their queues. Return the ids of the released jobs."""
     rows = await _fetch(connection, "job_release", schema, **_columns(claim_keys))
     return {row[0] for row in rows}
 
@@ -236,7 +238,7 @@ async def job_release(
 async def job_cancel_marks(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> list[int]:
-    """Return those of the running jobs for which `job_cancel` was called."""
+    """Return the ids of the given running jobs for which `job_cancel` was called."""
     return [row[0] for row in await _fetch(connection, "job_cancel_marks", schema, id=ids)]
 
 
@@ -264,7 +266,7 @@ async def job_get(connection: Transaction, schema: str | None, job_id: int) -> R
 async def job_get_many(
     connection: Transaction, schema: str | None, ids: Sequence[int]
 ) -> list[Record]:
-    """Return those of the jobs that exist, newest first."""
+    """Return the given jobs that exist, newest first."""
     return await _fetch(connection, "job_get", schema, id=list(ids))
 
 
@@ -285,7 +287,7 @@ async def job_list(
 
 
 async def job_cancel(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
-    """Cancel a job. A running one is marked, and its client notified."""
+    """Cancel a job. A running job is marked, and the client that runs it is notified."""
     return _one(await _fetch(connection, "job_cancel", schema, id=job_id))
 
 

@@ -1,4 +1,5 @@
-"""One typed function per block of `sql/queries/river_leader.sql`."""
+"""The statements on River's row of the leader: one typed function per block of
+`sql/queries/river_leader.sql`."""
 
 from __future__ import annotations
 
@@ -14,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class LeaderRow(NamedTuple):
-    """The leader, or the last one."""
+    """The row of the current leader of `default`, or of the last one."""
 
     leader_id: str
     elected_at: datetime
     expires_at: datetime
     remaining: float
-    """Seconds until the lease expires; negative: it has expired."""
+    """Seconds until the lease expires; negative after the expiry."""
 
 
 async def leader_elect(
     connection: Transaction, schema: str | None, *, leader_id: str, ttl: timedelta
 ) -> LeaseAnswer | None:
-    """Try to become leader. Returns None if another session did so during the statement."""
+    """Try to become leader. Returns None if another session became leader during the statement."""
     statement = query("river_leader", "leader_elect", schema)
     row = await connection.fetchrow(
         statement.text, *statement.arguments({"leader_id": leader_id, "ttl": ttl})
@@ -69,8 +70,8 @@ async def leader_fence(
     timeout: timedelta,
     lock_timeout: timedelta,
 ) -> bool:
-    """Bind the transaction that is open on `connection` to a term. The server ends it after
-    `timeout`, and each wait for a lock in it, the fence's own included, after `lock_timeout`.
+    """Bind the transaction that is open on `connection` to a term. The server ends the transaction
+    after `timeout`. It ends each wait for a lock after `lock_timeout`, also the wait of the fence.
     Returns False if the term has ended."""
     statement = query("river_leader", "leader_fence", schema)
     values: dict[str, object] = {
@@ -83,11 +84,11 @@ async def leader_fence(
 
 
 async def leader_get(connection: Transaction, schema: str | None) -> LeaderRow | None:
-    """Read the leader, or the last one."""
+    """Return the row of the current leader of `default`, or of the last one."""
     row = await connection.fetchrow(query("river_leader", "leader_get", schema).text)
     return None if row is None else LeaderRow(*row)
 
 
 async def leader_request_resign(connection: Transaction, schema: str | None) -> None:
-    """Ask the leader to resign, at the commit."""
+    """Request that the leader resigns. The notification is sent at the commit."""
     await connection.execute(query("river_leader", "leader_request_resign", schema).text)

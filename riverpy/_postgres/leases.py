@@ -1,4 +1,4 @@
-"""One typed function per block of `sql/queries/riverpy_lease.sql`."""
+"""The statements on leases: one typed function per block of `sql/queries/riverpy_lease.sql`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 TOPIC = "riverpy_lease"
-"""The topic on which the release of a lease, and a request to release one, is notified."""
+"""The topic of notifications that a lease was released, or that a process requests its release."""
 
 RELEASE_LOCK_TIMEOUT = timedelta(milliseconds=500)
-"""How long a release waits for a locked row. Other statements wait for the same connection."""
+"""The longest wait of a release for a locked row. The limit is short because other statements wait
+for the same connection."""
 
 _FILE = "riverpy_lease"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -26,7 +27,7 @@ _PARAMETER = re.compile(r"\$(\d+)")
 
 
 class LeaseLockedError(TimeoutError):
-    """Other transactions have locked the rows of leases, so these could not be renewed."""
+    """Leases could not be renewed, because other transactions have locked their rows."""
 
     def __init__(self, names: Iterable[str]) -> None:
         """Create the error from the names of the locked leases."""
@@ -41,26 +42,27 @@ class LeaseAnswer(NamedTuple):
 
     is_granted: bool
     holder: str
-    """The holder of the lease now."""
+    """The current holder of the lease."""
     epoch: int
     acquired_at: datetime
     remaining: float | None
-    """Seconds until the other holder's lease expires; None if it was granted, or if unknown."""
+    """Seconds until the other holder's lease expires. None: the lease was granted, or the time is
+    unknown."""
 
 
 def epoch_of(acquired_at: datetime) -> int:
-    """The microseconds since 1970 of a term's begin: its epoch in River's table of leaders, which
-    has no column for one."""
+    """Return the epoch of a term in River's table of leaders: the microseconds from 1970 to the
+    start of the term. The table has no column for an epoch."""
     return (acquired_at - _EPOCH) // timedelta(microseconds=1)
 
 
 def time_of(epoch: int) -> datetime:
-    """The reverse of `epoch_of`."""
+    """Return the start of the term that has this epoch: the reverse of `epoch_of`."""
     return _EPOCH + timedelta(microseconds=epoch)
 
 
 class LeaseRow(NamedTuple):
-    """The holder of a lease, or its last holder."""
+    """The row of a lease, with the current holder or the last one."""
 
     name: str
     epoch: int
@@ -68,9 +70,9 @@ class LeaseRow(NamedTuple):
     ttl: timedelta
     acquired_at: datetime
     expires_at: datetime | None
-    """None: it was released."""
+    """The time of the expiry. None: the lease was released."""
     remaining: float | None
-    """Seconds until it expires; negative: it has expired. None: it was released."""
+    """Seconds until the lease expires; negative after the expiry. None: the lease was released."""
 
 
 async def lease_acquire(
@@ -85,7 +87,7 @@ async def lease_acquire(
     """Try to acquire a lease. Returns None if another session acquired it during the statement.
 
     The statement waits for a transaction that is fenced by the last term, and fails after
-    `lock_timeout`; None: after the session's limit.
+    `lock_timeout`. None: the session's own limit applies.
     """
     statement = query(_FILE, "lease_acquire", schema)
     values: dict[str, object] = {"name": name, "holder": holder, "ttl": ttl.total_seconds()}
@@ -100,9 +102,9 @@ async def lease_acquire(
 async def lease_renew(
     connection: Transaction, schema: str | None, *, holder: str, terms: Iterable[tuple[str, int]]
 ) -> dict[str, bool]:
-    """Extend terms, each a name and an epoch. Returns the names of the terms that have not ended,
-    each with whether it was extended: another transaction has locked the row of one that was
-    not."""
+    """Extend terms, each given as a name and an epoch. Returns the names of the terms that have not
+    ended. The value is True if the term was extended, and False if another transaction has locked
+    the row of the lease."""
     names, epochs = zip(*terms, strict=True)
     statement = query(_FILE, "lease_renew", schema)
     values: dict[str, object] = {"name": names, "epoch": epochs, "holder": holder}
@@ -130,8 +132,8 @@ async def lease_fence(
     timeout: timedelta,
     lock_timeout: timedelta,
 ) -> bool:
-    """Bind the transaction that is open on `connection` to a term. The server ends it after
-    `timeout`, and each wait for a lock in it, the fence's own included, after `lock_timeout`.
+    """Bind the transaction that is open on `connection` to a term. The server ends the transaction
+    after `timeout`. It ends each wait for a lock after `lock_timeout`, also the wait of the fence.
     Returns False if the term has ended.
 
     Raises:
@@ -150,7 +152,7 @@ async def lease_fence(
 def lease_fence_text(
     schema: str | None, *, name: str, epoch: int, timeout: timedelta, lock_timeout: timedelta
 ) -> str:
-    """The statement of `lease_fence` with its values in the text, for any driver."""
+    """Return the statement of `lease_fence` with the values in the text, for any driver."""
     statement = query(_FILE, "lease_fence", schema)
     values = statement.arguments(_fence_values(name, epoch, timeout, lock_timeout))
     return _PARAMETER.sub(lambda match: _literal(values[int(match[1]) - 1]), statement.text)
@@ -179,12 +181,13 @@ def _literal(value: object) -> str:
 
 
 async def lease_list(connection: Transaction, schema: str | None) -> list[LeaseRow]:
-    """All leases, by name."""
+    """Return all leases, ordered by name."""
     rows = await connection.fetch(query(_FILE, "lease_list", schema).text)
     return [LeaseRow(*row) for row in rows]
 
 
 async def lease_request_resign(connection: Transaction, schema: str | None, *, name: str) -> bool:
-    """Ask the holder to release the lease, at the commit. Returns False if it is not held."""
+    """Request that the holder releases the lease. The notification is sent at the commit. Returns
+    False if the lease is not held."""
     statement = query(_FILE, "lease_request_resign", schema)
     return await connection.fetchrow(statement.text, name) is not None

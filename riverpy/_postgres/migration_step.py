@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from riverpy._postgres.schema import Migration
 
 ROLLBACK_TIMEOUT = 5.0
-"""Seconds for the rollback of a failed or cancelled step."""
+"""The timeout for the rollback of a failed or cancelled step, in seconds."""
 
 IDLE_TIMEOUT = timedelta(seconds=10)
-"""How long the server keeps the locks of a migrator that has stopped sending statements."""
+"""The time after which the server ends the session of a migrator that sends no statements."""
 
 _LOCK_NOT_AVAILABLE = "55P03"
 _QUERY_CANCELED = "57014"
@@ -38,8 +38,8 @@ class Direction(StrEnum):
 
 
 class StepRunner:
-    """Runs the migrations of one line. Any number of migrators may run at once: their steps take
-    turns."""
+    """Runs the migrations of one line. Several migrators may run at once. A lock lets only one of
+    them run a step."""
 
     def __init__(self, line: str, *, lock_timeout: timedelta, statement_timeout: timedelta) -> None:
         self._line = line
@@ -57,7 +57,7 @@ class StepRunner:
         up = direction is Direction.UP
         what = f"version {migration.version} of line {self._line!r} in schema {schema!r}"
         with _translated(f"migrating {direction} {what}"):
-            # Each statement must see what was committed while this step waited for its turn.
+            # Each statement must see what was committed while this step waited for the lock.
             async with bounded_transaction(connection, isolation="read_committed"):
                 with _translated(f"waiting for another migrator before {what}"):
                     await self._take_turn(connection, schema)
@@ -66,7 +66,7 @@ class StepRunner:
                     return False
                 self._check_order(migration.version, applied, direction)
                 await self._limit(connection, self._lock_timeout)
-                # The server limits each statement of the text. This limit is for a lost server.
+                # The server limits each statement of the text. Ours is for a lost connection.
                 with anyio.fail_after(
                     self._statement_timeout.total_seconds() * sql.count(";") + READ_TIMEOUT
                 ):
@@ -113,8 +113,8 @@ class StepRunner:
 
 
 def _record_block(line: str, version: int, direction: Direction) -> str | None:
-    """Return the block that records the step, which depends on the table's form after the step.
-    None: the table is gone then."""
+    """Return the block that records the step. It depends on the columns of `river_migration` after
+    the step. None: the step drops the table."""
     up = direction is Direction.UP
     verb = "migration_insert" if up else "migration_delete"
     if line != MAIN_LINE or version > LINES_VERSION or (up and version == LINES_VERSION):
@@ -123,7 +123,7 @@ def _record_block(line: str, version: int, direction: Direction) -> str | None:
 
 
 def record_text(line: str, version: int, direction: Direction) -> str:
-    """Return the statement that records the step, for another tool to run."""
+    """Return the statement that records the step, as text for another migration tool."""
     block = _record_block(line, version, direction)
     if block is None:
         return ""

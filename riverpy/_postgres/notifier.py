@@ -1,8 +1,8 @@
 """Notifier: the one connection that listens. It passes notifications to subscribers.
 
-It checks that notifications arrive by sending probes: the first through another connection, later
-ones through its own. Without probes two faults would stay hidden: a half-open connection raises no
-error, and a pooler in transaction mode accepts LISTEN but delivers nothing.
+The notifier sends probes to check that notifications arrive: the first probe through another
+connection, later ones through its own. Without probes two faults would stay hidden: a half-open
+connection raises no error, and a pooler in transaction mode accepts LISTEN but delivers nothing.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ PROBE_TIMEOUT = 2.0
 """Seconds within which a probe must arrive."""
 PROBE_INTERVAL = 10.0
 """Seconds between two probes."""
-UNPROVEN_RETRY = 60.0
-"""Seconds between two probes while none arrives."""
-UNTESTED_RETRY = 2.0
-"""Seconds until the first probe is tried again if it could not be sent."""
+FAILED_PROBE_INTERVAL = 60.0
+"""Seconds between two probes while no probe arrives."""
+UNSENT_PROBE_RETRY = 2.0
+"""Seconds until the retry of a first probe that could not be sent."""
 LISTEN_TIMEOUT = 10.0
-"""Seconds for connecting and LISTEN."""
+"""The timeout for connecting and LISTEN, in seconds."""
 RECONNECT_DELAY_MIN = timedelta(milliseconds=50)
 RECONNECT_DELAY_MAX = timedelta(seconds=2)
 
@@ -102,9 +102,9 @@ class Notifier:
         """Whether notifications arrive: the last probe has arrived over the current
         connection."""
         self._is_tested = False
-        """Whether another connection has sent a probe since this connection was made."""
+        """Whether another connection has sent a probe since the listening connection was made."""
         self._is_failure_logged = False
-        """Whether the log says that no notifications arrive."""
+        """Whether it was logged that no notifications arrive."""
         self._is_full = False
         """Whether the last probe was not sent because the server's queue of notifications is
         full."""
@@ -127,7 +127,8 @@ class Notifier:
         self._callbacks.setdefault(topic, []).append(callback)
 
     def on_resync(self, callback: Callable[[], None]) -> None:
-        """Set the callback for reconnects: notifications may have been missed."""
+        """Set the callback for reconnects. Notifications may have been missed before a
+        reconnect."""
         self._resync = callback
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
@@ -145,7 +146,7 @@ class Notifier:
                 await close(self._connection)
 
     async def _open(self) -> None:
-        # A new event: the end of the last connection may be noticed late.
+        # A new event, since the callback of the last connection may still set the old one.
         lost = self._lost = asyncio.Event()
         self._is_tested = False
         reason = f"listening for notifications took longer than {LISTEN_TIMEOUT:g} s"
@@ -155,9 +156,9 @@ class Notifier:
         self.connected.emit()
 
     async def _channels(self, connection: Connection) -> dict[str, Callable[[str], None]]:
-        """Return the callback for each channel. The schema in its name is the one that has the
-        table of the topic. River in Go uses the first schema of the search path instead, so we
-        listen there too."""
+        """Return the callback for each channel. The name of a channel has the schema that has the
+        topic's table. River in Go uses the first schema of the search path instead, so riverpy
+        listens on a channel with that schema too."""
         statement = query("river_notification", "notification_schemas", self._schema)
         ((jobs, leases, first),) = await connection.fetch(statement.text)
         if jobs is None:
@@ -187,7 +188,7 @@ class Notifier:
         return deliver
 
     def _ended(self, lost: asyncio.Event) -> None:
-        """Note that a connection has ended: none of its probes will arrive."""
+        """Note that a connection has ended, so that no probe on it arrives any more."""
         lost.set()
         if lost is self._lost:
             for arrived in self._probes.values():
@@ -202,24 +203,25 @@ class Notifier:
         before."""
         while True:
             was_proven = self.proven
-            interval = self.probe_interval if was_proven or self._is_full else UNPROVEN_RETRY
+            interval = self.probe_interval if was_proven or self._is_full else FAILED_PROBE_INTERVAL
             if not self._is_tested:
-                interval = UNTESTED_RETRY
+                interval = UNSENT_PROBE_RETRY
             scope.expect_progress(within=interval + PROBE_TIMEOUT)
             with anyio.move_on_after(interval):
                 await self._lost.wait()
                 return was_proven
             if not self._is_tested:
                 await self._prove(first=True)
-            # Its own probe may arrive by chance, if a pooler uses one session for both.
+            # Even behind a pooler a probe may arrive, if one server session listens and sends.
             elif not (was_proven or self._is_full) or not (
                 await self._prove(first=False) or self._is_full
             ):
                 return was_proven
 
     async def _prove(self, *, first: bool) -> bool:
-        """Send a probe and wait for it. Return whether it arrived. Another connection sends the
-        first one: only this finds a listener on the wrong database or behind a pooler."""
+        """Send a probe, wait for the notification, and return whether it arrived. Another
+        connection sends the first probe, because only this finds a listener that is connected to a
+        wrong database or to a pooler."""
         token = secrets.token_hex(8)
         arrived = self._probes[token] = asyncio.Event()
         is_sent = False
@@ -263,7 +265,7 @@ class Notifier:
         self._queue_log.report(is_full=is_full)
 
     def _log_failure(self) -> None:
-        """Once, until it hears."""
+        """Log that no notifications arrive, once until they arrive again."""
         if self._is_failure_logged:
             return
         self._is_failure_logged = True
@@ -276,7 +278,7 @@ class Notifier:
         )
 
     async def _reopen(self, scope: StopScope, *, was_proven: bool) -> None:
-        """Connect again, however long it takes, and call the callback for reconnects."""
+        """Connect again, with any number of attempts, and call the callback for reconnects."""
         is_loss = self._lost.is_set() and not self._is_failure_logged
         self.proven = False
         if self._connection is not None:
@@ -284,7 +286,7 @@ class Notifier:
             self._connection = None
         if was_proven or is_loss:
             self._outage.lost(self.name, ConnectionError("the listening connection is gone"))
-        if not was_proven:  # a connection that never delivers is not made again at once
+        if not was_proven:  # wait, if the last connection delivered nothing
             await anyio.sleep(self._backoff.next())
         while True:
             scope.expect_progress(
@@ -318,7 +320,7 @@ class Message(msgspec.Struct):
     lease: str = ""
     holder: str = ""
     epoch: int = 0
-    """The lease, its current or last holder, and the epoch of its term."""
+    """The epoch of the term of `lease`, whose current or last holder is `holder`."""
     seconds: list[Annotated[float, msgspec.Meta(gt=0, le=60)]] = []
     """Seconds until jobs become due."""
 

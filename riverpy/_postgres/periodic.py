@@ -45,7 +45,7 @@ class PeriodicRow(NamedTuple):
     run_requested_at: datetime | None
     is_paused: bool
     resumed_at: datetime | None
-    """When it was last resumed. Slots before that get no job."""
+    """When the periodic job was last resumed. Earlier slots get no job."""
     read_at: datetime
     """The server's time when the row was read."""
     due_in: float | None
@@ -53,7 +53,8 @@ class PeriodicRow(NamedTuple):
 
 
 class PeriodicAdvance(NamedTuple):
-    """A change of a row's next slot. It applies only while the row is as it was read."""
+    """A change of a row's next slot. The change is made only if the other fields match the row, so
+    no other session has changed the row since the read."""
 
     id: str
     slot: datetime | None
@@ -89,7 +90,7 @@ async def periodic_get(
     """Return one row.
 
     Raises:
-        NotFoundError: there is none; the text has similar ids.
+        NotFoundError: no row has this id; the text has similar ids.
         SchemaMissingError: the table is missing.
     """
     statement = query(_FILE, "periodic_get", schema)
@@ -107,7 +108,7 @@ async def periodic_register(
     first: Sequence[str],
     each: Sequence[str],
 ) -> set[str]:
-    """Insert or update rows. Return the ids of those that were not locked.
+    """Insert or update rows. Return the ids of the rows that were not locked.
 
     Args:
         connection: in a fenced transaction.
@@ -128,7 +129,7 @@ async def periodic_register(
 async def periodic_due(
     connection: Transaction, schema: str | None, ids: Sequence[str]
 ) -> list[PeriodicRow]:
-    """Return those of the rows that have a next slot or a requested run, earliest first."""
+    """Return the given rows that have a next slot or a requested run, earliest first."""
     rows = await query(_FILE, "periodic_due", schema).fetch(connection, id=ids)
     return [PeriodicRow(*row) for row in rows]
 
@@ -137,7 +138,7 @@ async def periodic_advance(
     connection: Transaction, schema: str | None, advances: Sequence[PeriodicAdvance]
 ) -> set[str]:
     """Store the new next slots, in the fenced transaction that inserts the jobs. Return the ids of
-    the rows that were still as they were read."""
+    the changed rows. Rows that another session has changed since the read are left out."""
     rows = await query(_FILE, "periodic_advance", schema).fetch(
         connection, **_columns(PeriodicAdvance._fields, advances)
     )
@@ -181,8 +182,8 @@ async def periodic_unused(
 async def periodic_delete_unused(
     connection: Transaction, schema: str | None, *, ids: Sequence[str], age: timedelta
 ) -> set[str]:
-    """Delete, in a fenced transaction, those of the rows that are still unused and not locked.
-    Return their ids."""
+    """Delete, in a fenced transaction, the given rows that are still unused and not locked. Return
+    the ids of the deleted rows."""
     rows = await query(_FILE, "periodic_delete_unused", schema).fetch(connection, age=age, id=ids)
     return {row[0] for row in rows}
 
@@ -198,12 +199,12 @@ async def periodic_pause(connection: Transaction, schema: str | None, job_id: st
 
 
 async def periodic_resume(connection: Transaction, schema: str | None, job_id: str) -> None:
-    """Undo `periodic_pause`. Raises as it does."""
+    """Undo `periodic_pause`. Raises the same errors."""
     await _change(connection, schema, "periodic_resume", job_id)
 
 
 async def periodic_run(connection: Transaction, schema: str | None, job_id: str) -> None:
-    """Request that the leader inserts a job now. Raises as `periodic_pause`."""
+    """Request that the leader inserts a job now. Raises the same errors as `periodic_pause`."""
     await _change(connection, schema, "periodic_run", job_id)
 
 

@@ -17,7 +17,7 @@ class QueueFilter(NamedTuple):
 
     queues: tuple[str, ...]
     is_only: bool
-    """True: these queues. False: all other queues."""
+    """True: the statement handles `queues`. False: it handles all other queues."""
 
 
 async def fetch_filtered(

@@ -27,13 +27,14 @@ _FILE = "river_queue"
 async def queue_touch(
     connection: Transaction, schema: str | None, names: list[str]
 ) -> dict[str, bool]:
-    """Set `updated_at` of the queues, and insert missing rows. Return whether each is paused."""
+    """Set `updated_at` of the queues, and insert missing rows. Return whether each queue is
+    paused."""
     rows = await query(_FILE, "queue_touch", schema).fetch(connection, name=names)
     return {row[0]: row[1] for row in rows}
 
 
 async def queue_paused(connection: Transaction, schema: str | None, names: list[str]) -> set[str]:
-    """Return those of the queues that are paused."""
+    """Return the given queues that are paused."""
     rows = await query(_FILE, "queue_paused", schema).fetch(connection, name=names)
     return {row[0] for row in rows}
 
@@ -70,7 +71,8 @@ async def queue_unused(
 async def queue_delete_unused(
     connection: Transaction, schema: str | None, *, names: Sequence[str], age: timedelta
 ) -> set[str]:
-    """Delete those of the queues that are still unused and not locked. Return their names."""
+    """Delete the rows of the given queues that are still unused and not locked. Return their
+    names."""
     rows = await query(_FILE, "queue_delete_unused", schema).fetch(connection, names=names, age=age)
     return {row[0] for row in rows}
 
@@ -100,7 +102,7 @@ async def queue_update(
 async def queue_lag(
     connection: Transaction, schema: str | None, names: Sequence[str]
 ) -> dict[str, timedelta]:
-    """Return how long the oldest due job of each queue has waited. 0 if none waits."""
+    """Return how long the oldest due job of each queue has waited, in seconds. 0: no job waits."""
     rows = await query(_FILE, "queue_lag", schema).fetch(connection, name=names)
     return {name: timedelta(seconds=seconds) for name, seconds in rows}
 

@@ -78,7 +78,7 @@ NEEDED_VERSION = 7
 because River has it for SQLite."""
 
 EMPTY_VERSIONS = {MAIN_LINE: {8}}
-"""The versions of a line that change nothing on PostgreSQL."""
+"""The versions that change nothing on PostgreSQL, by line."""
 
 LINES_VERSION = 5
 """The version of line `main` that adds the column `line` to `river_migration`."""
@@ -130,23 +130,23 @@ def migrations(line: str) -> Mapping[int, Migration]:
 
 
 class RowSecurity(NamedTuple):
-    """The tables in which row-level security hides rows from the role. The server raises no
-    error."""
+    """The tables in which row-level security hides rows from the role. A query of a hidden row does
+    not fail."""
 
     role: str
     hidden: Sequence[str]
-    """Tables without a policy: the role sees no row."""
+    """The tables with row-level security but without a policy: the role can see no row."""
     filtered: Sequence[str]
-    """Tables whose policies may not allow every row."""
+    """The tables whose policies may hide some rows."""
 
     @property
     def tables(self) -> list[str]:
-        """All these tables."""
+        """The tables in `hidden` and `filtered`."""
         return sorted([*self.hidden, *self.filtered])
 
     @property
     def problem(self) -> str:
-        """The effect in one sentence, for when there are `tables`."""
+        """The effect on the client in one sentence, if there are `tables`."""
         effect = (
             "without a policy no job is worked or counted"
             if self.hidden
@@ -159,7 +159,7 @@ class RowSecurity(NamedTuple):
 
     @property
     def fix(self) -> str:
-        """The remedy."""
+        """The advice how to give the role access to all rows."""
         return (
             "for each table ALTER TABLE … DISABLE ROW LEVEL SECURITY, or CREATE POLICY … TO "
             f'"{self.role}" USING (true); or let the role own the tables'
@@ -181,7 +181,7 @@ class SchemaState:
     """Indexes of River's tables whose concurrent build failed. No query uses them."""
 
     applied: Mapping[str, Mapping[int, datetime]]
-    """By line and version, lowest first: when the version was applied."""
+    """The times at which versions were applied, by line and version, lowest version first."""
 
     row_security: RowSecurity
     """The tables in which row-level security hides rows from the role."""
@@ -208,15 +208,17 @@ class SchemaState:
         return [version for version in self.missing(line) if version < newest]
 
     def unknown(self, line: str) -> list[int]:
-        """Return the applied versions of a line that are newer than this riverpy, lowest first."""
+        """Return the applied versions of a line that are newer than this version of riverpy, lowest
+        first."""
         return sorted(self.versions(line) - migrations(line).keys())
 
     def is_unrecorded(self) -> bool:
-        """Whether River's tables exist, but no version of them is recorded."""
+        """Whether River's tables exist, but `river_migration` records no version."""
         return self.has_jobs and not self.versions(MAIN_LINE)
 
     def notices(self, line: str) -> list[str]:
-        """Return one sentence for each recorded version or line that riverpy does not know."""
+        """Return one sentence for each recorded version or line that this version of riverpy does
+        not have."""
         known = max(migrations(line))
         return [
             f"line {line!r} has version {version}, which this riverpy does not know "
@@ -355,7 +357,7 @@ def expect_feature(
     """Check that a version of line `riverpy` is applied.
 
     Raises:
-        SchemaMissingError: it is not. The text has the command to run.
+        SchemaMissingError: the version is not applied. The text has the command to run.
     """
     if version not in state.versions(OWN_LINE):
         command = migrate_command(f"riverpy migrate up --line {OWN_LINE}", schema, url)

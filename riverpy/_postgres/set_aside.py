@@ -1,7 +1,7 @@
-"""Rows that a statement fails for, one by one: they are set aside and tried again later.
+"""Rows that are set aside: a statement fails for each of them alone, so they are retried later.
 
-A row that is set aside is tried alone, so it fails no other row. The delay between two tries
-doubles.
+A row that is set aside is retried alone, so other rows do not fail with it. The delay between two
+attempts doubles.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 DELAY_MIN = 1.0
 DELAY_MAX = 60.0
-"""Seconds between two tries of a row, unless the owner gives others."""
+"""The shortest and the longest delay between two attempts for a row, in seconds, if the owner gives
+no others."""
 LOCKED_DELAY_MAX = 2.0
-"""The same for a locked row: most locks end soon."""
+"""The longest delay for a locked row, in seconds. Most locks end soon."""
 IDLE_SHARE = 4
-"""Seconds without a retry for each second that a retry took. So slow rows that are set aside leave
-four fifths of the time to other rows."""
+"""The idle time after a retry, as a multiple of the time that the retry took. With a multiple of 4,
+slow rows that are set aside leave four fifths of the time to other rows."""
 
 Row = TypeVar("Row")
 
@@ -37,7 +38,7 @@ class SetAsideRow(NamedTuple):
     error: str
     tries: int
     since: float
-    """When it failed alone first, in the client's monotonic seconds."""
+    """When a statement for this row alone failed first, in the client's monotonic seconds."""
 
 
 class SetAsideEntry(NamedTuple, Generic[Row]):
@@ -46,11 +47,11 @@ class SetAsideEntry(NamedTuple, Generic[Row]):
     row: Row
     error: str
     since: float
-    """When it failed alone first."""
+    """When a statement for this row alone failed first."""
     tries: int
-    """How often it failed alone."""
+    """The number of failed statements for this row alone."""
     due: float
-    """When it is tried again."""
+    """The time of the next attempt."""
 
 
 class SetAside(Generic[Row]):
@@ -78,7 +79,8 @@ class SetAside(Generic[Row]):
         self._delay_max = DELAY_MAX if delay_max is None else delay_max
         self._entries: dict[Hashable, SetAsideEntry[Row]] = {}
         self._idle_until = 0.0
-        """Until then only rows that failed once are tried again. In monotonic seconds."""
+        """The end of the idle time, in monotonic seconds. During it, only rows that have failed
+        once are retried."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -97,8 +99,8 @@ class SetAside(Generic[Row]):
         return list(self._entries.values())
 
     def add(self, key: Hashable, row: Row, error: Exception, seconds: float) -> SetAsideEntry[Row]:
-        """Set aside a row that failed alone, or failed again. `seconds` is what its statement
-        took."""
+        """Set aside a row that failed alone, or failed again. `seconds` is the time that the
+        statement took."""
         now = self._time()
         known = self._entries.get(key)
         tries = 1 if known is None else known.tries + 1
@@ -132,7 +134,8 @@ class SetAside(Generic[Row]):
 
     @property
     def next_due(self) -> float:
-        """When the next row is due, in monotonic seconds. Infinity if there is none."""
+        """The time at which the next row is due, in monotonic seconds. Infinity: there is no
+        row."""
         return min(map(self._due_at, self._entries.values()), default=math.inf)
 
     def waiting(self) -> list[Row]:

@@ -47,8 +47,8 @@ _SCHEMA_OF_TABLE = (
     "coalesce((pg_identify_object_as_address('pg_catalog.pg_class'::regclass, "
     "to_regclass('{table}'), 0)).object_names[1], current_schema()::text)"
 )
-"""The schema in which the search path finds a table. These functions read the server's caches and
-take microseconds. A query of `pg_class` takes six times as long."""
+"""An SQL expression for the schema in which the search path finds a table. Its functions read the
+server's caches and take microseconds. A query of `pg_class` takes six times as long."""
 _FINITE_MARK = re.compile(r"/\* finite \*/ \(((?:[^()]|\([^()]*\))*)\)")
 _FIRST = "timestamptz '0001-01-02 00:00:00+00'"
 _LAST = "timestamptz '9999-12-30 00:00:00+00'"
@@ -103,7 +103,7 @@ def quote_literal(text: str) -> str:
 
 
 def splice_schema(text: str, schema: str | None) -> str:
-    """Replace the schema marks of a text. None: names stay unqualified."""
+    """Replace the schema marks of a text. With schema None the names stay unqualified."""
     prefix = f"{quote_identifier(schema)}." if schema else ""
 
     def schema_of(match: re.Match[str]) -> str:

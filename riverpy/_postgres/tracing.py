@@ -1,7 +1,7 @@
 """Tracing: suppresses the driver's OpenTelemetry spans for riverpy's own statements.
 
-A key in OpenTelemetry's context does this. OpenTelemetry is not imported here: a program that has
-not imported it has no instrumentation.
+A key in OpenTelemetry's context suppresses the spans. This module does not import OpenTelemetry: a
+program that has not imported OpenTelemetry has no instrumentation.
 """
 
 from __future__ import annotations

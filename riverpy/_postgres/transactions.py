@@ -1,4 +1,4 @@
-"""Transactions of callers: checks of what `tx=` and a fence take, and a savepoint in them."""
+"""Transactions of callers: checks of the arguments of `tx=` and of fences, and savepoints."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 ROLLBACK_TIMEOUT = 5.0
-"""Seconds for a rollback to a savepoint."""
+"""The timeout for a rollback to a savepoint, in seconds."""
 CHECK_TIMEOUT = 5.0
-"""Seconds for one statement that checks a transaction."""
+"""The timeout for one statement that checks a transaction, in seconds."""
 ABORTED = (
     "the transaction given as tx is aborted by an earlier error, so nothing was done: roll it "
     "back, or back to a savepoint from before that error"
@@ -35,11 +35,11 @@ ABORTED = (
 
 
 def expect_transaction(tx: object) -> Transaction:
-    """Check what the caller gave as `tx`. This costs no round trip.
+    """Check the argument `tx` of a caller, without a round trip.
 
     Raises:
-        TypeError: it is no asyncpg connection.
-        TransactionError: it is closed or in no transaction.
+        TypeError: `tx` is not a connection of asyncpg.
+        TransactionError: the connection is closed, or no transaction is open.
     """
     if not is_transaction(tx):
         raise TypeError(
@@ -100,10 +100,10 @@ async def _execute(connection: Transaction, block: str) -> None:
 
 
 def expect_fenceable(connection: object) -> Transaction:
-    """Check what the caller gave to a fence. This costs no round trip.
+    """Check the argument of a fence, without a round trip.
 
     Raises:
-        TransactionError: it is no asyncpg connection, or it is in no transaction.
+        TransactionError: `connection` is not a connection of asyncpg, or no transaction is open.
     """
     if not is_transaction(connection):
         raise TransactionError(
@@ -140,7 +140,8 @@ async def expect_outermost(connection: Transaction) -> None:
 
 
 async def elsewhere_error(connection: Transaction, what: str) -> TransactionError:
-    """Return the error for a fence in a transaction that cannot see the held lease or lead."""
+    """Return the error for a fence in a transaction of another database or schema: the transaction
+    does not find the row of the lease, although this process holds the lease."""
     place = await _check(connection, "session_database")
     return TransactionError(
         f"the table that this transaction sees, in {place}, does not have the term of {what}, "
@@ -150,11 +151,11 @@ async def elsewhere_error(connection: Transaction, what: str) -> TransactionErro
 
 
 async def expect_read_committed(connection: Transaction) -> None:
-    """Check the isolation of a transaction before a fence on River's leader row. In a snapshot a
-    lease that was renewed since would look expired.
+    """Check that a transaction is read committed, before a fence on River's leader row. In a
+    snapshot, a lease that was renewed after the snapshot would look expired.
 
     Raises:
-        TransactionError: the transaction has another isolation.
+        TransactionError: the transaction has another isolation level.
         Exception: one of DATABASE_ERRORS.
     """
     isolation = await _check(connection, "session_isolation")

@@ -160,7 +160,7 @@ async def test_stays_deaf(
     that notifications seem to arrive. The client still detects the pooler, at each retry, and warns
     once (PB-05)."""
     monkeypatch.setattr("riverpy._postgres.notifier.PROBE_TIMEOUT", 0.5)
-    monkeypatch.setattr("riverpy._postgres.notifier.UNPROVEN_RETRY", 0.02)
+    monkeypatch.setattr("riverpy._postgres.notifier.FAILED_PROBE_INTERVAL", 0.02)
 
     @rig.job
     async def task(job: Job[Any]) -> None: ...
