@@ -125,7 +125,7 @@ class LeaseManager:
         if self._opener is not None and self._opener.is_this_process:
             self._is_closed = True
             for lease in self._given:
-                lease.end("its manager is closed", cause=StopCause.CLIENT_STOP)
+                lease.end("its lease manager was closed", cause=StopCause.CLIENT_STOP)
             await self._engine.close()
 
     async def try_acquire(self, name: str) -> Lease | None:
@@ -146,7 +146,7 @@ class LeaseManager:
         if lease is not None:
             self._given.add(lease)
             if self._is_closed:  # during the attempt
-                lease.end("its manager is closed", cause=StopCause.CLIENT_STOP)
+                lease.end("its lease manager was closed", cause=StopCause.CLIENT_STOP)
         return lease
 
     async def renew(self, lease: Lease) -> bool:

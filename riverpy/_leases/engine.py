@@ -179,7 +179,7 @@ class LeaseEngine:
         """End a lease that another process requested. With `epoch`, only a lease of this epoch."""
         lease = self.held.get(name)
         if lease is not None and epoch in {None, lease.epoch}:
-            self.resign(lease, "another process asked for it", pause=self.timing.interval)
+            self.resign(lease, "another process requested it", pause=self.timing.interval)
 
     def wake_all(self) -> None:
         """Try to acquire every lease that a caller waits for: notifications may be missing."""
@@ -374,7 +374,7 @@ class LeaseEngine:
     async def release(self, lease: Lease) -> bool:
         """Release a lease after the work under it. Returns False if the lease had ended before, or
         if the result is unknown. An unknown result is logged, and the lease expires."""
-        lease.end("it was released", cause=StopCause.CLIENT_STOP)
+        lease.end("the lease was released", cause=StopCause.CLIENT_STOP)
         is_freed = False
         try:
             is_freed = lease.may_be_held and await finish(lambda: self._free(lease))

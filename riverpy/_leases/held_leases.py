@@ -172,7 +172,7 @@ class HeldLeases:
             self._log.exception(LEASE_ENGINE_FAILED, effect="all leases of this process end")
         finally:
             for lease in self._held:  # only after a failure
-                lease.end("a fault has ended its renewal")
+                lease.end("a fault ended the renewal of leases")
             self._change()
 
     async def _watch(self) -> None:
@@ -258,7 +258,7 @@ class HeldLeases:
         answers = await self._store.renew(self._holder, terms, timeout=timeout)
         for lease in held:
             if lease.name not in answers:
-                lease.end("another process may hold it", may_be_held=False)
+                lease.end("another process may hold the lease", may_be_held=False)
             elif answers[lease.name]:
                 lease.renewed(attempted_at=attempted_at)
         self.renewals += 1

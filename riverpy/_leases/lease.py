@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 STORE_TIMEOUT = 5.0
 """The timeout of one call of the store, in seconds."""
-NOT_RENEWED = "it could not be renewed in time"
-REFUSED = "the database says so"
+NOT_RENEWED = "the lease could not be renewed in time"
+REFUSED = "the database refused its fence"
 _SERIALIZATION_FAILURE = "40001"
 _holder: tuple[int, str] | None = None
 

@@ -61,7 +61,7 @@ class LeaseTask:
     def stop_work(self, cause: StopCause) -> None:
         """End the lease, and stop the work."""
         self._scope.stop(cause)
-        self.lease.end("its work was stopped", cause=cause)
+        self.lease.end("the work under the lease was stopped", cause=cause)
 
     async def stop(self, cause: StopCause) -> bool:
         """Stop the work, and wait for at most the grace period until the work has ended. Returns

@@ -317,7 +317,10 @@ class DedicatedConnection:
     @asynccontextmanager
     async def _turn(self, purpose: str, bound: float) -> AsyncGenerator[float]:
         """Wait until no other task uses the connection. Yield the seconds that are left."""
-        waited = f"{purpose} waited for another statement for too long"
+        waited = (
+            f"{purpose} waited too long for connection {self.name!r}, which is in use or is being "
+            "made again"
+        )
         began = anyio.current_time()
         with anyio.fail_after(bound / 2 if self._wait is None else self._wait, reason=waited):
             await self._lock.acquire()

@@ -218,7 +218,11 @@ async def _change(connection: Transaction, schema: str | None, block: str, job_i
 async def _not_found(connection: Transaction, schema: str | None, job_id: str) -> NotFoundError:
     rows = await query(_FILE, "periodic_ids", schema).fetch(connection)
     near = get_close_matches(job_id, [row[0] for row in rows], n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else "the leader registers the ids"
+    hint = (
+        f"did you mean {', '.join(near)}?"
+        if near
+        else "`riverpy periodic list` shows those that leaders have registered"
+    )
     return NotFoundError(f"there is no periodic job {job_id!r}: {hint}")
 
 

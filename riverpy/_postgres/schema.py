@@ -274,8 +274,8 @@ async def read_schema_state(connection: Transaction, schema: str | None) -> Sche
             )
         if not row["schema_exists"]:
             raise SchemaMissingError(
-                f"schema {name!r} does not exist: make it with "
-                f"CREATE SCHEMA {quote_identifier(name)} (riverpy makes tables, never schemas)"
+                f"schema {name!r} does not exist: correct the name, or create it with "
+                f"CREATE SCHEMA {quote_identifier(name)} (riverpy creates tables, never schemas)"
             )
         applied: dict[str, dict[int, datetime]] = {}
         if row["has_record"]:

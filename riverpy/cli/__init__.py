@@ -28,7 +28,7 @@ _COMMANDS = {
     "job": "List, show, cancel and retry jobs.",
     "leader": "Show the leader, and request that it resigns.",
     "migrate": "Create, update and check the tables of River and riverpy.",
-    "periodic": "List, preview, run, pause and resume periodic jobs.",
+    "periodic": "List periodic jobs, show their next times, run, pause and resume them.",
     "queue": "List, pause and resume queues.",
     "top": "Watch queues, workers, rates, waiting times and the leader.",
     "worker": "Work jobs until the process is stopped.",

@@ -40,6 +40,7 @@ EXIT_ABANDONED = 4
 EXIT_WARNING = 5
 
 _DEBUG = "riverpy.debug"
+_TABLE_MISSING = "42P01"
 
 
 class CommandError(click.ClickException):
@@ -138,7 +139,10 @@ def expected_errors() -> Generator[None]:
             cause, ConfigError | InsertError
         )  # caused by the input of the command
         code = EXIT_USAGE if is_usage else EXIT_FAILURE
-        raise CommandError(describe(cause), exit_code=code) from error
+        text = describe(cause)
+        if getattr(cause, "sqlstate", None) == _TABLE_MISSING:
+            text += ": `riverpy doctor` finds missing tables and says what to do"
+        raise CommandError(text, exit_code=code) from error
 
 
 def show_error(error: click.ClickException) -> int:

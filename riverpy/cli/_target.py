@@ -212,7 +212,8 @@ def _failed(what: str, error: BaseException) -> NoReturn:
 
 def _offer(module: ModuleType) -> str:
     if clients := _clients(module):
-        return f"it has the client {', '.join(clients)}"
+        targets = " or ".join(f"{module.__name__}:{name}" for name in clients)
+        return f"give {targets}"
     functions = [
         name
         for name in _public(module)

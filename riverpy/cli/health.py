@@ -120,7 +120,7 @@ async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeR
             living = await with_timeout("reading the clients", client_count(connection, schema))
             checks["workers"] = Check(
                 ok=living > 0,
-                reason=f"{living} with heartbeats" if living else "none with heartbeats",
+                reason=f"{living} with heartbeats" if living else "none sends heartbeats",
             )
         else:
             reason = "not known: riverpy's own tables are missing (riverpy migrate up)"

@@ -116,9 +116,9 @@ def leader() -> None:
 @json_option
 @database_options
 def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
-    """Show the leader, its lease, and the clients that take part in leader election.
+    """Show the leader, its lease and the candidates.
 
-    Times are UTC.
+    Candidates are the clients that take part in leader election. Times are UTC.
     """
     found = run(_read_show, database, domain)
     if as_json:
@@ -161,10 +161,10 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
 @json_option
 @database_options
 def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json: bool) -> None:
-    """Request that the leader resigns, so that another client becomes leader.
+    """Request that the leader resigns.
 
-    The exit code is 1 if the domain is unknown, has no leader, or the leader did not resign: one
-    that only polls does not receive the request.
+    Then another client becomes leader. The exit code is 1 if the domain is unknown, has no leader,
+    or the leader did not resign: one that only polls does not receive the request.
     """
     result = run(_resign, database, domain, wait.total_seconds())
     if as_json:

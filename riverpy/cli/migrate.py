@@ -100,11 +100,11 @@ def _print_lines(objects: Sequence[dict[str, object]]) -> None:
 @click.option("--to", "target", type=IntegerType(min=1), help="Last version to apply.")
 @_step_options
 def up(database: DatabaseSettings, options: _StepOptions) -> None:
-    """Apply the missing migrations of line `main`, then those of line `riverpy`.
+    """Apply missing migrations.
 
-    With --to or --max-steps, only one line is migrated: --line, or else `main`. Each migration runs
-    in its own transaction. If one fails, the earlier ones stay applied. Run the command again to
-    continue.
+    Those of line `main` come first, then those of line `riverpy`. With --to or --max-steps, only
+    one line is migrated: --line, or else `main`. Each migration runs in its own transaction. If one
+    fails, the earlier ones stay applied. Run the command again to continue.
     """
     _migrate(Direction.UP, database, options)
 

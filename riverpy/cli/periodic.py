@@ -45,7 +45,7 @@ class NextOutput(msgspec.Struct, frozen=True):
 
 @click.group
 def periodic() -> None:
-    """List, preview, run, pause and resume periodic jobs."""
+    """List periodic jobs, show their next times, run, pause and resume them."""
 
 
 @periodic.command("list")
@@ -122,10 +122,11 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
 @json_option
 @database_options
 def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
-    """Request that the leader inserts one job now, in addition to its schedule.
+    """Request that the leader inserts one job now.
 
-    A leader that listens does this at once, and one that polls within 5 seconds. If the leader does
-    not have this periodic job, the next leader that has it inserts the job.
+    The schedule does not change. A leader that listens does this at once, and one that polls within
+    5 seconds. If the leader does not have this periodic job, the next leader that has it inserts
+    the job.
     """
     leader_id = run(_call, database, partial(_run, job_id=job_id))
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -133,9 +134,12 @@ def test_help_lists_commands_without_importing_them() -> None:
 
 
 def test_every_listed_command_is_there() -> None:
-    """Each command of the list answers --help."""
+    """Each command of the list answers --help, and the lines of its list of commands are not cut
+    short."""
     for name in main.list_commands(click.Context(main)):
-        assert invoke(name, "--help").exit_code == 0, name
+        result = invoke(name, "--help")
+        assert result.exit_code == 0, name
+        assert not re.search(r"[.]{3}$", result.output.partition("Commands:")[2], re.MULTILINE)
 
 
 def test_run_translates_expected_errors() -> None:

@@ -82,7 +82,7 @@ def test_near_names(module: Callable[[str], str]) -> None:
         load(f"{name}x:client")
     with pytest.raises(TargetError, match="did you mean 'main_client'"):
         load(f"{name}:main_cleint")
-    with pytest.raises(TargetError, match="it has the client main_client"):
+    with pytest.raises(TargetError, match=f"give {name}:main_client"):
         load(name)
 
 

@@ -86,7 +86,16 @@ def test_no_tables(database_url: str) -> None:
     """If the first read fails, the command ends with an error and advice."""
     result = call("--once", "--database-url", database_url, "--schema", "nowhere")
     assert result.exit_code == 1
-    assert "does not exist: make it with CREATE SCHEMA" in result.stderr
+    assert "does not exist: correct the name, or create it with CREATE SCHEMA" in result.stderr
+
+
+async def test_dropped_table(schema: Schema) -> None:
+    """The error for a table that was dropped names the command that says what to do."""
+    await schema.execute("DROP TABLE riverpy_client")
+    where = ("--once", "--database-url", schema.url, "--schema", schema.name)
+    result = await asyncio.to_thread(call, *where)
+    assert result.exit_code == 1
+    assert "does not exist: `riverpy doctor` finds missing tables" in result.stderr
 
 
 async def test_standby(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:

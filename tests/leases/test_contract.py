@@ -264,7 +264,7 @@ async def test_lease_after_loss(backend: Backend) -> None:
         lease = await _granted(a)
         assert await a.release(lease)
         await lease.wait_lost()
-        with pytest.raises(LeaseLostError, match="it was released"):
+        with pytest.raises(LeaseLostError, match="the lease was released"):
             lease.expect_held()
         with pytest.raises(LeaseLostError):
             _ = lease.fence_statement
@@ -309,7 +309,7 @@ async def test_block_is_cancelled_on_loss(backend: Backend) -> None:
                 raise
 
     async with backend.manager(**QUICK) as a, backend.manager(**QUICK) as b:
-        with pytest.raises(LeaseLostError, match="another process may hold it"):
+        with pytest.raises(LeaseLostError, match="another process may hold the lease"):
             await lose(a, b)
         assert was_cancelled
         assert a._engine.held.leases == []
@@ -320,7 +320,7 @@ async def test_manager_that_is_closed(backend: Backend) -> None:
     async with backend.manager() as a:
         lease = await _granted(a)
     assert not lease.is_held
-    with pytest.raises(LeaseLostError, match="its manager is closed"):
+    with pytest.raises(LeaseLostError, match="its lease manager was closed"):
         lease.expect_held()
     for use in (a.try_acquire("x"), a.renew(lease), a.release(lease), a.__aenter__()):
         with pytest.raises(ClientStateError, match="make another"):

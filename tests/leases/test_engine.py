@@ -925,7 +925,7 @@ async def test_engine_that_fails(
         store.faults.append(ZeroDivisionError("a fault"))
         await timer.advance(5)
     assert isinstance(block.error, LeaseLostError)
-    assert "a fault has ended its renewal" in str(block.error)
+    assert "a fault ended the renewal of leases" in str(block.error)
     assert [line["log_level"] for line in log if line["event"] == LEASE_ENGINE_FAILED] == ["error"]
     block = Block(engine)
     async with anyio.create_task_group() as tasks:

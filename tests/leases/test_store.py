@@ -680,7 +680,7 @@ async def test_loss_inside_of_a_transaction(schema: Schema) -> None:
         schema.connected() as connection,
         LeaseManager(schema.url, schema=schema.name, holder="a", **quick) as leases,
     ):
-        with pytest.raises(LeaseLostError, match="another process may hold it"):
+        with pytest.raises(LeaseLostError, match="another process may hold the lease"):
             await _lose_inside(schema, leases, connection)
         assert not connection.is_in_transaction()
         async with leases.hold("y") as lease, connection.transaction():

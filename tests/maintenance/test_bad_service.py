@@ -79,5 +79,5 @@ async def test_scheduler(rig: Rig, does: str, log: list[dict[str, Any]]) -> None
                     await anyio.sleep(0.05)
         left = "SELECT count(*) FROM river_job WHERE state = 'retryable' AND id <> $1"
         assert await rig.schema.fetchval(left, stuck) == 20
-    waited = "waited for another statement for too long"
+    waited = "waited too long for connection"
     assert not [line for line in log if waited in str(line.get("error"))]

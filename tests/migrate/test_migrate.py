@@ -234,7 +234,7 @@ async def test_schemas_do_not_see_each_other(connection: Connection) -> None:
 async def test_missing_schema(connection: Connection) -> None:
     """A schema is never made: the error has the command that makes it."""
     for call in (Migrator.up, Migrator.down, Migrator.list, Migrator.validate):
-        with pytest.raises(SchemaMissingError, match='make it with CREATE SCHEMA "Absent_1"'):
+        with pytest.raises(SchemaMissingError, match='create it with CREATE SCHEMA "Absent_1"'):
             await call(Migrator(connection, schema="Absent_1"))
 
 

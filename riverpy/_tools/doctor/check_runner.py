@@ -36,7 +36,7 @@ from riverpy._tools.doctor.storage import (
     check_snapshots,
     check_vacuum,
 )
-from riverpy._tools.doctor.tables import check_grants, check_migrations
+from riverpy._tools.doctor.tables import check_grants, check_migrations, check_tables
 from riverpy._tools.doctor.waiting_jobs import check_periodic, check_queues, check_scheduled
 from riverpy._tools.domain_map import PRIVILEGE_MISSING
 from riverpy.errors import ConfigError, RiverError
@@ -49,10 +49,12 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import ServerRow
 
 _DATABASE_MISSING = "3D000"
+_TABLE_MISSING = "42P01"
 _UNREACHABLE = (
     "check that the server runs, that the network allows the connection, and that the server "
     "accepts this role"
 )
+_TABLE_FIX = "create the table, as `schema` says, and run riverpy doctor again"
 _SLOW = (
     "run riverpy doctor again when the database is less busy. A lock or an old snapshot (`locks`, "
     "`snapshots`) also makes reads slow"
@@ -62,6 +64,7 @@ _DAMAGED = (
     "(docs/faults.md#damaged-rows)"
 )
 _CHECKS: tuple[tuple[str, Callable[[DatabaseSnapshot], Awaitable[list[Finding]]]], ...] = (
+    ("schema", check_tables),
     ("grants", check_grants),
     ("notifications", check_notification_queue),
     ("listen", check_listening),
@@ -121,6 +124,8 @@ class CheckRunner:
         self._session = Session(request.url)
         self._forbidden: dict[str, str] = {}
         """The checks for which the role lacks a privilege, each with the server's error."""
+        self._without_table: dict[str, str] = {}
+        """The checks for which a table is missing, each with the server's error."""
 
     async def run(self) -> None:
         """Run all checks that are possible."""
@@ -128,7 +133,7 @@ class CheckRunner:
             server = await self._connect()
             if server is not None:
                 await self._check_all(server)
-                self._report_forbidden(server)
+                self._report_unseen(server)
         except SessionLostError as error:
             self._failed(error)
             text = f"the connection was lost and cannot be made again: {error}"
@@ -188,28 +193,29 @@ class CheckRunner:
             findings = await check()
         except (*DATABASE_ERRORS, ConfigError) as error:
             self._failed(error)
-            if getattr(error, "sqlstate", None) == PRIVILEGE_MISSING:
-                self._forbidden[name] = describe(error)
+            unseen = {PRIVILEGE_MISSING: self._forbidden, _TABLE_MISSING: self._without_table}
+            if (checks := unseen.get(getattr(error, "sqlstate", None) or "")) is not None:
+                checks[name] = describe(error)
                 return
             fix = _DAMAGED if is_damage(error) else _SLOW
             findings = [warn(name, f"this check failed: {describe(error)}", fix)]
         for finding in findings:
             self._report(finding)
 
-    def _report_forbidden(self, server: ServerRow) -> None:
-        if not self._forbidden:
-            return
-        checks = list(self._forbidden)
-        errors = "; ".join(dict.fromkeys(self._forbidden.values()))
-        self._report(
-            warn(
-                "unseen",
-                f"the role may not run these checks: {', '.join(checks)} ({errors})",
-                f'run riverpy doctor with the role of the workers, or grant "{server.role}" '
-                "SELECT on River's tables",
-                {"checks": checks},
-            )
+    def _report_unseen(self, server: ServerRow) -> None:
+        """Report the checks that did not run."""
+        role_fix = (
+            f'run riverpy doctor with the role of the workers, or grant "{server.role}" SELECT on '
+            "River's tables"
         )
+        for reason, checks, fix in (
+            ("the role may not run these checks", self._forbidden, role_fix),
+            ("these checks need a table that is missing", self._without_table, _TABLE_FIX),
+        ):
+            if checks:
+                errors = "; ".join(dict.fromkeys(checks.values()))
+                text = f"{reason}: {', '.join(checks)} ({errors})"
+                self._report(warn("unseen", text, fix, {"checks": list(checks)}))
 
 
 def _connection_fix(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._names import SCHEMA_LENGTH_MAX, SCHEMA_TOO_LONG
 from riverpy._postgres.schema import FEATURES, MAIN_LINE, OWN_LINE, migrate_command, migrations
+from riverpy._postgres.sql_files import quote_identifier
 from riverpy._tools.doctor.finding import Finding, Level, fail, ok, warn
 from riverpy._tools.doctor.statements import doctor_relations, doctor_schema
 
@@ -14,10 +15,16 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
     from riverpy._tools.doctor.statements import RelationRow
 
-_TABLES = (
-    *("river_job", "river_queue", "river_leader", "riverpy_client", "riverpy_periodic"),
-    *("riverpy_lease", "riverpy_exec", "riverpy_queue_owner"),
-)
+_MAIN_TABLES = ("river_job", "river_queue", "river_leader")
+_OWN_TABLES = {
+    1: "riverpy_client",
+    2: "riverpy_periodic",
+    4: "riverpy_lease",
+    5: "riverpy_exec",
+    6: "riverpy_queue_owner",
+}
+"""The table that each version of line `riverpy` creates."""
+_TABLES = (*_MAIN_TABLES, *_OWN_TABLES.values())
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
@@ -95,6 +102,31 @@ def _own_line(state: SchemaState, up: str) -> Finding:
         return warn("schema", text, "update riverpy", data)
     text = f'riverpy {newest} of {newest} in "{state.schema}"'
     return ok("schema", text, data)
+
+
+async def check_tables(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report tables that were dropped although their migration is recorded."""
+    async with snapshot.session.reading() as connection:
+        relations = await doctor_relations(connection, snapshot.schema)
+    applied = snapshot.state.versions(OWN_LINE)
+    own = [table for version, table in _OWN_TABLES.items() if version in applied]
+    missing = [table for table in (*_MAIN_TABLES, *own) if table not in relations]
+    if not missing:
+        return []
+    text = (
+        f'schema "{snapshot.schema}" has no table {", ".join(missing)}, although river_migration '
+        "records the migration that creates it"
+    )
+    fix = "restore the missing tables from a backup"
+    if set(missing) <= set(own):
+        place = quote_identifier(snapshot.schema)
+        tables = ", ".join(f"{place}.{table}" for table in own)
+        record = f"{place}.river_migration"
+        fix += (
+            ". Or create riverpy's own tables again, without their data: DROP TABLE IF EXISTS "  # noqa: S608 (a text for a person)
+            f"{tables}; DELETE FROM {record} WHERE line = '{OWN_LINE}'; then `riverpy migrate up`"
+        )
+    return [fail("schema", text, fix, {"schema": snapshot.schema, "missing_tables": missing})]
 
 
 async def check_grants(snapshot: DatabaseSnapshot) -> list[Finding]:

@@ -131,8 +131,9 @@ def _check_queue(
     return warn(
         "queues",
         f"{text}, the oldest for {span(lag)}",
-        "its workers have too few slots, run long jobs, or are blocked: see `stuck`, `running`, "
-        "`snapshots` and `locks`. Add slots or processes",
+        "its workers have too few slots, run long jobs, are blocked, or do not have the kind of "
+        "these jobs: see `stuck`, `running`, `snapshots`, `locks` and `kinds`. Add slots or "
+        "processes",
         data,
     )
 

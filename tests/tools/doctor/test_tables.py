@@ -59,3 +59,25 @@ async def test_only_river_tables(fresh_database_url: str) -> None:
     assert "riverpy migrate up" in found["fix"]
     assert report.one("clients", "ok")["data"] == {"clients": None}
     assert report.one("periodic", "ok")["text"].startswith("off")
+
+
+async def test_dropped_table(fresh_database_url: str) -> None:
+    """A table that was dropped after its migration is a failure, and the fix creates it again. The
+    checks that need it are named in one finding."""
+    await migrate_all(fresh_database_url)
+    arguments = ("--database-url", fresh_database_url)
+    async with connected(fresh_database_url) as connection:
+        await connection.execute("DROP TABLE riverpy_client")
+        report = await run_doctor(*arguments)
+        found = report.one("schema", "fail")
+        assert found["data"]["missing_tables"] == ["riverpy_client"]
+        assert {"leader", "clients"} <= set(report.one("unseen", "warn")["data"]["checks"])
+        assert {one["name"] for one in report.problems()} == {"schema", "unseen"}
+        await connection.execute(found["fix"].partition("data: ")[2].partition(" then ")[0])
+        await migrate_all(fresh_database_url)
+        report = await run_doctor(*arguments)
+        assert report.named("schema", "fail") == report.named("unseen") == []
+        await connection.execute("DROP TABLE river_job CASCADE")
+        found = (await run_doctor(*arguments)).one("schema", "fail")
+        assert found["data"]["missing_tables"] == ["river_job"]
+        assert found["fix"] == "restore the missing tables from a backup"
