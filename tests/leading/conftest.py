@@ -1,4 +1,4 @@
-"""Fixtures of tests about leaders and their maintenance."""
+"""Fixtures for tests of leaders and their maintenance."""
 
 from __future__ import annotations
 

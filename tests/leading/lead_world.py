@@ -36,7 +36,7 @@ class LeadServer(LeaseServer):
 class LeadProcess(Process):
     """A process that takes part in the election."""
 
-    def hear(self, payload: str) -> None:
+    def receive(self, payload: str) -> None:
         """Be notified, if that reaches it."""
         if self.state != "dead" and self.connection.usual == Fault():
             self.loop.call_soon(self.engine.receive, payload)
@@ -60,4 +60,4 @@ class LeadWorld(World):
     def _notify(self, action: str, epoch: int, holder: str) -> None:
         message = {"v": 1, "lease": LEAD, "epoch": epoch, "holder": holder, "action": action}
         for process in self.processes:
-            self.later(LATENCY, partial(process.hear, json.dumps(message)))
+            self.later(LATENCY, partial(process.receive, json.dumps(message)))

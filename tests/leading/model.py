@@ -405,7 +405,7 @@ class Process:
         """Whether it was told to stop."""
         return self._stopping.is_set()
 
-    def hear(self, payload: str) -> None:
+    def receive(self, payload: str) -> None:
         """Be notified, if that reaches it."""
         if self.state != "dead" and self.connection.usual == Fault():
             self.loop.call_soon(receive_leadership, self.engine, payload)
@@ -509,7 +509,7 @@ class World:
         """Notify all who can hear."""
         payload = json.dumps({"leader_id": leader_id, "action": action})
         for process in self.processes:
-            self.later(LATENCY, partial(process.hear, payload))
+            self.later(LATENCY, partial(process.receive, payload))
 
     def run(self, seconds: float) -> None:
         """Let time pass."""

@@ -1,4 +1,4 @@
-"""The elector, with a row of leaders, services and a time that do as told."""
+"""Election with a fake row, fake services and virtual time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Row(LeaseStore):
-    """The row of leaders by virtual time, and what happens to its callers."""
+    """River's row of leaders in virtual time. Delays and fails the calls as a test configures."""
 
     is_outage_logged = False
     logs_terms = False
@@ -58,17 +58,17 @@ class Row(LeaseStore):
         self.expires_at = 0.0
         self.terms: list[LeaseAnswer] = []
         self.calls: list[tuple[str, str, float]] = []
-        """What was asked, by which client, and when."""
+        """Each call: what, by which client, when."""
         self.faults: deque[Exception | float | asyncio.Event] = deque()
-        """What meets the next calls: an error, a slow answer, or an answer that waits."""
+        """For the next calls: an error, seconds of delay, or an event before the answer."""
         self.is_down = False
 
-    def asked(self, verb: str, leader_id: str = "a") -> list[float]:
-        """When it was asked this."""
-        return [at for what, who, at in self.calls if (what, who) == (verb, leader_id)]
+    def times_of(self, verb: str, leader_id: str = "a") -> list[float]:
+        """Return the times of a client's calls."""
+        return [at for call, client, at in self.calls if (call, client) == (verb, leader_id)]
 
     def grant(self, leader_id: str, seconds: float) -> LeaseAnswer:
-        """Let a client lead."""
+        """Let a client be the leader."""
         elected_at = EPOCH + timedelta(seconds=len(self.terms))
         self.term = LeaseAnswer(True, leader_id, epoch_of(elected_at), elected_at, None)
         self.terms.append(self.term)
@@ -134,7 +134,7 @@ class Row(LeaseStore):
 
 
 class Services:
-    """Services of a term, which end at once or when they are let."""
+    """Services of a term. They stop at once, or when a test lets them."""
 
     def __init__(self, timer: VirtualTimer) -> None:
         self._timer = timer
@@ -153,12 +153,12 @@ class Services:
             self.events.append((self._timer.boottime(), "ended", scope.cause))
 
     def times(self, what: str) -> list[float]:
-        """When something happened."""
+        """Return the times of an event."""
         return [at for at, event, _ in self.events if event == what]
 
 
 class Candidate:
-    """One client's part in the election, in a group of its own."""
+    """One client that takes part in the election, in its own service group."""
 
     def __init__(self, row: Row, leader_id: str = "a", *, timing: LeaseTiming = TIMING) -> None:
         self.row, self.timer = row, row.timer
@@ -184,12 +184,12 @@ class Candidate:
             await self._stopping.wait()
 
     async def stop(self) -> None:
-        """As a client that stops."""
+        """Stop as a client stops."""
         self._stopping.set()
         await settle()
 
     async def cancel(self) -> None:
-        """As a task that is cancelled from outside."""
+        """Cancel the task from outside."""
         assert self._host is not None
         self._host.cancel()
         await settle()
@@ -199,10 +199,10 @@ class Candidate:
         return self._host is None or self._host.done()
 
     async def announce(self, action: str, leader_id: str = "") -> None:
-        self.hear(json.dumps({"action": action, "leader_id": leader_id}))
+        self.receive(json.dumps({"action": action, "leader_id": leader_id}))
         await settle()
 
-    def hear(self, payload: str) -> None:
+    def receive(self, payload: str) -> None:
         receive_leadership(self.engine, payload)
 
     @property
@@ -238,7 +238,7 @@ async def a(row: Row) -> AsyncGenerator[Candidate]:
 
 @pytest.fixture
 async def leader(a: Candidate) -> Candidate:
-    """A candidate that leads."""
+    """A candidate that is the leader."""
     await a.start()
     assert a.leads
     return a
@@ -247,9 +247,9 @@ async def leader(a: Candidate) -> Candidate:
 # -- following
 
 
-async def test_bids_at_once(leader: Candidate) -> None:
-    """EL1, EL11: the first bid needs no notification and no wait; winning is told, and begins the
-    maintenance of just this term."""
+async def test_attempt_at_start(leader: Candidate) -> None:
+    """The first attempt needs no notification and no wait. A success is reported and starts the
+    maintenance of exactly this term (EL1, EL11)."""
     ((at, change),) = leader.changes
     assert at == leader.row.calls[0][2]
     assert (change.is_leader, change.leader_id, change.cause) == (True, "a", None)
@@ -257,22 +257,22 @@ async def test_bids_at_once(leader: Candidate) -> None:
     assert leader.services.events == [(at, "begin", leader.lease)]
 
 
-async def test_next_bid_is_at_the_expiry(a: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """EL18: a denied bid is repeated after an interval and at most 20 % more, or when the lease of
-    the other expires, whichever comes first."""
+async def test_attempt_at_the_expiry(a: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """A denied attempt is repeated after an interval plus at most 20 %, or when the other lease
+    expires, whichever is earlier (EL18)."""
     row.grant("b", 7.0)
     await a.start()
     await timer.advance(6.0)
-    first, second = row.asked("acquire")
+    first, second = row.times_of("acquire")
     assert 5.0 <= second - first <= 6.0
     await timer.advance(1.06)
-    third = row.asked("acquire")[2]
+    third = row.times_of("acquire")[2]
     assert 7.0 <= third - first <= 7.05
     assert a.leads
 
 
 async def test_lost_race_is_a_denial(a: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """An attempt that met another one, whose outcome is not known, is repeated soon."""
+    """An attempt that met another one is repeated soon."""
 
     async def beaten(*_args: object, **_options: object) -> None:
         row.calls.append(("acquire", "a", timer.boottime()))
@@ -280,31 +280,31 @@ async def test_lost_race_is_a_denial(a: Candidate, row: Row, timer: VirtualTimer
     row.acquire = beaten  # type: ignore[method-assign]
     await a.start()
     await timer.advance(0.31)
-    assert len(row.asked("acquire")) == 2
+    assert len(row.times_of("acquire")) == 2
     assert not a.leads
 
 
 async def test_resignation_of_another_wakes(a: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """EL2, EL7: a follower bids within 50 ms after another resigned, once for any number of
-    announcements; its own, unknown ones and nonsense do not wake it."""
+    """A follower tries within 50 ms after another client resigned, once for any number of
+    notifications. Its own resignations and invalid notifications cause no attempt (EL2, EL7)."""
     row.grant("b", 100.0)
     await a.start()
     for action, leader_id in (("resigned", "a"), ("request_resign", ""), ("what", "b"), ("", "b")):
         await a.announce(action, leader_id)
     for payload in ("", "no json", "[]", '{"action": 5}', "{" * 100_000):
-        a.hear(payload)
+        a.receive(payload)
     await timer.advance(1)
-    assert len(row.asked("acquire")) == 1
+    assert len(row.times_of("acquire")) == 1
     row.term = None
     for _ in range(20):
         await a.announce("resigned", "b")
     await timer.advance(0.05)
-    assert len(row.asked("acquire")) == 2
+    assert len(row.times_of("acquire")) == 2
     assert a.leads
 
 
-async def test_wake_up_during_a_bid(a: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """EL7: a resignation that is announced while a bid is in flight is not missed."""
+async def test_resignation_during_an_attempt(a: Candidate, row: Row, timer: VirtualTimer) -> None:
+    """A resignation that is announced during an attempt is not missed (EL7)."""
     row.grant("b", 100.0)
     held = asyncio.Event()
     row.faults.append(held)
@@ -319,29 +319,29 @@ async def test_wake_up_during_a_bid(a: Candidate, row: Row, timer: VirtualTimer)
 async def test_back_off_after_errors(
     a: Candidate, row: Row, timer: VirtualTimer, log: list[Any]
 ) -> None:
-    """A follower whose database is down tries again after 1, 2, 4, then each 5 s (10 % either way),
-    with one warning; a reconnect ends the wait."""
+    """If the database is down, a follower tries again after 1, 2, 4, then every 5 s (10 % more or
+    less), with one warning. A reconnect ends the pause."""
     row.is_down = True
     await a.start()
     await timer.advance(60)
-    asked = row.asked("acquire")
-    gaps = [after - before for before, after in pairwise(asked)]
+    times_of = row.times_of("acquire")
+    gaps = [after - before for before, after in pairwise(times_of)]
     for gap, expected in zip(gaps, [1, 2, 4, 5, 5, 5], strict=False):
         assert expected * 0.9 <= gap <= expected * 1.1
     assert [entry["log_level"] for entry in log].count("warning") == 1
     row.is_down = False
-    before = len(asked)
+    before = len(times_of)
     a.engine.wake_all()
     await timer.advance(0.05)
-    assert len(row.asked("acquire")) == before + 1
+    assert len(row.times_of("acquire")) == before + 1
     assert a.leads
 
 
-async def test_follower_in_a_told_outage(
+async def test_follower_in_a_logged_outage(
     a: Candidate, row: Row, timer: VirtualTimer, log: list[Any]
 ) -> None:
-    """A follower says at debug only that it cannot stand while an outage is told, and once at
-    warning if it still cannot when that is over."""
+    """While an outage is already logged, a follower logs failed attempts at debug. If attempts
+    still fail after the outage, it logs one warning."""
     row.is_down = row.is_outage_logged = True
     await a.start()
     await timer.advance(20)
@@ -354,19 +354,19 @@ async def test_follower_in_a_told_outage(
 
 
 async def test_stop_of_a_follower(a: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """EL13: a follower stops at once, and leaves nothing."""
+    """A follower stops at once, and leaves nothing (EL13)."""
     row.grant("b", 100.0)
     await a.start()
     await a.stop()
     assert a.is_over
     assert timer.sleepers == 0
-    assert row.asked("release") == []
+    assert row.times_of("release") == []
 
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
-async def test_stop_during_a_bid(a: Candidate, row: Row, how: str) -> None:
-    """A bid in flight at a stop is finished, and a term that it won is resigned without having been
-    led."""
+async def test_stop_during_an_attempt(a: Candidate, row: Row, how: str) -> None:
+    """An attempt in progress at a stop is finished. A term that it acquired is resigned before any
+    service starts."""
     held = asyncio.Event()
     row.faults.append(held)
     await a.start()
@@ -385,38 +385,42 @@ async def test_stop_during_a_bid(a: Candidate, row: Row, how: str) -> None:
 
 
 async def test_renews_each_interval(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """EL14: an undisturbed leader renews each 5 s and asks nothing else; the term stays."""
+    """An undisturbed leader renews every 5 s, sends no other statement, and keeps its term
+    (EL14)."""
     term = leader.lease
     await timer.advance(60.5)
-    began = row.asked("acquire")[0]
-    assert row.asked("renew") == pytest.approx([began + 5.0 * n for n in range(1, 13)])
+    began = row.times_of("acquire")[0]
+    assert row.times_of("renew") == pytest.approx([began + 5.0 * n for n in range(1, 13)])
     assert leader.lease == term
     assert len(row.calls) == 13
 
 
-async def test_spurious_messages(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """EL15: resignations announced each 2 s put no renewal off, and cause no statement."""
-    began = row.asked("acquire")[0]
+async def test_notifications_delay_no_renewal(
+    leader: Candidate, row: Row, timer: VirtualTimer
+) -> None:
+    """Announced resignations every 2 s delay no renewal and cause no statement (EL15)."""
+    began = row.times_of("acquire")[0]
     for _ in range(30):
         await timer.advance(2)
         await leader.announce("resigned", "b")
-    assert row.asked("renew") == pytest.approx([began + 5.0 * n for n in range(1, 13)])
+    assert row.times_of("renew") == pytest.approx([began + 5.0 * n for n in range(1, 13)])
     assert len(row.calls) == 13
 
 
 async def test_slow_renewals(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """With 200 ms on each question for a minute the leader stays the leader (LM-02)."""
+    """If every answer takes 200 ms for a minute, the leader stays leader (LM-02)."""
     for _ in range(60):
         row.faults.extend([0.2] * (5 - len(row.faults)))
         await timer.advance(1)
     assert len(leader.changes) == 1
-    assert 11 <= len(row.asked("renew")) <= 12
+    assert 11 <= len(row.times_of("renew")) <= 12
 
 
-async def test_slow_answer_does_not_lengthen_trust(
+async def test_slow_answer_does_not_extend_validity(
     a: Candidate, row: Row, timer: VirtualTimer
 ) -> None:
-    """EL4, EL5: trust runs from the beginning of the attempt, however late its answer is."""
+    """The lease is valid from the start of the attempt, however late its answer comes (EL4,
+    EL5)."""
     row.faults.append(4.0)
     await a.start()
     await timer.advance(4.0)
@@ -424,7 +428,7 @@ async def test_slow_answer_does_not_lengthen_trust(
     assert a.lease.valid_for == pytest.approx(VALIDITY - 4.0)
     row.faults.append(2.0)
     await timer.advance(1.0 + 2.0)
-    assert len(row.asked("renew")) == 1
+    assert len(row.times_of("renew")) == 1
     assert a.lease.valid_for == pytest.approx(VALIDITY - 2.0)
 
 
@@ -432,8 +436,8 @@ async def test_slow_answer_does_not_lengthen_trust(
 async def test_renewal_fails_once(
     row: Row, timer: VirtualTimer, log: list[Any], ttl: float
 ) -> None:
-    """A renewal without an answer leaves the time for another, also with the shortest lease that an
-    interval allows: the term goes on, and one line each tells of the trouble and its end."""
+    """A renewal without an answer leaves time for another one, also with the shortest allowed
+    lease. The term stays held. One line logs the failure, and one its end."""
     leader = Candidate(row, timing=LeaseTiming(ttl=ttl, interval=5.0))
     await leader.start()
     row.faults.append(asyncio.Event())
@@ -445,11 +449,11 @@ async def test_renewal_fails_once(
     assert events == [LEASE_RENEWAL_FAILED, LEASE_RENEWAL_RESTORED]
 
 
-async def test_leader_in_a_told_outage(
+async def test_leader_in_a_logged_outage(
     leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any]
 ) -> None:
-    """A leader says at debug only that a renewal failed while an outage is told, and nothing of its
-    end, which is told for all; a failure outside of one is told once, with its end."""
+    """While an outage is already logged, a leader logs failed renewals at debug, and does not log
+    their end. Outside of an outage it logs a failure once, and its end."""
     row.is_outage_logged = row.is_down = True
     await timer.advance(7)
     row.is_down = False
@@ -474,9 +478,9 @@ async def test_leader_in_a_told_outage(
 async def test_renewals_fail(
     leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any], fault: str
 ) -> None:
-    """EL3, EL16: while renewals fail the term ends a grace before the trust does: not-leader is
-    told first, then the services end, then exactly this term is resigned."""
-    began, term = row.asked("acquire")[0], leader.lease
+    """While renewals fail, the term ends one grace period before the local deadline: first the
+    change is reported, then the services stop, then exactly this term is resigned (EL3, EL16)."""
+    began, term = row.times_of("acquire")[0], leader.lease
     if fault == "error":
         row.is_down = True
     else:
@@ -490,46 +494,48 @@ async def test_renewals_fail(
     (end_at,) = leader.services.times("end")
     assert told_at == end_at == pytest.approx(began + VALIDITY - GRACE, abs=0.002)
     assert (change.is_leader, change.cause) == (False, StopCause.LEADERSHIP_LOST)
-    assert len(row.asked("renew")) >= 2
-    assert row.asked("release") == []
+    assert len(row.times_of("renew")) >= 2
+    assert row.times_of("release") == []
     row.is_down, row.faults = False, deque()
     leader.services.may_end.set()
     await settle()
-    assert len(row.asked("release")) == 1
+    assert len(row.times_of("release")) == 1
     assert row.terms[0].epoch == term.epoch
     assert [entry["log_level"] for entry in log if entry["event"] == LEADERSHIP_LOST] == ["warning"]
 
 
-async def test_no_renewal_after_the_trust(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """An answer that is not known is asked for again only while there is trust."""
-    began = row.asked("acquire")[0]
+async def test_no_renewal_after_the_deadline(
+    leader: Candidate, row: Row, timer: VirtualTimer
+) -> None:
+    """A renewal with an unknown result is repeated only until the local deadline."""
+    began = row.times_of("acquire")[0]
     row.is_down = True
     await timer.advance(30)
-    assert max(row.asked("renew")) < began + VALIDITY - GRACE
+    assert max(row.times_of("renew")) < began + VALIDITY - GRACE
 
 
 async def test_taken_over(leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any]) -> None:
-    """EL10: a row that is another's, or of a later term of its own id, ends the term without a
-    resignation; the next bid is denied like any."""
+    """If the row belongs to another client, or to a later term of the same client, the term ends
+    without a resignation. The next attempt is denied (EL10)."""
     row.grant("a", 15.0)
     await timer.advance(5)
     assert not leader.leads
-    assert row.asked("release") == []
+    assert row.times_of("release") == []
     assert row.term == row.terms[1]
-    assert len(row.asked("acquire")) == 2
+    assert len(row.times_of("acquire")) == 2
     assert leader.changes[-1][1].cause is StopCause.LEADERSHIP_LOST
     assert [entry["log_level"] for entry in log if entry["event"] == LEADERSHIP_LOST] == ["warning"]
 
 
 async def test_fenced_out(leader: Candidate, row: Row) -> None:
-    """A write that was refused ends its term at once, without a resignation; that of an old one
+    """A refused write ends its term at once, without a resignation. A refused write of an old term
     ends nothing."""
     old = leader.lease
     row.term = None
     old.end("a write was refused", may_be_held=False)
     assert not leader.leads
     await settle()
-    assert row.asked("release") == []
+    assert row.times_of("release") == []
     assert leader.leads
     assert leader.lease != old
     old.end("a write was refused", may_be_held=False)
@@ -538,17 +544,17 @@ async def test_fenced_out(leader: Candidate, row: Row) -> None:
     assert leader.leads
 
 
-async def test_stall_longer_than_the_trust(
+async def test_stall_longer_than_the_lease(
     leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any]
 ) -> None:
-    """A process that did not run for twice the lease finds on waking that its trust is over, says
-    so with the length, and asks for no renewal; it leads again only by a new term (LM-14)."""
+    """After a stall of twice the lease a process ends its term, logs the length of the stall, and
+    sends no renewal. It becomes leader again only in a new term (LM-14)."""
     old = leader.lease
     row.grant("b", 100.0)
     began_before = leader.services.times("begin")
     await timer.stall(2 * TIMING.ttl)
     assert not leader.leads
-    assert row.asked("renew") == []
+    assert row.times_of("renew") == []
     assert leader.services.times("begin") == began_before
     (stall,) = [entry for entry in log if entry["event"] == PROCESS_PAUSED]
     assert stall["log_level"] == "warning"
@@ -559,8 +565,8 @@ async def test_stall_longer_than_the_trust(
 
 
 async def test_suspension(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """EL17: time in which the machine was suspended counts, although no sleep of the process does:
-    it is noticed within a second."""
+    """The time of a suspension counts, although sleeps do not count it. The term ends within a
+    second after it (EL17)."""
     row.is_down = True
     await timer.suspend(VALIDITY + 1)
     assert not leader.leads
@@ -569,20 +575,20 @@ async def test_suspension(leader: Candidate, row: Row, timer: VirtualTimer) -> N
 
 
 async def test_short_suspension(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """A renewal that became due in a short suspension is made within a second after it."""
-    began = row.asked("acquire")[0]
+    """A renewal that became due in a short suspension is sent within a second after it."""
+    began = row.times_of("acquire")[0]
     await timer.advance(1)
     await timer.suspend(7)
     await timer.advance(1)
     assert leader.leads
-    (renewed,) = row.asked("renew")
+    (renewed,) = row.times_of("renew")
     assert 8 <= renewed - began <= 9
 
 
 async def test_answer_that_never_comes_while_suspended(
     leader: Candidate, row: Row, timer: VirtualTimer
 ) -> None:
-    """A renewal in flight does not keep the watch from ending the term."""
+    """A renewal in progress does not keep the watch from ending the term."""
     row.faults.append(asyncio.Event())
     await timer.advance(5.1)
     await timer.suspend(VALIDITY)
@@ -598,13 +604,13 @@ async def test_answer_that_never_comes_while_suspended(
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
 async def test_stop_of_a_leader(leader: Candidate, row: Row, timer: VirtualTimer, how: str) -> None:
-    """EL13, EL16: a leader that stops, or is cancelled, tells that it leads no more, ends its
-    services with a cause, then resigns; the table is empty, and no task is left."""
+    """A leader that stops or is cancelled reports that it is not the leader any more, stops its
+    services with a cause, then resigns. The table is empty, and no task is left (EL13, EL16)."""
     leader.services.may_end.clear()
     await getattr(leader, how)()
     assert leader.changes[-1][1].is_leader is False
     assert leader.changes[-1][1].cause is StopCause.CLIENT_STOP
-    assert row.asked("release") == []
+    assert row.times_of("release") == []
     leader.services.may_end.set()
     await settle()
     assert leader.is_over
@@ -613,7 +619,7 @@ async def test_stop_of_a_leader(leader: Candidate, row: Row, timer: VirtualTimer
 
 
 async def test_stop_with_a_dead_database(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """A stop takes the services' grace and 2 s more at most, then the lease lapses."""
+    """A stop takes at most the grace period and 2 s more. Then the lease expires."""
     row.faults.append(asyncio.Event())
     leader.services.may_end.clear()
     await leader.stop()
@@ -621,36 +627,38 @@ async def test_stop_with_a_dead_database(leader: Candidate, row: Row, timer: Vir
     leader.services.may_end.set()
     await timer.advance(2)
     assert leader.is_over
-    assert len(row.asked("release")) == 1
+    assert len(row.times_of("release")) == 1
 
 
 async def test_request_to_resign(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """EL12: a request makes the leader resign and sit out an interval, so that another gets the
-    lead; a storm of requests is one, and followers ignore it."""
+    """A request makes the leader resign and wait for one interval, so that another client becomes
+    leader. Several requests at once count as one. Followers ignore them (EL12)."""
     for _ in range(50):
-        leader.hear('{"action":"request_resign","leader_id":""}')
+        leader.receive('{"action":"request_resign","leader_id":""}')
     await settle()
     assert not leader.leads
-    assert len(row.asked("release")) == 1
+    assert len(row.times_of("release")) == 1
     await leader.announce("request_resign")
     await leader.announce("resigned", "b")
     await timer.advance(4.99)
-    assert len(row.asked("acquire")) == 1
+    assert len(row.times_of("acquire")) == 1
     await timer.advance(0.1)
     assert leader.leads
 
 
 async def test_request_right_after_the_election(a: Candidate, row: Row) -> None:
-    """EL12: a request that is heard in the moment of the election is honoured."""
-    a.election._changed = lambda change: change.is_leader and a.hear('{"action":"request_resign"}')
+    """A request that arrives at the moment of the election makes the new leader resign (EL12)."""
+    a.election._changed = lambda change: (
+        change.is_leader and a.receive('{"action":"request_resign"}')
+    )
     await a.start()
     assert not a.leads
-    assert len(row.asked("release")) == 1
+    assert len(row.times_of("release")) == 1
 
 
 async def test_exhaustion(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """A term that is given up is resigned, then the client sits out 5, 10, 20, 40 and at most 60 s;
-    maintenance that is up forgives it all."""
+    """If maintenance fails, the term is resigned, and the client waits 5, 10, 20, 40 and then 60 s
+    before the next attempt. Maintenance that starts resets the pause."""
     waits: list[float] = []
     for _ in range(6):
         leader.election.maintenance_failed(leader.lease)
@@ -658,20 +666,20 @@ async def test_exhaustion(leader: Candidate, row: Row, timer: VirtualTimer) -> N
         await settle()
         while not leader.leads:
             await timer.advance(0.5)
-        waits.append(row.asked("acquire")[-1] - resigned)
+        waits.append(row.times_of("acquire")[-1] - resigned)
     assert waits == pytest.approx([5, 10, 20, 40, 60, 60], abs=0.51)
     leader.election.maintenance_started()
     leader.election.maintenance_failed(leader.lease)
     resigned = timer.boottime()
     await timer.advance(5.5)
-    assert row.asked("acquire")[-1] - resigned == pytest.approx(5, abs=0.51)
+    assert row.times_of("acquire")[-1] - resigned == pytest.approx(5, abs=0.51)
 
 
 async def test_services_that_do_not_end(
     leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any]
 ) -> None:
-    """A lease whose services did not end within the grace is not released but lapses; no bid until
-    they have ended, which neither a wake-up nor a reconnect changes."""
+    """If services do not stop within the grace period, the lease is not released but expires. This
+    client makes no attempt until they have ended, also after a notification or a reconnect."""
     leader.services.may_end.clear()
     await leader.announce("request_resign")
     await timer.advance(GRACE + 1)
@@ -679,8 +687,8 @@ async def test_services_that_do_not_end(
     leader.engine.wake_all()
     await leader.announce("resigned", "b")
     await timer.advance(60)
-    assert row.asked("release") == []
-    assert len(row.asked("acquire")) == 1
+    assert row.times_of("release") == []
+    assert len(row.times_of("acquire")) == 1
     leader.services.may_end.set()
     await settle()
     assert leader.leads
@@ -689,7 +697,8 @@ async def test_services_that_do_not_end(
 async def test_release_fails(
     leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any]
 ) -> None:
-    """A release that fails is told and not repeated: the lease lapses, and the client bids on."""
+    """A failed release is logged and not repeated. The lease expires, and the client keeps trying
+    to acquire it."""
     row.faults.append(ConnectionResetError("gone"))
     await leader.announce("request_resign")
     assert [entry["event"] for entry in log if entry["log_level"] == "warning"] == [
@@ -704,7 +713,8 @@ async def test_release_fails(
 
 
 async def test_two(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
-    """EL8: the second is denied while the first leads, and leads when that has stopped."""
+    """While the first client is leader, the second is denied. It becomes leader when the first has
+    stopped (EL8)."""
     other = Candidate(row, "b")
     await other.start()
     await timer.advance(30)
@@ -717,8 +727,8 @@ async def test_two(leader: Candidate, row: Row, timer: VirtualTimer) -> None:
     assert other.is_over
 
 
-async def test_storm_of_starts_and_stops(row: Row, timer: VirtualTimer) -> None:
-    """EL13: many starts and stops leave an empty table and no task."""
+async def test_many_starts_and_stops(row: Row, timer: VirtualTimer) -> None:
+    """Many starts and stops leave an empty table and no task (EL13)."""
     before = len(asyncio.all_tasks())
     for number in range(30):
         candidate = Candidate(row, f"c{number}")
@@ -736,7 +746,7 @@ async def test_storm_of_starts_and_stops(row: Row, timer: VirtualTimer) -> None:
 async def test_listener_that_fails(
     leader: Candidate, row: Row, timer: VirtualTimer, log: list[Any], end: str
 ) -> None:
-    """A listener that raises is logged, and hinders neither the end of a term nor the next one."""
+    """A callback that raises is logged. It prevents neither the end of a term nor the next term."""
 
     def fail(change: LeadershipChange) -> None:
         raise LookupError(change)
@@ -751,5 +761,5 @@ async def test_listener_that_fails(
     await timer.advance(20.0)
     assert [event for _, event, _ in leader.services.events][:3] == ["begin", "end", "ended"]
     assert leader.leads is (end != "stop")
-    told = [entry for entry in log if entry["event"] == LEADERSHIP_CALLBACK_FAILED]
-    assert len(told) == (1 if end == "stop" else 2)
+    lines = [entry for entry in log if entry["event"] == LEADERSHIP_CALLBACK_FAILED]
+    assert len(lines) == (1 if end == "stop" else 2)

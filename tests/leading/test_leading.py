@@ -1,4 +1,4 @@
-"""Clients that lead, on a real database, with short leases."""
+"""Leader election of clients on a real database, with short leases."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 QUICK = {"elect_interval": timedelta(seconds=0.2), "leader_ttl": timedelta(seconds=30)}
-"""Renewed, and bid for, soon; it outlives a machine that stalls for seconds."""
+"""Renews and tries soon. Survives a machine that stalls for seconds."""
 SHORT = {"elect_interval": timedelta(seconds=0.2), "leader_ttl": timedelta(seconds=1)}
-"""For tests in which it expires."""
+"""For tests in which the lease expires."""
 LONG = {"elect_interval": timedelta(minutes=1), "leader_ttl": timedelta(minutes=5)}
-"""Nobody lives to see a lease of these expire, nor the next bid of a follower."""
+"""In no test does a lease of these expire, or a follower make a second attempt."""
 
 
 @pytest.fixture
 def rig(schema: Schema) -> Rig:
-    """A rig with a job, for a client needs one."""
+    """A rig with a job, because a client needs one."""
     rig = Rig(schema)
 
     @rig.job
@@ -53,7 +53,7 @@ def rig(schema: Schema) -> Rig:
 
 
 class Watched:
-    """A client and its transitions."""
+    """A client and its leadership changes."""
 
     def __init__(self, client: Client, changes: LeadershipSubscription) -> None:
         self.client, self._changes = client, changes
@@ -68,21 +68,22 @@ class Watched:
         return change
 
     async def rest(self) -> list[LeadershipChange]:
-        """What comes until the end of the run."""
+        """Return the changes until the end of the run."""
         with anyio.fail_after(PATIENCE, reason="the subscription does not end"):
             return [change async for change in self._changes]
 
 
 @asynccontextmanager
 async def candidate(rig: Rig, client_id: str, **settings: Any) -> AsyncGenerator[Watched]:
-    """A client at work that stands for election, with its transitions from the first on."""
+    """Run a client that takes part in leader election. Records its leadership changes from the
+    first on."""
     client = rig.client(id=client_id, **({**QUICK} | settings))
     async with client.leadership() as changes, rig.running(client):
         yield Watched(client, changes)
 
 
 async def leader_id(rig: Rig) -> str | None:
-    """Who leads by the table."""
+    """Return the leader in the table."""
     return await rig.schema.fetchval("SELECT leader_id FROM river_leader WHERE expires_at >= now()")
 
 
@@ -90,8 +91,8 @@ async def leader_id(rig: Rig) -> str | None:
 
 
 async def test_life_of_a_leader(rig: Rig) -> None:
-    """EL11, EL13: a subscriber is told how things stand, then of the term's begin and its end; the
-    row is River's, and is gone after the stop."""
+    """A subscriber gets the present state first, then the start and the end of the term. The row
+    equals River's, and is deleted at the stop (EL11, EL13)."""
     async with candidate(rig, "a") as a:
         first = await a.next()
         assert first == LeadershipChange(is_leader=False, leader_id="a")
@@ -108,8 +109,8 @@ async def test_life_of_a_leader(rig: Rig) -> None:
     assert await rig.schema.fetchval("SELECT count(*) FROM river_leader") == 0
 
 
-async def test_keeps_the_lead(rig: Rig) -> None:
-    """EL14: a healthy leader renews its one term."""
+async def test_leader_keeps_its_term(rig: Rig) -> None:
+    """A healthy leader keeps its term by renewals (EL14)."""
     async with candidate(rig, "a") as a:
         term = await a.until(True)
         expires = "SELECT expires_at > $1 FROM river_leader"
@@ -122,7 +123,7 @@ async def test_keeps_the_lead(rig: Rig) -> None:
 
 
 async def test_not_a_candidate(rig: Rig) -> None:
-    """`candidate=False` keeps a process from leading, while it works jobs as any."""
+    """A client with `candidate=False` works jobs but does not become leader."""
     async with candidate(rig, "a", candidate=False) as a:
         assert (await a.next()).is_leader is False
         await rig.work(a.client, Task())
@@ -139,9 +140,9 @@ async def test_not_a_candidate(rig: Rig) -> None:
 
 @pytest.mark.timeout(180)
 async def test_stop_hands_over(rig: Rig) -> None:
-    """A leader that stops hands over by its announcement, long before the follower's next bid; in
-    20 repetitions the leader's id changes once each, and the stopping one never leads again
-    (LM-03)."""
+    """When a leader stops, a follower becomes leader through the notification, long before its next
+    attempt. In 20 repetitions the leader changes exactly once each, and the stopping client does
+    not become leader again (LM-03)."""
     async with AsyncExitStack() as stack:
 
         async def start(client_id: str) -> Watched:
@@ -163,7 +164,8 @@ async def test_stop_hands_over(rig: Rig) -> None:
 
 
 async def test_poll_only(rig: Rig) -> None:
-    """EL1: clients that only poll elect, renew and hand over; they do not hear a request."""
+    """Clients that only poll become leader, renew and hand over. They do not receive requests to
+    resign (EL1)."""
     async with candidate(rig, "a", poll_only=True) as a:
         await a.until(True)
         async with candidate(rig, "b", poll_only=True) as b:
@@ -179,7 +181,8 @@ async def test_poll_only(rig: Rig) -> None:
 
 
 async def test_request_from_go(rig: Rig) -> None:
-    """A request to resign as River in Go sends it is heard; the other client leads."""
+    """A request to resign in the format of River in Go makes the leader resign. The other client
+    becomes leader."""
     async with candidate(rig, "a", **LONG) as a:
         await a.until(True)
         async with candidate(rig, "b", **LONG) as b:
@@ -197,7 +200,7 @@ async def test_request_from_go(rig: Rig) -> None:
 
 
 async def test_connection_is_killed(rig: Rig) -> None:
-    """The connection of the lease is lost: the term goes on over a new one."""
+    """If the connection of the lease is lost, the term continues over a new one."""
     async with candidate(rig, "a") as a:
         await a.until(True)
         for _ in range(3):
@@ -217,8 +220,8 @@ async def test_connection_is_killed(rig: Rig) -> None:
 
 @pytest.mark.parametrize("partition", Partition)
 async def test_partition(rig: Rig, partition: Partition) -> None:
-    """A leader that is cut off from the database has ended its term before another leads; when it
-    is back it may lead again, by a later term."""
+    """A leader without a connection to the database ends its term before another client becomes
+    leader. Later it can become leader in a new term."""
     async with proxied(rig.url) as proxy, candidate(rig, "a", url=proxy.url, **SHORT) as a:
         old = await a.until(True)
         async with candidate(rig, "b", **SHORT) as b:
@@ -235,8 +238,8 @@ async def test_partition(rig: Rig, partition: Partition) -> None:
 
 
 async def test_row_is_gone(rig: Rig) -> None:
-    """A crash of the server empties the table: the old term ends, and one client leads by a new
-    one, which the table names (LM-08)."""
+    """A crash of the server empties the table. The old term ends, and one client becomes leader in
+    a new term, which is in the table (LM-08)."""
     async with candidate(rig, "a") as a, candidate(rig, "b") as b:
         await rig.until("SELECT count(*) FROM river_leader", 1)
         old = await rig.schema.fetchrow("SELECT * FROM river_leader")
@@ -259,7 +262,7 @@ async def test_row_is_gone(rig: Rig) -> None:
 
 
 class Stuck(MaintenanceService):
-    """A service that records why it was stopped, and ends when it is let."""
+    """A service that records its stop cause, and stops when a test lets it."""
 
     name = "stuck"
 
@@ -282,7 +285,7 @@ class Stuck(MaintenanceService):
             self._causes.append("ended")
 
 
-class Stage:
+class ReplacedServices:
     """Replaces the services of each term by one."""
 
     def __init__(self) -> None:
@@ -294,61 +297,61 @@ class Stage:
         return [Stuck(context, self.may_end, self.causes)]
 
     async def until(self, count: int) -> None:
-        """Until so much was recorded."""
+        """Wait until this was recorded."""
         with anyio.fail_after(PATIENCE):
             while len(self.causes) < count:
                 await asyncio.sleep(0.005)
 
 
 @pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """The services of each term are one that records."""
-    stage = Stage()
-    monkeypatch.setattr("riverpy._work.leader_setup.domain_services", stage.services)
-    return stage
+def replaced(monkeypatch: pytest.MonkeyPatch) -> ReplacedServices:
+    """Each term has one service, which records its stop cause."""
+    replaced = ReplacedServices()
+    monkeypatch.setattr("riverpy._work.leader_setup.domain_services", replaced.services)
+    return replaced
 
 
-async def test_maintenance_ends_before_the_release(rig: Rig, stage: Stage) -> None:
-    """Services are told the cause and have ended before the lease is released."""
-    stage.may_end.clear()
+async def test_maintenance_ends_before_the_release(rig: Rig, replaced: ReplacedServices) -> None:
+    """Services get the stop cause and have stopped before the lease is released."""
+    replaced.may_end.clear()
     async with candidate(rig, "a", **LONG) as a:
         await a.until(True)
-        await stage.until(1)
+        await replaced.until(1)
         a.client.stop()
-        await stage.until(2)
+        await replaced.until(2)
         assert not a.client.is_leader
         assert await leader_id(rig) == "a"
-        stage.may_end.set()
+        replaced.may_end.set()
         await a.rest()
         assert await leader_id(rig) is None
-    assert stage.causes == ["up", StopCause.CLIENT_STOP, "ended"]
+    assert replaced.causes == ["up", StopCause.CLIENT_STOP, "ended"]
     assert rig.report is not None
     assert rig.report.is_clean
 
 
-async def test_maintenance_is_left(rig: Rig, stage: Stage, log: list[Any]) -> None:
-    """Maintenance that does not end is reported and left behind after its grace: the stop is not
-    clean, and the lease lapses instead of being released."""
-    stage.may_end.clear()
+async def test_maintenance_is_left(rig: Rig, replaced: ReplacedServices, log: list[Any]) -> None:
+    """Maintenance that does not stop within the grace period is logged. The client does not stop
+    cleanly, and the lease expires unreleased."""
+    replaced.may_end.clear()
     limits = {"soft_stop_timeout": timedelta(0), "hard_stop_timeout": timedelta(seconds=0.5)}
     async with candidate(rig, "a", **SHORT, **limits) as a:
         await a.until(True)
-        await stage.until(1)
+        await replaced.until(1)
     assert rig.report is not None
     assert rig.report.maintenance_left
     assert not rig.report.is_clean
     assert await rig.schema.fetchval("SELECT leader_id FROM river_leader") == "a"
     assert MAINTENANCE_ABANDONED in [entry["event"] for entry in log]
-    stage.may_end.set()
-    await stage.until(3)
+    replaced.may_end.set()
+    await replaced.until(3)
 
 
 @pytest.mark.parametrize("how", ["cancel", "fault"])
 async def test_term_ends_with_a_broken_run(
-    rig: Rig, stage: Stage, monkeypatch: pytest.MonkeyPatch, how: str
+    rig: Rig, replaced: ReplacedServices, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A run that is cancelled from outside, or has a fault in a sibling of the elector, ends its
-    term like any: with a cause, and the lease released."""
+    """If a run is cancelled, or another service fails, its term ends as always: the services get a
+    cause, and the lease is released."""
     broken = asyncio.Event()
 
     class Sibling:
@@ -365,7 +368,7 @@ async def test_term_ends_with_a_broken_run(
         watched = Watched(client, changes)
         task = asyncio.create_task(client.run())
         await watched.until(True)
-        await stage.until(1)
+        await replaced.until(1)
         if how == "cancel":
             task.cancel()
         else:
@@ -374,12 +377,12 @@ async def test_term_ends_with_a_broken_run(
             await task
         (ended,) = await watched.rest()
     assert ended.cause is StopCause.CLIENT_STOP
-    assert stage.causes == ["up", StopCause.CLIENT_STOP, "ended"]
+    assert replaced.causes == ["up", StopCause.CLIENT_STOP, "ended"]
     assert await leader_id(rig) is None
 
 
 def _start_beside(sibling: Any) -> Any:
-    """A ServiceGroup.start that starts this beside the elector."""
+    """Replace ServiceGroup.start so that it also starts this service next to the election."""
     start = ServiceGroup.start
 
     async def start_both(self: ServiceGroup, service: Any) -> None:
@@ -394,8 +397,9 @@ def _start_beside(sibling: Any) -> Any:
 
 
 async def test_slow_subscriber(monkeypatch: pytest.MonkeyPatch, log: list[Any]) -> None:
-    """EL6: one that does not read holds up nobody, and sees all in order; beyond its room the
-    oldest are dropped, counted and warned of once, so that the last is how things stand."""
+    """A subscriber that does not read delays nothing and gets the changes in order. If its queue is
+    full, the oldest are dropped, counted and logged once, so that the last one is the present state
+    (EL6)."""
     monkeypatch.setattr(leadership, "PENDING_MAX", 5)
     owner = Leadership(lambda: "a", lambda: "default")
     async with LeadershipSubscription(owner) as slow, LeadershipSubscription(owner) as quick:
@@ -413,8 +417,8 @@ async def test_slow_subscriber(monkeypatch: pytest.MonkeyPatch, log: list[Any]) 
 
 
 async def test_subscriptions_end(rig: Rig) -> None:
-    """EL11: a subscription that is left is told nothing more; a later one is told first how things
-    stand; each ends with the run."""
+    """A subscription that was left gets no more changes. A later one gets the present state first.
+    Each ends with the run (EL11)."""
     async with candidate(rig, "a") as a:
         await a.until(True)
         async with a.client.leadership() as late:

@@ -282,7 +282,7 @@ class LeaseProcess(Process):
         if self.state != "dead":
             self.loop.call_soon(self._let_go.set)
 
-    def hear(self, payload: str) -> None:
+    def receive(self, payload: str) -> None:
         """Be notified, if that reaches it."""
         if self.state != "dead" and self.connection.usual == Fault():
             self.loop.call_soon(self.engine.receive, payload)
@@ -327,7 +327,7 @@ class LeaseWorld(World):
         message = {"v": 1, "lease": f"s:{name}", "epoch": epoch, "holder": holder}
         payload = json.dumps(message | {"action": "released"})
         for process in self.processes:
-            self.later(LATENCY, partial(process.hear, payload))
+            self.later(LATENCY, partial(process.receive, payload))
 
     def announce_wish(self, name: str) -> None:
         """Somebody asks for a lease."""
@@ -335,7 +335,7 @@ class LeaseWorld(World):
             if process.state != "dead" and (lease := process.held.get(name)) is not None:
                 message = {"v": 1, "lease": f"s:{name}", "epoch": lease.epoch}
                 payload = json.dumps(message | {"action": "resign_requested"})
-                self.later(LATENCY, partial(process.hear, payload))
+                self.later(LATENCY, partial(process.receive, payload))
 
     def holders(self, name: str) -> list[tuple[str, int]]:
         """Who believes to hold a lease, and under which epoch, whether it runs or not."""
