@@ -1,8 +1,8 @@
-"""DomainQueues: the queues that a leader maintains, if there is more than one domain.
+"""DomainQueues: reads which queues a leader maintains, if there is more than one domain.
 
-A domain is silent if its heartbeat has not changed for `ORPHANED_AFTER`. A domain is also silent if
-the heartbeat is that old by the server's clock, and has not changed for `dead_after`. The server's
-clock alone does not decide, because that clock may be set to another time.
+A queue is orphaned if the heartbeat of its domain has not changed for `ORPHANED_AFTER`. It is also
+orphaned if that heartbeat is older than `ORPHANED_AFTER` by the server's clock and has not changed
+for `dead_after`. The server's clock alone does not decide, because it may be set to another time.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from riverpy._postgres.domains import OwnedQueue
 
 READ_INTERVAL = 1.0
-"""Seconds after which the owners of queues are read again. The services of a term share the last
-read."""
-UNDIVIDED_READ_INTERVAL = 300.0
-"""Seconds after which the owners are read again, if no domain owns a queue, or if there is no table
-of owners. A client that claims the first queue sends a notification, so the interval is long only
-for clients that receive notifications."""
+"""Seconds for which the owners that were read are used. The services of a term often need them at
+the same time."""
+UNOWNED_READ_INTERVAL = 300.0
+"""Seconds between two reads if no domain owns a queue and this client receives notifications: a
+client that claims the first queue sends one. Also used if the table of owners is missing."""
 STATEMENT_TIMEOUT = 5.0
 
 
@@ -44,7 +43,7 @@ class Owner(NamedTuple):
     queue: str
     domain: str
     is_orphaned: bool
-    """Whether the domain is silent: none of its clients has written a heartbeat for long."""
+    """Whether no client of the domain has written a heartbeat for a long time."""
 
 
 class DomainQueues:
@@ -80,13 +79,11 @@ class DomainQueues:
         self._choose, self._is_divided = choose, is_divided
         self._observer = HeartbeatObserver(timer, contact)
         self._dead_after = dead_after.total_seconds()
-        self._undivided = UNDIVIDED_READ_INTERVAL if listens else READ_INTERVAL
+        self._unowned_interval = UNOWNED_READ_INTERVAL if listens else READ_INTERVAL
         self._scope: QueueScope = AllQueues()
-        self._is_found = False
-        """Whether a check has found the table."""
-        self._fresh_until = 0.0
-        self._forgotten = 0
-        """The number of calls of `forget`."""
+        self._is_found = False  # whether a check has found the table
+        self._next_read_at = 0.0
+        self._forgotten = 0  # number of calls of `forget`
         self._lock = anyio.Lock()  # one service reads, the others wait for its result
         self._is_denial_logged = False
         self._log = get_logger()
@@ -98,19 +95,19 @@ class DomainQueues:
             Exception: one of DATABASE_ERRORS.
         """
         async with self._lock:
-            if self._timer.boottime() >= self._fresh_until:
+            if self._timer.boottime() >= self._next_read_at:
                 forgotten = self._forgotten
                 owners = await self._read()
                 self._scope = AllQueues() if owners is None else self._choose(owners)
-                if forgotten == self._forgotten:  # else the owners may have changed during the read
-                    undivided = UNDIVIDED_READ_INTERVAL if owners is None else self._undivided
-                    fresh = READ_INTERVAL if owners else undivided
-                    self._fresh_until = self._timer.boottime() + fresh
+                if forgotten == self._forgotten:  # otherwise they may have changed since
+                    unowned = UNOWNED_READ_INTERVAL if owners is None else self._unowned_interval
+                    interval = READ_INTERVAL if owners else unowned
+                    self._next_read_at = self._timer.boottime() + interval
             return self._scope
 
     def forget(self) -> None:
         """Read the owners again at the next call, because they have changed."""
-        self._fresh_until = 0.0
+        self._next_read_at = 0.0
         self._forgotten += 1
 
     async def _read(self) -> Sequence[Owner] | None:
@@ -153,19 +150,17 @@ class DomainQueues:
 
 
 def of_default(owners: Sequence[Owner]) -> QueueScope:
-    """Return the queues that no domain owns, and those of silent domains."""
+    """Return the queues of `default`: all that no domain owns, and the orphaned ones."""
     return AllQueuesExcept(frozenset(owner.queue for owner in owners if not owner.is_orphaned))
 
 
 def orphans(owners: Sequence[Owner]) -> QueueScope:
-    """Return the queues of silent domains."""
+    """Return the orphaned queues."""
     return OnlyQueues(frozenset(owner.queue for owner in owners if owner.is_orphaned))
 
 
 def of_domain(domain: str) -> Callable[[Sequence[Owner]], QueueScope]:
-    """Return a function that selects the queues that `domain` owns."""
-
-    def choose(owners: Sequence[Owner]) -> QueueScope:
-        return OnlyQueues(frozenset(owner.queue for owner in owners if owner.domain == domain))
-
-    return choose
+    """Return a function that selects the queues of this domain."""
+    return lambda owners: OnlyQueues(
+        frozenset(owner.queue for owner in owners if owner.domain == domain)
+    )

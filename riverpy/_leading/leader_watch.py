@@ -42,11 +42,21 @@ STATEMENT_TIMEOUT = 2.0
 REPEAT_INTERVAL = 3600.0
 """Seconds until the warning that no client can become leader is logged again."""
 
-ADVICE = (
+FOREIGN_ADVICE = (
     "register a worker or stub for each of these kinds in the program of the leader, or let only "
     "riverpy clients take part in leader election (docs/go.md)"
 )
-"""What to do about a leader in another language."""
+OLD_LEADER_EFFECT = (
+    "it maintains the queues of this domain too, and deletes finished jobs by its own retention"
+)
+FOREIGN_EFFECT_ON_DOMAIN = (
+    "it maintains the queues of this domain too: it deletes finished jobs by its own retention, "
+    "and discards jobs that run for an hour if it has no worker for their kind"
+)
+FOREIGN_EFFECT_ON_DEFAULT = (
+    "it does not insert these periodic jobs, rescues jobs of dead clients only after an hour, and "
+    "discards stuck jobs of kinds that it has no worker for"
+)
 
 
 class LeaderWatch:
@@ -104,9 +114,9 @@ class LeaderWatch:
             self._log.debug(LEADER_CHECK_FAILED, error=describe(error))
             self._no_candidate_since = None  # no client can write a heartbeat in an outage
             return
-        self._log_foreign(status)
+        self._check_leader(status)
         if not self._config.candidate:
-            self._log_no_candidate(status)
+            self._check_candidates(status)
         self.checked.emit()
 
     async def _read(self, connection: Connection) -> ElectionStatus:
@@ -114,52 +124,39 @@ class LeaderWatch:
             return await election_status(connection, self._config.schema)
         return await domain_election_status(connection, self._config.schema, domain=self._domain)
 
-    def _log_foreign(self, status: ElectionStatus) -> None:
+    def _check_leader(self, status: ElectionStatus) -> None:
         """Log a leader that is a problem, once for each term."""
         is_well = status.is_registered and (self._domain is None or status.knows_domains)
         if status.leader_id is None or is_well or status.elected_at == self._logged_term:
             return
         self._logged_term = status.elected_at
+        keys: dict[str, object] = {
+            "leader_id": status.leader_id,
+            "elected_at": status.elected_at,
+        }
+        if self._domain is not None:
+            keys |= {"domain": self._domain, "queues": list(self._queues)}
+        else:
+            keys["periodic_job_ids"] = [job.id for job in self._periodic_jobs]
         if status.is_registered:
             self._log.warning(
                 LEADER_WITHOUT_DOMAINS_FOUND,
-                effect="it maintains the queues of this domain too, and deletes finished jobs by "
-                "its own retention",
+                effect=OLD_LEADER_EFFECT,
                 advice="restart it with this version after `riverpy migrate up`",
-                leader_id=status.leader_id,
-                elected_at=status.elected_at,
-                domain=self._domain,
-                queues=list(self._queues),
+                **keys,
             )
-            return
-        if self._domain is not None:
+        else:
             self._log.warning(
                 LEADER_WITHOUT_RIVERPY_FOUND,
-                leader_id=status.leader_id,
-                elected_at=status.elected_at,
-                domain=self._domain,
-                queues=list(self._queues),
                 kinds=list(self._kinds),
-                effect="it maintains the queues of this domain too: it deletes finished jobs by "
-                "its own retention, and discards jobs that run for an hour if it has no worker "
-                "for their kind",
-                advice=ADVICE,
+                effect=FOREIGN_EFFECT_ON_DOMAIN if self._domain else FOREIGN_EFFECT_ON_DEFAULT,
+                advice=FOREIGN_ADVICE,
+                **keys,
             )
-            return
-        self._log.warning(
-            LEADER_WITHOUT_RIVERPY_FOUND,
-            leader_id=status.leader_id,
-            elected_at=status.elected_at,
-            periodic_job_ids=[job.id for job in self._periodic_jobs],
-            kinds=list(self._kinds),
-            effect="it does not insert these periodic jobs, rescues jobs of dead clients only "
-            "after an hour, and discards stuck jobs of kinds that it has no worker for",
-            advice=ADVICE,
-        )
 
-    def _log_no_candidate(self, status: ElectionStatus) -> None:
-        """Log each hour that no client can become leader. Only clients with `candidate=False` log
-        this, because any other client could become leader."""
+    def _check_candidates(self, status: ElectionStatus) -> None:
+        """Log that no client can become leader, and log it again each hour. Only clients with
+        `candidate=False` do this, since any other client could become leader itself."""
         now = self._timer.boottime()
         if status.has_candidate or (self._domain is None and status.leader_id is not None):
             self._no_candidate_since, self._no_candidate_logged_at = None, -math.inf

@@ -96,10 +96,10 @@ class Membership:
         self._moved: dict[str, str] = {}
         """The domains that now own queues of this client, by queue, as logged last."""
         self._log = get_logger(domain=config.domain)
-        self._last = self._timer.boottime()
-        """The time of the last heartbeat, by boottime."""
+        self._last_update_at = self._timer.boottime()
+        """When the last heartbeat was written."""
         self._failures = RepeatedFailureLog(self._log)
-        self.kept = TestSignal("Membership.kept")
+        self.updated = TestSignal("Membership.updated")
 
     async def join(self) -> None:
         """Claim the queues of the client. The client must be registered.
@@ -113,19 +113,19 @@ class Membership:
         dead_after = self._config.dead_after.total_seconds()
         dead: Mapping[str, bytes] = {}
         is_logged = False
-        while (doubtful := await self._try_to_join(dead)) is not None:
+        while (undecided := await self._try_to_join(dead)) is not None:
             if not is_logged:
                 is_logged = True
                 self._log.warning(
                     QUEUE_TAKEOVER_STARTED,
-                    client_ids=sorted(doubtful),
+                    client_ids=sorted(undecided),
                     seconds=dead_after,
                 )
             async with self._reserved.use("reading heartbeats", JOIN_TIMEOUT) as connection:
                 observer.observe(*await client_heartbeats(connection, self._config.schema))
             silent = observer.silent(dead_after)
             dead = silent.heartbeats
-            if not doubtful <= dead.keys():
+            if not undecided <= dead.keys():
                 await self._timer.sleep(
                     min(dead_after * READ_SHARE, READ_INTERVAL_MAX, silent.next_in)
                 )
@@ -143,22 +143,22 @@ class Membership:
             held = await owner_held(connection, schema, queues=wanted, dead=dead)
             foreign = [holder for holder in held if holder.domain != self._config.domain]
             left = {holder.queue for holder in foreign if not self._may_take(holder)}
-            doubtful = {
+            undecided = {
                 client_id
                 for holder in foreign
                 if holder.queue not in left
                 for client_id in holder.silent_ids
             }
-            if doubtful:
-                return doubtful
+            if undecided:
+                return undecided
             self._claimed = [queue for queue in wanted if queue not in left]
             await self._claim(connection)
-            await self._keep(connection)
+            await self._update(connection)
             return None
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Write heartbeats of the domain until stopped."""
-        self._last = self._timer.boottime()
+        self._last_update_at = self._timer.boottime()
         task_status.started()
         interval = self._interval.total_seconds()
         while True:
@@ -168,17 +168,17 @@ class Membership:
                 async with self._connection.use(
                     "writing a heartbeat of the domain", STATEMENT_TIMEOUT
                 ) as connection:
-                    owners = await self._keep(connection)
-            except DATABASE_ERRORS as error:  # the next attempt is long before `dead_after`
+                    owners = await self._update(connection)
+            except DATABASE_ERRORS as error:  # the next try comes long before `dead_after`
                 self._failed(error)
                 continue
             self._succeeded()
             self._log_moved(owners)
-            self.kept.emit()
+            self.updated.emit()
 
     def _failed(self, error: Exception) -> None:
         self._log.debug(DOMAIN_HEARTBEAT_FAILED, error=describe(error))
-        age = self._timer.boottime() - self._last
+        age = self._timer.boottime() - self._last_update_at
         if age > self._config.dead_after.total_seconds() * GAP_SHARE:
             self._failures.failed(
                 DOMAIN_HEARTBEAT_LOST,
@@ -189,7 +189,7 @@ class Membership:
             )
 
     def _succeeded(self) -> None:
-        self._last = self._timer.boottime()
+        self._last_update_at = self._timer.boottime()
         self._failures.recovered(DOMAIN_HEARTBEAT_RESTORED)
 
     async def _claim(self, connection: Connection) -> None:
@@ -224,7 +224,7 @@ class Membership:
             client_ids=holder.client_ids,
         )
 
-    async def _keep(self, connection: Connection) -> Mapping[str, str]:
+    async def _update(self, connection: Connection) -> Mapping[str, str]:
         return await member_update(
             connection,
             self._config.schema,

@@ -1,4 +1,4 @@
-"""DomainQueues: what a leader takes for its own between two looks at whose the queues are."""
+"""DomainQueues: which queues a leader maintains, and how often it reads their owners."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from riverpy._clock import SystemTimer
-from riverpy._leading import domain_queues as territory
+from riverpy._leading import domain_queues
 from riverpy._leading.queue_scope import AllQueues, AllQueuesExcept
 from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection, connect_maintenance
 from riverpy._postgres.domains import OwnedQueue, owner_exists
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """One that leads nowhere."""
+    """A connection that sends nothing."""
 
     @asynccontextmanager
     async def use(self, _purpose: str, _bound: float) -> AsyncGenerator[None]:
@@ -33,7 +33,7 @@ class Connection:
 
 
 class StoppedTimer(SystemTimer):
-    """Time passes as the test says."""
+    """Time that a test advances."""
 
     skipped = 0
 
@@ -41,15 +41,15 @@ class StoppedTimer(SystemTimer):
         return float(self.skipped)
 
 
-def of_default(
+def default_queues(
     *, is_divided: bool, listens: bool = True, timer: Timer | None = None
-) -> territory.DomainQueues:
-    """That of a leader of `default`, which hears of changes if it listens."""
+) -> domain_queues.DomainQueues:
+    """Create the DomainQueues of a leader of `default`."""
     connection: Any = Connection()
-    return territory.DomainQueues(
+    return domain_queues.DomainQueues(
         connection,
         None,
-        territory.of_default,
+        domain_queues.of_default,
         is_divided=lambda: is_divided,
         listens=listens,
         timer=timer or SystemTimer(),
@@ -58,62 +58,59 @@ def of_default(
     )
 
 
-async def test_claimed_while_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue that is claimed between the server's answer and its arrival: the announcement is
-    heard before the answer, which is from before it. The answer serves for that pass alone, though
-    one that no domain has a queue is good for minutes."""
+async def test_claim_during_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a queue is claimed while the owners are read, the result is used for one pass only,
+    although a result without owners is normally used for minutes."""
     answers = [[], [OwnedQueue("one", "mail", b"", False)], []]
 
     async def owner_read(*_args: object, **_options: object) -> list[OwnedQueue]:
         answer = answers.pop(0)
         if len(answers) == 2:
-            seen.forget()
+            queues.forget()
         return answer
 
-    monkeypatch.setattr(territory, "owner_read", owner_read)
-    seen = of_default(is_divided=True)
-    assert await seen.scope() == AllQueuesExcept(frozenset())
-    assert await seen.scope() == AllQueuesExcept(frozenset({"one"}))
-    seen.forget()
-    assert await seen.scope() == AllQueuesExcept(frozenset())
-    assert await seen.scope() == AllQueuesExcept(frozenset())
+    monkeypatch.setattr(domain_queues, "owner_read", owner_read)
+    queues = default_queues(is_divided=True)
+    assert await queues.scope() == AllQueuesExcept(frozenset())
+    assert await queues.scope() == AllQueuesExcept(frozenset({"one"}))
+    queues.forget()
+    assert await queues.scope() == AllQueuesExcept(frozenset())
+    assert await queues.scope() == AllQueuesExcept(frozenset())
     assert answers == []
 
 
-async def test_table_that_is_made_while_it_leads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leader that began before there was the table of owners, and hears of nothing: it looks for
-    the table each five minutes, and reads it once it is there. One that only polls looks as
-    seldom while it is not."""
-    there = [False, True]
-    asked: list[int] = []
+async def test_table_created_during_a_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the table of owners does not exist at the start of a term, the leader checks every five
+    minutes whether it exists, and then reads it. This is the same for clients that only poll."""
+    exists = [False, True]
+    checks: list[int] = []
 
     async def owner_exists(*_args: object) -> bool:
-        asked.append(timer.skipped)
-        return there.pop(0)
+        checks.append(timer.skipped)
+        return exists.pop(0)
 
     async def owner_read(*_args: object, **_options: object) -> list[OwnedQueue]:
         return [OwnedQueue("one", "mail", b"", False)]
 
     for listens in (True, False):
-        timer, there[:] = StoppedTimer(), [False, True]
-        asked.clear()
-        monkeypatch.setattr(territory, "owner_exists", owner_exists)
-        monkeypatch.setattr(territory, "owner_read", owner_read)
-        seen = of_default(is_divided=False, listens=listens, timer=timer)
-        assert await seen.scope() == AllQueues()
+        timer, exists[:] = StoppedTimer(), [False, True]
+        checks.clear()
+        monkeypatch.setattr(domain_queues, "owner_exists", owner_exists)
+        monkeypatch.setattr(domain_queues, "owner_read", owner_read)
+        queues = default_queues(is_divided=False, listens=listens, timer=timer)
+        assert await queues.scope() == AllQueues()
         timer.skipped += 299
-        assert await seen.scope() == AllQueues()
+        assert await queues.scope() == AllQueues()
         timer.skipped += 1
         for _ in range(2):
-            assert await seen.scope() == AllQueuesExcept(frozenset({"one"}))
+            assert await queues.scope() == AllQueuesExcept(frozenset({"one"}))
             timer.skipped += 1
-        assert asked == [0, 300]
+        assert checks == [0, 300]
 
 
 async def test_role_without_the_grant(schema: Schema) -> None:
-    """After a migration whose grants are not made yet the leader of `default` keeps all queues, as
-    before it, and says once which grant is missing. From the first domain on, whose queues it
-    cannot know, it keeps none."""
+    """After a migration without its grants, the leader of `default` maintains all queues and logs
+    once which grant is missing. As soon as a domain owns a queue, it maintains no queue."""
     role = f"riverpy_test_{secrets.token_hex(4)}"
     await schema.execute(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema.name} TO {role}")
 
@@ -122,10 +119,10 @@ async def test_role_without_the_grant(schema: Schema) -> None:
         return await connect_maintenance(url, "a leader", pooled=False)
 
     connection = DedicatedConnection("maintenance", connect, ConnectionOutage())
-    seen = territory.DomainQueues(
+    queues = domain_queues.DomainQueues(
         connection,
         schema.name,
-        territory.of_default,
+        domain_queues.of_default,
         is_divided=lambda: True,
         listens=False,
         timer=SystemTimer(),
@@ -136,26 +133,26 @@ async def test_role_without_the_grant(schema: Schema) -> None:
     try:
         with capture_logs() as log:
             for _ in range(2):
-                seen.forget()
-                assert await seen.scope() == AllQueuesExcept(frozenset())
+                queues.forget()
+                assert await queues.scope() == AllQueuesExcept(frozenset())
         (entry,) = log
         assert entry["log_level"] == "warning"
         assert "GRANT SELECT, INSERT, UPDATE, DELETE ON riverpy_queue_owner" in entry["advice"]
         await schema.execute(
             "INSERT INTO riverpy_queue_owner (queue, domain, claimed_by) VALUES ('q', 'mail', 'a')"
         )
-        seen.forget()
+        queues.forget()
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await seen.scope()
+            await queues.scope()
         await schema.execute(f"GRANT SELECT ON riverpy_queue_owner TO {role}")
-        assert await seen.scope() == AllQueuesExcept(frozenset({"q"}))
+        assert await queues.scope() == AllQueuesExcept(frozenset({"q"}))
     finally:
         await connection.close()
         await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 async def test_table_in_a_database(schema: Schema) -> None:
-    """The table is looked for where River's tables are, and found where it is."""
+    """`owner_exists` finds the table in the schema of River's tables."""
     async with schema.connected() as connection:
         assert await owner_exists(connection, schema.name)
         await schema.execute("DROP TABLE riverpy_queue_owner")
@@ -163,25 +160,25 @@ async def test_table_in_a_database(schema: Schema) -> None:
 
 
 async def test_orphans_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of the server's clock makes no domain silent: one whose heartbeat changes is alive,
-    however old that is by the server's clock. A domain is silent after ten minutes without a
-    change, or after `dead_after` if the server's clock says ten minutes too."""
+    """A step of the server's clock orphans no queue whose domain's heartbeat changes. A queue is
+    orphaned after ten minutes without a change, or after `dead_after` if the heartbeat is ten
+    minutes old by the server's clock too."""
     rows = [OwnedQueue(queue, "mail", b"1", queue != "new") for queue in ("new", "old", "beating")]
 
     async def owner_read(*_args: object, **_options: object) -> list[OwnedQueue]:
         beat = str(timer.skipped).encode()
         return [row if row.queue != "beating" else row._replace(last_seen=beat) for row in rows]
 
-    async def kept() -> set[str]:
-        return {row.queue for row in rows if row.queue in await seen.scope()}
+    async def maintained() -> set[str]:
+        return {row.queue for row in rows if row.queue in await queues.scope()}
 
-    monkeypatch.setattr(territory, "owner_read", owner_read)
+    monkeypatch.setattr(domain_queues, "owner_read", owner_read)
     timer = StoppedTimer()
-    seen = of_default(is_divided=True, timer=timer)
-    assert await kept() == set()
+    queues = default_queues(is_divided=True, timer=timer)
+    assert await maintained() == set()
     timer.skipped += 59
-    assert await kept() == set()
+    assert await maintained() == set()
     timer.skipped += 1
-    assert await kept() == {"old"}
+    assert await maintained() == {"old"}
     timer.skipped += 540
-    assert await kept() == {"new", "old"}
+    assert await maintained() == {"new", "old"}

@@ -1,4 +1,4 @@
-"""What a client says of who leads."""
+"""LeaderWatch with a fake server, and on a real one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class FakeServer:
-    """Answers who leads, and stands in for the connection."""
+    """A connection that returns a fixed election status."""
 
     def __init__(self) -> None:
         self.timer = VirtualTimer()
@@ -40,12 +40,12 @@ class FakeServer:
             raise TimeoutError(purpose)
         yield self
 
-    async def look(self, *_: Any) -> ElectionStatus:
+    async def status(self, *_: Any) -> ElectionStatus:
         return self.answer
 
     @asynccontextmanager
     async def watching(self, **settings: Any) -> AsyncGenerator[None]:
-        """A watch at work."""
+        """Run a LeaderWatch."""
         connection: Any = self
         watch = LeaderWatch(
             connection,
@@ -64,40 +64,41 @@ class FakeServer:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
-    """A server that says who leads."""
+    """A fake server."""
     server = FakeServer()
-    monkeypatch.setattr("riverpy._leading.leader_watch.election_status", server.look)
+    monkeypatch.setattr("riverpy._leading.leader_watch.election_status", server.status)
     return server
 
 
-async def test_nobody_can_lead(server: FakeServer, log: list[Any]) -> None:
-    """A client that is no candidate says that nobody leads or could for longer than a lease, once
-    an hour, and once more when that happens again."""
+async def test_no_leader_candidate(server: FakeServer, log: list[Any]) -> None:
+    """A client with `candidate=False` warns if for longer than a lease there is no leader and no
+    client that could become leader. It repeats the warning after an hour, or if it happens
+    again."""
 
-    def told() -> int:
+    def warnings() -> int:
         return len([entry for entry in log if entry["event"] == NO_LEADER_CANDIDATE_FOUND])
 
-    nobody, somebody = (ElectionStatus(None, None, False, could) for could in (False, True))
-    server.answer = nobody
+    no_candidate, candidate = (ElectionStatus(None, None, False, could) for could in (False, True))
+    server.answer = no_candidate
     async with server.watching(candidate=False):
         await server.timer.advance(15)
-        assert told() == 0
+        assert warnings() == 0
         await server.timer.advance(200)
-        assert told() == 1
+        assert warnings() == 1
         await server.timer.advance(3600)
-        assert told() == 2
-        server.answer = somebody
+        assert warnings() == 2
+        server.answer = candidate
         await server.timer.advance(20)
-        server.answer = nobody
+        server.answer = no_candidate
         await server.timer.advance(60)
-        assert told() == 3
+        assert warnings() == 3
     async with server.watching(candidate=True):
         await server.timer.advance(100)
-        assert told() == 3
+        assert warnings() == 3
 
 
-async def test_nobody_could_give_a_sign_of_life(server: FakeServer, log: list[Any]) -> None:
-    """The time of an outage does not count: at its end nobody has given a sign of life for long."""
+async def test_outage_does_not_count(server: FakeServer, log: list[Any]) -> None:
+    """The time of an outage does not count, because no client can write a heartbeat during it."""
     server.answer = ElectionStatus(None, None, False, False)
     async with server.watching(candidate=False):
         server.is_broken = True
@@ -110,16 +111,16 @@ async def test_nobody_could_give_a_sign_of_life(server: FakeServer, log: list[An
 
 
 async def test_foreign_leader(server: FakeServer, log: list[Any]) -> None:
-    """A leader that is not riverpy's is warned of at once, and once a term, by what it will not do
-    for this client; one of riverpy's is not."""
+    """A leader that is not a riverpy client is logged at once and once for each term, with the
+    effects on this client. A riverpy leader is not."""
 
-    def told() -> list[Any]:
+    def warnings() -> list[Any]:
         return [entry for entry in log if entry["event"] == LEADER_WITHOUT_RIVERPY_FOUND]
 
     first, second = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
     server.answer = ElectionStatus("go", first, False, True)
     async with server.watching():
-        (entry,) = told()
+        (entry,) = warnings()
         assert entry["log_level"] == "warning"
         assert (entry["leader_id"], entry["elected_at"]) == ("go", first)
         assert (entry["periodic_job_ids"], entry["kinds"]) == (["hourly"], ["task"])
@@ -127,24 +128,24 @@ async def test_foreign_leader(server: FakeServer, log: list[Any]) -> None:
         await server.timer.advance(100)
         server.answer = ElectionStatus("me", second, True, True)
         await server.timer.advance(30)
-        assert len(told()) == 1
+        assert len(warnings()) == 1
         server.is_broken = True
         await server.timer.advance(30)
         server.is_broken, server.answer = False, ElectionStatus("go", second, False, False)
         await server.timer.advance(30)
-        assert len(told()) == 2
+        assert len(warnings()) == 2
 
 
 async def test_leaders_on_a_server(schema: Schema, log: list[Any]) -> None:
-    """Who is registered is riverpy's: its own leader is not warned of, a row of another is, and
-    what leads no more is not."""
+    """A registered client is a riverpy client and is not logged as leader. A row of another leader
+    is logged, unless it has expired."""
     rig = Rig(schema)
 
     @rig.job
     async def work(job: Job[Task]) -> None:
         pass
 
-    async def looks(client: Any) -> None:
+    async def checked(client: Any) -> None:
         watch: LeaderWatch = client._run._leader_watch
         watch.checked.init()
         await watch.checked.wait()
@@ -157,19 +158,19 @@ async def test_leaders_on_a_server(schema: Schema, log: list[Any]) -> None:
     """
     await schema.execute(insert, "gone", timedelta(seconds=-1))
     async with rig.working(candidate=False, dead_after=timedelta(seconds=0.3)) as client:
-        await looks(client)
+        await checked(client)
         assert not [entry for entry in log if entry["event"] == LEADER_WITHOUT_RIVERPY_FOUND]
         await schema.execute("DELETE FROM river_leader")
         await schema.execute(insert, "go", timedelta(minutes=1))
-        await looks(client)
-        await looks(client)
+        await checked(client)
+        await checked(client)
     (entry,) = [entry for entry in log if entry["event"] == LEADER_WITHOUT_RIVERPY_FOUND]
     assert (entry["leader_id"], entry["kinds"]) == ("go", ["task"])
 
 
 async def test_unreleased_lease(schema: Schema) -> None:
-    """A client that ends while its lease cannot be released stays registered, so that nobody takes
-    the lease for one of another language's."""
+    """A client that stops while its lease cannot be released stays registered, so that other
+    clients do not take it for a leader in another language."""
     rig = Rig(schema)
 
     @rig.job

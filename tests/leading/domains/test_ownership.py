@@ -255,9 +255,9 @@ async def test_domain_that_cannot_give_signs_of_life(rig: Rig, log: list[Any]) -
         await until_told(DOMAIN_HEARTBEAT_LOST)
         await rig.schema.execute("ALTER TABLE away RENAME TO riverpy_queue_owner")
         await until_told(DOMAIN_HEARTBEAT_RESTORED)
-        membership.kept.init()
+        membership.updated.init()
         with anyio.fail_after(PATIENCE):
-            await membership.kept.wait()
+            await membership.updated.wait()
     events = {DOMAIN_HEARTBEAT_LOST, DOMAIN_HEARTBEAT_RESTORED}
     levels = [entry["log_level"] for entry in log if entry["event"] in events]
     assert levels == ["warning", "info"]
@@ -342,10 +342,10 @@ async def test_moved_queue_is_left(rig: Rig, log: list[Any]) -> None:
         membership: Any = a.client._run._membership  # type: ignore[union-attr]
 
         async def kept_twice() -> None:
-            membership.kept.init()
+            membership.updated.init()
             for _ in range(2):  # one may be under way
                 with anyio.fail_after(PATIENCE):
-                    await membership.kept.wait()
+                    await membership.updated.wait()
 
         await kept_twice()
         assert not told(log, text)
