@@ -83,7 +83,7 @@ def bench(
         if database.url_value.source == "--database-url":
             raise click.UsageError("--embedded and --database-url exclude each other")
         with embedded_server(SERVER) as url:
-            run(_migrate, url)
+            run(migrate_all, url)
             measurement = run(_measure, url, None, load, True)
     elif database.url is None:
         raise click.UsageError(
@@ -96,10 +96,6 @@ def bench(
         print_json(measurement)
     else:
         _print(measurement)
-
-
-async def _migrate(url: str) -> None:
-    await migrate_all(url)
 
 
 async def _measure(url: str, schema: str | None, load: Load, force: bool) -> Measurement:

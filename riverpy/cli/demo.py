@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 SERVER = "demo"
 """The name of the embedded server."""
 PROBLEMS_SHOWN = 10
-RATE_JOBS_MIN = 10
-"""A rate is shown for this number of jobs or more."""
 _WORDS = {
     EventKind.JOB_COMPLETED: "completed",
     EventKind.JOB_FAILED: "failed attempts",
@@ -166,14 +164,13 @@ def _print_object(result: DemoResult) -> None:
 
 def _print_tables(result: DemoResult, *, unread: int) -> None:
     print_table(
-        ("KIND", "STATE", "JOBS", "ATTEMPTS", "PER S", "WAIT P50", "P95", "RUN P50", "P95"),
+        ("KIND", "STATE", "JOBS", "ATTEMPTS", "WAIT P50", "P95", "RUN P50", "P95"),
         [
             (
                 line.kind,
                 line.state,
                 line.jobs,
                 line.attempts,
-                None if line.rate is None or line.jobs < RATE_JOBS_MIN else round(line.rate),
                 *_quantiles(line.wait),
                 *_quantiles(line.run),
             )

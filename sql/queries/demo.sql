@@ -37,10 +37,6 @@ select
   state::text,
   count(*) as jobs,
   sum(attempt)::bigint as attempts,
-  (
-    count(*)
-    / nullif(extract(epoch from /* finite */ (max(finalized_at)) - /* finite */ (min(attempted_at))), 0)
-  )::float8 as rate,
   percentile_cont(array[0.5, 0.95]) within group (
     order by greatest(extract(epoch from /* finite */ (attempted_at) - /* finite */ (scheduled_at)), 0)::float8
   ) as wait,

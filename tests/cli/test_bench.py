@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from riverpy._postgres.sql_files import query
 from riverpy._tools.bench import run as _bench_run
 from riverpy._tools.bench.process_cost import ServerProcesses, memory_mib
-from riverpy._tools.bench.run import QUEUE, Bench, Load, _Occupancy
-from riverpy._tools.bench.statements import bench_server
+from riverpy._tools.bench.run import QUEUE, Bench, Load, occupancy
 from riverpy._tools.errors import ToolError
 from riverpy.errors import SchemaMissingError
 from riverpy.migrate import Migrator
@@ -105,10 +105,10 @@ async def test_jobs(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_occupancy(schema: Schema) -> None:
     """The share counts only the time in which all slots have work. There is no share without
     sleeps, or with too few jobs."""
-    occupancy = _Occupancy(4, 2)
-    for step in ("begin", "begin", "end", "end", "begin", "begin", "end", "end"):
-        getattr(occupancy, step)()
-    assert occupancy.share() is None
+    begun, ended = [0.0, 0.0, 10.0, 14.0, 18.0, 20.0], [10.0, 12.0, 18.0, 20.0, 30.0, 30.0]
+    assert occupancy(begun, ended, 2) == 0.5  # from 12 to 14 only the third job runs
+    assert occupancy([0.0, 0.0, 12.0, 12.0], [10.0, 12.0, 20.0, 20.0], 2) is None
+    assert occupancy([0.0, 0.0], [1.0, 2.0], 2) is None
     assert (await measure(schema, jobs=50, slots=20)).occupancy is None
 
 
@@ -192,9 +192,9 @@ async def test_rival(schema: Schema) -> None:
 
 async def test_server_processes(conn: asyncpg.Connection[Any]) -> None:
     """The server's processor time is read where it runs on this machine, and else not guessed."""
-    server = await bench_server(conn)
-    processes = ServerProcesses.of_backend(server.pid)
-    if server.is_local and processes is not None:
+    ((pid, is_local, _),) = await query("bench", "bench_server", None).fetch(conn)
+    processes = ServerProcesses.of_backend(pid)
+    if is_local and processes is not None:
         grew = False
         while not grew:  # the CPU time of a process that ends is lost
             before = processes.cpu_seconds()

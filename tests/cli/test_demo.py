@@ -18,7 +18,7 @@ import pytest
 
 from riverpy._tools.demo import run as _demo_run
 from riverpy._tools.demo.files import Files
-from riverpy._tools.demo.jobs import CompressedFile, CompressFile, CountFiles, DemoJobs
+from riverpy._tools.demo.jobs import CompressFile, CountFiles, DemoJobs
 from riverpy._tools.demo.run import DemoRun
 from riverpy._tools.errors import ToolError
 from riverpy.errors import JobCancel
@@ -309,8 +309,8 @@ async def test_unreadable(files: Path, database_url: str, monkeypatch: pytest.Mo
     assert Files(files, None).problems == ["/a/b: Permission denied"]
 
 
-def _wrong_digest(self: DemoJobs, path: Path) -> CompressedFile:
-    return CompressedFile(path.stat().st_size, 1, "0" * 64)
+def _wrong_digest(self: DemoJobs, path: Path) -> dict[str, object]:
+    return {"bytes_in": path.stat().st_size, "bytes_out": 1, "sha256": "0" * 64}
 
 
 def _no_output(self: DemoJobs, job: Job[CompressFile]) -> None:

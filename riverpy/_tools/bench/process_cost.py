@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,17 +24,12 @@ def settle_collector() -> None:
 
 
 def memory_mib() -> float | None:
-    """Return the memory of this process, or its peak if the system reports only that. None: the
-    system reports neither."""
-    with suppress(OSError):
+    """Return the memory of this process. None: the system does not report it."""
+    try:
         pages = int((_PROC / "self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
-    if sys.platform == "win32":
+    except OSError:
         return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / _MIB if sys.platform == "darwin" else peak / 1024
+    return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
 
 
 class ServerProcesses:
@@ -49,12 +43,11 @@ class ServerProcesses:
         """Return the processes of the server of this backend. None: they are not on this
         machine."""
         try:
-            name = (_PROC / str(pid) / "comm").read_text().strip()
             postmaster = int(_stat(pid)[_PARENT])
-            parent_name = (_PROC / str(postmaster) / "comm").read_text().strip()
+            names = {(_PROC / str(one) / "comm").read_text() for one in (pid, postmaster)}
         except OSError:
             return None
-        return cls(postmaster) if name == parent_name == "postgres" else None
+        return cls(postmaster) if names == {"postgres\n"} else None
 
     def cpu_seconds(self) -> float:
         """Return the processor time of all of them, ended ones included.

@@ -7,6 +7,7 @@ import random
 import statistics
 import time
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,7 +17,7 @@ import msgspec
 from riverpy._names import DISTRIBUTION
 from riverpy._postgres.driver import close, connect
 from riverpy._postgres.schema import check_schema
-from riverpy._tools.bench import statements as sql
+from riverpy._postgres.sql_files import query
 from riverpy._tools.bench.process_cost import ServerProcesses, memory_mib, settle_collector
 from riverpy._tools.errors import ToolError
 from riverpy.client import Client
@@ -27,9 +28,9 @@ from riverpy.job import Job  # noqa: TC001 (the annotations of the jobs are read
 from riverpy.worker import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
-    from anyio.abc import TaskStatus
+    from asyncpg import Record
 
     from riverpy._postgres.driver import Connection
 
@@ -108,44 +109,22 @@ class _Stopwatch:
             self.server_cpu_seconds = self._server.cpu_seconds() - self._began_server
 
 
-class _Occupancy:
-    """Computes the share of slots in use while there is work for all slots."""
+def occupancy(begun: Sequence[float], ended: Sequence[float], slots: int) -> float | None:
+    """Return the share of slots in use while there is work for all slots.
 
-    def __init__(self, jobs: int, slots: int) -> None:
-        self._slots = slots
-        self._last_begun = jobs - slots
-        self._begun = self._ended = 0
-        self._busy_seconds = 0.0
-        self._since: float | None = None
-        self._until: float | None = None
-        self._changed_at = 0.0
-
-    def begin(self) -> None:
-        """Count the start of a job."""
-        now = self._count()
-        self._begun += 1
-        if self._begun == self._last_begun:
-            self._until = now
-
-    def end(self) -> None:
-        """Count the end of a job."""
-        now = self._count()
-        self._ended += 1
-        if self._ended == self._slots:
-            self._since = now
-
-    def _count(self) -> float:
-        now = time.perf_counter()
-        if self._since is not None and self._until is None:
-            self._busy_seconds += (now - self._changed_at) * (self._begun - self._ended)
-        self._changed_at = now
-        return now
-
-    def share(self) -> float | None:
-        """Return the share when all jobs have ended."""
-        if self._since is None or self._until is None or self._until <= self._since:
-            return None
-        return self._busy_seconds / (self._until - self._since) / self._slots
+    Args:
+        begun: the times at which the jobs began, in this order.
+        ended: the times at which they ended, in this order.
+        slots: the number of slots.
+    """
+    if len(begun) <= slots:
+        return None
+    since, until = ended[slots - 1], begun[-slots - 1]
+    if until <= since:
+        return None
+    used = sum(min(max(end, since), until) for end in ended)
+    used -= sum(min(max(begin, since), until) for begin in begun)
+    return used / (until - since) / slots
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,9 +150,9 @@ class Bench:
     """
 
     def __init__(self, url: str, schema: str | None, load: Load) -> None:
-        self._url, self._schema = url, schema
-        self._jobs, self._slots, self._sleep_seconds = load.jobs, load.slots, load.sleep
-        self._occupancy = _Occupancy(load.jobs, load.slots)
+        self._url, self._schema, self._load = url, schema, load
+        self._begun: list[float] = []
+        self._ended: list[float] = []
         self._opts = InsertOpts(queue=QUEUE)
         self._worked = 0
         self._last_id = 0
@@ -192,17 +171,17 @@ class Bench:
         )
 
     async def _noop(self, job: Job[_Noop]) -> None:
-        self._ended(job.id)
+        self._count(job.id)
 
     async def _sleep(self, job: Job[_Sleep]) -> None:
-        self._occupancy.begin()
+        self._begun.append(time.perf_counter())
         await asyncio.sleep(job.args.seconds)  # noqa: TID251 (most jobs wait with it)
-        self._occupancy.end()
-        self._ended(job.id)
+        self._ended.append(time.perf_counter())
+        self._count(job.id)
 
-    def _ended(self, job_id: int) -> None:
+    def _count(self, job_id: int) -> None:
         self._worked += 1
-        if self._worked == self._jobs:
+        if self._worked == self._load.jobs:
             self._last_id = job_id
             self._all_worked.set()
 
@@ -221,15 +200,14 @@ class Bench:
         """
         async with self._connected() as connection:
             await check_schema(connection, self._schema, url=self._url)
-            with anyio.fail_after(STATEMENT_TIMEOUT):
-                count = await sql.bench_job_count(connection, self._schema)
-                if count and not force:
-                    raise ToolError(
-                        f"river_job has {count:,} jobs: use --force to delete all of them "
-                        "(TRUNCATE), or another database or schema"
-                    )
-                if count:
-                    await sql.bench_truncate(connection, self._schema)
+            ((count,),) = await self._fetch(connection, "bench_job_count")
+            if count and not force:
+                raise ToolError(
+                    f"river_job has {count:,} jobs: use --force to delete all of them "
+                    "(TRUNCATE), or another database or schema"
+                )
+            if count:
+                await self._fetch(connection, "bench_truncate")
         return count
 
     async def measure(self) -> Measurement:
@@ -240,7 +218,34 @@ class Bench:
             Exception: the database failed.
         """
         async with self._connected() as connection:
-            return await self._measure(connection)
+            ((pid, is_local, postgres),) = await self._fetch(connection, "bench_server")
+            server = ServerProcesses.of_backend(pid) if is_local else None
+            async with self._client:
+                insert_seconds = await self._insert()
+                await self._fetch(connection, "bench_settle")
+                settle_collector()
+                work = await self._work(server)
+                rss = memory_mib()
+                await self._check(connection)
+                pickups = statistics.quantiles(await self._pick_up(), n=100, method="inclusive")
+        jobs, slots = self._load.jobs, self._load.slots
+        share = occupancy(self._begun, self._ended, slots)
+        return Measurement(
+            jobs=jobs,
+            slots=slots,
+            insert_per_s=round(jobs / insert_seconds, 1),
+            work_per_s=round(jobs / work.seconds, 1),
+            client_cpu_us_per_job=round(work.cpu_seconds * 1e6 / jobs, 2),
+            server_cpu_us_per_job=round(work.server_cpu_seconds * 1e6 / jobs, 2)
+            if server
+            else None,
+            occupancy=None if share is None else round(share, 4),
+            pickup_p50_ms=round(pickups[49] * 1e3, 3),
+            pickup_p99_ms=round(pickups[98] * 1e3, 3),
+            rss_mib=None if rss is None else round(rss, 1),
+            riverpy_version=version(DISTRIBUTION),
+            postgres_version=postgres.split()[0],
+        )
 
     @asynccontextmanager
     async def _connected(self) -> AsyncGenerator[Connection]:
@@ -250,48 +255,24 @@ class Bench:
         finally:
             await close(connection)
 
-    async def _measure(self, connection: Connection) -> Measurement:
-        server = await sql.bench_server(connection)
-        processes = ServerProcesses.of_backend(server.pid) if server.is_local else None
-        async with self._client:
-            insert_seconds = await self._insert()
-            with anyio.fail_after(STATEMENT_TIMEOUT):
-                await sql.bench_settle(connection, self._schema)
-            settle_collector()
-            work = await self._work(processes)
-            rss = memory_mib()
-            await self._check(connection)
-            pickups = statistics.quantiles(await self._pick_up(), n=100, method="inclusive")
-        micro, occupancy = 1e6 / self._jobs, self._occupancy.share()
-        return Measurement(
-            jobs=self._jobs,
-            slots=self._slots,
-            insert_per_s=round(self._jobs / insert_seconds, 1),
-            work_per_s=round(self._jobs / work.seconds, 1),
-            client_cpu_us_per_job=round(work.cpu_seconds * micro, 2),
-            server_cpu_us_per_job=round(work.server_cpu_seconds * micro, 2) if processes else None,
-            occupancy=None if occupancy is None else round(occupancy, 4),
-            pickup_p50_ms=round(pickups[49] * 1e3, 3),
-            pickup_p99_ms=round(pickups[98] * 1e3, 3),
-            rss_mib=None if rss is None else round(rss, 1),
-            riverpy_version=version(DISTRIBUTION),
-            postgres_version=server.version.split()[0],
-        )
+    async def _fetch(self, connection: Connection, block: str, **values: object) -> list[Record]:
+        with anyio.fail_after(STATEMENT_TIMEOUT):
+            return await query("bench", block, self._schema).fetch(connection, **values)
 
     async def _insert(self) -> float:
         """Insert the jobs. Return the seconds that it took."""
         began = time.perf_counter()
-        for start in range(0, self._jobs, BATCH):
-            count = min(BATCH, self._jobs - start)
+        for start in range(0, self._load.jobs, BATCH):
+            count = min(BATCH, self._load.jobs - start)
             await self._client.insert_many_fast(
                 [InsertManyParams(self._args(), self._opts) for _ in range(count)]
             )
         return time.perf_counter() - began
 
     def _args(self) -> _Noop | _Sleep:
-        if not self._sleep_seconds:
+        if not self._load.sleep:
             return _Noop()
-        return _Sleep(self._sleep_seconds * random.uniform(0.5, 1.5))  # noqa: S311 (no secret)
+        return _Sleep(self._load.sleep * random.uniform(0.5, 1.5))  # noqa: S311 (no secret)
 
     async def _work(self, server: ServerProcesses | None) -> _Stopwatch:
         """Work the jobs. Return the stopwatch.
@@ -301,23 +282,20 @@ class Bench:
         """
         watch = _Stopwatch(server)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._run_client, watch)
+            tasks.start_soon(partial(self._client.run, task_status=watch))
             await self._until_all_worked()
             await self._until_last_stored()
             watch.stop()
             self._client.stop()
         return watch
 
-    async def _run_client(self, watch: TaskStatus[None]) -> None:
-        await self._client.run(task_status=watch)
-
     async def _until_all_worked(self) -> None:
         worked = -1
         while not self._all_worked.is_set():
             if worked == self._worked:
                 raise ToolError(
-                    f"{self._jobs - self._worked:,} jobs of queue {QUEUE} are left and no job was "
-                    f"worked for {STALL_TIMEOUT:.0f} s: is the queue paused, or does another "
+                    f"{self._load.jobs - self._worked:,} jobs of queue {QUEUE} are left and no job "
+                    f"was worked for {STALL_TIMEOUT:.0f} s: is the queue paused, or does another "
                     "process work it?"
                 )
             worked = self._worked
@@ -332,12 +310,11 @@ class Bench:
                         return
 
     async def _check(self, connection: Connection) -> None:
-        with anyio.fail_after(STATEMENT_TIMEOUT):
-            completed = await sql.bench_completed(connection, self._schema, QUEUE)
-        if completed != self._jobs:
+        ((completed,),) = await self._fetch(connection, "bench_completed", queue=QUEUE)
+        if completed != self._load.jobs:
             raise ToolError(
-                f"{completed:,} of {self._jobs:,} jobs were completed at their first attempt, so "
-                "the measurement is not valid"
+                f"{completed:,} of {self._load.jobs:,} jobs were completed at their first attempt, "
+                "so the measurement is not valid"
             )
 
     async def _pick_up(self) -> list[float]:

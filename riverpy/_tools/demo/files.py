@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sysconfig
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,7 @@ class Files:
         self.problems: list[str] = []
         """Directories that could not be read, and names that are not UTF-8."""
         self._is_default = directory is None
-        self.paths: list[str] = []
-        for path in self._walk():
-            if limit is not None and len(self.paths) == limit:
-                break
-            self.paths.append(path)
+        self.paths = list(islice(self._walk(), limit))
 
     def _walk(self) -> Iterator[str]:
         for parent, directories, names in os.walk(self.directory, onerror=self._failed):

@@ -34,14 +34,6 @@ class CompressFile(msgspec.Struct, frozen=True):
     path: str
 
 
-class CompressedFile(msgspec.Struct, frozen=True):
-    """The output of `CompressFile`."""
-
-    bytes_in: int
-    bytes_out: int
-    sha256: str
-
-
 class CountFiles(msgspec.Struct, frozen=True):
     """Count the files in a directory. The job is unique by its args."""
 
@@ -123,7 +115,7 @@ class DemoJobs:
         except OSError as error:
             raise JobCancel(f"cannot read it: {error.strerror}") from error
 
-    def _compress(self, path: Path) -> CompressedFile:
+    def _compress(self, path: Path) -> dict[str, object]:
         digest, compressor = hashlib.sha256(), zlib.compressobj()
         bytes_in = bytes_out = 0
         with path.open("rb") as file:
@@ -132,7 +124,8 @@ class DemoJobs:
                 digest.update(chunk)
                 bytes_in += len(chunk)
                 bytes_out += len(compressor.compress(chunk))
-        return CompressedFile(bytes_in, bytes_out + len(compressor.flush()), digest.hexdigest())
+        bytes_out += len(compressor.flush())
+        return {"bytes_in": bytes_in, "bytes_out": bytes_out, "sha256": digest.hexdigest()}
 
     def count_files(self, job: Job[CountFiles]) -> None:
         """Run in a thread, because file access blocks."""

@@ -55,8 +55,6 @@ class Summary(msgspec.Struct, frozen=True):
     state: str
     jobs: int
     attempts: int
-    rate: float | None
-    """Jobs per second from the first claim to the last end. None: all at one moment."""
     wait: tuple[float | None, float | None] | None
     run: tuple[float | None, float | None] | None
     bytes_in: int | None
