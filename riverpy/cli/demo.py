@@ -27,9 +27,7 @@ from riverpy.cli._types import IntegerType
 from riverpy.events import EventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from riverpy._tools.demo.run import DemoResult, Summary
+    from riverpy._tools.demo.run import DemoResult
     from riverpy.cli._options import DatabaseSettings
     from riverpy.events import Event
 
@@ -164,38 +162,20 @@ def _print_object(result: DemoResult) -> None:
 
 def _print_tables(result: DemoResult, *, unread: int) -> None:
     print_table(
-        ("KIND", "STATE", "JOBS", "ATTEMPTS", "WAIT P50", "P95", "RUN P50", "P95"),
-        [
-            (
-                line.kind,
-                line.state,
-                line.jobs,
-                line.attempts,
-                *_quantiles(line.wait),
-                *_quantiles(line.run),
-            )
-            for line in result.summary
-        ],
+        ("KIND", "STATE", "JOBS", "ATTEMPTS", "WAIT P50 MS", "P95", "RUN P50 MS", "P95"),
+        [tuple(row)[:8] for row in result.summary],
     )
     seconds = result.duration.total_seconds()
     click.echo(f"\n{result.jobs:,} jobs in {seconds:.1f} s: {result.jobs / seconds:,.0f} a second")
-    click.echo(_sizes(result.summary))
+    bytes_in, bytes_out = (
+        sum(row[size] for row in result.summary) for size in ("bytes_in", "bytes_out")
+    )
+    share = f", {100 * bytes_out / bytes_in:.0f} % of it after compression" if bytes_in else ""
+    click.echo(f"{bytes_in / 2**10:,.0f} KiB read and hashed{share}")
     if unread:
         click.echo(f"Files and directories that could not be read: {unread:,}")
     for check, problems in result.checks.items():
         click.echo(f"{'FAIL' if problems else 'ok  '}  {check}")
-
-
-def _quantiles(values: tuple[float | None, float | None] | None) -> list[str]:
-    """Format seconds as milliseconds."""
-    return ["-" if value is None else f"{value * 1000:,.1f} ms" for value in values or (None, None)]
-
-
-def _sizes(summary: Sequence[Summary]) -> str:
-    bytes_in = sum(line.bytes_in or 0 for line in summary)
-    bytes_out = sum(line.bytes_out or 0 for line in summary)
-    share = f", {100 * bytes_out / bytes_in:.0f} % of it after compression" if bytes_in else ""
-    return f"{bytes_in / 2**10:,.0f} KiB read and hashed{share}"
 
 
 def _print_next(result: DemoResult, url: str | None) -> None:

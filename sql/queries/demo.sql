@@ -31,21 +31,23 @@ from /* schema */ river_job;
 
 
 -- name: demo_summary
--- The jobs of each kind and state. Times are seconds of the last attempt. Quantiles are p50 and p95.
+-- The jobs of each kind and state. Times are milliseconds of the last attempt.
+with job as (
+  select
+    kind, state::text, attempt, metadata -> 'output' as output,
+    greatest(extract(epoch from /* finite */ (attempted_at) - /* finite */ (scheduled_at)), 0)::float8 * 1000 as wait,
+    greatest(extract(epoch from /* finite */ (finalized_at) - /* finite */ (attempted_at)), 0)::float8 * 1000 as run
+  from /* schema */ river_job
+)
 select
-  kind,
-  state::text,
-  count(*) as jobs,
-  sum(attempt)::bigint as attempts,
-  percentile_cont(array[0.5, 0.95]) within group (
-    order by greatest(extract(epoch from /* finite */ (attempted_at) - /* finite */ (scheduled_at)), 0)::float8
-  ) as wait,
-  percentile_cont(array[0.5, 0.95]) within group (
-    order by greatest(extract(epoch from /* finite */ (finalized_at) - /* finite */ (attempted_at)), 0)::float8
-  ) as run,
-  sum((metadata #>> '{output,bytes_in}')::bigint)::bigint as bytes_in,
-  sum((metadata #>> '{output,bytes_out}')::bigint)::bigint as bytes_out
-from /* schema */ river_job
+  kind, state, count(*) as jobs, sum(attempt)::bigint as attempts,
+  round((percentile_cont(0.5) within group (order by wait))::numeric, 1)::float8 as wait_p50,
+  round((percentile_cont(0.95) within group (order by wait))::numeric, 1)::float8 as wait_p95,
+  round((percentile_cont(0.5) within group (order by run))::numeric, 1)::float8 as run_p50,
+  round((percentile_cont(0.95) within group (order by run))::numeric, 1)::float8 as run_p95,
+  coalesce(sum((output ->> 'bytes_in')::bigint), 0)::bigint as bytes_in,
+  coalesce(sum((output ->> 'bytes_out')::bigint), 0)::bigint as bytes_out
+from job
 group by kind, state
 order by jobs desc, kind, state;
 

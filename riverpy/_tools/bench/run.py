@@ -92,21 +92,20 @@ class _Stopwatch:
 
     def __init__(self, server: ServerProcesses | None) -> None:
         self._server = server
-        self._began = self._began_cpu = self._began_server = 0.0
         self.seconds = self.cpu_seconds = self.server_cpu_seconds = 0.0
 
     def started(self, value: None = None) -> None:
         """Start: the client claims now. This is the interface of anyio's TaskStatus."""
         if self._server is not None:
-            self._began_server = self._server.cpu_seconds()
-        self._began, self._began_cpu = time.perf_counter(), time.process_time()
+            self.server_cpu_seconds = -self._server.cpu_seconds()
+        self.seconds, self.cpu_seconds = -time.perf_counter(), -time.process_time()
 
     def stop(self) -> None:
         """Stop, before the client closes its connections."""
-        self.seconds = time.perf_counter() - self._began
-        self.cpu_seconds = time.process_time() - self._began_cpu
+        self.seconds += time.perf_counter()
+        self.cpu_seconds += time.process_time()
         if self._server is not None:
-            self.server_cpu_seconds = self._server.cpu_seconds() - self._began_server
+            self.server_cpu_seconds += self._server.cpu_seconds()
 
 
 def occupancy(begun: Sequence[float], ended: Sequence[float], slots: int) -> float | None:

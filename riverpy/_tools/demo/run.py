@@ -48,26 +48,14 @@ SAMPLE_SIZE_MAX = 1024 * 1024
 STATEMENT_TIMEOUT = 60.0
 
 
-class Summary(msgspec.Struct, frozen=True):
-    """The jobs of one kind that ended in one state. Times are in seconds, as p50 and p95."""
-
-    kind: str
-    state: str
-    jobs: int
-    attempts: int
-    wait: tuple[float | None, float | None] | None
-    run: tuple[float | None, float | None] | None
-    bytes_in: int | None
-    bytes_out: int | None
-
-
 class DemoResult(msgspec.Struct, frozen=True):
     """The result of a run."""
 
     schema: str
     duration: timedelta
     """From the first insert to the end of the last job."""
-    summary: Sequence[Summary]
+    summary: Sequence[Record]
+    """The rows of `demo_summary`."""
     unreadable: Sequence[str]
     """The errors of the files that could not be read."""
     checks: dict[str, list[str]]
@@ -81,14 +69,14 @@ class DemoResult(msgspec.Struct, frozen=True):
     @property
     def jobs(self) -> int:
         """The number of jobs."""
-        return sum(line.jobs for line in self.summary)
+        return sum(self.states.values())
 
     @property
     def states(self) -> dict[str, int]:
         """The number of jobs in each state."""
         states: dict[str, int] = {}
         for line in self.summary:
-            states[line.state] = states.get(line.state, 0) + line.jobs
+            states[line["state"]] = states.get(line["state"], 0) + line["jobs"]
         return states
 
 
@@ -193,7 +181,7 @@ class DemoRun:
         return DemoResult(
             schema=self.schema,
             duration=duration,
-            summary=[Summary(*row) for row in await self._fetch(connection, "demo_summary")],
+            summary=await self._fetch(connection, "demo_summary"),
             unreadable=[reason for (reason,) in await self._fetch(connection, "demo_unreadable")],
             checks=await self._check(connection),
         )

@@ -141,12 +141,10 @@ def _command_line(pid: int) -> str:
 
 def is_ready(data: Path) -> bool:
     """Return whether the postmaster runs and reports that it accepts connections."""
-    if postmaster_pid(data) is None:
-        return False
-    try:
-        return (data / "postmaster.pid").read_text().splitlines()[7].strip() == "ready"
-    except (OSError, IndexError):
-        return False
+    with contextlib.suppress(OSError, IndexError):
+        status = (data / "postmaster.pid").read_text().splitlines()[7].strip()
+        return status == "ready" and postmaster_pid(data) is not None
+    return False
 
 
 def remove_stale_files(data: Path, socket_directory: Path) -> None:

@@ -235,7 +235,7 @@ class EmbeddedPostgres:
                 yield start_lock
             finally:
                 os.close(start_lock)
-        except OSError as error:
+        except (OSError, subprocess.TimeoutExpired) as error:
             raise DatabaseError(f"cannot use {self.directory}: {error}") from error
 
     def _lock_start(self) -> int:
@@ -272,12 +272,9 @@ class EmbeddedPostgres:
             *("-D", making, "--username=postgres", "--encoding=UTF8", f"--locale={_LOCALE}"),
             *("--auth=trust", "--no-sync"),
         ]
-        try:
-            made = self._account.run(
-                command, limit=INITDB_TIMEOUT, environment=self._environment, keep=[start_lock]
-            )
-        except subprocess.TimeoutExpired:
-            raise DatabaseError(f"initdb did not end within {INITDB_TIMEOUT:.0f} s") from None
+        made = self._account.run(
+            command, limit=INITDB_TIMEOUT, environment=self._environment, keep=[start_lock]
+        )
         if made.returncode:
             reason = " ".join(made.stderr.split())
             raise DatabaseError(
@@ -328,20 +325,16 @@ class EmbeddedPostgres:
 
     def _detach(self, role: str, argument: str) -> None:
         """Start a supervisor or a holder and wait until it is ready."""
-        limit = 2 * processes.START_TIMEOUT
-        try:
-            started = subprocess.run(  # noqa: S603 (a file of this package)
-                [sys.executable, "-I", "-S", processes.__file__, role, argument],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                stdin=subprocess.DEVNULL,
-                timeout=limit,
-                check=False,
-                cwd="/",
-            )
-        except subprocess.TimeoutExpired:
-            raise DatabaseError(f"PostgreSQL did not start within {limit:.0f} s") from None
+        started = subprocess.run(  # noqa: S603 (a file of this package)
+            [sys.executable, "-I", "-S", processes.__file__, role, argument],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=2 * processes.START_TIMEOUT,
+            check=False,
+            cwd="/",
+        )
         if started.returncode or started.stdout:
             reason = started.stdout or started.stderr.strip()
             raise DatabaseError(
@@ -357,10 +350,7 @@ class EmbeddedPostgres:
         return f": {fatal[-1]} (see {self.log_path})" if fatal else ""
 
     def _stop(self) -> bool:
-        try:
-            ran = processes.stop_postmaster(self._data)
-        except TimeoutError as error:
-            raise DatabaseError(f"cannot stop the server in {self.directory}: {error}") from error
+        ran = processes.stop_postmaster(self._data)
         self.release()
         for name in ("supervisor.lock", "holder.lock"):  # both end with the server
             ended = partial(processes.is_free, self.directory / name)
