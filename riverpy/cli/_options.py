@@ -66,8 +66,8 @@ limit_option = click.option(
 
 HOW_TO_GIVE_A_DATABASE = (
     "use --database-url, RIVERPY_DATABASE_URL, DATABASE_URL, PGHOST and related variables, or "
-    "database-url in [tool.riverpy] of pyproject.toml; or start one with `riverpy dev` in this "
-    "directory, or with `riverpy db start`, which prints its URL"
+    "database-url in riverpy.toml or in [tool.riverpy] of pyproject.toml; or start one with "
+    "`riverpy dev` in this directory, or with `riverpy db start`, which prints its URL"
 )
 
 _NOT_SET: Value[str] = Value(msgspec.UNSET, "default")

@@ -194,18 +194,19 @@ def _failed(what: str, error: BaseException) -> NoReturn:
     """Raise a CommandError that names the line of the user's code that raised the error. The
     traceback is printed with `--debug`."""
     show_traceback(error)
-    place = ""
+    place, reason = "", describe(error)
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not Path(frame.filename).is_relative_to(_RIVERPY)
     ]
     if isinstance(error, SyntaxError):
-        place = f" ({error.filename}, line {error.lineno})"
+        reason = f"{type(error).__name__}: {error.msg}"  # the text of the error repeats the place
+        place = f" ({os.path.relpath(error.filename or '?')}, line {error.lineno})"
     elif frames:
         place = f" ({os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno})"
     name = f"{type(error).__name__}: " if isinstance(error, OSError) and error.args else ""
-    text = f"{what} failed: {name}{describe(error)}{place}"
+    text = f"{what} failed: {name}{reason}{place}"
     code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE
     raise CommandError(text, exit_code=code) from error
 

@@ -99,7 +99,7 @@ async def _read_worker(address: Address, max_lag: timedelta | None) -> ProbeResu
     except (OSError, ValueError) as error:  # a DecodeError is a ValueError
         show_traceback(error)
         why = describe(error) if isinstance(error, OSError) else NO_HEALTH_SERVER
-        reason = f"{address}: {why}"
+        reason = f"none from {address}: {why}"
         return ProbeResult.of({"answer": Check(ok=False, reason=reason)})
 
 

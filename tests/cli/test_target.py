@@ -103,7 +103,7 @@ def test_wrong_setting_inside_the_module(module: Callable[[str], str]) -> None:
             "import nowhere_at_all\n",
             "failed: ModuleNotFoundError: No module named 'nowhere_at_all'",
         ),
-        ("x = (\n", "failed: SyntaxError: '(' was never closed"),
+        ("x = (\n", "failed: SyntaxError: '(' was never closed ({name}.py, line 1)"),
         ("raise SystemExit(3)\n", "failed: SystemExit: 3 ({name}.py, line 1)"),
         ("raise OSError('postgres://u:s3cret@h/d')\n", "OSError: postgres://u:***@h/d"),
     ],

@@ -244,9 +244,9 @@ async def test_no_health_server() -> None:
             code, printed, _ = await asked
             connection.close()
     why = f"127.0.0.1:{port}: the program that listens there is not a health server"
-    assert (code, printed) == (3, f"not ready: answer: {why}\n")
+    assert (code, printed) == (3, f"not ready: answer: none from {why}\n")
     code, printed, _ = await run_command("health", "--url=:1")
-    assert (code, printed) == (3, "not ready: answer: 127.0.0.1:1: connection refused\n")
+    assert (code, printed) == (3, "not ready: answer: none from 127.0.0.1:1: connection refused\n")
 
 
 async def test_only_river_tables(fresh_database_url: str) -> None:
