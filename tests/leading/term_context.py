@@ -1,4 +1,4 @@
-"""A context: what the services of a term need, with a term that is held on a real schema."""
+"""HeldTerm: the context of a term's services, with a held term on a real schema."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TTL = timedelta(days=30)
 
 
 class QuickTimer(SystemTimer):
-    """Nobody waits for time: a sleep is over at once, a wait lasts until its event."""
+    """A timer without waiting: a sleep returns at once, and a wait lasts until its event."""
 
     def __init__(self) -> None:
         self.skipped = 0.0
@@ -63,14 +63,14 @@ class QuickTimer(SystemTimer):
 
 
 class StillTimer(QuickTimer):
-    """Time moves only as a test says."""
+    """Time that a test advances."""
 
     def boottime(self) -> float:
         return self.skipped
 
 
 class HeldTerm:
-    """A context, and what a test does to its term. `timer` and `lease` are those of `context`."""
+    """A term context, and operations on its term. `timer` and `lease` are those of `context`."""
 
     def __init__(self, schema: Schema, leader_id: str, timer: SystemTimer) -> None:
         self.schema = schema
@@ -85,22 +85,22 @@ class HeldTerm:
         """What the context says when it is asked."""
 
     async def run(self, service: MaintenanceService, scope: StopScope | None = None) -> float:
-        """One pass of a service."""
+        """Run one pass of a service."""
         return await service.run_once(scope or StopScope())
 
-    async def depose(self) -> None:
-        """Let another hold the row, which this process does not know yet."""
+    async def take_over(self) -> None:
+        """Let another client hold the row. This process is not notified."""
         await self.schema.execute(
             "UPDATE river_leader SET leader_id = 'another', elected_at = now(),"
             " expires_at = now() + interval '1 hour'"
         )
 
-    def lapse(self) -> None:
-        """Let the local deadline be over, which the database does not know."""
+    def pass_deadline(self) -> None:
+        """Let the local deadline pass. The row does not change."""
         self.lease.renewed(attempted_at=float("-inf"))
 
     def renew(self) -> None:
-        """Let the local deadline be as after a renewal."""
+        """Move the local deadline as after a renewal."""
         self.lease.renewed(attempted_at=self.timer.boottime())
 
     @property
@@ -127,8 +127,8 @@ async def held_term(
 ) -> AsyncGenerator[HeldTerm]:
     """A context whose term is held for a month, with these settings of Config.
 
-    `TermContext.up` is set. The default timer is a QuickTimer. With the `term` of another one both
-    believe, and the server too, that they lead.
+    `TermContext.up` is set. The default timer is a QuickTimer. With the `term` of another HeldTerm,
+    both processes and the server treat it as their own.
     """
     held = HeldTerm(schema, leader_id, timer or QuickTimer())
     async with AsyncExitStack() as stack:
@@ -154,7 +154,7 @@ async def held_term(
 
 
 def lease_of(held: HeldTerm, ttl: float, timer: SystemTimer | None = None) -> Lease:
-    """A lease of the same term, which lasts so many seconds."""
+    """Return a lease of the same term that lasts this many seconds."""
     timer = timer or held.timer
     return Lease(
         DEFAULT_DOMAIN,

@@ -1,4 +1,4 @@
-"""The fence: what a term may write, and what it may not after its end."""
+"""The fence of a term: what may be written during the term, and not after it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 async def test_holder_writes(held: HeldTerm, schema: Schema) -> None:
-    """What the holder writes is committed."""
+    """A write under a held term is committed."""
     context = held.context
     async with context.fence.transaction(context.connection, "a test") as connection:
         await connection.execute(
@@ -32,29 +32,29 @@ async def test_holder_writes(held: HeldTerm, schema: Schema) -> None:
     assert not held.is_refused
 
 
-async def test_deposed_writes_nothing(held: HeldTerm, schema: Schema) -> None:
-    """A transaction of a term that another has followed is refused before its first write, and the
-    elector is told."""
+async def test_write_after_a_takeover(held: HeldTerm, schema: Schema) -> None:
+    """A transaction of a term that another term has followed is refused before its first write, and
+    the term ends."""
     context = held.context
-    await held.depose()
+    await held.take_over()
     with pytest.raises(FencedOutError):
         async with context.fence.transaction(context.connection, "a test"):
             pytest.fail("the transaction began")
     assert held.is_refused
 
 
-async def test_doubt_sends_nothing(held: HeldTerm) -> None:
-    """Without trust in its term a process does not even ask."""
+async def test_no_statement_after_the_deadline(held: HeldTerm) -> None:
+    """After the local deadline a process sends no statement for the fence."""
     context = held.context
-    held.lapse()
+    held.pass_deadline()
     with pytest.raises(FencedOutError):
         async with context.fence.transaction(context.connection, "a test"):
             pytest.fail("the transaction began")
     assert not held.is_refused
 
 
-async def test_expired_writes_nothing(held: HeldTerm, schema: Schema) -> None:
-    """A transaction of a term whose lease has expired is refused although nobody else leads yet."""
+async def test_write_after_the_expiry(held: HeldTerm, schema: Schema) -> None:
+    """A transaction of an expired term is refused, even if no other client is leader yet."""
     context = held.context
     await schema.execute("UPDATE river_leader SET expires_at = now() - interval '1 second'")
     with pytest.raises(FencedOutError):
@@ -64,7 +64,7 @@ async def test_expired_writes_nothing(held: HeldTerm, schema: Schema) -> None:
 
 
 def fence_of(held: HeldTerm, ttl: float) -> TermFence:
-    """One of the same term, with a lease that lasts so many seconds."""
+    """Return a fence of the same term, with a lease of this many seconds."""
     return TermFence(lease_of(held, ttl, SystemTimer()))
 
 
@@ -80,9 +80,9 @@ def fence_of(held: HeldTerm, ttl: float) -> TermFence:
 async def test_limits(
     held: HeldTerm, ttl: float, options: dict[str, str], limits: tuple[str, ...]
 ) -> None:
-    """The server itself ends a transaction that hangs, over a connection that has no limits of its
-    own, too, as behind a pooler: after 5 s or the lease's time, whichever is less. A shorter limit
-    of the session stays. After the transaction the session is as before."""
+    """The server ends a transaction that hangs after 5 s or the lease's time, whichever is less.
+    This includes connections without settings, as behind a pooler. A shorter limit of the session
+    stays in effect. After the transaction the session has its old settings."""
     names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 
     async def read(connection: Connection) -> tuple[str, ...]:
@@ -103,8 +103,8 @@ async def test_limits(
 
 
 async def test_end_of_a_busy_transaction(held: HeldTerm) -> None:
-    """The server ends a fenced transaction of many short statements at its bound, also where the
-    session has a longer transaction_timeout, and with the session's own where that is shorter."""
+    """The server ends a fenced transaction of many short statements at its limit, even if the
+    session has a longer transaction_timeout. A shorter one of the session applies."""
     for own, ttl in (("40s", 1.5), ("500ms", 30.0)):
         plain = await plain_connection(held, {})
         try:
@@ -124,7 +124,7 @@ async def test_end_of_a_busy_transaction(held: HeldTerm) -> None:
 
 
 async def test_two_fences_in_one_transaction(held: HeldTerm) -> None:
-    """The second one does not make the transaction longer than the first did."""
+    """A second fence does not extend the limit of the first."""
     plain = await plain_connection(held, {})
     try:
         async with plain.use("a test", 20.0) as connection, connection.transaction():
@@ -144,7 +144,7 @@ async def busy(connection: Connection) -> None:
 
 
 async def plain_connection(held: HeldTerm, settings: dict[str, str]) -> DedicatedConnection:
-    """One with these settings alone."""
+    """Open a connection with only these settings."""
 
     async def make() -> Connection:
         return await connect(held.schema.url, application_name="plain", settings=settings)
@@ -153,8 +153,8 @@ async def plain_connection(held: HeldTerm, settings: dict[str, str]) -> Dedicate
 
 
 async def test_isolation(held: HeldTerm) -> None:
-    """A stricter default of the session is not taken over: under a snapshot the fence would fail on
-    a lease that is renewed meanwhile."""
+    """The fence does not use a stricter default isolation of the session: with a snapshot the fence
+    would fail if the lease is renewed during the transaction."""
     strict = await plain_connection(held, {"default_transaction_isolation": "serializable"})
     try:
         async with held.context.fence.transaction(strict, "a test") as connection:
@@ -164,8 +164,8 @@ async def test_isolation(held: HeldTerm) -> None:
 
 
 async def test_rollback_that_is_not_answered(held: HeldTerm) -> None:
-    """A transaction whose statement was refused, and whose rollback gets no answer in time, is cut
-    with its connection: nothing later runs inside of it."""
+    """If a statement fails and the rollback gets no answer in time, the connection is closed, so
+    that nothing later runs inside the transaction."""
     async with proxied(held.schema.url) as proxy:
 
         async def make() -> Connection:
@@ -194,8 +194,8 @@ async def time_out(fence: TermFence, connection: DedicatedConnection) -> None:
 
 
 async def test_locked_row_of_the_leader(held: HeldTerm, schema: Schema) -> None:
-    """A wait for the leader's row is told from one for what is to be written; without a limit of
-    the session's own it ends, too. Then the connection goes on to serve."""
+    """A wait for the leader's row and a wait for other rows give different errors. The first ends
+    even if the session has no limit. Then the connection can be used again."""
     plain = await plain_connection(held, {})
     fence = fence_of(held, 30.0)
     try:

@@ -66,7 +66,7 @@ async def test_nobody_is_silent(quick: HeldTerm) -> None:
     """While all clients write heartbeats nothing is written, not even by a leader that was
     deposed."""
     await register(quick.schema, "alive")
-    await quick.depose()
+    await quick.take_over()
     cleaner = await observing(quick)
     await quick.schema.execute(BEAT, "alive")
     await quick.run(cleaner)
@@ -83,7 +83,7 @@ async def test_out_of_contact(quick: HeldTerm) -> None:
 async def test_deposed(quick: HeldTerm) -> None:
     """A leader whose term is over, and that does not notice it yet, deletes no client."""
     await register(quick.schema, "gone")
-    await quick.depose()
+    await quick.take_over()
     with pytest.raises(FencedOutError):
         await quick.run(await observing(quick))
     assert await known(quick.schema) == ["gone"]

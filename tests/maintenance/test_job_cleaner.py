@@ -78,7 +78,7 @@ async def test_all_kept(schema: Schema) -> None:
         schema, retention=FOREVER, retention_by_queue={"q": FOREVER}, retention_by_kind={}
     ) as held:
         kept = {await insert_ended(schema, state, "10 years") for state in ENDED}
-        await held.depose()
+        await held.take_over()
         await held.run(JobCleaner(held.context))
     assert await ids_of(schema) == kept
 
@@ -86,7 +86,7 @@ async def test_all_kept(schema: Schema) -> None:
 async def test_no_queue_is_meant(held: HeldTerm, schema: Schema) -> None:
     """JC6: a cleaner of no queue sends no statement."""
     kept = {await insert_ended(schema, "completed", "10 years")}
-    await held.depose()
+    await held.take_over()
     held.scope = NOTHING
     await held.run(JobCleaner(held.context))
     assert await ids_of(schema) == kept
@@ -266,7 +266,7 @@ async def test_two_leaders(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> N
 async def test_deposed(held: HeldTerm, schema: Schema) -> None:
     """A deposed leader deletes nothing."""
     kept = await insert_ended(schema, "completed", "25 hours")
-    await held.depose()
+    await held.take_over()
     with pytest.raises(FencedOutError):
         await held.run(JobCleaner(held.context))
     assert await ids_of(schema) == {kept}
@@ -280,7 +280,7 @@ async def test_lost_between_batches(
     await insert_ended(schema, "completed", "25 hours", 35)
 
     async def sleep(_seconds: float) -> None:
-        held.lapse()
+        held.pass_deadline()
 
     monkeypatch.setattr(held.timer, "sleep", sleep)
     with pytest.raises(FencedOutError):

@@ -269,7 +269,7 @@ async def test_deposed(quick: HeldTerm) -> None:
     schema = quick.schema
     await register(schema, "dead")
     await insert(schema)
-    await quick.depose()
+    await quick.take_over()
     with pytest.raises(FencedOutError):
         await quick.run(await observing(quick))
     assert await states(schema) == ["running"]

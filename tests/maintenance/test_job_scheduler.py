@@ -361,7 +361,7 @@ async def test_some_queues(held: HeldTerm, schema: Schema) -> None:
         "bb": "scheduled",
         "cc": "available",
     }
-    await held.depose()
+    await held.take_over()
     held.scope = NOTHING
     await held.run(JobScheduler(held.context))
 
@@ -437,7 +437,7 @@ async def test_skewed_clock(
 async def test_deposed(held: HeldTerm, schema: Schema) -> None:
     """A deposed leader moves nothing."""
     job_id = await waiting(schema)
-    await held.depose()
+    await held.take_over()
     with pytest.raises(FencedOutError):
         await held.run(JobScheduler(held.context))
     assert await states_of(schema) == {job_id: "scheduled"}

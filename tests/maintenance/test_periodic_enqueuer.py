@@ -277,7 +277,7 @@ async def test_deposed_inserts_nothing(schema: Schema) -> None:
     """A leader that another has followed is refused, and its slots are the other's."""
     async with enqueuing(schema, ticks()) as one:
         slot = await one.move("ticks", SECOND)
-        await one.held.depose()
+        await one.held.take_over()
         with pytest.raises(FencedOutError):
             await one.run()
         assert one.held.is_refused

@@ -70,7 +70,7 @@ async def test_some_queues(held: HeldTerm, schema: Schema) -> None:
     held.scope = OnlyQueues(frozenset({"aa", "cc", "dd"}))
     await held.run(QueueCleaner(held.context))
     assert await names_of(schema) == ["bb"]
-    await held.depose()
+    await held.take_over()
     held.scope = NOTHING
     await held.run(QueueCleaner(held.context))
     assert await names_of(schema) == ["bb"]
@@ -106,7 +106,7 @@ async def test_two_leaders(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> N
 async def test_deposed(held: HeldTerm, schema: Schema) -> None:
     """A deposed leader forgets nothing."""
     await insert_queue(schema, "stale", "25 hours")
-    await held.depose()
+    await held.take_over()
     with pytest.raises(FencedOutError):
         await held.run(QueueCleaner(held.context))
     assert await names_of(schema) == ["stale"]

@@ -396,7 +396,7 @@ async def test_stop_cleans_up(schema: Schema, log: Log, cause: StopCause) -> Non
         running(held, SNAPSHOTS) as (scope, task),
     ):
         assert await artifacts(schema) == ["river_job_kind_ccnew"]
-        held.lapse()
+        held.pass_deadline()
         scope.stop(cause)
         await task
         assert await artifacts(schema) == []

@@ -1,4 +1,4 @@
-"""Members: clients of leader domains at work, and what a test waits for."""
+"""Clients of leader domains, and what tests wait for."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from tests.work.rig import Rig
 
 LONG = {"elect_interval": timedelta(minutes=1), "leader_ttl": timedelta(minutes=5)}
-"""Nobody lives to see a lease of these expire, nor the next bid of a follower."""
+"""In no test does a lease of these expire, or a follower make a second attempt."""
 QUICK = {"elect_interval": timedelta(seconds=0.5), "leader_ttl": timedelta(seconds=30)}
-"""Renewed, and bid for, soon; it outlives a machine that stalls for seconds."""
+"""Renews and tries soon. Survives a machine that stalls for seconds."""
 
 
 class Member:
-    """A client at work, and its transitions."""
+    """A running client and its leadership changes."""
 
     def __init__(self, client: Client, changes: Any) -> None:
         self.client, self.changes = client, changes
 
-    async def leads(self, is_leader: bool = True) -> LeadershipChange:
-        """Wait for the transition to this."""
+    async def until_leader(self, is_leader: bool = True) -> LeadershipChange:
+        """Wait until the client becomes leader, or stops being leader."""
         with anyio.fail_after(PATIENCE, reason="the transition did not come"):
             while (change := await anext(self.changes)).is_leader is not is_leader:
                 pass
@@ -49,8 +49,7 @@ async def member(
     periodic_jobs: Sequence[PeriodicJob] = (),
     **settings: Any,
 ) -> AsyncGenerator[Member]:
-    """A client of a domain that works these queues, which nobody pauses to think of: it polls
-    hardly ever."""
+    """Run a client of a domain that works these queues. It polls rarely."""
     settings = {**QUICK, "id": client_id, "leader_domain": domain} | settings
     names = queues or (domain or "default",)
     client = rig.client(queues={name: QueueConfig(max_workers=2) for name in names}, **settings)
@@ -64,13 +63,13 @@ async def member(
 
 
 async def owners(rig: Rig) -> dict[str, str]:
-    """Whose each queue is."""
+    """Return the owner of each queue."""
     rows = await rig.schema.fetch("SELECT queue, domain FROM riverpy_queue_owner ORDER BY queue")
     return {row["queue"]: row["domain"] for row in rows}
 
 
 async def holders(rig: Rig) -> dict[str, str]:
-    """Who holds each lease."""
+    """Return the holder of each lease."""
     rows = await rig.schema.fetch(
         "SELECT name, holder FROM riverpy_lease WHERE expires_at >= now() ORDER BY name"
     )

@@ -1,4 +1,4 @@
-"""Leaders of domains: each elected on a lease of its own, each maintaining its own queues alone."""
+"""Leaders of domains: each has its own lease and maintains its own queues."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ FOREIGN = (
     " VALUES ('default', 'go', now(), now() + interval '1 hour')"
 )
 BOUND = 20.0
-"""Seconds for a statement: more than a machine stalls."""
+"""Seconds for a statement: longer than a machine stalls."""
 SCHEMA_HOLDER = "SELECT holder FROM riverpy_lease WHERE name = '@schema' AND expires_at >= now()"
 
 
 async def due(rig: Rig, *queues: str) -> None:
-    """A scheduled job in each of these queues that is due, and that nobody can work."""
+    """Insert a due scheduled job in each queue. No client works it."""
     for queue in queues:
         await rig.schema.execute(
             "INSERT INTO river_job (kind, queue, max_attempts, args, state, scheduled_at)"
@@ -63,14 +63,14 @@ async def due(rig: Rig, *queues: str) -> None:
 
 
 async def is_scheduled(rig: Rig, queue: str) -> None:
-    """Wait until the due jobs of a queue are available, or beyond."""
+    """Wait until the due jobs of a queue are available, or later."""
     await rig.until(
         "SELECT count(*) FROM river_job WHERE queue = $1 AND state = 'scheduled'", 0, queue
     )
 
 
-async def left_alone(rig: Rig) -> list[str]:
-    """The queues with due jobs that nobody has made available."""
+async def unscheduled(rig: Rig) -> list[str]:
+    """Return the queues whose due jobs are still scheduled."""
     rows = await rig.schema.fetch(
         "SELECT DISTINCT queue FROM river_job WHERE state = 'scheduled' ORDER BY queue"
     )
@@ -78,7 +78,7 @@ async def left_alone(rig: Rig) -> list[str]:
 
 
 async def own(rig: Rig, domain: str, queue: str, silent: str) -> None:
-    """Let a queue be that of a domain without clients, which has been silent for so long."""
+    """Let a domain without clients own a queue. Its last heartbeat is this old."""
     await rig.schema.execute(
         "INSERT INTO riverpy_queue_owner (queue, domain, claimed_by, last_seen_at)"
         " VALUES ($1, $2, 'gone', now() - $3::text::interval)",
@@ -89,41 +89,41 @@ async def own(rig: Rig, domain: str, queue: str, silent: str) -> None:
 
 
 def services_of(one: Member, slot: int = 0) -> dict[str, Any]:
-    """The services of the last term of a client's own lead, or of its second, which is the
-    schema's."""
+    """Return the services of a client's last term as leader of its domain (slot 0) or of the schema
+    (slot 1)."""
     leader_setup: Any = one.client._run._leader_setup  # type: ignore[union-attr]
     return {service.name: service for service in leader_setup.slots[slot]._services}
 
 
 async def passed(one: Member, slot: int = 0) -> None:
-    """Wait for one more pass of the scheduler of a leader, which begins after this call."""
+    """Wait for one more pass of a leader's scheduler that begins after this call."""
     scheduler: Any = None
     while scheduler is None:
         await asyncio.sleep(0.01)
         scheduler = services_of(one, slot).get("job scheduler")
     scheduler.ran.init()
     scheduler.wake()
-    for _ in range(2):  # one may be under way
+    for _ in range(2):  # one may be in progress
         with anyio.fail_after(PATIENCE, reason="the scheduler does not pass"):
             await scheduler.ran.wait()
         scheduler.wake()
 
 
-def told(log: list[Any], text: str) -> list[Any]:
-    """What was logged with this text."""
+def lines_of(log: list[Any], text: str) -> list[Any]:
+    """Return the log lines of this event."""
     return [entry for entry in log if text == entry["event"]]
 
 
-# -- elected
+# -- election
 
 
 async def test_life_of_a_leader(rig: Rig) -> None:
-    """A client of a domain is elected on the domain's lease and tells of it; River's row of leaders
-    stays untouched."""
+    """A client of a domain acquires the domain's lease and reports it. River's row of leaders does
+    not change."""
     async with member(rig, "a", "mail") as a:
         first = await anext(a.changes)
         assert (first.is_leader, first.domain, first.epoch) == (False, "mail", None)
-        begun = await a.leads()
+        begun = await a.until_leader()
         assert a.client.is_leader
         row = await rig.schema.fetchrow("SELECT * FROM riverpy_lease WHERE name = 'd:mail'")
         assert row is not None
@@ -134,23 +134,23 @@ async def test_life_of_a_leader(rig: Rig) -> None:
         renewed = "SELECT expires_at > $1 FROM riverpy_lease WHERE name = 'd:mail'"
         await rig.until(renewed, True, row["expires_at"])
         a.client.stop()
-        ended = await a.leads(False)
+        ended = await a.until_leader(False)
         assert (ended.domain, ended.epoch) == ("mail", begun.epoch)
     assert await holders(rig) == {}
     assert await rig.schema.fetchval("SELECT count(*) FROM river_leader") == 0
 
 
 async def test_not_a_candidate(rig: Rig) -> None:
-    """`candidate=False` keeps a client from leading its domain, and from the schema's lead."""
+    """A client with `candidate=False` becomes leader neither of its domain nor of the schema."""
     async with member(rig, "a", "mail", candidate=False), member(rig, "b", "pay") as b:
-        await b.leads()
+        await b.until_leader()
         await rig.until(SCHEMA_HOLDER, "b")
         assert await holders(rig) == {"d:pay": "b", "@schema": "b"}
 
 
 @asynccontextmanager
-async def heard(schema: Schema, topic: str) -> AsyncGenerator[list[dict[str, Any]]]:
-    """What is announced on a topic."""
+async def notifications(schema: Schema, topic: str) -> AsyncGenerator[list[dict[str, Any]]]:
+    """Record the notifications of a topic."""
     payloads: list[dict[str, Any]] = []
     async with schema.connected() as connection:
         await connection.add_listener(
@@ -160,19 +160,22 @@ async def heard(schema: Schema, topic: str) -> AsyncGenerator[list[dict[str, Any
 
 
 async def test_stop_hands_over(rig: Rig, schema: Schema) -> None:
-    """A leader that stops hands over by its announcement, long before the follower's next bid, and
-    says nothing on River's topic: the churn of a domain is nothing to a leader in Go."""
-    async with heard(schema, "river_leadership") as river, heard(schema, "riverpy_lease") as ours:
+    """When a leader stops, a follower becomes leader through the notification, long before its next
+    attempt. Nothing is sent on River's topic, so a leader in Go is not disturbed."""
+    async with (
+        notifications(schema, "river_leadership") as river,
+        notifications(schema, "riverpy_lease") as ours,
+    ):
         async with member(rig, "a", "mail", **LONG) as a:
-            first = await a.leads()
+            first = await a.until_leader()
             async with member(rig, "b", "mail", **LONG) as b:
                 engine: Any = b.client._run._leader_setup.engine  # type: ignore[union-attr]
                 engine.denied.init()
-                engine.wake_all()  # its first bid may be over
+                engine.wake_all()  # its first attempt may have ended
                 with anyio.fail_after(PATIENCE):
                     await engine.denied.wait()
                 a.client.stop()
-                second = await b.leads()
+                second = await b.until_leader()
         with anyio.fail_after(PATIENCE):
             while not any(one["lease"] == "d:mail" and one["holder"] == "b" for one in ours):
                 await asyncio.sleep(0.01)
@@ -182,43 +185,42 @@ async def test_stop_hands_over(rig: Rig, schema: Schema) -> None:
     assert river == []
 
 
-async def test_asked_to_resign(rig: Rig) -> None:
-    """A leader that is asked to resign, by the name and epoch of its lease, does so, and another
-    gets the lead; the leaders of other domains go on."""
+async def test_request_to_resign(rig: Rig) -> None:
+    """A request with the name and epoch of a lease makes its leader resign, and another client
+    becomes leader. Leaders of other domains keep their leases."""
     async with (
         member(rig, "a", "mail", **LONG) as a,
         member(rig, "p", "pay", **LONG) as p,
         rig.schema.connected() as connection,
     ):
-        await a.leads()
-        await p.leads()
+        await a.until_leader()
+        await p.until_leader()
         async with member(rig, "b", "mail", **LONG) as b:
             assert await lease_request_resign(connection, rig.schema.name, name="d:mail")
-            await a.leads(False)
-            await b.leads()
+            await a.until_leader(False)
+            await b.until_leader()
             assert p.client.is_leader
 
 
 async def test_request_of_an_old_term(rig: Rig) -> None:
-    """A request to resign that names another epoch, or another lease, is nothing to the leader of
-    now."""
+    """A request to resign with another epoch or another lease has no effect."""
     async with member(rig, "a", "mail", **LONG) as a:
-        term = await a.leads()
+        term = await a.until_leader()
         assert term.epoch is not None
         leader_setup: Any = a.client._run._leader_setup  # type: ignore[union-attr]
-        hear = leader_setup.topics["riverpy_lease"]
+        receive = leader_setup.topics["riverpy_lease"]
         for lease, epoch in (("d:mail", term.epoch - 1), ("d:pay", term.epoch)):
-            hear(json.dumps({"lease": lease, "epoch": epoch, "action": "resign_requested"}))
+            receive(json.dumps({"lease": lease, "epoch": epoch, "action": "resign_requested"}))
             assert a.client.is_leader
-        hear(json.dumps({"lease": "d:mail", "epoch": term.epoch, "action": "resign_requested"}))
+        receive(json.dumps({"lease": "d:mail", "epoch": term.epoch, "action": "resign_requested"}))
         assert not a.client.is_leader
 
 
-# -- fenced
+# -- the fence
 
 
 class Holder:
-    """One process that wants the lead of a domain."""
+    """One process that tries to become leader of a domain."""
 
     def __init__(self, schema: Schema, name: str) -> None:
         self.name = name
@@ -233,7 +235,7 @@ class Holder:
         return await connect_maintenance(self.url, self.name, pooled=False)
 
     async def elect(self) -> TermFence | None:
-        """The fence of the term, if the attempt succeeded."""
+        """Return the fence of the term if the attempt succeeded."""
         ttl = timedelta(seconds=30)
         answer = await self.store.acquire(self.lease_name, self.name, ttl, timeout=BOUND)
         if answer is None or not answer.is_granted:
@@ -261,16 +263,16 @@ class Holder:
 
 
 async def until_elected(one: Holder) -> TermFence:
-    """Try again while a transaction of the last term goes on."""
+    """Repeat the attempt while a transaction of the last term is open."""
     while (fence := await one.elect()) is None:
         pass
     return fence
 
 
 async def test_old_leader_cannot_write(schema: Schema) -> None:
-    """A leader of a domain that was frozen beyond its lease cannot commit under its old epoch, nor
-    can it release or renew the lease of its successor; while a fenced transaction of its is open
-    the takeover waits, and a denied bid does not."""
+    """A leader of a domain that was frozen for longer than its lease can neither commit under its
+    old epoch nor renew or release the lease of its successor. While it has a fenced transaction
+    open, the takeover waits, and a denied attempt does not."""
     a, b, c = holders_of_lead = [Holder(schema, name) for name in "abc"]
     try:
         old = await a.elect()
@@ -303,8 +305,8 @@ async def test_old_leader_cannot_write(schema: Schema) -> None:
 
 
 async def test_attempt_for_the_schema_delays_no_renewal(schema: Schema) -> None:
-    """An attempt to acquire the schema lease gives up soon on a fenced transaction of the last
-    term, which may go on for seconds: the domain's lease is renewed over the same connection."""
+    """An attempt to acquire the schema lease soon gives up waiting for a fenced transaction of the
+    last term. So the domain's lease is renewed in time over the same connection."""
     a, b = (Holder(schema, name) for name in "ab")
     for one in (a, b):
         one.store, one.lease_name = SchemaLeaseStore(one.reserved, schema.name), "@schema"
@@ -320,33 +322,32 @@ async def test_attempt_for_the_schema_delays_no_renewal(schema: Schema) -> None:
             await close_all([one.reserved, one.maintenance])
 
 
-# -- its own queues alone
+# -- queues of a domain
 
 
-async def test_each_leader_keeps_its_own_queues(rig: Rig) -> None:
-    """Two domains and `default` beside each other: the leader of each schedules in its own queues,
-    and in no other."""
+async def test_each_leader_schedules_its_own_queues(rig: Rig) -> None:
+    """With two domains and `default`, each leader schedules jobs in its own queues only."""
     await due(rig, "a1", "b1", "default", "x")
     async with member(rig, "a", "a", "a1") as a:
-        await a.leads()
+        await a.until_leader()
         await is_scheduled(rig, "a1")
         await passed(a)
-        assert await left_alone(rig) == ["b1", "default", "x"]
+        assert await unscheduled(rig) == ["b1", "default", "x"]
         async with member(rig, "b", "b", "b1", candidate=False), member(rig, "c", None) as c:
-            await c.leads()
+            await c.until_leader()
             await is_scheduled(rig, "x")
             await passed(c)
             await passed(a)
-            assert await left_alone(rig) == ["b1"]
+            assert await unscheduled(rig) == ["b1"]
             async with member(rig, "b2", "b", "b2") as b:
-                await b.leads()
+                await b.until_leader()
                 await is_scheduled(rig, "b1")
 
 
 async def test_each_kind_of_work(rig: Rig) -> None:
-    """The leader of a domain rescues, cleans and schedules in its queues; what is elsewhere stays
-    as it is. It rescues by liveness whatever the kind, also of its own while one in Go leads
-    `default`, who would discard what he does not know."""
+    """The leader of a domain rescues, cleans and schedules only in its queues. It rescues jobs of
+    dead clients whatever their kind, also while a River in Go is the leader of `default`, which
+    would discard unknown kinds."""
     await rig.schema.execute(FOREIGN)
     await rig.schema.execute(
         "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
@@ -367,7 +368,7 @@ async def test_each_kind_of_work(rig: Rig) -> None:
         )
     of = "SELECT string_agg(state::text, ' ' ORDER BY id) FROM river_job WHERE queue = $1"
     async with member(rig, "a", "mail", dead_after=timedelta(seconds=2)) as a:
-        await a.leads()
+        await a.until_leader()
         await rig.until(
             "SELECT count(*) FROM river_job WHERE queue = 'mail' AND state IN"
             " ('scheduled', 'running', 'completed')",
@@ -378,29 +379,29 @@ async def test_each_kind_of_work(rig: Rig) -> None:
 
 
 async def test_queue_that_is_claimed_later(rig: Rig) -> None:
-    """Queues that another client of the domain claims while the leader is at work are maintained
-    from its next pass on: a leader that works only one keeps all of its domain."""
+    """If another client of the domain claims a queue later, the leader maintains it from its next
+    pass on. It maintains all queues of its domain, also those that it does not work."""
     await due(rig, "one", "two", "three")
     async with member(rig, "a", "mail", "one", **LONG) as a:
-        await a.leads()
+        await a.until_leader()
         await is_scheduled(rig, "one")
         await passed(a)
-        assert await left_alone(rig) == ["three", "two"]
+        assert await unscheduled(rig) == ["three", "two"]
         async with member(rig, "b", "mail", "two", candidate=False):
             await is_scheduled(rig, "two")
         await passed(a)
-        assert await left_alone(rig) == ["three"]
+        assert await unscheduled(rig) == ["three"]
 
 
 async def test_queue_that_is_moved(rig: Rig) -> None:
-    """A queue that an administrator moves is maintained by the leader of its new domain from its
-    next pass on, and by the old one no more."""
+    """If an administrator moves a queue, the leader of its new domain maintains it from the next
+    pass on, and the old one does not."""
     async with (
         member(rig, "a", "mail", "one", **LONG) as a,
         member(rig, "b", "pay", "two", **LONG) as b,
     ):
-        await a.leads()
-        await b.leads()
+        await a.until_leader()
+        await b.until_leader()
         async with rig.schema.connected() as connection, connection.transaction():
             await domain_lock(connection, rig.schema.name, domains=["mail", "pay"])
             await domain_assign_queue(
@@ -414,14 +415,14 @@ async def test_queue_that_is_moved(rig: Rig) -> None:
         assert [sorted(scope.queues) for scope in scopes] == [[], ["one", "two"]]  # type: ignore[union-attr]
         await due(rig, "one")
         await passed(b)
-        assert await left_alone(rig) == []
+        assert await unscheduled(rig) == []
 
 
-async def test_default_hears_of_the_first_domain(rig: Rig) -> None:
-    """A leader of `default` that was elected before any domain had a queue, and asks only now and
-    then, hears of the first claim: it leaves the queue alone at once."""
+async def test_default_is_notified_of_the_first_domain(rig: Rig) -> None:
+    """A leader of `default` that was elected before any domain owned a queue is notified of the
+    first claim and stops maintaining the queue at once."""
     async with member(rig, "c", None, **LONG) as c:
-        await c.leads()
+        await c.until_leader()
         await passed(c)
         async with member(rig, "a", "mail", "one", candidate=False):
             slot: Any = c.client._run._leader_setup._own  # type: ignore[union-attr]
@@ -431,20 +432,20 @@ async def test_default_hears_of_the_first_domain(rig: Rig) -> None:
             await due(rig, "one", "two")
             await is_scheduled(rig, "two")
             await passed(c)
-            assert await left_alone(rig) == ["one"]
+            assert await unscheduled(rig) == ["one"]
 
 
 async def test_orphans(rig: Rig) -> None:
-    """A queue whose domain has been silent for ten minutes is kept by the leader of `default` until
-    a client of the domain is back; one that is silent for less is not."""
+    """The leader of `default` maintains a queue whose domain had no heartbeat for ten minutes,
+    until a client of the domain is back. It does not maintain one with a newer heartbeat."""
     await own(rig, "mail", "one", "11 minutes")
     await own(rig, "pay", "two", "9 minutes")
     await due(rig, "one", "two")
     async with member(rig, "c", None, dead_after=timedelta(seconds=1)) as c:
-        await c.leads()
+        await c.until_leader()
         await is_scheduled(rig, "one")
         await passed(c)
-        assert await left_alone(rig) == ["two"]
+        assert await unscheduled(rig) == ["two"]
         async with member(rig, "a", "mail", "x", candidate=False):
             slot: Any = c.client._run._leader_setup._own  # type: ignore[union-attr]
             with anyio.fail_after(PATIENCE):
@@ -452,13 +453,13 @@ async def test_orphans(rig: Rig) -> None:
                     await asyncio.sleep(0.01)
 
 
-# -- the schema's lead
+# -- the schema leader
 
 
-async def test_schema_is_kept_without_default(rig: Rig) -> None:
-    """Where nobody leads `default`, one client of the domains does what a schema has one of: it
-    rebuilds indexes, forgets dead clients and keeps orphans. It does not keep the queues of
-    `default`, and gives way when `default` has a leader."""
+async def test_schema_leader_without_default(rig: Rig) -> None:
+    """If `default` has no leader, one client of the domains is the schema leader: it rebuilds
+    indexes, deletes rows of dead clients and maintains orphaned queues. It does not maintain the
+    queues of `default`, and it resigns when `default` has a leader."""
     await own(rig, "gone", "orphan", "11 minutes")
     await due(rig, "orphan", "default")
     async with member(rig, "a", "mail", dead_after=timedelta(seconds=1)) as a:
@@ -466,9 +467,9 @@ async def test_schema_is_kept_without_default(rig: Rig) -> None:
         await is_scheduled(rig, "orphan")
         await passed(a, 1)
         assert {"reindexer", "client cleaner"} <= services_of(a, 1).keys()
-        assert await left_alone(rig) == ["default"]
+        assert await unscheduled(rig) == ["default"]
         async with member(rig, "c", None) as c:
-            await c.leads()
+            await c.until_leader()
             await rig.until(SCHEMA_HOLDER, None)
             engine = a.client._run._leader_setup.slots[1].engine  # type: ignore[union-attr]
             engine.denied.init()
@@ -479,17 +480,17 @@ async def test_schema_is_kept_without_default(rig: Rig) -> None:
 
 
 async def test_schema_beside_a_foreign_leader(rig: Rig, log: list[Any]) -> None:
-    """A leader of River's in Go on `default` rebuilds the indexes, and knows nothing of our tables:
-    these are kept by the schema's leader, who leaves the indexes alone. What is at risk is said
-    once a term, in the words of a domain."""
+    """If River in Go is the leader of `default`, it rebuilds the indexes, and the schema leader
+    only maintains our tables. A warning with the effects on the domain is logged once for each
+    term."""
     await rig.schema.execute(FOREIGN)
     async with member(rig, "a", "mail") as a:
-        await a.leads()
+        await a.until_leader()
         await rig.until(SCHEMA_HOLDER, "a")
         await passed(a, 1)
         assert "client cleaner" in services_of(a, 1)
         assert "reindexer" not in services_of(a, 1)
-        (entry,) = told(log, LEADER_WITHOUT_RIVERPY_FOUND)
+        (entry,) = lines_of(log, LEADER_WITHOUT_RIVERPY_FOUND)
         assert (entry["leader_id"], entry["domain"]) == ("go", "mail")
         assert (entry["queues"], entry["kinds"]) == (["mail"], list(rig.workers))
         await rig.schema.execute("DELETE FROM river_leader")
@@ -499,8 +500,8 @@ async def test_schema_beside_a_foreign_leader(rig: Rig, log: list[Any]) -> None:
 
 
 async def test_leader_of_default_that_is_old(rig: Rig, log: list[Any]) -> None:
-    """A leader of `default` that does not say that it knows of domains, as one of an older version,
-    is told of by clients of domains, once a term; one that says so is not."""
+    """Clients of domains log once for each term if the leader of `default` is of a version that
+    does not support domains. They do not log a newer one."""
     text = LEADER_WITHOUT_DOMAINS_FOUND
     await rig.schema.execute(FOREIGN)
     await rig.schema.execute(
@@ -508,7 +509,7 @@ async def test_leader_of_default_that_is_old(rig: Rig, log: list[Any]) -> None:
         " dead_after, started_at) VALUES ('go', '{}', '{}', true, false, '1', '1 hour', now())"
     )
 
-    async def looked(*, times: int) -> None:
+    async def checked(*, times: int) -> None:
         watch: Any = a.client._run._leader_watch  # type: ignore[union-attr]
         for _ in range(times):
             watch.checked.init()
@@ -516,22 +517,22 @@ async def test_leader_of_default_that_is_old(rig: Rig, log: list[Any]) -> None:
                 await watch.checked.wait()
 
     async with member(rig, "a", "mail", dead_after=timedelta(seconds=0.6)) as a:
-        await looked(times=3)
-        (entry,) = told(log, text)
+        await checked(times=3)
+        (entry,) = lines_of(log, text)
         assert (entry["leader_id"], entry["domain"]) == ("go", "mail")
         assert (entry["queues"], entry["log_level"]) == (["mail"], "warning")
         await rig.schema.execute("UPDATE riverpy_client SET settings = 'x' WHERE client_id = 'go'")
         await rig.schema.execute("UPDATE river_leader SET elected_at = now()")
-        await looked(times=3)
-        assert len(told(log, text)) == 1
+        await checked(times=3)
+        assert len(lines_of(log, text)) == 1
 
 
 # -- periodic jobs
 
 
 async def test_periodic_jobs_of_domains(rig: Rig) -> None:
-    """Each domain, and `default`, has periodic jobs of its own, though they have one id: the rows
-    differ by the domain's name, the jobs do not."""
+    """Each domain and `default` can have periodic jobs with the same id. Their rows differ by the
+    domain's name, their jobs do not."""
 
     def hourly() -> PeriodicJob:
         return PeriodicJob(
@@ -544,7 +545,7 @@ async def test_periodic_jobs_of_domains(rig: Rig) -> None:
         member(rig, "c", None, periodic_jobs=[hourly()]) as c,
     ):
         for one in (a, b, c):
-            await one.leads()
+            await one.until_leader()
         ids = "SELECT string_agg(id, ' ' ORDER BY id COLLATE \"C\") FROM riverpy_periodic"
         await rig.until(f"{ids} WHERE last_run_at IS NOT NULL", "hourly hourly@mail hourly@pay")
         rows = await rig.schema.fetch("SELECT metadata FROM river_job WHERE kind = 'task'")
@@ -554,8 +555,8 @@ async def test_periodic_jobs_of_domains(rig: Rig) -> None:
 
 
 async def test_hook_sees_its_own_domain(rig: Rig) -> None:
-    """A hook that is called when a client begins to lead is given the states of the periodic jobs
-    of its domain alone, by ids of which it may add jobs: not `daily@mail`."""
+    """The hook for the start of a term gets only the states of its own domain's periodic jobs, with
+    ids that can be used to add jobs (not `daily@mail`)."""
     seen: dict[str, list[str]] = {}
 
     def saw(domain: str) -> HookPeriodicJobsStartFunc:
@@ -574,16 +575,17 @@ async def test_hook_sees_its_own_domain(rig: Rig) -> None:
         member(rig, "c", None, hooks=[saw("default")]) as c,
     ):
         for one in (a, c):
-            await one.leads()
+            await one.until_leader()
             await passed(one)
     assert seen == {"mail": ["daily", "hourly"], "default": ["daily"]}
 
 
-# -- nobody leads
+# -- no leader
 
 
 async def test_domain_without_a_candidate(rig: Rig, log: list[Any]) -> None:
-    """A client of a domain that has no candidate says so, though others could lead `default`."""
+    """A client warns if no client can become leader of its domain, even if other clients could
+    become leader of `default`."""
     settings = {
         "dead_after": timedelta(seconds=0.6),
         "elect_interval": timedelta(seconds=0.2),
@@ -591,7 +593,7 @@ async def test_domain_without_a_candidate(rig: Rig, log: list[Any]) -> None:
     }
     async with member(rig, "c", None), member(rig, "a", "mail", candidate=False, **settings):
         with anyio.fail_after(PATIENCE, reason="it is not said"):
-            while not told(log, NO_LEADER_CANDIDATE_FOUND):
+            while not lines_of(log, NO_LEADER_CANDIDATE_FOUND):
                 await asyncio.sleep(0.02)
-        (entry,) = told(log, NO_LEADER_CANDIDATE_FOUND)
+        (entry,) = lines_of(log, NO_LEADER_CANDIDATE_FOUND)
         assert entry["domain"] == "mail"

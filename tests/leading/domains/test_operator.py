@@ -1,4 +1,4 @@
-"""What an operator sees of clients of leader domains at work, and does to them."""
+"""Commands for an operator of leader domains, with running clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ __all__ = ["long_timeouts"]
 
 
 async def call(schema: Schema, *args: str) -> Any:
-    """What a command prints that succeeds; the clients of the test log to the same stream."""
+    """Return the output of a command that succeeds. The clients of the test log to the same
+    stream."""
     options = ("--database-url", schema.url, "--schema", schema.name, "--json")
     result = await asyncio.to_thread(invoke, *args, *options)
     assert result.exit_code == 0
@@ -30,19 +31,19 @@ async def call(schema: Schema, *args: str) -> Any:
     return json.loads(printed)
 
 
-async def test_fleets_that_are_well(rig: Rig, schema: Schema) -> None:
-    """Of two domains at work beside `default` the commands tell who leads which, and find nothing
-    wrong; nor where there is no client of `default`."""
+async def test_healthy_domains(rig: Rig, schema: Schema) -> None:
+    """With two domains and `default`, the commands show the leader of each and find no problem.
+    This is the same without a client of `default`."""
     async with (
         member(rig, "m", "mail", **LONG) as mail,
         member(rig, "r", "report", **LONG) as report,
     ):
-        await mail.leads()
-        await report.leads()
+        await mail.until_leader()
+        await report.until_leader()
         await rig.until("SELECT count(*) FROM riverpy_lease WHERE expires_at >= now()", 3)
         assert (await call(schema, "doctor"))["level"] == "ok"
         async with member(rig, "d", None, **LONG) as default:
-            await default.leads()
+            await default.until_leader()
             assert (await call(schema, "doctor"))["level"] == "ok"
             listed = await call(schema, "domain", "list")
             looked = await call(schema, "top", "--once")
@@ -62,15 +63,15 @@ async def test_fleets_that_are_well(rig: Rig, schema: Schema) -> None:
 
 
 async def test_resign(rig: Rig, schema: Schema) -> None:
-    """The leader of a domain resigns when it is asked to, another of the domain takes over, and
-    leaders of other domains lead on."""
+    """On request the leader of a domain resigns, and another client of the domain becomes leader.
+    Leaders of other domains keep their leases."""
     async with member(rig, "a", "mail", **LONG) as first, member(rig, "d", None, **LONG) as default:
-        await first.leads()
-        await default.leads()
+        await first.until_leader()
+        await default.until_leader()
         async with member(rig, "b", "mail", **LONG) as second:
             result = await call(schema, "leader", "resign", "--domain", "mail")
-            await first.leads(is_leader=False)
-            await second.leads()
+            await first.until_leader(is_leader=False)
+            await second.until_leader()
         assert result["resigned"]
         assert (result["before"]["leader_id"], result["after"]["leader_id"]) == ("a", "b")
         assert result["after"]["epoch"] > result["before"]["epoch"]
@@ -78,14 +79,14 @@ async def test_resign(rig: Rig, schema: Schema) -> None:
 
 
 async def test_move_between_running_leaders(rig: Rig, schema: Schema) -> None:
-    """A queue is moved under two leaders at work, and told of while clients of the old domain work
-    it."""
+    """A queue is moved while both leaders run. Clients of the old domain that work it log the
+    move."""
     async with (
         member(rig, "m", "mail", "mail", "slow", **LONG) as mail,
         member(rig, "r", "report", **LONG) as report,
     ):
-        await mail.leads()
-        await report.leads()
+        await mail.until_leader()
+        await report.until_leader()
         done = await call(schema, "domain", "move", "slow", "--to", "report")
         assert done == {"queue": "slow", "before": "mail", "after": "report", "leader": "r"}
         assert await owners(rig) == {"mail": "mail", "report": "report", "slow": "report"}
@@ -94,9 +95,9 @@ async def test_move_between_running_leaders(rig: Rig, schema: Schema) -> None:
         assert listed["problems"][0]["data"]["clients"] == ["m"]
 
 
-async def test_move_is_no_sign_of_life(rig: Rig, schema: Schema) -> None:
-    """A queue that is given by hand to a domain that is silent is as silent as that; one that is
-    given to a domain which never had a client is an orphan at once."""
+async def test_move_is_no_heartbeat(rig: Rig, schema: Schema) -> None:
+    """A queue that an operator assigns to a silent domain keeps the age of that domain's last
+    heartbeat. One that is assigned to a domain that never had a client is orphaned at once."""
     await rig.schema.execute(
         "INSERT INTO riverpy_queue_owner (queue, domain, claimed_by, last_seen_at)"
         " VALUES ('old', 'mail', 'x', now() - interval '9 minutes'), ('moved', 'pay', 'x', now())"
@@ -111,7 +112,7 @@ async def test_move_is_no_sign_of_life(rig: Rig, schema: Schema) -> None:
 
 
 async def test_conflict_is_settled(rig: Rig, schema: Schema) -> None:
-    """The command that the error of a refused start names lets the client start."""
+    """After the command that the error of a refused start names, the client starts."""
     async with member(rig, "m", "mail", "one", **LONG):
         with pytest.raises(DomainConflictError) as raised:
             async with member(rig, "p", "pay", "one", **LONG):
@@ -119,5 +120,5 @@ async def test_conflict_is_settled(rig: Rig, schema: Schema) -> None:
         (said,) = re.findall("`riverpy ([^`]*)`", str(raised.value))
         assert (await call(schema, *said.split()))["before"] == "mail"
         async with member(rig, "p", "pay", "one", **LONG) as pay:
-            await pay.leads()
+            await pay.until_leader()
     assert await owners(rig) == {"one": "pay"}

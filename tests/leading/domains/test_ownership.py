@@ -32,7 +32,7 @@ CLIENTS = "SELECT string_agg(client_id, ',' ORDER BY client_id) FROM riverpy_cli
 
 
 async def own(rig: Rig, domain: str, *queues: str, silent: str = "1 minute") -> None:
-    """Let queues be those of a domain that has been silent for so long, without any client."""
+    """Let a domain without clients own these queues. Its last heartbeat is this old."""
     for queue in queues:
         await rig.schema.execute(
             "INSERT INTO riverpy_queue_owner (queue, domain, claimed_by, last_seen_at)"
@@ -43,8 +43,8 @@ async def own(rig: Rig, domain: str, *queues: str, silent: str = "1 minute") -> 
         )
 
 
-def told(log: list[Any], text: str) -> list[Any]:
-    """What was logged with this text."""
+def lines_of(log: list[Any], text: str) -> list[Any]:
+    """Return the log lines of this event."""
     return [entry for entry in log if text == entry["event"]]
 
 
@@ -53,21 +53,20 @@ def told(log: list[Any], text: str) -> list[Any]:
 
 @pytest.mark.parametrize("domain_queues", [None, []])
 async def test_claims_what_it_works(rig: Rig, domain_queues: Any) -> None:
-    """None and an empty list of `domain_queues` are the same: what the client works."""
+    """With `domain_queues` None or empty, a client claims the queues that it works."""
     async with member(rig, "a", "mail", "one", "two", domain_queues=domain_queues):
         assert await owners(rig) == {"one": "mail", "two": "mail"}
     assert await owners(rig) == {"one": "mail", "two": "mail"}
 
 
-async def test_claims_what_it_says(rig: Rig) -> None:
-    """To work a queue and to maintain it are two things: `domain_queues` may name others."""
+async def test_claims_domain_queues(rig: Rig) -> None:
+    """A client claims the queues in `domain_queues`, which may differ from those that it works."""
     async with member(rig, "a", "mail", "one", domain_queues=["two", "three", "two"]):
         assert await owners(rig) == {"three": "mail", "two": "mail"}
 
 
 async def test_default_claims_nothing(rig: Rig) -> None:
-    """A client of `default`, by whatever name, claims nothing and may work a queue that a domain
-    has."""
+    """A client of `default` claims no queue, and can work a queue that a domain owns."""
     await own(rig, "mail", "one")
     async with member(rig, "a", None, "one"), member(rig, "b", "default", "one", "two"):
         assert await owners(rig) == {"one": "mail"}
@@ -79,8 +78,8 @@ async def test_default_claims_nothing(rig: Rig) -> None:
 
 
 async def test_without_the_tables(rig: Rig) -> None:
-    """A domain needs version 6 of line `riverpy`: without it the client does not start, says which
-    command makes it, and leaves nothing."""
+    """A client of a domain does not start without version 6 of line `riverpy`. The error has the
+    command that creates the tables, and nothing is registered."""
     await Migrator(rig.url, schema=rig.schema.name, line="riverpy").down(target=5)
     with pytest.raises(SchemaMissingError, match=r"riverpy migrate up --line riverpy --database"):
         async with member(rig, "a", "mail"):
@@ -92,8 +91,8 @@ async def test_without_the_tables(rig: Rig) -> None:
 
 
 async def test_conflict_is_an_error(rig: Rig) -> None:
-    """A queue of another domain whose clients live: the start fails, naming the queue, both domains
-    and the clients, and neither the client nor a queue of it is registered."""
+    """If another domain with live clients owns a queue, the start fails. The error names the queue,
+    both domains and the clients. Neither the client nor a queue is registered."""
     async with member(rig, "a", "mail", "one"):
         with pytest.raises(DomainConflictError) as raised:
             async with member(rig, "b", "pay", "two", "one"):
@@ -108,8 +107,8 @@ async def test_conflict_is_an_error(rig: Rig) -> None:
 
 
 async def test_conflict_with_a_domain_that_is_gone(rig: Rig) -> None:
-    """A domain without a client that lives keeps its queues until somebody says otherwise: the text
-    names the setting that does."""
+    """A domain without live clients keeps its queues. The error names the setting for a
+    takeover."""
     await own(rig, "mail", "one", silent="1 day")
     with pytest.raises(DomainConflictError, match="on_domain_conflict='takeover'") as raised:
         async with member(rig, "b", "pay", "one"):
@@ -123,7 +122,7 @@ async def test_conflict_with_a_domain_that_is_gone(rig: Rig) -> None:
 
 
 async def test_no_takeover_from_the_living(rig: Rig) -> None:
-    """`takeover` takes nothing from a domain that has a client which lives."""
+    """With `takeover` a client takes no queue from a domain that has a live client."""
     async with member(rig, "a", "mail", "one"):
         with pytest.raises(DomainConflictError):
             async with member(rig, "b", "pay", "one", on_domain_conflict="takeover"):
@@ -132,21 +131,21 @@ async def test_no_takeover_from_the_living(rig: Rig) -> None:
 
 
 async def test_conflict_with_a_warning(rig: Rig, log: list[Any]) -> None:
-    """With `warn` the client works the queue and leaves it to its owner, which is said once."""
+    """With `warn` the client works the queue and does not claim it. This is logged once."""
     async with (
         member(rig, "a", "mail", "three", domain_queues=["one"], candidate=False),
         member(rig, "b", "pay", "one", "two", on_domain_conflict="warn") as b,
     ):
-        await b.leads()
+        await b.until_leader()
         assert await owners(rig) == {"one": "mail", "two": "pay"}
-        (entry,) = told(log, QUEUE_OF_ANOTHER_DOMAIN_FOUND)
+        (entry,) = lines_of(log, QUEUE_OF_ANOTHER_DOMAIN_FOUND)
         assert (entry["queue"], entry["owner"], entry["domain"]) == ("one", "mail", "pay")
         await rig.work(b.client, Task(), opts=riverpy.InsertOpts(queue="one"))
 
 
 async def test_start_race(rig: Rig) -> None:
-    """Of clients of as many domains that start at once with one queue, one gets it, and the others
-    are refused."""
+    """If clients of several domains start at once with one queue, one client claims it and the
+    others are refused."""
     outcomes: list[str | None] = []
     stop = anyio.Event()
 
@@ -170,8 +169,8 @@ async def test_start_race(rig: Rig) -> None:
 
 
 async def test_claims_wait_for_each_other(rig: Rig) -> None:
-    """A client that starts while another's claim of its queue is not committed yet waits for that,
-    and is refused: it would take the queue over if it had looked before."""
+    """A client that starts while the claim of another one is not committed waits for it and is then
+    refused. Without the wait it would take the queue over."""
     refused = anyio.Event()
 
     async def start() -> None:
@@ -223,9 +222,9 @@ def test_bad_settings(settings: Any, text: str) -> None:
 # -- kept
 
 
-async def test_domain_gives_signs_of_life(rig: Rig) -> None:
-    """While a client of a domain runs, each queue of the domain is seen, also those that only other
-    clients claim: a queue is not orphaned before its domain is."""
+async def test_heartbeats_of_a_domain(rig: Rig) -> None:
+    """A client of a domain writes heartbeats for all queues of the domain, also those that only
+    other clients claim. So a queue is not orphaned before its domain is."""
     await own(rig, "mail", "one", "two", silent="1 day")
     await own(rig, "pay", "three", silent="1 day")
     async with member(rig, "a", "mail", "one", dead_after=timedelta(seconds=0.6)):
@@ -240,8 +239,8 @@ async def test_domain_gives_signs_of_life(rig: Rig) -> None:
         )
 
 
-async def test_domain_that_cannot_give_signs_of_life(rig: Rig, log: list[Any]) -> None:
-    """A client that can give no sign of life of its domain warns once, and says when it can
+async def test_domain_without_heartbeats(rig: Rig, log: list[Any]) -> None:
+    """A client that cannot write heartbeats of its domain warns once, and logs when it can
     again."""
 
     async def until_told(text: str) -> None:
@@ -264,8 +263,8 @@ async def test_domain_that_cannot_give_signs_of_life(rig: Rig, log: list[Any]) -
 
 
 async def test_id_comes_back_without_a_domain(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client of a domain that crashed, and comes back under the same id without one: its old
-    domain does not count it for its own, so that another may take its queue over."""
+    """If a client of a domain crashed and starts again under the same id without a domain, its old
+    domain does not count it as a client. So another domain may take its queue over."""
     monkeypatch.setattr("riverpy._clients.heartbeat.UNREGISTER_TIMEOUT", PATIENCE)
     async with member(rig, "a", "mail", "mail"):
         crashed = await rig.schema.fetchrow("SELECT domain, settings FROM riverpy_client")
@@ -285,10 +284,9 @@ async def test_id_comes_back_without_a_domain(rig: Rig, monkeypatch: pytest.Monk
             assert await owners(rig) == {"mail": "post"}
 
 
-async def test_client_of_default_says_that_it_knows_of_domains(rig: Rig) -> None:
-    """A client without a domain marks its row at its start, and once more when it is in contact
-    with the server again: its row was forgotten if it gave no sign of life for minutes, and is a
-    new one."""
+async def test_client_of_default_marks_its_row(rig: Rig) -> None:
+    """A client of `default` writes into its row that it supports domains: at its start, and after
+    each reconnect, because the row may have been deleted and created again."""
     said = "SELECT settings FROM riverpy_client"
     async with member(rig, "c", None, dead_after=timedelta(seconds=0.6)) as c:
         assert await rig.schema.fetchval(said) == "default"
@@ -301,7 +299,7 @@ async def test_client_of_default_says_that_it_knows_of_domains(rig: Rig) -> None
 
 
 async def test_settings_follow_the_periodic_jobs(rig: Rig) -> None:
-    """What a client says of how it would keep its domain changes with its periodic jobs."""
+    """The digest of a client's maintenance settings changes with its periodic jobs."""
     async with member(rig, "a", "mail", dead_after=timedelta(seconds=0.6)) as a:
         said = "SELECT settings FROM riverpy_client"
         first = await rig.schema.fetchval(said)
@@ -309,9 +307,9 @@ async def test_settings_follow_the_periodic_jobs(rig: Rig) -> None:
         await rig.until(f"{said.replace('settings', 'settings <> $1')}", True, first)
 
 
-def test_settings_tell_clients_apart() -> None:
-    """Two clients say the same if they have the same periodic jobs and retention, in whatever
-    order, and else not."""
+def test_settings_differ() -> None:
+    """Two clients have the same digest if and only if they have the same periodic jobs and
+    retention, in any order."""
     hourly, daily = (
         PeriodicJob(every(timedelta(hours=hours)), Task, id=f"each-{hours}") for hours in (1, 24)
     )
@@ -335,26 +333,25 @@ def test_settings_tell_clients_apart() -> None:
 
 
 async def test_moved_queue_is_left(rig: Rig, log: list[Any]) -> None:
-    """A queue that an administrator moves under a running client is not claimed back; that it went
-    is said once for each move."""
+    """A client does not claim back a queue that an administrator moved. The move is logged once."""
     text = QUEUE_MOVED_TO_ANOTHER_DOMAIN
     async with member(rig, "a", "mail", "one", dead_after=timedelta(seconds=0.6)) as a:
         membership: Any = a.client._run._membership  # type: ignore[union-attr]
 
         async def kept_twice() -> None:
             membership.updated.init()
-            for _ in range(2):  # one may be under way
+            for _ in range(2):  # one may be in progress
                 with anyio.fail_after(PATIENCE):
                     await membership.updated.wait()
 
         await kept_twice()
-        assert not told(log, text)
+        assert not lines_of(log, text)
         await rig.schema.execute("UPDATE riverpy_queue_owner SET domain = 'pay'")
         await kept_twice()
-        assert [entry["owner"] for entry in told(log, text)] == ["pay"]
+        assert [entry["owner"] for entry in lines_of(log, text)] == ["pay"]
         await kept_twice()
-        assert len(told(log, text)) == 1
+        assert len(lines_of(log, text)) == 1
         await rig.schema.execute("DELETE FROM riverpy_queue_owner")
         await kept_twice()
-        assert [entry["owner"] for entry in told(log, text)] == ["pay", "default"]
+        assert [entry["owner"] for entry in lines_of(log, text)] == ["pay", "default"]
         assert await owners(rig) == {}

@@ -94,7 +94,7 @@ async def test_default_leader_needs_no_domains(
         expected = SENT | EXECUTIONS | {"client_set_state", "member_mark_aware", "owner_read"}
     sent = record_statements(monkeypatch)
     async with member(rig, "a", None, "default", dead_after=SHORT) as a:
-        await a.leads()
+        await a.until_leader()
         with anyio.fail_after(PATIENCE, reason="the leader did not send all statements"):
             while not names_of(sent, rig.schema) >= expected - {
                 "leader_resign",

@@ -1,4 +1,4 @@
-"""Workers of leader domains, as processes."""
+"""Workers of leader domains as processes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 async def test_worker_of_a_domain(schema: Schema, tmp_path: Path) -> None:
-    """`--leader-domain` and its variable name the domain of a worker: it claims the queues and
-    leads the domain. A worker of another domain with such a queue ends in one line, as after any
-    setting that cannot be."""
+    """`--leader-domain` and its variable set the domain of a worker. It claims the queues and
+    becomes leader of the domain. A worker of another domain with the same queue exits with one line
+    of error, as for any wrong setting."""
     rig = Rig(schema)
     where = ("jobs", f"--database-url={schema.url}", f"--schema={schema.name}", "-q", "one:1")
     async with running_worker(tmp_path, *where, RIVERPY_LEADER_DOMAIN="mail") as worker:
