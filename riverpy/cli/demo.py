@@ -107,14 +107,11 @@ def demo(
 async def _work(url: str, schema: str | None, files: Files, limit: int | None) -> DemoResult:
     progress = _Progress()
     demo_run = DemoRun(url, schema, files, limit, progress.count)
-    async with demo_run.prepared() as connection:
-        print_note(
-            f"working {demo_run.total:,} jobs in schema {demo_run.schema}, {SLOTS} at a time"
-        )
-        try:
-            return await demo_run.work(connection)
-        finally:
-            progress.end()
+    title = f"working {demo_run.total:,} jobs in schema {demo_run.schema}, {SLOTS} at a time"
+    try:
+        return await demo_run.run(lambda: print_note(title))
+    finally:
+        progress.end()
 
 
 class _Progress:
@@ -133,9 +130,10 @@ class _Progress:
             self._write()
 
     def end(self) -> None:
-        """Print the final numbers."""
-        self._write()
-        if self._is_live:
+        """Print the final numbers, if there are any."""
+        if self._counts:
+            self._write()
+        if self._counts and self._is_live:
             click.echo(err=True)
 
     def _write(self) -> None:

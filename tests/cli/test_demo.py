@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ from tests.cli.invoking import invoke
 from tests.cli.worker_process import RIVERPY, environment
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import Callable, Iterator
 
     from riverpy._tools.demo.run import DemoResult
     from riverpy.events import Event
@@ -270,21 +269,19 @@ async def test_interrupt(database_url: str, number: signal.Signals) -> None:
 # --- what goes wrong
 
 
-@asynccontextmanager
 async def run_of(
     url: str, files: Files, schema: str | None = None
-) -> AsyncGenerator[tuple[DemoResult, list[Event]]]:
-    """A whole run in this process, and its events."""
+) -> tuple[DemoResult, list[Event]]:
+    """Run the demo in this process. Return its result and its events."""
     events: list[Event] = []
-    run = DemoRun(url, schema, files, None, events.append)
-    async with run.prepared() as connection:
-        yield await run.work(connection), events
+    result = await DemoRun(url, schema, files, None, events.append).run(lambda: None)
+    return result, events
 
 
 async def test_events(files: Path, database_url: str) -> None:
     """The progress counts events of the client's own jobs."""
-    async with run_of(database_url, Files(files, None)) as (result, events):
-        assert result.is_ok
+    result, events = await run_of(database_url, Files(files, None))
+    assert result.is_ok
     kinds = [event.kind for event in events]
     assert kinds.count(EventKind.JOB_FAILED) == 3
     assert kinds.count(EventKind.JOB_SNOOZED) == 1
@@ -296,8 +293,8 @@ async def test_unreadable(files: Path, database_url: str, monkeypatch: pytest.Mo
     found = Files(files, None)
     assert found.problems == [rf"b'{files}/\xff': its name is not UTF-8"]
     (files / "0 ü.txt").unlink()
-    async with run_of(database_url, found) as (result, _):
-        assert result.is_ok
+    result, _ = await run_of(database_url, found)
+    assert result.is_ok
     assert result.unreadable == [f"{files}/0 ü.txt: cannot read it: No such file or directory"]
     assert result.states["cancelled"] == 3
 
@@ -345,8 +342,8 @@ async def test_checks(
 ) -> None:
     """A job that did not do what it should is found, by the check that is for it."""
     monkeypatch.setattr(owner, name, broken)
-    async with run_of(database_url, Files(files, None)) as (result, _):
-        assert not result.is_ok
+    result, _ = await run_of(database_url, Files(files, None))
+    assert not result.is_ok
     assert [bool(problems) for problems in result.checks.values()] == problem
 
 
@@ -357,5 +354,4 @@ async def test_stall(files: Path, schema: Schema, monkeypatch: pytest.MonkeyPatc
         "INSERT INTO river_queue (name, updated_at, paused_at) VALUES ('default', now(), now())"
     )
     with pytest.RaisesGroup(pytest.RaisesExc(ToolError, match="29 jobs .* are left")):
-        async with run_of(schema.url, Files(files, None), schema.name):
-            pass
+        await run_of(schema.url, Files(files, None), schema.name)

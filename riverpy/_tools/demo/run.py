@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from riverpy.insert_opts import InsertManyParams
 from riverpy.migrate import migrate_all
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from anyio.abc import TaskStatus
     from asyncpg import Record
@@ -120,12 +120,14 @@ class DemoRun:
         """The number of jobs of the run."""
         return len(self._args)
 
-    @asynccontextmanager
-    async def prepared(self) -> AsyncGenerator[Connection]:
-        """Create and migrate the schema, and yield the connection that locks it.
+    async def run(self, on_start: Callable[[], None]) -> DemoResult:
+        """Create the schema, insert the jobs, work them, and check them.
+
+        Args:
+            on_start: called when the schema is ready.
 
         Raises:
-            ToolError: the schema has jobs, or another demo uses it.
+            ToolError: the schema has jobs, another demo uses it, or jobs are left and no job runs.
             SchemaMissingError: the given schema does not exist.
             Exception: the database failed.
         """
@@ -134,7 +136,14 @@ class DemoRun:
         )
         try:
             await self._prepare(connection)
-            yield connection
+            on_start()
+            return DemoResult(
+                schema=self.schema,
+                duration=await self._work(connection),
+                summary=await self._fetch(connection, "demo_summary"),
+                unreadable=[row[0] for row in await self._fetch(connection, "demo_unreadable")],
+                checks=await self._check(connection),
+            )
         finally:
             await close(connection)
 
@@ -160,13 +169,8 @@ class DemoRun:
         with anyio.fail_after(STATEMENT_TIMEOUT):
             return await query("demo", block, self.schema).fetch(connection, **values)
 
-    async def work(self, connection: Connection) -> DemoResult:
-        """Insert the jobs, work them, and check them.
-
-        Raises:
-            ToolError: jobs are left and no job runs.
-            Exception: the database failed.
-        """
+    async def _work(self, connection: Connection) -> timedelta:
+        """Insert the jobs and work them. Return how long it took."""
         began = time.monotonic()
         async with self._client, self._client.working():
             async with anyio.create_task_group() as tasks:
@@ -177,14 +181,7 @@ class DemoRun:
                 finally:
                     self._jobs.stop()
                     tasks.cancel_scope.cancel()
-            duration = timedelta(seconds=time.monotonic() - began)
-        return DemoResult(
-            schema=self.schema,
-            duration=duration,
-            summary=await self._fetch(connection, "demo_summary"),
-            unreadable=[reason for (reason,) in await self._fetch(connection, "demo_unreadable")],
-            checks=await self._check(connection),
-        )
+            return timedelta(seconds=time.monotonic() - began)
 
     async def _follow(self, *, task_status: TaskStatus[None]) -> None:
         async with self._client.subscribe(*EventKind) as events:
