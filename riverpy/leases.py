@@ -1,9 +1,8 @@
 """Leases for user code: of the processes that compete for a name, exactly one holds the lease.
 
-A lease is a row with an expiry time, set by the server's clock, and an epoch that rises with each
-holder. The holder may act until its local deadline. A fenced write commits under the lease or not
-at all.
-"""
+A lease is a row with an expiry time, set by the server's clock, and an epoch that increases with
+each new term. The holder may act until its local deadline. A fenced write commits only while the
+lease is held."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class LeaseManager:
     `hold` renews a lease in the background, and cancels its block when the lease is lost. With
     `try_acquire` the caller renews the lease, stops when it is not held any more, and releases it.
 
-    A manager belongs to one event loop. A forked process makes its own.
+    A manager belongs to one event loop. A forked process needs another manager.
     """
 
     def __init__(
@@ -58,16 +57,17 @@ class LeaseManager:
         """Create the lease manager. It opens no connection.
 
         Args:
-            database: a `postgres://` URL, for up to two connections of its own; or an asyncpg pool
-                or connection of the caller's, which is never closed or replaced; or leases in
-                memory. Two managers may share a pool or the memory, but not a connection.
-            schema: the schema of River's tables; None leaves it to the search path.
+            database: a `postgres://` URL, to which the manager opens up to two connections; or an
+                asyncpg pool or connection of the caller, which is never closed or replaced; or a
+                `MemoryLeases`. Two managers may share a pool or a `MemoryLeases`, but not a
+                connection.
+            schema: the schema of River's tables; None: the search path decides.
             holder: the name of this process as a holder, 1 to 100 characters, different in each
                 process. None: the host, the process id and a random part.
-            ttl: how long a lease lasts that is not renewed: 100 milliseconds to a day.
+            ttl: how long a lease lasts without a renewal: 100 milliseconds to a day.
             renew_interval: the time from one renewal, or attempt to acquire, to the next. `ttl` is
                 at least 2.4 times as long, so that one renewal may fail.
-            max_held: the number of leases that `hold` keeps at once, at most; None: no limit.
+            max_held: the largest number of leases that `hold` keeps at once; None: no limit.
             pooler: whether the URL leads to a pooler in transaction mode.
 
         Raises:
@@ -97,7 +97,7 @@ class LeaseManager:
         self._opener: Opener | None = None
         self._is_closed = False
         self._given = WeakSet[Lease]()
-        """The leases of `try_acquire`."""
+        """The leases that `try_acquire` has returned."""
 
     @property
     def holder(self) -> str:
@@ -119,9 +119,10 @@ class LeaseManager:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """End all leases, and close the manager's own connections. Blocks of `hold` that run in
-        other tasks are cancelled. Leases of `try_acquire` that were not released expire."""
-        # Closing in a fork would end the sessions of its parent.
+        """End all leases, and close the connections that the manager has opened. Blocks of `hold`
+        that run in other tasks are cancelled. Leases of `try_acquire` that were not released
+        expire."""
+        # Closing in a forked process would end the database sessions of its parent.
         if self._opener is not None and self._opener.is_this_process:
             self._is_closed = True
             for lease in self._given:
@@ -129,7 +130,8 @@ class LeaseManager:
             await self._engine.close()
 
     async def try_acquire(self, name: str) -> Lease | None:
-        """Try once to acquire a lease. Returns None if another process, or this one, holds it.
+        """Try once to acquire a lease. Returns None if another process, or this one, holds the
+        lease.
 
         Args:
             name: 1 to 100 printable ASCII characters, no space.
@@ -145,12 +147,13 @@ class LeaseManager:
         lease, _wait = await self._engine.try_acquire(name)
         if lease is not None:
             self._given.add(lease)
-            if self._is_closed:  # during the attempt
+            if self._is_closed:  # another task has closed the manager
                 lease.end("its lease manager was closed", cause=StopCause.CLIENT_STOP)
         return lease
 
     async def renew(self, lease: Lease) -> bool:
-        """Extend a lease of this manager by its ttl. Returns False if it has ended: stop now.
+        """Extend a lease of this manager by its ttl. Returns False if the lease has ended: then
+        stop the work.
 
         Raises:
             OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError: the result is
@@ -161,8 +164,9 @@ class LeaseManager:
         return await self._engine.held.renew(lease)
 
     async def release(self, lease: Lease) -> bool:
-        """Release a lease after the work under it. Returns True only if this freed it. False: the
-        lease had ended before; or the database did not answer, and it expires, with a warning."""
+        """Release a lease after the work under it. Returns False if the lease had ended before, or
+        if the database did not answer. In the latter case a warning is logged, and the lease
+        expires."""
         self._expect_open()
         return await self._engine.release(lease)
 
@@ -178,7 +182,7 @@ class LeaseManager:
 
         Raises:
             ConfigError: the name, or `wait`, is not allowed.
-            ClientStateError: the manager, or the pool or connection that it was given, is closed.
+            ClientStateError: the manager is closed, or the caller's pool or connection is.
             TimeoutError: the lease was not free within `wait`.
             LeaseLostError: the lease was lost before the block ended.
         """

@@ -1,5 +1,5 @@
-"""Migrator: applies and undoes migrations of River's and our tables, lists those of a database, and
-returns their SQL."""
+"""Migrator: applies and undoes the migrations of River's and riverpy's tables, lists the migrations
+of a database, and returns the SQL of migrations."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ _SQL_HEADER = """\
 """
 
 _LIMIT_MAX = timedelta(days=24)
-"""A little less than PostgreSQL can count in milliseconds."""
+"""The longest timeout, a little below the largest number of milliseconds in PostgreSQL."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationStep:
-    """One migration that was applied or undone, or would be in a dry run."""
+    """One migration that was applied or undone. In a dry run: that would be applied or undone."""
 
     version: int
     name: str
@@ -68,7 +68,7 @@ class MigrationStep:
     """The SQL, with the name of the schema."""
 
     duration: timedelta
-    """The duration of its transaction. Zero in a dry run."""
+    """The duration of the migration's transaction. Zero in a dry run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class MigrateResult:
     """The steps in the order in which they ran. Empty if there was nothing to do."""
 
     notices: Sequence[str]
-    """One sentence for each recorded version or line that this riverpy does not know."""
+    """One sentence for each recorded version or line that this version of riverpy does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,31 +90,31 @@ class MigrationStatus:
 
     version: int
     name: str | None
-    """None if this riverpy does not know the version."""
+    """The name of the migration. None: this version of riverpy does not have the migration."""
 
     applied_at: datetime | None
-    """None if it is not applied."""
+    """The time at which the version was applied. None: not applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidateResult:
-    """Whether a database has every migration that riverpy knows."""
+    """Whether a database has every migration of this version of riverpy."""
 
     ok: bool
     missing: Sequence[int]
     """The versions that are not applied, lowest first."""
 
     messages: Sequence[str]
-    """One sentence for each problem, and for each recorded version or line that this riverpy does
-    not know."""
+    """One sentence for each problem, and for each recorded version or line that this version of
+    riverpy does not have."""
 
 
 class Migrator:
     """Applies and undoes the migrations of one line in one schema.
 
     Each migration runs in its own transaction, together with its row in `river_migration`. After
-    an interruption the next run continues. Any number of migrators may run at once: their steps
-    take turns.
+    an interruption the next run continues. Several migrators may run at once. A lock lets only one
+    of them run a migration.
 
     Args:
         database: a URL, an asyncpg pool, or an asyncpg connection that is in no transaction. None
@@ -124,7 +124,7 @@ class Migrator:
         line: `main` for River's tables, `riverpy` for riverpy's own tables. See `migrate_all` for
             both.
         lock_timeout: how long a statement waits for a table that another transaction has locked.
-            Workers wait behind it for as long. 1 ms to 24 days.
+            Statements of workers wait behind this statement. 1 ms to 24 days.
         statement_timeout: how long one statement of a migration may run, and how long to wait for
             another migrator's step. 1 ms to 24 days.
 
@@ -176,7 +176,7 @@ class Migrator:
         Raises:
             MigrationError: the connection is in a transaction, the target is unknown, River's
                 tables exist without a record, a version below an applied one is not recorded, or a
-                step failed. The steps before it are applied and recorded.
+                step failed. The steps before the failed one are applied and recorded.
             SchemaMissingError: the schema does not exist.
             ServerVersionError: PostgreSQL is older than 13.
             OSError, TimeoutError, asyncpg.PostgresError: the database cannot be reached.
@@ -197,7 +197,7 @@ class Migrator:
         Raises:
             MigrationError: the connection is in a transaction, the target is not applied, River's
                 tables exist without a record, an applied version is newer than this riverpy, or a
-                step failed. The steps before it are undone and recorded.
+                step failed. The steps before the failed one are undone and recorded.
             SchemaMissingError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as
                 `up`.
         """
@@ -228,7 +228,8 @@ class Migrator:
         ]
 
     async def validate(self, *, target: int | None = None) -> ValidateResult:
-        """Check that all versions are applied, or all up to a target. This changes nothing.
+        """Check that all versions are applied, or all versions up to a target. This changes
+        nothing.
 
         Raises:
             MigrationError: the target is unknown.
@@ -418,7 +419,7 @@ async def migrate_all(
     Raises:
         ConfigError, TypeError: as `Migrator`.
         MigrationError, SchemaMissingError, ServerVersionError, OSError, TimeoutError,
-            asyncpg.PostgresError: as `Migrator.up`. The line before is complete.
+            asyncpg.PostgresError: as `Migrator.up`. If line `riverpy` fails, `main` stays migrated.
     """
     return [
         await Migrator(

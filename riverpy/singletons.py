@@ -1,5 +1,5 @@
-"""Singletons: functions that run in one process at a time, of all processes that register them.
-Each runs under a lease of its own, or while its client is the leader."""
+"""Singletons: functions that run in only one of the processes that register them. A singleton runs
+under a lease with its name. A leader function runs while its client is the leader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from riverpy._leases.lease import Lease
 
 SingletonFn: TypeAlias = "Callable[[Lease], Awaitable[object]] | Callable[[Lease], None]"
-"""A coroutine function, or a plain one, which runs in a thread."""
+"""The function of a singleton: a coroutine function, or a plain function, which runs in a
+thread."""
 LeaderFn: TypeAlias = "Callable[[LeaderTerm], Awaitable[object]]"
 Restart: TypeAlias = Literal["on_error", "never"]
 
@@ -39,19 +40,19 @@ class Singleton(NamedTuple):
 
     @property
     def is_blocking(self) -> bool:
-        """Whether it runs in a thread."""
+        """Whether the function runs in a thread."""
         return not _is_code(self.fn, iscoroutinefunction)
 
     def expect_ended(self, result: object) -> None:
         """Refuse a result which shows that the work of the function has not begun.
 
         Raises:
-            TypeError: it is an awaitable or a generator, which would never run.
+            TypeError: the result is an awaitable or a generator, which would never run.
         """
         if not (isawaitable(result) or isasyncgen(result) or isgenerator(result)):
             return
         if iscoroutine(result):
-            result.close()  # the error below replaces the warning that it never ran
+            result.close()  # avoids Python's warning "never awaited"
         raise TypeError(
             f"singleton {self.name!r} returned {type(result).__name__}, which never runs: "
             "register an `async def` that awaits it, or functools.partial of one, not a lambda"
@@ -59,7 +60,7 @@ class Singleton(NamedTuple):
 
 
 class LeaderFunction(NamedTuple):
-    """A function that runs while its client leads, and its name for the log."""
+    """A function that runs while its client is the leader, and the function's name for the log."""
 
     name: str
     fn: LeaderFn
@@ -79,10 +80,10 @@ class Singletons:
         return iter(self._by_name.values())
 
     def add(self, singleton: Singleton) -> None:
-        """Register one.
+        """Register a singleton.
 
         Raises:
-            ConfigError: its name is not allowed or taken, or another value is not allowed.
+            ConfigError: the name is not allowed or taken, or another value is not allowed.
         """
         name, fn, restart, candidate = singleton
         validate_lease_name(name)
@@ -106,14 +107,14 @@ class Singletons:
 
     @property
     def of_leader(self) -> list[LeaderFunction]:
-        """What runs while the client leads."""
+        """The functions that run while the client is the leader."""
         return list(self._of_leader.values())
 
     def add_of_leader(self, function: LeaderFunction) -> None:
-        """Register what runs while the client leads.
+        """Register a function that runs while the client is the leader.
 
         Raises:
-            ConfigError: its name is not allowed or taken, or it is no coroutine function.
+            ConfigError: the name is not allowed or taken, or the function is no coroutine function.
         """
         name, fn = function
         validate_lease_name(name)
@@ -127,5 +128,5 @@ class Singletons:
 
 
 def _is_code(fn: object, test: Callable[[object], bool]) -> bool:
-    """Whether a function, or what is called of an object, is code of a kind."""
+    """Whether `test` is true for a function, or for the `__call__` of an object."""
     return test(fn) or test(getattr(fn, "__call__", None))  # noqa: B004 (it is called)

@@ -1,7 +1,7 @@
 """IdClaim: lets at most one live run use a client id.
 
-The row of another run is replaced only if that run is dead: its process has certainly ended, or its
-heartbeat has not changed for `dead_after` on this process's clock.
+IdClaim replaces the row of another run only if that run is dead: the run's process has certainly
+ended, or its heartbeat has not changed for `dead_after` by this process's clock.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from riverpy._postgres.connection import DedicatedConnection
 
 TIMEOUT = 10.0
-"""Seconds for one statement at the start of a run."""
+"""The timeout of one statement at the start of a run, in seconds."""
 READ_SHARE = 1 / 12
 READ_INTERVAL_MAX = 5.0
-"""Seconds between two reads of another run's heartbeat: a share of its `dead_after`, and at most
-this."""
+"""The time between two reads of another run's heartbeat is `READ_SHARE` of that run's `dead_after`,
+and at most this number of seconds."""
 
 _runs: set[tuple[str | None, str, int]] = set()
-"""The registered runs of this process: its name (a fork has another), the client id, and when the
-run registered."""
+"""The registered runs of this process: the name of the process (a fork has another name), the
+client id, and the time of the registration."""
 
 
 class IdClaim:
@@ -57,7 +57,7 @@ class IdClaim:
         self._log = get_logger()
 
     async def register(self) -> int:
-        """Register the run. Return the raw time of the registration.
+        """Register the run. Return the time of the registration in microseconds since 2000.
 
         Raises:
             ClientIdInUseError: a live run has the id.
@@ -113,7 +113,7 @@ class IdClaim:
         """Whether the process of the other run has certainly ended.
 
         Raises:
-            ClientIdInUseError: its process runs, and its heartbeat is recent.
+            ClientIdInUseError: the process of the other run is alive, and the heartbeat is recent.
         """
         process = own_process()
         is_running = (process, self._client_id, holder.registered_at) in _runs
@@ -126,8 +126,8 @@ class IdClaim:
         return False
 
     async def _try(self, dead: bytes | None) -> tuple[int | None, RegisteredRun | None]:
-        """Try to register, in place of the run whose last heartbeat is `dead`. Return the raw time
-        of the registration, or the run that has the id."""
+        """Try to register, in place of the run whose last heartbeat is `dead`. Return the time of
+        the registration in microseconds since 2000, or the run that has the id."""
         async with (
             self._connection.use("registering", TIMEOUT) as connection,
             connection.transaction(isolation="read_committed"),

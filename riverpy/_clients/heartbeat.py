@@ -1,4 +1,4 @@
-"""Heartbeat: writes the heartbeats of one run, and measures its contact with the server.
+"""Heartbeat: writes the heartbeats of one run, and measures the run's contact with the server.
 
 If a client writes no heartbeat for `dead_after`, the leader treats it as dead and rescues its
 running jobs. So a client that cannot write a heartbeat stops claiming long before that.
@@ -49,26 +49,27 @@ if TYPE_CHECKING:
     from riverpy.config import Config
 
 BEATS = 6
-"""Heartbeats within `dead_after`."""
+"""The number of heartbeats within `dead_after`."""
 CLAIM_SHARE = 1 / 3
-"""Claiming stops when the last heartbeat is older than this share of `dead_after`."""
+"""The age of the last heartbeat at which claiming stops, as a share of `dead_after`."""
 GAP_SHARE = 1 / 2
-"""The contact counts as broken when the last heartbeat is older than this share of
+"""The age of the last heartbeat at which the contact counts as broken, as a share of
 `dead_after`."""
 TIMEOUT_SHARE = 1 / 30
 TIMEOUT_MIN = 0.25
-"""Seconds that one connection has for a heartbeat: a share of `dead_after`, and at least this."""
+"""The timeout of a heartbeat on one connection is `TIMEOUT_SHARE` of `dead_after`, and at least
+this number of seconds."""
 RETRY_MAX = 1.0
-"""Seconds until the next try after every connection failed."""
+"""The longest time until the next attempt after every connection failed, in seconds."""
 UNREGISTER_TIMEOUT = 1.0
-"""Seconds for deleting the client's row at the end of a run."""
+"""The timeout for deleting the client's row at the end of a run, in seconds."""
 
 
 class Heartbeat:
     """Writes heartbeats while a client runs, also while it stops.
 
-    Until a heartbeat is written, as in a database without our tables, claiming is allowed and the
-    contact is 0.
+    Until the first heartbeat is written, claiming is allowed and the contact is 0. In a database
+    without the tables of line `riverpy` no heartbeat is ever written.
     """
 
     name = "heartbeat"
@@ -85,13 +86,13 @@ class Heartbeat:
 
         Args:
             registration: the client's row.
-            config: the client's.
-            connections: the connection to write on, and those to try when it fails. The first one
-                should have a short `lock_timeout`, or a locked table would make us cut it. The last
-                one registers the run.
-            timer: measures time, with the time in which the machine is suspended.
+            config: the configuration of the client.
+            connections: the connections for heartbeats. A later one is used if the earlier ones
+                fail. The first one should have a short `lock_timeout`, because a wait for a locked
+                table would otherwise cut the connection. The last one registers the run.
+            timer: measures time, including the time during which the machine is suspended.
             displaced: called once when another run has registered under the client's id. After that
-                no heartbeat is written and nothing is claimed.
+                no heartbeat is written, and no job is claimed.
         """
         self._registration, self._config = registration, config
         self._connections, self._timer = connections, timer
@@ -101,15 +102,17 @@ class Heartbeat:
         self._interval = self._dead_after / BEATS
         self._timeout = max(self._dead_after * TIMEOUT_SHARE, TIMEOUT_MIN)
         self._allowed = asyncio.Event()
-        """Set when claiming is allowed again."""
+        """An event that is set while claiming is allowed."""
         self._last = -math.inf
-        """When the last successful heartbeat began."""
+        """The start of the last successful heartbeat, by boottime."""
         self._contact_since = 0.0
         self.contacts = 0
-        """How often the contact began. After it was broken, the client's row may be a new one."""
+        """How often the contact began. After a break of the contact, the client's row may be a new
+        one."""
         self._claims_end = math.inf
         self.registered_at: int | None = None
-        """When the server registered this run, raw. None until then."""
+        """The server's time of the registration of this run, in microseconds since 2000. None: not
+        registered yet."""
         self.is_displaced = False
         """Whether another run has registered under the client's id."""
         self._log = get_logger()
@@ -130,12 +133,12 @@ class Heartbeat:
 
     @property
     def age(self) -> float | None:
-        """Seconds since the last heartbeat. None if there was none."""
+        """Seconds since the last heartbeat. None: no heartbeat was written yet."""
         return None if self._last == -math.inf else self._timer.boottime() - self._last
 
     def contact(self) -> float:
-        """Return the seconds of unbroken contact with the server, 0 while it is broken. Without
-        contact this process cannot judge other clients."""
+        """Return how long the contact with the server has lasted without a break, in seconds; 0
+        during a break. Without contact this process cannot know whether other clients are dead."""
         now = self._timer.boottime()
         if now - self._last > self._dead_after * GAP_SHARE:
             return 0.0
@@ -170,8 +173,8 @@ class Heartbeat:
         await anyio.sleep_forever()
 
     async def is_current(self, connection: Connection) -> bool:
-        """Whether this run still has the client's id. Check it after reading claimed rows: then no
-        other run can have claimed them.
+        """Return whether this run still has the client's id. Call this after claimed rows were
+        read: if it is True, this run has claimed the rows, and no other run.
 
         Raises:
             Exception: one of DATABASE_ERRORS.
@@ -186,11 +189,11 @@ class Heartbeat:
         )
 
     def end(self) -> None:
-        """Note that the run has ended. Its row may stay."""
+        """Note that the run has ended. The run's row may stay in the table."""
         self._id_claim.end()
 
     async def leave(self) -> None:
-        """Delete the client's row: the run has ended and has no running jobs."""
+        """Delete the client's row, after the run has ended without running jobs."""
         if self.registered_at is None:
             return
         try:
@@ -214,7 +217,7 @@ class Heartbeat:
             except UndefinedTableError as missing:
                 self._disable(missing)
                 return
-            except LockNotAvailableError as locked:  # it is locked for every connection
+            except LockNotAvailableError as locked:  # the row is locked for every connection
                 error = locked
                 break
             except DATABASE_ERRORS as raised:
@@ -233,7 +236,7 @@ class Heartbeat:
         self._failed(error)
 
     async def _write_on(self, connection: DedicatedConnection) -> bool:
-        """Return whether this run still has the client's id."""
+        """Write one heartbeat. Return whether this run still has the client's id."""
         async with connection.use("writing a heartbeat", self._timeout) as opened:
             if self.registered_at is None:  # the table was missing at the start
                 self.registered_at = await client_register(
@@ -269,8 +272,8 @@ class Heartbeat:
         self.written.emit()
 
     def _disable(self, error: Exception) -> None:
-        """Allow claims for as long as the table is missing: no leader can treat a client as dead
-        then."""
+        """Allow claims while the table of clients is missing, because without the table no leader
+        can treat a client as dead."""
         self._claims_end = math.inf
         self._allowed.set()
         self._failures.failed(

@@ -1,7 +1,8 @@
 """HeartbeatObserver: finds heartbeats that have stopped.
 
-The server's clock may be set, so it is not used here. The observer reads all heartbeats now and
-then, and measures on its own clock for how long each one stays the same.
+The server's clock may be set to another time, so the observer does not use it. The owner passes all
+heartbeats to the observer at intervals. The observer measures by the clock of this process how long
+each heartbeat stays the same.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ class Silent(NamedTuple):
     """The heartbeats that have not changed for too long."""
 
     heartbeats: dict[str, bytes]
-    """The last heartbeat by the name of its writer."""
+    """The last heartbeat of each silent client or domain, by name."""
     next_in: float
-    """Seconds until the next heartbeat may be too old. Infinity if there is no other."""
+    """Seconds until another heartbeat may be too old. Infinity: there is no other heartbeat."""
 
 
 class HeartbeatObserver:
@@ -33,18 +34,19 @@ class HeartbeatObserver:
 
         Args:
             timer: measures how long a heartbeat stays the same.
-            contact: returns the seconds of this process's unbroken contact with the server, shown
-                by its own heartbeats. A process that could not write a heartbeat itself cannot
-                judge others. None: the reads show the contact.
+            contact: returns how long this process has written heartbeats without a break, in
+                seconds. During a break, other processes may not have been able to write heartbeats
+                either. None: the calls of `observe` show the contact with the server.
         """
         self._timer, self._contact = timer, contact
         self._seen: dict[str, tuple[LastHeartbeat, float]] = {}
-        """The last heartbeat by name, and when it was read first."""
+        """The last heartbeat of each writer by name, and the time at which it was first read."""
         self.server_start = b""
 
     def observe(self, heartbeats: Iterable[LastHeartbeat], server_start: bytes = b"") -> None:
-        """Take all heartbeats that were read now. After a restart of the server the observation
-        begins again, because no client could write a heartbeat while the server was down."""
+        """Compare all heartbeats, read now, with earlier ones. After a restart of the server the
+        observation begins again, because no client could write a heartbeat while the server was
+        down."""
         now = self._timer.boottime()
         before = self._seen if server_start == self.server_start else {}
         self.server_start = server_start

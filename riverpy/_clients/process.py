@@ -14,28 +14,28 @@ _ENDED = {"Z", "X", "x"}
 
 
 class Opener(NamedTuple):
-    """The process and event loop in which an object was opened. Its sockets belong to the process,
-    and its tasks to the loop."""
+    """The process and event loop in which an object was opened. The object's sockets belong to the
+    process, and its tasks to the event loop."""
 
     pid: int
     loop: asyncio.AbstractEventLoop
 
     @classmethod
     def current(cls) -> Opener:
-        """Return the process and event loop that run now."""
+        """Return the current process and event loop."""
         return cls(os.getpid(), asyncio.get_running_loop())
 
     @property
     def is_this_process(self) -> bool:
-        """Whether this is the process that opened the object, and not a fork of it."""
+        """Whether the current process has opened the object, and is not a fork of that process."""
         return self.pid == os.getpid()
 
     def check(self, what: str) -> None:
         """Check that this process and event loop opened the object.
 
         Raises:
-            ClientStateError: it was opened in another process or event loop; the text begins with
-                `what`.
+            ClientStateError: the object was opened in another process or event loop; the text
+                begins with `what`.
         """
         if not self.is_this_process:
             raise ClientStateError(
@@ -50,8 +50,8 @@ class Opener(NamedTuple):
 
 
 def own_process() -> str | None:
-    """Return the name of this process, or None if the system is not Linux. Other processes of this
-    machine can tell by it whether this one has ended."""
+    """Return the name of this process, or None if the system is not Linux. By this name, other
+    processes on this machine can check whether this process has ended."""
     pid = os.getpid()
     place, stat = _place(), _stat(pid)
     return None if place is None or stat is None else f"{place} {pid} {stat[1]}"
@@ -66,7 +66,7 @@ def is_gone(process: str) -> bool:
 
 
 def is_here(process: str) -> bool:
-    """Whether it is a process of this machine and container."""
+    """Whether a process runs, or ran, on this machine and in this container."""
     return process.partition(" ")[0] == _place()
 
 
@@ -75,14 +75,14 @@ def _has_ended(pid: int, started: str) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # the process of another user: /proc may hide it
+    except PermissionError:  # /proc may hide the processes of other users
         pass
     stat = _stat(pid)
     return stat is not None and (stat[0] in _ENDED or stat[1] != started)
 
 
 def _place() -> str | None:
-    """Return the id of this boot of the machine, and the namespace of its process ids."""
+    """Return the id of the machine's current boot, and the process id namespace of this process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
