@@ -102,7 +102,7 @@ class Heartbeat:
         self._interval = self._dead_after / BEATS
         self._timeout = max(self._dead_after * TIMEOUT_SHARE, TIMEOUT_MIN)
         self._allowed = asyncio.Event()
-        """An event that is set while claiming is allowed."""
+        """An event that is set when claiming is allowed again."""
         self._last = -math.inf
         """The start of the last successful heartbeat, by boottime."""
         self._contact_since = 0.0

@@ -1,4 +1,5 @@
-"""The command `riverpy`. Each of its commands has a module, which is imported when it runs."""
+"""The command `riverpy`. Each subcommand has a module, which is imported when the subcommand
+runs."""
 
 from __future__ import annotations
 

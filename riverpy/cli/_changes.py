@@ -41,7 +41,7 @@ class ItemResult(NamedTuple):
     """The result of changing one item."""
 
     action: str
-    """The change, for programs. `UNCHANGED` if no change was needed, `FAILED` if it failed."""
+    """The change, for programs. `UNCHANGED`: no change was needed. `FAILED`: the change failed."""
     message: str
 
 
@@ -68,7 +68,7 @@ class _ResultPrinter:
             click.echo(result.message)
 
     def finish(self) -> None:
-        """Print the JSON object, also if some items are missing in it."""
+        """Print the JSON object, even if it does not have the results of all items."""
         if self._as_json and self._results:
             print_json({self._names.plural: self._results})
 

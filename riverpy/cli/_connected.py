@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 STATEMENT_TIMEOUT = 10.0
-"""Seconds that reading or changing a few rows may take. Another session may lock the table."""
+"""The timeout of a statement that reads or changes a few rows, in seconds. Another session may lock
+the table."""
 
 
 class Connected(NamedTuple):
@@ -55,7 +56,7 @@ async def with_timeout(purpose: str, result: Awaitable[ResultT]) -> ResultT:
     """Wait for the result of a statement, at most `STATEMENT_TIMEOUT`.
 
     Raises:
-        TimeoutError: with the purpose in its text.
+        TimeoutError: the timeout expired; the text has the purpose.
     """
     reason = f"{purpose} took longer than {STATEMENT_TIMEOUT:g} s"
     with anyio.fail_after(STATEMENT_TIMEOUT, reason=reason):
@@ -69,7 +70,8 @@ def expect_domains(database: DatabaseSettings, found: Connected) -> None:
 
 
 async def expect_periodic_jobs(database: DatabaseSettings, found: Connected) -> None:
-    """Raise SchemaMissingError, with the command to run, if their table is missing."""
+    """Raise SchemaMissingError, with the command to run, if the table of periodic jobs is
+    missing."""
     exists = periodic_exists(found.connection, found.schema)
     if not await with_timeout("looking for the table of periodic jobs", exists):
         raise _missing(database, found, "table of periodic jobs")

@@ -52,7 +52,7 @@ def existing_servers(name: str) -> list[EmbeddedPostgres]:
     PostgreSQL, the oldest first.
 
     Raises:
-        CommandError: there is none, or this system does not support embedded servers.
+        CommandError: no such server exists, or this system does not support embedded servers.
         ConfigError, DatabaseError: as EmbeddedPostgres.
     """
     servers = _embedded_postgres().existing(name)

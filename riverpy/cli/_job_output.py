@@ -44,16 +44,16 @@ class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
     attempted_by: list[str]
     errors: list[msgspec.Raw]
     unique_key: str | None
-    """64 hexadecimal digits."""
+    """The unique key, as 64 hexadecimal digits."""
     unique_states: str | None
-    """Eight bits, from the left: scheduled, running, retryable, pending, discarded, completed,
-    cancelled, available."""
+    """The states in which the key is unique, as eight bits, from the left: scheduled, running,
+    retryable, pending, discarded, completed, cancelled, available."""
     duplicate: bool | msgspec.UnsetType = msgspec.UNSET
     """Only for an insert: whether the job existed already, so that nothing was inserted."""
 
     @classmethod
     def of(cls, job: JobRow, duplicate: bool | msgspec.UnsetType = msgspec.UNSET) -> JobOutput:
-        """What to print of a job."""
+        """Return the output for a job."""
         columns = job.columns()
         mask: int | None = columns[JobColumn.UNIQUE_STATES]
         return cls(

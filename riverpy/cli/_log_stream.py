@@ -28,17 +28,18 @@ if TYPE_CHECKING:
 KEPT_MAX = 4 * 2**20
 """Maximum number of buffered bytes."""
 DRAIN_TIMEOUT = 0.5
-"""Seconds that the process waits at its end until buffered lines are written."""
+"""The longest time that the process waits at its end for buffered lines to be written, in
+seconds."""
 _BROKEN_ERRORS = {errno.EPIPE, errno.ECONNRESET, errno.EIO}
 """The errors of a pipe, socket or terminal whose reader has ended."""
 
 
 class LogStream:
-    """A stream for log lines. Its methods can be called from any thread, and from a finalizer that
+    """A stream for log lines. The methods can be called from any thread, and from a finalizer that
     runs while a line is written.
 
     Args:
-        stream: the target. If it has no descriptor, writes to it may block.
+        stream: the target. Writes to a target without a file descriptor may block.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -52,7 +53,7 @@ class LogStream:
         _streams.append(self)
 
     def reset(self) -> None:
-        """Start without buffered lines, in a forked child: they belong to the parent."""
+        """Drop the buffered lines in a forked child, because the parent writes them."""
         self._lock = threading.RLock()
         self._new: deque[bytes] = deque()
         """Lines that are not yet written or buffered."""
@@ -60,7 +61,7 @@ class LogStream:
         self._kept: deque[bytes] = deque()
         self._size = self._dropped = 0
         self._thread: threading.Thread | None = None
-        """Writes the buffered lines. None if there are none."""
+        """The thread that writes the buffered lines. None: no line is buffered."""
 
     def write(self, text: str) -> None:
         """Write a text now or later, or drop it."""
@@ -84,7 +85,7 @@ class LogStream:
         """Do nothing. Buffered lines are written by the thread."""
 
     def drain(self, seconds: float) -> None:
-        """Wait until the buffered lines are written, at most so many seconds."""
+        """Wait until the buffered lines are written, for at most `seconds`."""
         if (thread := self._thread) is not None:
             thread.join(seconds)
 
@@ -121,7 +122,8 @@ class LogStream:
                 self._thread = thread
 
     def _write_buffered(self) -> None:
-        """Write the buffered lines, in a thread that ends with them."""
+        """Write the buffered lines. This is the body of the thread, which ends when all are
+        written."""
         assert self._number is not None  # noqa: S101 (nothing is buffered without it)
         while True:
             data = self._kept[0]
@@ -170,7 +172,8 @@ _streams: list[LogStream] = []
 
 
 def drain_logs() -> None:
-    """Wait until buffered lines are written, at most `DRAIN_TIMEOUT`, since the process ends."""
+    """Wait until buffered lines are written, for at most `DRAIN_TIMEOUT`, before the process
+    ends."""
     for stream in _streams:
         stream.drain(DRAIN_TIMEOUT)
 
@@ -193,7 +196,7 @@ def _descriptor(stream: TextIO) -> int | None:
 
 
 def _write(number: int, data: bytes) -> int:
-    """Write, and wait if the descriptor was made non-blocking."""
+    """Write all data to the descriptor. If it is non-blocking, wait until it accepts data."""
     try:
         return os.write(number, data)
     except BlockingIOError:
@@ -216,7 +219,7 @@ def _nonblocking_write(number: int) -> Callable[[bytes], int] | None:
             return lambda data: _count(end.send, data, flags)
         flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY
         again = os.open(f"/dev/fd/{number}", flags)
-    except (OSError, AttributeError):  # owned by another user; no /dev/fd
+    except (OSError, AttributeError):  # another user owns the terminal, or there is no /dev/fd
         return None
     return lambda data: _count(os.write, again, data)
 

@@ -54,7 +54,7 @@ def configure_logging(log: str, level: str) -> LogStream:
         level: the lowest level that is written: debug, info, warning or error.
 
     Returns:
-        The stream. Its `on_broken` can be set.
+        The stream of log lines. The caller can set `on_broken` of the stream.
     """
     stream = LogStream(sys.stderr)
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -91,7 +91,7 @@ def _log_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def _log_thread(args: threading.ExceptHookArgs) -> None:
-    if args.exc_type is not SystemExit:  # Python ignores it too
+    if args.exc_type is not SystemExit:  # Python ignores SystemExit of a thread too
         name = "thread" if args.thread is None else args.thread.name
         _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback, name)
 
@@ -126,7 +126,7 @@ def _last_processors(log: str) -> list[Processor]:
 
 
 def _trace_as_lines(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Show the traceback of a failed job below its line, like that of other errors."""
+    """Show the traceback of a failed job below the log line, as for other errors."""
     if trace := event.pop("trace", None):
         event["exception"] = trace
     return event

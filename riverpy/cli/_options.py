@@ -77,7 +77,7 @@ class DatabaseSettings(msgspec.Struct, frozen=True):
     """The database of a command."""
 
     url: str | None
-    """None if no database is configured."""
+    """The URL of the database. None: no database is configured."""
     schema: str | None
     """The schema of River's tables. None: the search path of the database decides."""
     url_value: Value[str] = _NOT_SET
@@ -86,10 +86,11 @@ class DatabaseSettings(msgspec.Struct, frozen=True):
     """The schema and its source."""
 
     def required_url(self) -> str:
-        """Return the URL. Default: that of a running `riverpy dev` in the current directory.
+        """Return the URL. Default: the database of a running `riverpy dev` in the current
+        directory.
 
         Raises:
-            SettingsError: there is none. Its text explains how to configure one.
+            SettingsError: no database is configured. The text explains how to configure one.
         """
         if self.url is None:
             found = _dev_url()

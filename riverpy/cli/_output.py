@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 _STDERR = 2
 _ATOMIC_WRITE = 512
-"""Bytes that a write to a ready pipe accepts at once, on any system."""
+"""The largest write, in bytes, that does not block on a pipe that is ready for writing."""
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters replaced, since they could control the terminal."""
+    """Replace control characters in a text, because such characters could control the terminal."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
@@ -81,7 +81,7 @@ def print_note(text: str) -> None:
 
 
 def print_last_note(text: str) -> None:
-    """Print one line on stderr, or drop it if the write would block. For a process that exits."""
+    """Print one line on stderr before the process exits. Drop the line if the write would block."""
     with suppress(OSError, ValueError):
         if select.select([], [_STDERR], [], 0)[1]:
             os.write(_STDERR, f"{mask_url(text)}\n".encode()[:_ATOMIC_WRITE])
@@ -95,7 +95,8 @@ def has_color(stream: IO[str]) -> bool:
 
 
 def program() -> str:
-    """Return the shell command that runs this program: its name if it is found on the PATH."""
+    """Return the shell command that runs this program. If the PATH finds the program, this is its
+    name."""
     path = Path(sys.argv[0])
     if path.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m riverpy"

@@ -86,8 +86,8 @@ def run_until_complete(
 
     Args:
         coroutine: the main task.
-        loop: stays open.
-        running: called in the loop each time it starts.
+        loop: the event loop, which stays open.
+        running: called in the loop each time the loop starts.
     """
     task = loop.create_task(coroutine)
     while True:
@@ -106,7 +106,8 @@ def run_until_complete(
 
 
 def close_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel the tasks that still run in a loop, wait for them and its threads, and close it."""
+    """Cancel the tasks that still run in a loop, wait for the tasks and the loop's threads, and
+    close the loop."""
     try:
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
@@ -125,7 +126,8 @@ def close_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 @contextmanager
 def expected_errors() -> Generator[None]:
-    """Raise CommandError for an expected error, also if it is alone in an exception group."""
+    """Raise CommandError for an expected error, also for one that is alone in an exception
+    group."""
     try:
         yield
     except Exception as error:
@@ -135,9 +137,7 @@ def expected_errors() -> Generator[None]:
         if isinstance(cause, BrokenPipeError) or not is_expected(cause):
             raise
         show_traceback(error)
-        is_usage = isinstance(
-            cause, ConfigError | InsertError
-        )  # caused by the input of the command
+        is_usage = isinstance(cause, ConfigError | InsertError)  # an error in the command's input
         code = EXIT_USAGE if is_usage else EXIT_FAILURE
         text = describe(cause)
         if getattr(cause, "sqlstate", None) == _TABLE_MISSING:
@@ -195,7 +195,7 @@ def _is_debugging() -> bool:
     flag = debug_flag()
     try:
         return bool(Sources().value(DEBUG, flag).or_none())
-    except SettingsError:  # perhaps the error to show is this one
+    except SettingsError:  # a wrong value of `debug` may be the error to show
         return bool(flag)
 
 

@@ -39,15 +39,15 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 OTHER_VARIABLES = ("RIVERPY_EMBEDDED_DIR", "RIVERPY_PG_BIN")
-"""Variables of riverpy that are not settings of a command."""
+"""Environment variables of riverpy that are not settings of a command."""
 TESTS_PREFIX = "RIVERPY_TEST_"
-"""Prefix of the variables of riverpy's own tests."""
+"""The prefix of the environment variables of riverpy's own tests."""
 SERVICE_SUFFIX = "_SERVICE_HOST"
-"""Suffix of the variables that Kubernetes sets for the Services of a namespace."""
+"""The suffix of the environment variables that Kubernetes sets for the Services of a namespace."""
 
 
 class SettingsError(click.UsageError):
-    """A setting is wrong. The text names the source of its value."""
+    """A setting is wrong. The text names the source of the wrong value."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,21 @@ class Setting(Generic[T]):
     parse_toml: Callable[[object], T] | None = None
     """Parses the value in the file. Default: the value is text, for `parse`."""
     default: str = "-"
-    """The default, in words."""
+    """The default value, in words."""
 
     @property
     def parameter(self) -> str:
-        """The name of its option as a parameter of a command."""
+        """The name of the setting's option as a parameter of a command."""
         return self.name.replace("-", "_")
 
     @property
     def variable(self) -> str:
-        """The environment variable."""
+        """The name of the setting's environment variable."""
         return "RIVERPY_" + self.parameter.upper()
 
 
 class Value(msgspec.Struct, Generic[T], frozen=True):
-    """The value of a setting, UNSET if it has none, and its source."""
+    """The value of a setting and the source of the value. Without a value it is UNSET."""
 
     value: T | msgspec.UnsetType
     source: str
@@ -196,7 +196,7 @@ class Sources:
     """The environment and the settings file.
 
     Args:
-        environ: default: that of the process.
+        environ: the environment variables. Default: those of the process.
         directory: the search for the file starts here. Default: the current directory.
 
     Raises:
@@ -211,7 +211,7 @@ class Sources:
         self._path, self._table = _read_file(directory or Path.cwd())
 
     def value(self, setting: Setting[T], flag: T | None) -> Value[T]:
-        """Return the value of a setting. `flag` is the value of its option, None if not given.
+        """Return the value of a setting. `flag` is the value of the option; None: not given.
 
         Raises:
             SettingsError: the value is not allowed.
@@ -252,8 +252,8 @@ def setting_option(
     metavar: str | None = None,
     **attributes: Any,
 ) -> Callable[[F], F]:
-    """Return the click option for a setting, `--NAME/--no-NAME` if it is boolean. Its value is None
-    if it is not given."""
+    """Return the click option for a setting, `--NAME/--no-NAME` for a boolean one. Without the
+    option the value is None."""
     flag = f"--{setting.name}"
     if setting.parse is _boolean:
         flag, kind = f"{flag}/--no-{setting.name}", None

@@ -46,20 +46,20 @@ STOP_SIGNALS = tuple(
 SIGNALS_MAX = 2
 """The number of signals that a stop handles. The next one ends the process at once."""
 GRACE = 1.0
-"""Seconds after the soft and the hard limit until the last resort starts."""
+"""Seconds between the end of the stop's time limits and the start of the last resort."""
 LAST_RESORT = 2.5
-"""Seconds that the last resort may take. Then the process ends without it."""
+"""The timeout of the last resort, in seconds. When it expires, the process ends at once."""
 FLUSH_TIMEOUT = 0.3
-"""Seconds."""
+"""The timeout for writing buffered output at the end of the process, in seconds."""
 _STDERR = 2
 _WAKE = 0
-"""Not a signal number: the thread checks the deadline."""
+"""The byte, not a signal number, that makes the thread check the deadline."""
 _REQUEST = 255
-"""Not a signal number: a stop is requested."""
+"""The byte, not a signal number, that requests a stop."""
 _WAIT_MAX = 3600.0
 
 _handlers_before: dict[signal.Signals, Any] = {}
-"""The handlers that this module has replaced."""
+"""The signal handlers that this module has replaced."""
 
 
 class StoppedBeforeStart(BaseException):
@@ -149,7 +149,7 @@ class StopSignals:
         # next() is atomic, so a signal handler cannot interrupt it.
         self._requests = itertools.count(1)
         self._numbers = itertools.count(1)
-        """Counts the requests that start a stop or make it hard."""
+        """Counts the requests that start a stop or make a stop hard."""
         self._handled = itertools.count(1)
         self._deadline = math.inf
         self._exit_code: int | None = None
@@ -245,7 +245,7 @@ class StopSignals:
         if self._exit_code is not None:  # the process is ending
             return
         self._set_deadline(min(self._deadline, time.monotonic() + self._plan.limit(number)))
-        with suppress(RuntimeError):  # the loop is closed
+        with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._act, number)
 
     def _act(self, number: int) -> None:
@@ -269,7 +269,7 @@ class StopSignals:
 
 
 def _running_threads() -> str:
-    """Return a text about what a process that does not end waits for."""
+    """Return a text that names the threads for which the process waits at its end."""
     held = [one.name for one in threading.enumerate() if not one.daemon and one.is_alive()]
     names = ", ".join(name for name in held if name != threading.main_thread().name)
     return f"threads still run: {names}" if names else "something did not end"
@@ -277,7 +277,7 @@ def _running_threads() -> str:
 
 def leave(exit_code: int, note: str) -> NoReturn:
     """End the process at once, and print a note. Called in any thread. Buffered output is written
-    for at most `FLUSH_TIMEOUT`, since its reader may be slow."""
+    for at most `FLUSH_TIMEOUT`, because the reader of the output may be slow."""
     with suppress(RuntimeError):  # no more threads
         flush = threading.Thread(target=_flush, daemon=True)
         flush.start()
@@ -294,8 +294,8 @@ def _flush() -> None:
 
 
 def _is_socket(number: int) -> bool:
-    """Whether a descriptor is a socket, such as that of systemd, which cannot be opened again. Its
-    buffer has room for the report of a crash."""
+    """Whether a descriptor is a socket, for example systemd's. A socket cannot be opened again, but
+    its buffer has room for the report of a crash."""
     try:
         return stat.S_ISSOCK(os.fstat(number).st_mode)
     except OSError:  # closed
@@ -321,7 +321,7 @@ _nonblocking: int | None = None
 
 
 class _Mask(threading.local):
-    """The signals that a forking thread had blocked before."""
+    """The signals that a forking thread had blocked before the fork."""
 
     before: set[Any] | None = None
 
@@ -330,8 +330,8 @@ _mask = _Mask()
 
 
 def _before_fork() -> None:
-    """Block signals until the child has restored its handlers. Otherwise a signal to the child
-    could count as one to this process."""
+    """Block signals until the child has restored the earlier handlers. Otherwise a signal to the
+    child could count as a signal to this process."""
     if _handlers_before:
         _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 

@@ -109,7 +109,7 @@ async def _called(spec: str, target: object) -> object:
     except TypeError as error:
         raise TargetError(f"{spec} must take no arguments: {error}") from None
     except ValueError:
-        pass  # it has no signature
+        pass  # the value has no signature
     try:
         result = target()
         return await result if inspect.isawaitable(result) else result
@@ -118,7 +118,7 @@ async def _called(spec: str, target: object) -> object:
 
 
 def _may_be_target(value: object) -> bool:
-    """Whether it can be a client or return one. An ASGI application is callable, but needs
+    """Whether a value can be a client or return one. An ASGI application is callable, but needs
     arguments."""
     if isinstance(value, Client | AbstractAsyncContextManager):
         return True
@@ -133,7 +133,7 @@ def _may_be_target(value: object) -> bool:
     except TypeError:
         return False
     except ValueError:
-        pass  # it has no signature
+        pass  # the value has no signature
     return True
 
 
@@ -145,7 +145,7 @@ def _wrong(spec: str, what: str) -> TargetError:
 
 
 def _hint(spec: str) -> str:
-    """Return a hint at a client that the module has."""
+    """Return a hint that names a client in the module."""
     name = spec.partition(":")[0]
     clients = _clients(sys.modules[name]) if name in sys.modules else []
     if not clients:

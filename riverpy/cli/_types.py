@@ -121,7 +121,7 @@ def _number_error(limits: click.IntRange | click.FloatRange, value: object) -> s
 
 
 class ParsedType(click.ParamType[T]):
-    """A value that a function reads from its text. The function raises ValueError for a wrong
+    """A value that a function parses from a text. The function raises ValueError for a wrong
     text."""
 
     def __init__(self, name: str, parse: Callable[[str], T]) -> None:
@@ -129,7 +129,7 @@ class ParsedType(click.ParamType[T]):
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
-        if not isinstance(value, str):  # it is converted already
+        if not isinstance(value, str):  # the value is converted already
             return value
         try:
             return self._parse(value)

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
 
 SOFT_STOP_DEFAULT = timedelta(seconds=5)
-"""Shorter than the default of a worker, since a developer waits for each restart."""
+"""The default soft stop timeout, shorter than a worker's, because a developer waits for each
+restart."""
 KILL_MARGIN = HARD_STOP_TIMEOUT_DEFAULT.total_seconds() + 5.0
-"""Seconds after the soft stop timeout until a worker that still runs is killed."""
+"""Seconds between the end of the soft stop timeout and the kill of a worker that still runs."""
 
 _EPILOG = """\b
 Exit codes: those of `riverpy worker`; 128 + n if the worker was killed by signal n.

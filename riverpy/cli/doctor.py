@@ -132,7 +132,7 @@ def _show(finding: Finding) -> None:
 
 
 def _wrapped(label: str, text: str) -> str:
-    """Wrap the text on a terminal, and indent it. Elsewhere it stays one line, for `grep`."""
+    """Wrap and indent a text on a terminal. Elsewhere the text stays one line, for `grep`."""
     if not sys.stdout.isatty():
         return label + text
     width = shutil.get_terminal_size().columns - _INDENT - len(label)

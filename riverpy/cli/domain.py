@@ -37,15 +37,16 @@ class HolderOutput(msgspec.Struct, frozen=True):
 
     holder: str
     epoch: int | None
-    """None for domain `default`, whose lease is River's own row."""
+    """The epoch of the term. None for domain `default`, whose lease is River's row without
+    epochs."""
     elected_at: datetime
     held_for: float
-    """Seconds."""
+    """The time since the start of the term, in seconds."""
     expires_at: datetime | None
     expires_in: float | None
-    """Seconds, by the server's clock."""
+    """The time until the lease expires, in seconds by the server's clock."""
     foreign: bool
-    """Whether it is not a client of riverpy."""
+    """Whether the leader is not a client of riverpy."""
 
 
 class QueueOutput(msgspec.Struct, frozen=True):
@@ -65,14 +66,14 @@ class DomainOutput(msgspec.Struct, frozen=True):
 
     domain: str
     lease: str
-    """The name of its leader's lease."""
+    """The name of the leader's lease."""
     leader: HolderOutput | None
-    """None if there is none."""
+    """The leader of the domain. None: there is no leader."""
     clients: list[str]
     """The clients with heartbeats."""
     candidates: list[str]
     queues: list[QueueOutput] | None
-    """None for `default`: all queues of no other domain."""
+    """The queues of the domain. None for `default`, which has all queues of no other domain."""
 
 
 class ListOutput(msgspec.Struct, frozen=True):
@@ -92,7 +93,7 @@ class ChangeOutput(msgspec.Struct, frozen=True):
     before: str
     after: str
     leader: str | None
-    """The leader of the new domain. None if there is none."""
+    """The leader of the new domain. None: there is no leader."""
 
 
 @click.group

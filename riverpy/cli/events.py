@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from riverpy._tools.health.address import Address
 
 SILENCE_MAX = 3 * KEEPALIVE_INTERVAL
-"""Seconds without any line after which the connection counts as lost."""
+"""Seconds without a line from the worker after which the connection counts as lost."""
 RETRY_MIN, RETRY_MAX = timedelta(milliseconds=200), timedelta(seconds=5)
 _ENDS = (anyio.IncompleteRead, anyio.BrokenResourceError)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 READ_TIMEOUT = 30.0
-"""Seconds that reading jobs may take."""
+"""The timeout for reading jobs, in seconds."""
 _ID = IntegerType(1, 2**63 - 1)
 _JOB = ItemNames("job", "jobs", "id")
 

@@ -54,7 +54,8 @@ class LeaderOutput(msgspec.Struct, frozen=True):
     elected_at: datetime
     expires_at: datetime
     expires_in: float
-    """Seconds, by the server's clock. Negative if the lease has expired."""
+    """The time until the lease expires, in seconds by the server's clock. Negative after the
+    expiry."""
     expired: bool
     epoch: int | None = None
     """The number of the term. None for domain `default`, whose terms have no number."""
@@ -67,14 +68,14 @@ class LeaderOutput(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_domain(cls, row: DomainLeader) -> LeaderOutput | None:
-        """Return the output for a domain's lease; None if it was released."""
+        """Return the output for a domain's lease. None: the lease was released."""
         if row.expires_at is None or row.remaining is None:
             return None
         left = round(row.remaining, 3)
         return cls(row.holder, row.elected_at, row.expires_at, left, row.remaining < 0, row.epoch)
 
     def is_term_of(self, other: LeaderOutput) -> bool:
-        """Whether both are the same term."""
+        """Whether this output and `other` show the same term."""
         return (self.leader_id, self.elected_at) == (other.leader_id, other.elected_at)
 
 
@@ -91,7 +92,7 @@ class ShowOutput(msgspec.Struct, frozen=True):
     """The `--json` output of `leader show`."""
 
     leader: LeaderOutput | None
-    """None if there is no leader."""
+    """The leader. None: there is no leader."""
     candidates: list[CandidateOutput] | None
     """The clients of riverpy that take part in leader election and send heartbeats. None if the
     database lacks the table of clients."""

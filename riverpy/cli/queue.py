@@ -116,7 +116,7 @@ async def _resume(client: Client, name: str, tx: Transaction) -> ItemResult:
 
 
 async def _before(client: Client, name: str, tx: Transaction) -> Queue | None:
-    """Return the queue before its change; None for all queues. Raises NotFoundError."""
+    """Return the queue as it is before the change; None for all queues. Raises NotFoundError."""
     if name != _ALL:
         return await client.queue_get(name, tx=tx)
     if not await client.queue_list(limit=1, tx=tx):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 INTERVAL_MIN = timedelta(milliseconds=100)
 REST = 9.0
-"""The pause after a read is at least this many times as long as the read, so that reads use at most
+"""The shortest pause after a read, as a multiple of the time that the read took: reads use at most
 a tenth of the time."""
 
 _EPILOG = """\b
@@ -113,7 +113,7 @@ class _Screen:
             self._print([no_answer(error, time.monotonic() - self._seen_at)])
 
     async def follow_size(self) -> None:
-        """Paint again when the terminal changes its size."""
+        """Print the status again when the size of the terminal changes."""
         if self._is_live and sys.platform != "win32":
             with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
                 async for _ in changes:

@@ -74,9 +74,9 @@ if TYPE_CHECKING:
     from riverpy.worker import WorkUnit
 
 DATABASE_WAIT = 10.0
-"""Seconds that the worker waits at its start for a database that it can connect to and write."""
+"""The longest time that a starting worker waits for a writable database, in seconds."""
 EXIT_TIMEOUT = 3.0
-"""Maximum seconds from the end of the run to the end of the process."""
+"""The longest time from the end of the run to the end of the process, in seconds."""
 _NOT_READY_STATES = frozenset({"57P03", "53300", "55000"})
 """SQLSTATEs of a server that starts or stops, or that accepts no more connections now."""
 
@@ -247,10 +247,11 @@ class _WorkerProcess:
                 code = run_until_complete(main, self._loop, self._signals.install_wakeup_fd)
         except click.ClickException as error:
             code = show_error(error)
-        except asyncio.CancelledError:  # by the user's code: riverpy does not cancel it
+        except asyncio.CancelledError:  # only the user's code can cancel this task
             self._log.error(WORKER_CANCELLED, effect="the worker stops")
         except Exception as error:
-            sys.excepthook(type(error), error, error.__traceback__)  # later may be too late
+            # Print now, because threads of the user's code may delay the end of the process.
+            sys.excepthook(type(error), error, error.__traceback__)
         finally:
             self._signals.finish(code, EXIT_TIMEOUT)
         close_loop(self._loop)
@@ -341,7 +342,8 @@ class _WorkerProcess:
             raise CommandError(describe(error), exit_code=EXIT_NOT_READY) from error
 
     async def _leave_abandoned(self, client: Client, report: StopReport) -> NoReturn:
-        """Release the jobs that did not end, and exit before their code can do more."""
+        """Release the jobs that did not end, and exit, so that the code of these jobs does not
+        continue."""
         self._signals.finish(EXIT_ABANDONED, EXIT_TIMEOUT)
         self._log.warning(
             WORKER_STOPPED_WITH_ABANDONED_JOBS,
@@ -363,8 +365,8 @@ class _WorkerProcess:
 async def _release_and_leave(
     client: Client, claim_keys: Sequence[ClaimKey], why: str = ""
 ) -> NoReturn:
-    """Release jobs, and exit from inside the event loop, because closing it could wait for a
-    thread. The note is printed last, without blocking."""
+    """Release jobs, and exit from inside the event loop, because closing the loop could wait
+    for a thread. The note is printed last, without blocking."""
     try:
         count = await client.release_claims(claim_keys)
         note = f"{why}released {count} of {len(claim_keys)} running jobs"
@@ -374,7 +376,7 @@ async def _release_and_leave(
 
 
 class _Started:
-    """Called when the client works: logs the start, and excludes current objects from garbage
+    """Handles the start of the client: logs it, and excludes current objects from garbage
     collection."""
 
     def __init__(self, client: Client, systemd: Systemd) -> None:
@@ -420,7 +422,7 @@ async def _wait_for_database(url: str | None, *, pooled: bool) -> None:
     """Wait until the database accepts connections and can be written.
 
     Raises:
-        CommandError: it refuses, or did not become ready within `DATABASE_WAIT`.
+        CommandError: the database refuses the connection, or was not ready within `DATABASE_WAIT`.
     """
     give_up_at = time.monotonic() + DATABASE_WAIT
     backoff = Backoff(timedelta(milliseconds=100), timedelta(seconds=1))
