@@ -61,13 +61,13 @@ order by id;
 
 
 -- name: demo_sample
--- Some completed jobs whose files are small, in an order that is the same in each run.
+-- 32 completed jobs whose files have at most a MiB, in an order that is the same in each run.
 select id, args ->> 'path' as path
 from /* schema */ river_job
 where kind = 'compress_file' and state = 'completed'
-  and (metadata #>> '{output,bytes_in}')::bigint <= @size_max::bigint
+  and (metadata #>> '{output,bytes_in}')::bigint <= 1048576
 order by md5(id::text)
-limit @limit::bigint;
+limit 32;
 
 
 -- name: demo_problems

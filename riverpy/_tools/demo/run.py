@@ -41,10 +41,6 @@ COUNT_INTERVAL = 0.1
 """Seconds between two counts of the unfinished jobs."""
 STALL_TIMEOUT = 30.0
 """Seconds without a running or finished job after which the run fails."""
-SAMPLE = 32
-"""Files whose digest is checked."""
-SAMPLE_SIZE_MAX = 1024 * 1024
-"""Bytes of such a file."""
 STATEMENT_TIMEOUT = 60.0
 
 
@@ -216,9 +212,7 @@ class DemoRun:
     async def _check(self, connection: Connection) -> dict[str, list[str]]:
         """Check the rows of the jobs, and compare the digests of some files with digests that the
         server computes."""
-        sample = await self._fetch(
-            connection, "demo_sample", limit=SAMPLE, size_max=SAMPLE_SIZE_MAX
-        )
+        sample = await self._fetch(connection, "demo_sample")
         contents = await anyio.to_thread.run_sync(_unchanged, sample, self._began_at)
         checks: dict[str, list[str]] = {
             "every job is in the expected state after the expected attempts": [],
