@@ -196,14 +196,14 @@ class Rival:
         """The term that it believes to hold."""
         return self._term if self._world.now < self._trusted_until else None
 
-    def bid(self) -> None:
+    def elect(self) -> None:
         """Remove a row that has expired, and insert its own if there is none; or renew."""
         server, now = self._world.server, self._world.server.now()
-        server.serve(self._bid, lambda _: None, locks=True)
+        server.serve(self._elect, lambda _: None, locks=True)
         if self._term is not None and server.renew(RIVAL, [("", self._term.epoch)], now):
             self._trusted_until = self._world.now + TIMING.validity
 
-    def _bid(self, now: datetime) -> None:
+    def _elect(self, now: datetime) -> None:
         server = self._world.server
         if server.row is not None and server.row.expires_at < now:
             server.row = None

@@ -105,7 +105,7 @@ class Election(Damage, Fleet):
         if is_resigning:
             self.world.rival.resign()
         else:
-            self.world.rival.bid()
+            self.world.rival.elect()
         self.world.run(seconds)
 
     def teardown(self) -> None:

@@ -1,4 +1,4 @@
-"""Where leases are kept, one backend each, with what a test does to them from outside."""
+"""The stores of leases for the contract tests, with operations from outside."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ ADD_EFFECT = (
     "INSERT INTO river_queue (name, created_at, metadata, updated_at)"
     " VALUES ($1, now(), '{}', now())"
 )
-"""What is written under a lease: any table does."""
+"""The statement that tests send under a lease."""
 
 
 class Writer(Protocol):
-    """A transaction that is open, and what is written in it."""
+    """An open transaction and its writes."""
 
     connection: Any
-    """What a fence takes."""
+    """The argument for a fence."""
 
     async def write(self, effect: str) -> None:
         """Write something."""
 
 
 class Backend(Protocol):
-    """One place for leases."""
+    """One store of leases."""
 
     def database(self) -> Any:
-        """What another manager takes; it is closed with the backend."""
+        """Return what another manager needs. It is closed with the backend."""
 
     def manager(self, **options: Any) -> LeaseManager:
-        """A manager of another process; it is not open."""
+        """Create a manager of another process. It is not open."""
 
     def transaction(self) -> Any:
-        """A Writer, as an async context manager: commits at the end."""
+        """Open a Writer as an async context manager. It commits at the end."""
 
     async def effects(self) -> list[str]:
-        """What was committed, in order of names."""
+        """Return what was committed, in order of names."""
 
     async def expire(self, name: str) -> None:
-        """Let the time of a lease be over, for whoever holds it does not know it."""
+        """Let a lease expire. Its holder is not notified."""
 
     async def forget(self) -> None:
-        """Lose all rows."""
+        """Delete all rows."""
 
 
 class _TableWriter:
@@ -65,14 +65,14 @@ class _TableWriter:
 
 
 class TableBackend:
-    """The table, over a URL, pools or injected connections."""
+    """The table of leases, over a URL, pools or injected connections."""
 
     def __init__(self, schema: Schema, kind: str, url: str, stack: AsyncExitStack) -> None:
         self._schema, self._kind, self._url, self._stack = schema, kind, url, stack
         self._made = 0
 
     async def prepare(self, managers: int) -> None:
-        """Make what managers are given, for they are made without waiting."""
+        """Create what managers are given. Managers are created without waiting."""
         self._databases: list[Any] = []
         for _ in range(managers):
             if self._kind == "pool":

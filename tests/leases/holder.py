@@ -1,8 +1,7 @@
-"""A process that holds a lease and writes under it when it is told to, for a test that freezes it.
+"""A process that holds a lease and writes under it, for a test that freezes the process.
 
-It is given a URL, a schema and what it is to do: `fence first`, which enters a fenced transaction
-before it says that it holds the lease, or `fence late`. It writes when a line comes, and says what
-became of that.
+It takes a URL, a schema, and `fence first` (start the fenced transaction before it prints that it
+holds the lease) or `fence late`. It writes when it reads a line, and prints the result.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ TTL, INTERVAL = timedelta(seconds=4), timedelta(seconds=1)
 
 
 async def main(url: str, schema: str, *, fence_first: bool) -> None:
-    """Hold, wait for the line, write."""
+    """Hold the lease, wait for a line, write."""
     connection = await asyncpg.connect(url, server_settings={"search_path": schema})
     async with LeaseManager(url, schema=schema, ttl=TTL, renew_interval=INTERVAL) as leases:
         lease = await leases.try_acquire("x")

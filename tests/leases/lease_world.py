@@ -1,6 +1,7 @@
-"""A world in which the real engines of leases run: the processes, clocks and networks of
-`tests/leading/model.py` before the table of `tests/leases/model_leases.py`, and users who write
-under a lease, and go on to write when it is over.
+"""A simulated world of processes that use the real lease engine.
+
+It uses the processes, clocks and networks of `tests/leading/model.py`, and the table of
+`tests/leases/model_leases.py`. Users write under a lease, and may keep writing after it has ended.
 """
 
 from __future__ import annotations
@@ -29,19 +30,21 @@ if TYPE_CHECKING:
 
 NAMES = ("one", "two")
 PACE = 2.5
-"""Seconds between two writes of a user, usually."""
+"""Usual seconds between two writes of a user."""
 TRANSACTION_LIMIT = TIMING.ttl
 """Seconds after which the server ends a fenced transaction."""
 CALM = 150.0
-"""Seconds within which somebody must hold every lease when nothing is wrong."""
+"""Seconds within which every lease must be held when there are no faults."""
 
 
 class LeaseServer(Server):
-    """The database: its clock, its table of leases, who waits for a lock, and what was written.
+    """The database: its clock, its table of leases, the statements that wait for a lock, and the
+    writes.
 
     Attributes:
-        table: what decides; a test gives one that decides otherwise.
-        lock_limit: seconds that a bid waits for a fenced transaction.
+
+    table: decides about statements; a test can replace it. lock_limit: seconds that an attempt
+    waits for a fenced transaction.
     """
 
     table: type[LeaseTable] = LeaseTable
@@ -54,23 +57,22 @@ class LeaseServer(Server):
         self._table = self.table()
         self._transactions: dict[int, tuple[str, int]] = {}
         self._bids: dict[int, Callable[[], bool]] = {}
-        """Those that wait for a lock; each tells whether it does not any more."""
+        """The statements that wait for a lock. Each returns whether it is done."""
         self._ids = count()
         self._highest: dict[str, int] = defaultdict(int)
         """The epoch of the last grant of each lease."""
         self._written: dict[str, int] = defaultdict(int)
-        """The epoch of the last write under each."""
+        """The epoch of the last write under each lease."""
         self._released: set[tuple[str, int]] = set()
         self.has_lost_commits = False
-        """Whether a standby took over that had not heard all."""
+        """Whether a standby took over that lacked the last commits."""
         self.granted_at: dict[tuple[str, int], float] = {}
-        """When each term began, by the world's time."""
+        """The start of each term in the world's time."""
 
     def serve(
         self, act: Callable[[datetime], object], answer: Callable[[object], None], *, locks: bool
     ) -> None:
-        """Do a statement. One that must wait for a lock is done when that is free, or not at
-        all."""
+        """Run a statement. One that must wait for a lock runs when the lock is free, or never."""
         began = self.now()
         if not locks:
             answer(act(began))
@@ -100,16 +102,18 @@ class LeaseServer(Server):
     def acquire(
         self, name: str, holder: str, ttl: timedelta, now: datetime, *, has_waited: bool
     ) -> LeaseAnswer | None:
-        """Bid."""
-        bid = self._table.acquire(name, holder, ttl, now, clock=self.now(), has_waited=has_waited)
-        if bid is not None and bid.is_granted:
-            self._world.say(f"db: {holder} is granted {name} under {self.short(bid.epoch)}")
+        """Try to acquire a lease."""
+        answer = self._table.acquire(
+            name, holder, ttl, now, clock=self.now(), has_waited=has_waited
+        )
+        if answer is not None and answer.is_granted:
+            self._world.say(f"db: {holder} is granted {name} under {self.short(answer.epoch)}")
             self._world.expect(
-                bid.epoch > self._highest[name], f"an epoch of {name} is not above the last"
+                answer.epoch > self._highest[name], f"an epoch of {name} is not above the last"
             )
-            self._highest[name] = bid.epoch
-            self.granted_at[name, bid.epoch] = self._world.now
-        return bid
+            self._highest[name] = answer.epoch
+            self.granted_at[name, answer.epoch] = self._world.now
+        return answer
 
     def renew(self, holder: str, terms: list[tuple[str, int]], now: datetime) -> dict[str, bool]:
         """Extend terms."""
@@ -140,7 +144,7 @@ class LeaseServer(Server):
         return transaction
 
     def commit(self, transaction: int, _now: datetime | None = None, *, write: bool = True) -> bool:
-        """End a fenced transaction, if the server has not."""
+        """End a fenced transaction, if the server has not ended it."""
         term = self._transactions.pop(transaction, None)
         if term is None:
             return False
@@ -159,18 +163,18 @@ class LeaseServer(Server):
         return True
 
     def crash(self) -> None:
-        """Restart uncleanly: open transactions are gone, rows are not."""
+        """Restart without a clean shutdown: open transactions are lost, rows are kept."""
         self._world.say("db: restarts")
         self._transactions.clear()
         self._bids.clear()
         self._table.fences.clear()
 
-    def keep(self) -> None:
-        """Have a standby that is as far as this."""
+    def copy_to_standby(self) -> None:
+        """Bring the standby up to date."""
         self._standby = copy.deepcopy(self._table.rows), dict(self._written)
 
     def fail_over(self) -> None:
-        """Go on with the standby, which has not heard of the last commits."""
+        """Continue with the standby, without the last commits."""
         self.crash()
         self.has_lost_commits = True
         self._world.say("db: a standby takes over, and what was done last is lost")
@@ -179,12 +183,12 @@ class LeaseServer(Server):
         self._written = defaultdict(int, written)
 
     def short(self, epoch: int) -> str:
-        """An epoch for the story."""
+        """Return an epoch in short form for messages."""
         return f"epoch {epoch % 1_000_000_000}"
 
 
 class LeaseConnection(Connection):
-    """What a process has of the database: the store of its leases, and fenced transactions."""
+    """A process's connection to the database: the store of its leases, and fenced transactions."""
 
     prefix = "s:"
 
@@ -214,7 +218,7 @@ class LeaseConnection(Connection):
 
 
 class LeaseProcess(Process):
-    """A process that wants every lease."""
+    """A process that tries to acquire every lease."""
 
     def _assemble(self) -> None:
         self.connection = LeaseConnection(self)
@@ -230,7 +234,7 @@ class LeaseProcess(Process):
         self.hold = 0.0
         """Seconds that a transaction stays open after its fence."""
         self.lateness = 0.0
-        """Seconds that a user writes on after the end of the term."""
+        """Seconds that a user keeps writing after the end of the term."""
         self._let_go = asyncio.Event()
 
     async def _run(self, stopping: asyncio.Event) -> None:
@@ -278,7 +282,7 @@ class LeaseProcess(Process):
                 continue
 
     def let_go(self) -> None:
-        """Release a lease that it holds."""
+        """Release a held lease."""
         if self.state != "dead":
             self.loop.call_soon(self._let_go.set)
 
@@ -288,7 +292,7 @@ class LeaseProcess(Process):
             self.loop.call_soon(self.engine.receive, payload)
 
     def resync(self) -> None:
-        """Notice that a connection was lost and made again."""
+        """Handle a reconnect."""
         if self.state != "dead":
             self.loop.call_soon(self.engine.wake_all)
 
@@ -305,7 +309,7 @@ class LeaseProcess(Process):
 
 
 class LeaseWorld(World):
-    """Everything, and its one true time."""
+    """All processes, the database, and the true time."""
 
     transaction_limit = TRANSACTION_LIMIT
 
@@ -330,7 +334,7 @@ class LeaseWorld(World):
             self.later(LATENCY, partial(process.receive, payload))
 
     def announce_wish(self, name: str) -> None:
-        """Somebody asks for a lease."""
+        """Request a lease."""
         for process in self.processes:
             if process.state != "dead" and (lease := process.held.get(name)) is not None:
                 message = {"v": 1, "lease": f"s:{name}", "epoch": lease.epoch}
@@ -338,7 +342,8 @@ class LeaseWorld(World):
                 self.later(LATENCY, partial(process.receive, payload))
 
     def holders(self, name: str) -> list[tuple[str, int]]:
-        """Who believes to hold a lease, and under which epoch, whether it runs or not."""
+        """Return the processes that treat a lease as held, with its epoch, also while they do not
+        run."""
         return [
             (process.name, lease.epoch)
             for process in self.processes
@@ -348,10 +353,11 @@ class LeaseWorld(World):
         ]
 
     def check(self) -> None:
-        """What holds at every moment.
+        """Check what must hold at every moment.
 
         Raises:
-            Violation: it does not.
+
+        Violation: it does not hold.
         """
         for name in NAMES:
             holders = self.holders(name)
@@ -363,7 +369,7 @@ class LeaseWorld(World):
                 self.expect(self.now - since < self._overlap, f"{names} hold {name} at once")
 
     def expect_holders(self) -> None:
-        """Let nothing be wrong any more, and see that every lease is held, and stays so."""
+        """Remove all faults, and check that every lease is acquired and stays held."""
         for process in self.processes:
             process.recover()
         until = self.now + CALM + self.server.set_back

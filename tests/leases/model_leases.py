@@ -1,7 +1,7 @@
-"""The table of leases in the world in which leases are explored: decided, and locked, as the
-statements of `sql/queries/riverpy_lease.sql` decide and lock.
+"""A model of the table of leases, which decides and locks like the statements of
+`sql/queries/riverpy_lease.sql`.
 
-`tests/leases/test_lease_table.py` gives the same statements to PostgreSQL, and compares.
+`tests/leases/test_lease_table.py` compares it with PostgreSQL.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 RELEASED = datetime.min.replace(tzinfo=UTC)
-"""Stands for the `-infinity` of a lease that was released."""
+"""Represents the `-infinity` of a released lease."""
 
 
 class LeaseTerm(NamedTuple):
-    """One term of a lease: who was given it comes after, for a newer one has a higher epoch."""
+    """One term of a lease. The epoch is first, because a newer term has a higher one."""
 
     name: str
     epoch: int
@@ -39,7 +39,7 @@ class LeaseRow:
     expires_at: datetime
 
     def is_free(self, now: datetime, clock: datetime) -> bool:
-        """Whether a bid takes it."""
+        """Whether an attempt can acquire the lease."""
         return self.expires_at < now or self.expires_at > clock + 2 * self.ttl
 
 
@@ -48,18 +48,18 @@ class Locked(Exception):
 
 
 class LeaseTable:
-    """The rows, and which of them transactions have fenced. Each call is one statement; `now` is
-    when its transaction began, `clock` when it runs.
+    """The rows, and their locks by fenced transactions.
 
-    A subclass that decides otherwise shows what a predicate is for.
+    Each call is one statement: `now` is the start of its transaction, `clock` the time at which it
+    runs. Subclasses leave out a condition, to show what the condition is for.
     """
 
     def __init__(self) -> None:
         self.rows: dict[str, LeaseRow] = {}
         self.fences: Counter[str] = Counter()
-        """How many open transactions hold the key share lock of a row."""
+        """The number of open transactions that hold the key share lock of each row."""
         self.terms: list[LeaseTerm] = []
-        """All that were given, in order."""
+        """All granted terms, in order."""
 
     def acquire(
         self,
@@ -71,10 +71,11 @@ class LeaseTable:
         clock: datetime,
         has_waited: bool = False,
     ) -> LeaseAnswer | None:
-        """Bid.
+        """Try to acquire a lease.
 
         Raises:
-            Locked: the lease is free, but fenced.
+
+        Locked: the lease is free, but fenced.
         """
         row = self.rows.get(name)
         is_denied = row is not None and not row.is_free(now, clock)
@@ -91,15 +92,15 @@ class LeaseTable:
         return LeaseAnswer(True, holder, epoch, now, None)
 
     def next_epoch(self, row: LeaseRow | None, clock: datetime) -> int:
-        """Of the term that a bid begins."""
+        """Return the epoch of the next term."""
         by_clock = int(clock.timestamp() * 1_000_000)
         return by_clock if row is None else max(row.epoch + 1, by_clock)
 
     def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], now: datetime
     ) -> dict[str, bool]:
-        """Extend terms; returns the names of those that go on, each with True: a fence locks no row
-        that would be renewed."""
+        """Extend terms. Returns the names of the renewed leases, each with True, because a fence
+        does not block renewals."""
         renewed: dict[str, bool] = {}
         for name, epoch in terms:
             row = self.rows.get(name)
@@ -125,7 +126,7 @@ class LeaseTable:
         return row.epoch == epoch and row.holder == holder and row.expires_at >= now
 
     def fence(self, name: str, epoch: int, *, clock: datetime, has_snapshot: bool = False) -> bool:
-        """Lock the row of a term that is held; `unfence` when the transaction ends."""
+        """Lock the row of a held term. Call `unfence` when the transaction ends."""
         row = self.rows.get(name)
         if row is None or not self.is_fenceable(row, epoch, clock, has_snapshot=has_snapshot):
             return False
@@ -135,9 +136,9 @@ class LeaseTable:
     def is_fenceable(
         self, row: LeaseRow, epoch: int, clock: datetime, *, has_snapshot: bool
     ) -> bool:
-        """Whether a transaction goes on by this row."""
+        """Whether a fenced transaction may continue with this row."""
         return row.epoch == epoch and (has_snapshot or row.expires_at >= clock)
 
     def unfence(self, name: str) -> None:
-        """A transaction that had fenced the row has ended."""
+        """Unlock the row when a fenced transaction ends."""
         self.fences[name] -= 1

@@ -1,5 +1,4 @@
-"""What holds for leases wherever they are: in the table, over each kind of connection, and in
-memory."""
+"""The contract of leases, tested with the table over each kind of connection, and in memory."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ async def _granted(manager: LeaseManager, name: str = "x") -> Lease:
 
 
 async def _taken_over(manager: LeaseManager, name: str = "x") -> Lease:
-    """Bid until granted: a transaction of the last term may go on."""
+    """Try until granted: a transaction of the last term may be open."""
     with anyio.fail_after(30):
         while (lease := await manager.try_acquire(name)) is None:
             await anyio.sleep(0.01)
@@ -78,24 +77,24 @@ async def _write(
 
 
 async def test_race_of_eight(backend: Backend) -> None:
-    """Of eight that bid at once one wins, each time."""
+    """Of eight managers that try at once, one acquires the lease, each time."""
     async with AsyncExitStack() as stack:
         managers = [await stack.enter_async_context(backend.manager()) for _ in range(RACERS)]
         for round_number in range(5):
             won: list[Lease] = []
 
-            async def bid(manager: LeaseManager, name: str, won: list[Lease]) -> None:
+            async def attempt(manager: LeaseManager, name: str, won: list[Lease]) -> None:
                 if (lease := await manager.try_acquire(name)) is not None:
                     won.append(lease)
 
             async with anyio.create_task_group() as tasks:
                 for manager in managers:
-                    tasks.start_soon(bid, manager, f"name-{round_number}", won)
+                    tasks.start_soon(attempt, manager, f"name-{round_number}", won)
             assert len(won) == 1
 
 
 async def test_same_holder_again(backend: Backend) -> None:
-    """Who holds a lease does not get it again, and a bid renews nothing."""
+    """A holder cannot acquire its lease again, and an attempt renews nothing."""
     async with backend.manager() as a:
         lease = await _granted(a)
         assert lease.is_held
@@ -104,13 +103,13 @@ async def test_same_holder_again(backend: Backend) -> None:
 
 
 async def test_renewal_after_takeover(backend: Backend) -> None:
-    """A renewal after a takeover is False, and the lease is not held from then on."""
+    """A renewal after a takeover returns False, and the lease is not held from then on."""
     async with backend.manager() as a, backend.manager() as b:
         lease = await _granted(a)
         await backend.expire("x")
         other = await _granted(b)
         assert other.epoch > lease.epoch
-        assert lease.is_held  # as far as it knows
+        assert lease.is_held  # locally
         assert not await a.renew(lease)
         assert not lease.is_held
         assert lease.cause is StopCause.LEASE_LOST
@@ -118,13 +117,13 @@ async def test_renewal_after_takeover(backend: Backend) -> None:
 
 
 async def test_expired_lease(backend: Backend) -> None:
-    """A lease that has expired, and that nobody has taken, cannot be renewed, written under or
-    released: it is over for good."""
+    """A lease that has expired cannot be renewed, written under or released, even if no other
+    process acquired it."""
     async with backend.manager() as a:
         first, second, third = [await _granted(a, name) for name in "xyz"]
         for lease in (first, second, third):
             await backend.expire(lease.name)
-            assert lease.is_held  # as far as it knows
+            assert lease.is_held  # locally
         assert not await a.renew(first)
         with pytest.raises(LeaseLostError):
             await _write(backend, second, "late")
@@ -133,13 +132,14 @@ async def test_expired_lease(backend: Backend) -> None:
 
 
 async def test_older_term_of_the_same_holder(backend: Backend) -> None:
-    """Who lost a lease and has it again can neither extend nor end the new term by the old one."""
+    """A holder that lost a lease and acquired it again cannot renew or release the new term by the
+    old one."""
     async with backend.manager() as a:
         old = await _granted(a)
         await backend.expire("x")
         new = await _granted(a)
         assert not await a.renew(old)
-        old.may_be_held = True  # as if it had not heard
+        old.may_be_held = True  # as if its end had not been noticed
         assert not await a.release(old)
         assert await a.renew(new)
         with pytest.raises(LeaseLostError):
@@ -147,8 +147,8 @@ async def test_older_term_of_the_same_holder(backend: Backend) -> None:
 
 
 async def test_release_after_takeover(backend: Backend) -> None:
-    """A release after a takeover frees nothing and says so at debug; one in time frees the lease,
-    once."""
+    """A release after a takeover frees nothing and logs at debug. A release in time frees the
+    lease, once."""
     async with backend.manager() as a, backend.manager() as b:
         lease = await _granted(a)
         await backend.expire("x")
@@ -165,7 +165,7 @@ async def test_release_after_takeover(backend: Backend) -> None:
 
 
 async def test_lost_rows(backend: Backend) -> None:
-    """A table that was emptied heals by itself: the old term is over, and epochs go on rising."""
+    """If the table is emptied, the old term ends, and later epochs are higher."""
     async with backend.manager() as a, backend.manager() as b:
         lease = await _granted(a)
         await backend.forget()
@@ -175,12 +175,12 @@ async def test_lost_rows(backend: Backend) -> None:
 
 
 async def test_frozen_holder(backend: Backend) -> None:
-    """A holder that was frozen, thaws and believes in its lease cannot write under it."""
+    """A holder that was frozen for longer than its lease cannot write under it."""
     async with backend.manager() as a, backend.manager() as b:
         lease = await _granted(a)
         await backend.expire("x")
         other = await _granted(b)
-        assert lease.is_held  # as far as it knows
+        assert lease.is_held  # locally
         with pytest.raises(LeaseLostError, match=r"'x' is not held any more .*epoch \d+.*stop"):
             await _write(backend, lease, "stale")
         assert not lease.is_held
@@ -189,8 +189,8 @@ async def test_frozen_holder(backend: Backend) -> None:
 
 
 async def test_takeover_waits_for_fenced_transaction(backend: Backend) -> None:
-    """What was written behind a fence is committed before the next term begins, also when the time
-    of the lease is over meanwhile."""
+    """The writes of a fenced transaction are committed before the next term begins, even if the
+    lease expires before the commit."""
     async with backend.manager() as a, backend.manager() as b:
         lease = await _granted(a)
         async with backend.transaction() as writer:
@@ -202,9 +202,9 @@ async def test_takeover_waits_for_fenced_transaction(backend: Backend) -> None:
         assert await backend.effects() == ["old"]
 
 
-async def test_fenced_transaction_is_bounded(backend: Backend) -> None:
-    """A fenced transaction whose process hangs holds a takeover up for no longer than the ttl: it
-    is ended, and its writes are lost."""
+async def test_fenced_transaction_is_limited(backend: Backend) -> None:
+    """A fenced transaction whose process hangs delays a takeover for at most the ttl. The server
+    ends it, and its writes are lost."""
     taken: list[Lease] = []
     async with backend.manager(**SHORT) as a, backend.manager(**SHORT) as b:
 
@@ -220,7 +220,7 @@ async def test_fenced_transaction_is_bounded(backend: Backend) -> None:
 
 
 async def test_renewal_passes_fenced_transaction(backend: Backend) -> None:
-    """A renewal does not wait for a fenced transaction, nor a fence for a renewal."""
+    """A renewal does not wait for a fenced transaction, and a fence does not wait for a renewal."""
     async with backend.manager() as a:
         lease = await _granted(a)
         async with backend.transaction() as writer:
@@ -231,22 +231,27 @@ async def test_renewal_passes_fenced_transaction(backend: Backend) -> None:
         assert await backend.effects() == ["once"]
 
 
-async def test_denied_bid_waits_for_nobody(backend: Backend) -> None:
-    """A bid for a lease that is held is answered at once, with the time that is left, while a
-    transaction is fenced by it."""
+async def test_denied_attempt_does_not_wait(backend: Backend) -> None:
+    """An attempt for a held lease returns the remaining time at once, even during a fenced
+    transaction."""
     async with backend.manager() as a, backend.manager() as b:
         lease = await _granted(a)
         async with backend.transaction() as writer:
             await lease.fence(writer.connection)
-            bid = await b._engine._store.acquire("x", "b", timedelta(seconds=15), timeout=5)
-            assert bid is not None
-            assert (bid.is_granted, bid.holder, bid.epoch) == (False, a.holder, lease.epoch)
-            assert bid.remaining is not None
-            assert 0 < bid.remaining <= 15
+            answer = await b._engine._store.acquire("x", "b", timedelta(seconds=15), timeout=5)
+            assert answer is not None
+            assert (answer.is_granted, answer.holder, answer.epoch) == (
+                False,
+                a.holder,
+                lease.epoch,
+            )
+            assert answer.remaining is not None
+            assert 0 < answer.remaining <= 15
 
 
 async def test_fence_outside_of_a_transaction(backend: Backend) -> None:
-    """A fence outside of a transaction, or on something else, is refused, and the lease stays."""
+    """A fence outside of a transaction, or on another object, raises an error, and the lease stays
+    held."""
     async with backend.manager() as a:
         lease = await _granted(a)
         async with backend.transaction() as writer:
@@ -259,7 +264,7 @@ async def test_fence_outside_of_a_transaction(backend: Backend) -> None:
 
 
 async def test_lease_after_loss(backend: Backend) -> None:
-    """A lease that is over refuses every use with the same error."""
+    """Every use of a lost lease raises the same error."""
     async with backend.manager() as a:
         lease = await _granted(a)
         assert await a.release(lease)
@@ -276,7 +281,7 @@ async def test_lease_after_loss(backend: Backend) -> None:
 
 
 async def test_hold(backend: Backend) -> None:
-    """A block's lease is renewed in the background, and the next one runs when it has ended."""
+    """The lease of a block is renewed in the background. The next block runs when it has ended."""
     async with backend.manager(**QUICK) as a, backend.manager(**QUICK) as b:
         async with a.hold("x") as lease:
             a._engine.held.renewed.init()
@@ -293,7 +298,7 @@ async def test_hold(backend: Backend) -> None:
 
 
 async def test_block_is_cancelled_on_loss(backend: Backend) -> None:
-    """A block whose lease passes to another is cancelled and raises LeaseLostError."""
+    """A block whose lease another process acquired is cancelled and raises LeaseLostError."""
     was_cancelled = False
 
     async def lose(a: LeaseManager, b: LeaseManager) -> None:
@@ -316,7 +321,7 @@ async def test_block_is_cancelled_on_loss(backend: Backend) -> None:
 
 
 async def test_manager_that_is_closed(backend: Backend) -> None:
-    """What was had of a manager is over when that is closed, and it gives nothing any more."""
+    """Leases of a closed manager are lost, and it grants no more."""
     async with backend.manager() as a:
         lease = await _granted(a)
     assert not lease.is_held
@@ -329,8 +334,8 @@ async def test_manager_that_is_closed(backend: Backend) -> None:
         a.hold("x")
 
 
-async def test_times_to_stand_by(backend: Backend) -> None:
-    """How long to stand by is a timedelta."""
+async def test_bad_waits(backend: Backend) -> None:
+    """`wait` must be a timedelta."""
     bad: Any
     async with backend.manager() as a:
         for bad in (5, "5", 1.5):
@@ -339,7 +344,7 @@ async def test_times_to_stand_by(backend: Backend) -> None:
 
 
 async def test_names(backend: Backend) -> None:
-    """A name of a wrong length or with other characters is refused before anything is asked."""
+    """A name with a wrong length or other characters is refused before a statement is sent."""
     async with backend.manager() as a:
         for name in ("", "a" * 101, "with space", "tab\t", "é", "nul\0", 7):
             with pytest.raises(ConfigError, match="the name of a lease"):
@@ -351,7 +356,7 @@ async def test_names(backend: Backend) -> None:
 
 
 async def test_other_threads(backend: Backend) -> None:
-    """A thread asks its lease whether it is held, and hears at once that it is not."""
+    """A thread can read whether its lease is held, and sees its end at once."""
     async with backend.manager() as a:
         lease = await _granted(a)
         answers: list[bool] = []

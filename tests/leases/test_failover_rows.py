@@ -1,5 +1,5 @@
-"""The rows of `scripts/failover leases` that need no server of their own, once each: processes
-whose holder is stopped, killed, frozen, blocked or cut off."""
+"""The rows of `scripts/failover leases` that can use a shared server, once each: the holder is
+stopped, killed, frozen, blocked or disconnected."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Database(Server):
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_row(name: str, fresh_database_url: str) -> None:
-    """The lease passes on under a higher epoch, from a holder whose event loop is blocked too;
-    nobody believes in a term when the next has begun, and no fenced write of a term follows one of
-    a later (LM-14)."""
+    """Another process acquires the lease under a higher epoch, also if the holder's event loop is
+    blocked. No process treats an old term as held after the next has begun, and no fenced write of
+    a term follows one of a later term (LM-14)."""
 
     class Row(ROWS[name]):
         """With processes of this test's on a shared server."""
@@ -55,7 +55,7 @@ async def test_row(name: str, fresh_database_url: str) -> None:
     ids=lambda change: next(iter(change)),
 )
 def test_rows_can_be_bad(change: dict[str, object]) -> None:
-    """What is never to be is seen."""
+    """Each violation is found."""
     good = {"row": "killed", "what": "SIGKILL", "ttl": 1.5, "gaps": [0.5]}
     assert not Result(**good).is_bad
     assert Result(**{**good, **change}).is_bad

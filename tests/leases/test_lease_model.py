@@ -1,7 +1,8 @@
-"""Leases, explored: hypothesis drives the real engines of leases, and users who write through the
-fence, through a world of slow clocks, frozen processes and lost messages.
+"""Leases in a simulated world: hypothesis drives the real lease engine, and users that write
+through the fence.
 
-RIVERPY_TEST_SEED explores elsewhere, RIVERPY_TEST_EXAMPLES further.
+The world has slow clocks, frozen processes and lost messages. RIVERPY_TEST_SEED sets another seed,
+RIVERPY_TEST_EXAMPLES the number of examples.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _quiet() -> Generator[None]:
 
 
 class Holders(Slowness):
-    """What happens to those who want leases at any time."""
+    """Events of processes that use leases."""
 
     server: type[LeaseServer] = LeaseServer
     timing = TIMING
@@ -52,7 +53,7 @@ class Holders(Slowness):
     def begins(self, rates: list[float]) -> None:
         """The processes start, each with a clock of its own."""
         self.world = LeaseWorld(rates, server=self.server, timing=self.timing, overlap=self.overlap)
-        self.world.server.keep()
+        self.world.server.copy_to_standby()
         self.world.run(1.0)
 
     @rule(number=some_process, hold=some_hold, lateness=some_lateness)
@@ -71,7 +72,7 @@ class Holders(Slowness):
 
 
 class Leases(Damage, Holders):
-    """What else happens."""
+    """More faults."""
 
     @rule(name=some_name, seconds=some_seconds)
     def is_asked_for(self, name: str, seconds: float) -> None:
@@ -107,15 +108,15 @@ class Leases(Damage, Holders):
 
 
 class LeasesOverLostCommits(Leases):
-    """And a standby takes over that has not heard the last commits, or the database believes that
-    a lease has run out, or was granted before its clock was set back."""
+    """Faults of the database: a standby takes over without the last commits, or its clock is
+    set."""
 
     overlap = TIMING.validity / min(RATES) + 2 * LATENCY
 
     @rule()
     def standby_is_as_far(self) -> None:
         """A standby has heard all."""
-        self.world.server.keep()
+        self.world.server.copy_to_standby()
 
     @precondition(lambda self: not self.world.server.set_back)
     @rule(seconds=some_seconds)
@@ -136,7 +137,7 @@ class LeasesOverLostCommits(Leases):
 
 
 class Unfenced(LeaseTable):
-    """A fence lets everything go on, and keeps nobody waiting."""
+    """A fence without a check or lock."""
 
     def fence(self, _name: str, _epoch: int, **_: object) -> bool:
         """Go on."""
@@ -146,8 +147,8 @@ class Unfenced(LeaseTable):
         """Nothing was locked."""
 
 
-class LookedAt(LeaseTable):
-    """A fence that looks at the row and does not lock it."""
+class UnlockedFence(LeaseTable):
+    """A fence that reads the row and does not lock it."""
 
     def unfence(self, _name: str) -> None:
         """Nothing was locked."""
@@ -160,7 +161,7 @@ class LookedAt(LeaseTable):
 
 
 class ReleasingAny(LeaseTable):
-    """A release compares no epoch."""
+    """A release that does not compare the epoch."""
 
     def is_releasable(self, row: LeaseRow, _epoch: int, holder: str, now: datetime) -> bool:
         """Whether it is the holder's."""
@@ -168,7 +169,7 @@ class ReleasingAny(LeaseTable):
 
 
 class EpochBlind(ReleasingAny):
-    """Holder and expiry are compared, and no epoch."""
+    """Statements that compare holder and expiry, but no epoch."""
 
     def is_renewable(self, row: LeaseRow, _epoch: int, holder: str, now: datetime) -> bool:
         """Whether it is the holder's."""
@@ -181,7 +182,7 @@ class EpochBlind(ReleasingAny):
 
 
 class RenewingExpired(LeaseTable):
-    """A renewal does not look whether the term is over."""
+    """A renewal that does not check the expiry."""
 
     def is_renewable(self, row: LeaseRow, epoch: int, holder: str, _now: datetime) -> bool:
         """Whether it is that of the term."""
@@ -197,7 +198,7 @@ def _without(decides: type[LeaseTable]) -> type[Holders]:
 
 
 class WithoutMargin(Holders):
-    """The local deadline is the end of the lease."""
+    """A local deadline without a margin: it is the end of the lease."""
 
     timing = WholeLease(TIMING.ttl, TIMING.interval)
 
@@ -214,36 +215,34 @@ WITHOUT = {
 
 @pytest.mark.timeout(600)  # a counterexample is made short, which takes time
 def test_one_holds_and_no_old_term_writes_after_a_new() -> None:
-    """In no world that was explored do two processes hold a lease at once, frozen ones counted, or
-    one epoch; epochs rise; no write through the fence follows one of a newer term; none bids or
-    releases while what it did under an old term goes on; and when nothing is wrong any more, every
-    lease is held."""
+    """Explore worlds with faults. No two processes, frozen ones included, hold a lease or an epoch
+    at once. Epochs rise. No fenced write follows one of a newer term. No process acquires or
+    releases a lease while its work of an old term runs. Without faults every lease is held in the
+    end."""
     explore(Leases, examples=EXAMPLES // 2, phases=(Phase.generate, Phase.shrink))
 
 
 @pytest.mark.timeout(600)
 def test_fence_holds_over_lost_commits() -> None:
-    """If a standby takes over that has not heard of the last commits, or the database's clock is
-    set forward past the end of a lease, or back by more than its time, its old holder may believe
-    on until its trust ends, but epochs rise and nothing that it writes comes after a write of the
-    new one."""
+    """If a standby takes over without the last commits, or the database's clock is set, an old
+    holder may treat its lease as held until its local deadline. But epochs rise, and none of its
+    writes follows one of the new holder."""
     explore(LeasesOverLostCommits, examples=EXAMPLES // 4, phases=(Phase.generate, Phase.shrink))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("what", WITHOUT)
 def test_search_finds_what_each_protection_is_for(what: str) -> None:
-    """A search finds two who hold a lease, or a late write, if one of the protections is
-    missing."""
+    """If one protection is missing, the search finds two holders or a late write."""
     machine, found = WITHOUT[what]
     with pytest.raises(Violation, match=found):
         explore(machine, examples=2000, phases=(Phase.generate,))
 
 
 def test_release_names_its_epoch() -> None:
-    """A release that is 23 s on its way, while its holder was granted the lease again: it ends
-    nothing, but would end the new term if it named the holder alone, and another be granted the
-    lease beside it."""
+    """A release that arrives 23 s late, after its holder acquired the lease again, has no effect.
+    If it named only the holder, it would end the new term, and another process could acquire the
+    lease too."""
 
     def tell(server: type[LeaseServer]) -> LeaseWorld:
         with closing(LeaseWorld([1.0, 1.0], server=server)) as world:
@@ -264,8 +263,8 @@ def test_release_names_its_epoch() -> None:
 
 
 def test_late_renewal_brings_no_term_back() -> None:
-    """A renewal that arrives after the release of its lease: it renews nothing, but would keep the
-    lease from everybody if it did not ask whether the term is over."""
+    """A renewal that arrives after the release of its lease has no effect. If it did not check the
+    expiry, it would block the lease."""
 
     def tell(server: type[LeaseServer]) -> LeaseWorld:
         with closing(LeaseWorld([1.0, 1.0], server=server)) as world:
@@ -287,8 +286,8 @@ def test_late_renewal_brings_no_term_back() -> None:
 
 
 def test_margin_is_for_clocks_that_differ() -> None:
-    """A holder with a slow clock that is frozen until its lease has passed on: with a margin it
-    does not believe any more, and without one it would."""
+    """A holder with a slow clock is frozen until another process acquired its lease. With the
+    margin it does not treat the lease as held, without it it does."""
 
     def tell(timing: LeaseTiming) -> LeaseWorld:
         with closing(LeaseWorld([0.95, 1.0], timing=timing)) as world:
@@ -304,9 +303,9 @@ def test_margin_is_for_clocks_that_differ() -> None:
 
 
 def test_fence_locks_until_the_commit() -> None:
-    """A user that is frozen between its fence and its commit until its lease has run out: the next
-    holder waits for it; without the lock, or without the fence, its write would come after one of
-    the next."""
+    """A user is frozen between its fence and its commit until its lease has expired. The next
+    holder waits for the commit. Without the lock or the fence, the write would follow one of the
+    next holder."""
 
     def tell(server: type[LeaseServer]) -> None:
         with closing(LeaseWorld([1.0, 1.0], server=server)) as world:
@@ -320,14 +319,14 @@ def test_fence_locks_until_the_commit() -> None:
             assert world.writes
 
     tell(LeaseServer)
-    for decides in (LookedAt, Unfenced):
+    for decides in (UnlockedFence, Unfenced):
         with pytest.raises(Violation, match="came after a newer term's"):
             tell(_server(decides))
 
 
 def test_thawed_writer_is_refused() -> None:
-    """A user that is frozen between its fence and its commit until another has written: the server
-    has ended its transaction, and what it writes on is refused."""
+    """A user is frozen between its fence and its commit until another one has written. The server
+    has ended its transaction, so its later writes are refused."""
     with closing(LeaseWorld([1.0, 1.0])) as world:
         first, second = world.processes
         first.hold, first.lateness = 1.0, 60.0

@@ -1,4 +1,4 @@
-"""The table of leases of the model decides, and locks, as PostgreSQL does."""
+"""Compares the model of the table of leases with PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 SEED = int(os.environ.get("RIVERPY_TEST_SEED", "1"))
 STEPS = int(os.environ.get("RIVERPY_TEST_EXAMPLES", "60")) * 10
 TTL = timedelta(hours=1)
-"""So long that nothing expires, and no lease comes to seem too long, by itself."""
+"""Long enough that no lease expires, or seems too long, by itself."""
 MOVES = {
     "expired": timedelta(seconds=-1),
     "held": TTL / 2,
     "before the clock was set back": 3 * TTL,
 }
-"""Where a row's end may be moved to, from now."""
+"""Intervals from now, to which a row's expiry may be moved."""
 NAMES = ("s:one", "s:two")
 HOLDERS = ("a", "b")
 WAITS = "waits"
@@ -37,7 +37,7 @@ WAITS = "waits"
 
 
 class Pair:
-    """The model and PostgreSQL, asked the same."""
+    """The model and PostgreSQL. Both get the same statements."""
 
     def __init__(self, schema: str, sessions: list[asyncpg.Connection], seed: int) -> None:
         self._schema, self._bids, self._users = schema, sessions[0], sessions[1:]
@@ -45,13 +45,13 @@ class Pair:
         self._model = LeaseTable()
         self._clock = datetime(2030, 1, 1, tzinfo=UTC)
         self._fenced: list[str | None] = [None] * len(self._users)
-        """Which lease the open transaction of each session has fenced."""
+        """The lease that the open transaction of each session has fenced."""
         self._terms: list[tuple[str, int, int, str]] = []
-        """All that were given: name, the model's epoch, the real one, holder."""
+        """All granted terms: name, the model's epoch, the real one, holder."""
         self.answers: dict[str, set[object]] = {}
 
     async def step(self) -> None:
-        """Ask one thing."""
+        """Run one random statement."""
         steps: list[Callable[[], Awaitable[tuple[str, object, object]]]] = [
             *[self._acquire] * 4,
             *[self._renew] * 3,
@@ -72,28 +72,28 @@ class Pair:
     async def _acquire(self) -> tuple[str, object, object]:
         name, holder = self._name(), self._dice.choice(HOLDERS)
         try:
-            bid = self._model.acquire(name, holder, TTL, self._clock, clock=self._clock)
+            answer = self._model.acquire(name, holder, TTL, self._clock, clock=self._clock)
         except Locked:
-            bid = None
+            answer = None
         real = None
         with suppress(asyncpg.LockNotAvailableError):
             real = await leases.lease_acquire(
                 self._bids, self._schema, name=name, holder=holder, ttl=TTL
             )
-        if bid and real and bid.is_granted and real.is_granted:
+        if answer and real and answer.is_granted and real.is_granted:
             assert not any(term[0] == name and term[2] >= real.epoch for term in self._terms)
-            self._terms.append((name, bid.epoch, real.epoch, holder))
-        return f"acquire {name} {holder}", self._told(real, 2), self._told(bid, 1)
+            self._terms.append((name, answer.epoch, real.epoch, holder))
+        return f"acquire {name} {holder}", self._result(real, 2), self._result(answer, 1)
 
-    def _told(self, bid: leases.LeaseAnswer | None, which: int) -> object:
-        if bid is None:
+    def _result(self, answer: leases.LeaseAnswer | None, which: int) -> object:
+        if answer is None:
             return WAITS
-        number = [term[which] for term in self._terms].index(bid.epoch)
+        number = [term[which] for term in self._terms].index(answer.epoch)
         return (
-            bid.is_granted,
-            bid.holder,
-            number if not bid.is_granted else "new",
-            bool(bid.remaining),
+            answer.is_granted,
+            answer.holder,
+            number if not answer.is_granted else "new",
+            bool(answer.remaining),
         )
 
     async def _renew(self) -> tuple[str, object, object]:
@@ -166,7 +166,7 @@ class Pair:
         return f"move {name} {to}", None, None
 
     async def _remove(self) -> tuple[str, object, object]:
-        """A row that is lost; what deletes it waits for a fenced transaction too."""
+        """Delete a row. This waits for a fenced transaction too."""
         name = self._name()
         expected = WAITS if self._model.fences[name] else "DELETE"
         real = WAITS
@@ -183,13 +183,13 @@ class Pair:
         return self._dice.choice(NAMES)
 
     def _term(self) -> tuple[str, int, int, str]:
-        """One of the last that were given, or one that never was."""
+        """Return one of the last granted terms, or one that never existed."""
         return self._dice.choice([*self._terms[-4:], (NAMES[0], 1, 1, HOLDERS[0])])
 
 
 @pytest.fixture
 async def sessions(database_url: str) -> AsyncGenerator[list[asyncpg.Connection]]:
-    """One that bids, which finds a lock at once or not at all, and two that fence."""
+    """Connections: one for attempts, with a lock timeout of nearly zero, and two for fences."""
     opened = [await asyncpg.connect(database_url) for _ in range(3)]
     await opened[0].execute("SET lock_timeout = 20")
     yield opened
@@ -200,8 +200,8 @@ async def sessions(database_url: str) -> AsyncGenerator[list[asyncpg.Connection]
 async def test_model_answers_as_postgres(
     schema: Schema, sessions: list[asyncpg.Connection]
 ) -> None:
-    """The same bids, renewals, releases and fences, on rows that are moved into the past and the
-    future and lost, have the same answers; and each kind of them had every answer."""
+    """The same statements on the same rows give the same answers in the model and in PostgreSQL.
+    Every kind of answer occurs."""
     pair = Pair(schema.name, sessions, SEED)
     for _ in range(STEPS):
         await pair.step()
@@ -218,12 +218,11 @@ SHORT = timedelta(seconds=0.3)
 WAITING = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')"
 
 
-async def test_bid_that_waits_long_takes_no_lease_that_goes_on(
+async def test_long_wait_does_not_acquire_a_renewed_lease(
     schema: Schema, sessions: list[asyncpg.Connection]
 ) -> None:
-    """A bid that waits for a transaction with the lock of a fence, until the lease has been renewed
-    after more than its time: it is denied, and does not take the lease for one that was granted
-    before the server's clock was set back."""
+    """An attempt waits for a fenced transaction while the lease is renewed. It is denied: the
+    renewed lease does not count as one from before a change of the clock."""
     holder, user, bidder = sessions
     term = await leases.lease_acquire(holder, schema.name, name="s:one", holder="a", ttl=SHORT)
     assert term is not None
@@ -236,7 +235,7 @@ async def test_bid_that_waits_long_takes_no_lease_that_goes_on(
     await user.execute(f'SELECT FROM "{schema.name}".riverpy_lease FOR KEY SHARE')
     await set_end("clock_timestamp() - interval '1 s'")
     async with asyncio.TaskGroup() as tasks:
-        bid = tasks.create_task(
+        attempt = tasks.create_task(
             leases.lease_acquire(bidder, schema.name, name="s:one", holder="b", ttl=SHORT)
         )
         while not await holder.fetchval(WAITING, bidder.get_server_pid()):
@@ -244,7 +243,7 @@ async def test_bid_that_waits_long_takes_no_lease_that_goes_on(
         await holder.fetchval("SELECT pg_sleep($1)", 2 * SHORT.total_seconds())
         await set_end("clock_timestamp() + ttl")
         await transaction.commit()
-    assert bid.result() is None
+    assert attempt.result() is None
     (row,) = await leases.lease_list(holder, schema.name)
     assert (row.holder, row.epoch) == ("a", term.epoch)
 
@@ -252,8 +251,7 @@ async def test_bid_that_waits_long_takes_no_lease_that_goes_on(
 async def test_late_renewal_shortens_no_lease(
     schema: Schema, sessions: list[asyncpg.Connection]
 ) -> None:
-    """A renewal that began before another, and is done after it, as by a backend that did not run
-    meanwhile: the lease lasts for at least as long as the other has told its holder."""
+    """A renewal that began before another one and runs after it does not shorten the lease."""
     first, second, _ = sessions
     term = await leases.lease_acquire(first, schema.name, name="s:one", holder="a", ttl=TTL)
     assert term is not None
@@ -274,8 +272,8 @@ async def test_late_renewal_shortens_no_lease(
     ("last", "is_ahead"), [(5, False), (2 * 10**18, True)], ids=["behind", "ahead"]
 )
 async def test_epochs_and_the_clock(schema: Schema, last: int, is_ahead: bool) -> None:
-    """An epoch is higher than the last one, and not below the server's clock in microseconds, so
-    that epochs rise also where a failover has lost the last ones."""
+    """An epoch is higher than the last one, and at least the server's clock in microseconds. So
+    epochs rise even if a failover has lost the last ones."""
     await schema.execute(
         "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
         " VALUES ('s:one', $1, 'gone', '1 hour', '-infinity')",
@@ -283,10 +281,10 @@ async def test_epochs_and_the_clock(schema: Schema, last: int, is_ahead: bool) -
     )
     before = int(datetime.now(UTC).timestamp() * 1e6) - 10**9
     async with schema.connected() as connection:
-        bids = [
+        answers = [
             await leases.lease_acquire(connection, schema.name, name=name, holder="a", ttl=TTL)
             for name in ("s:one", "s:new")
         ]
-    epochs = [bid.epoch for bid in bids if bid is not None]
+    epochs = [answer.epoch for answer in answers if answer is not None]
     assert min(epochs) > before
     assert (epochs[0] == last + 1) == is_ahead
