@@ -46,7 +46,7 @@ def error_texts(column: Iterable[Any] | None) -> Iterator[str]:
 
 
 def read_error(text: str) -> AttemptError:
-    """Return an entry from its JSON text. It never fails."""
+    """Return the entry of a JSON text. A text in any other form gives an entry too."""
     try:
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
@@ -68,7 +68,8 @@ def json_time(at: datetime) -> str:
 
 
 def _text(value: str) -> str:
-    """Return the text of a JSON value: of a string its content, of null nothing."""
+    """Return the text of a JSON value: the content of a string, an empty text for null, otherwise
+    the JSON text."""
     if value == "null":
         return ""
     if not value.startswith(("{", "[", '"')):

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     import asyncio
 
 _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
-"""None: the system is not Linux, and the monotonic clock is used."""
+"""The number of the clock that also runs while the machine is suspended; None: the system has no
+such clock, and the monotonic clock is used."""
 
 
 class Clock(Protocol):
-    """Tells the time."""
+    """A clock that tests can replace."""
 
     def now(self) -> datetime:
         """Return the current time, aware and in UTC."""

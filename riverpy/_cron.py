@@ -28,7 +28,7 @@ _MACROS = {
 }
 _STARS = ("*", "?")
 _DIGITS_MAX = 19
-"""A number with this many digits or more is too large for Go."""
+"""The number of digits from which a number is too large for Go."""
 _PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
 _DURATION_PART = re.compile(_PART)
 _DURATION = re.compile(rf"[+-]?(?:(?:{_PART})+|0)")
@@ -43,7 +43,8 @@ _NANOSECONDS = {
     "h": 3600 * 10**9,
 }
 _DURATION_MAX = 2**63 - 1
-"""The longest duration in Go, in nanoseconds. A negative duration may have one more."""
+"""The longest duration in Go, in nanoseconds. The longest negative duration is one nanosecond
+longer."""
 
 
 class _Field(NamedTuple):
@@ -53,7 +54,7 @@ class _Field(NamedTuple):
     first: int
     last: int
     names: tuple[str, ...] = ()
-    """The names of its values, in lower case."""
+    """The names of the field's values, in lower case."""
 
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -105,8 +106,8 @@ def split_time_zone(expression: object) -> tuple[str | None, str]:
 
 
 def every_interval(expression: str) -> timedelta | None:
-    """Return the interval of `@every DURATION`, in whole seconds, at least one. None: the
-    expression is not of this form.
+    """Return the interval of `@every DURATION`, in whole seconds, at least one second; None: the
+    expression does not have this form.
 
     Raises:
         ConfigError: the duration is not valid.
@@ -123,7 +124,7 @@ def every_interval(expression: str) -> timedelta | None:
 
 
 def _go_duration(text: str) -> int | None:
-    """Parse a duration like Go. Returns nanoseconds. None: it is not a duration."""
+    """Parse a duration like Go. Returns nanoseconds; None: the text is not a duration."""
     if not _DURATION.fullmatch(text):
         return None
     is_negative = text.startswith("-")
@@ -141,7 +142,7 @@ def cron_fields(expression: str) -> list[str]:
     """Return the five fields of an expression.
 
     Raises:
-        ConfigError: it does not have five fields, and is not a macro such as @daily.
+        ConfigError: the expression does not have five fields, and is not a macro such as @daily.
     """
     fields = _MACROS.get(expression, expression).split()
     if len(fields) != len(_FIELDS):
@@ -175,8 +176,9 @@ def cron_pattern(fields: list[str], given: str) -> CronSim:
 def _values(text: str, field: _Field) -> str:
     """Return the values of a field as a list, or `*` if the field does not restrict.
 
-    A day field does not restrict if it has an item `*`, `?` or `*/1`. It does with `*/2`. Cronsim
-    checks only for a `*` in front, so the values of `*/2` are listed.
+    A day field does not restrict if it has an item `*`, `?` or `*/1`. A field `*/2` restricts, but
+    cronsim treats every field that begins with `*` as unrestricted. So the values of `*/2` are
+    listed.
     """
     values: set[int] = set()
     is_star = False
@@ -208,7 +210,7 @@ def _item(item: str, field: _Field) -> range:
 
 
 def _value(text: str, field: _Field) -> int | None:
-    """Return a value from its number or name. None: it is not a value of the field."""
+    """Return the value of a number or name; None: the text is not a value of the field."""
     name = text.lower()
     value = field.first + field.names.index(name) if name in field.names else _number(text)
     return value if value is not None and field.first <= value <= field.last else None

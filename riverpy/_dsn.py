@@ -1,7 +1,7 @@
 """Database URLs: check them, find their server, and hide their password.
 
-An error text never contains a URL that cannot be parsed, because the place of its password is
-not known.
+An error text never contains a URL that cannot be parsed, because riverpy cannot find and hide the
+password in such a URL.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ _UNREAD = (
 
 
 def mask_url(text: str) -> str:
-    """Replace each password in a text, of a URL or a keyword list, by `***`. Takes linear time."""
+    """Replace each password in a URL or a keyword list of a text with `***`, in linear time."""
     if "@" in text:
         text = _WORD.sub(lambda word: _mask_login(word[0]), text)
         if "://" in text:
@@ -280,7 +280,7 @@ def _why_not_ignored(name: str, value: str, sslmode: str | None) -> str | None:
     if name == "channel_binding":
         if value != "require":
             return "must be disable, prefer or require"
-        if sslmode == "verify-full":  # the certificate identifies the server
+        if sslmode == "verify-full":  # the certificate proves the identity of the server
             return None
     return f"is not supported: {_REFUSED[name]}"
 
@@ -336,7 +336,7 @@ class Server(NamedTuple):
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """The hosts, without the brackets of IPv6, and their ports. Empty if no host is set."""
+        """The hosts, without the brackets of IPv6, and their ports; empty: no host is set."""
         if self.hosts.startswith(_SOCKETS):
             return []
         places = (place.rpartition(":") for place in self.hosts.split(", "))
@@ -355,7 +355,7 @@ def server_of(url: str, environ: Mapping[str, str] | None = None) -> Server:
     """Return the server of a valid URL, with the `PG*` variables of the environment.
 
     Raises:
-        ConfigError: its service does not exist, or PGPORT is not a port.
+        ConfigError: the service in the URL does not exist, or PGPORT is not a port.
     """
     environ = os.environ if environ is None else environ
     parts = urlsplit(url)
@@ -426,8 +426,8 @@ def _service_file(environ: Mapping[str, str]) -> Path:
 
 
 def environment_url(environ: Mapping[str, str] | None = None) -> str:
-    """Return the URL for the `PG*` variables. It contains PGSERVICE, because asyncpg reads that
-    variable too late.
+    """Return a URL for the `PG*` variables. The URL contains the service of PGSERVICE, because
+    asyncpg reads this variable too late.
     """
     service = (os.environ if environ is None else environ).get("PGSERVICE")
     return f"{_ENVIRONMENT_URL}?service={quote(service, safe='')}" if service else _ENVIRONMENT_URL
@@ -445,7 +445,7 @@ class SplitUrl(NamedTuple):
 
     url: str
     connect_timeout: float | None
-    """Seconds. None: no limit."""
+    """The timeout of a connection attempt in seconds; None: no limit."""
     ignored: tuple[str, ...]
     """The names of the parameters that have no effect."""
 

@@ -1,4 +1,4 @@
-"""The text of an exception, as it is stored and logged."""
+"""The text of an exception for rows and log events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _text(error: BaseException) -> str:
         return text if text.startswith(("<unprintable ", f"{name}: ")) else f"{name}: {text}"
     cause = error.__cause__
     if not isinstance(cause, Exception) or isinstance(cause, BaseExceptionGroup):
-        return name  # a cancellation or a group explains nothing
+        return name  # the message of a cancellation or a group has no information
     return f"{name} from {type(cause).__name__}: {message(cause)}".removesuffix(": ")
 
 

@@ -84,8 +84,8 @@ def encode(value: object, *, path: str = "$") -> str:
     """Encode `value` as JSON text. `path` is the name of the value in errors.
 
     Raises:
-        ArgsError: a value in it has no JSON form, or PostgreSQL cannot store it. Its `path` is the
-            place of that value.
+        ArgsError: a part of `value` has no JSON form, or PostgreSQL cannot store it. The `path` of
+            the error is the place of this part.
     """
     try:
         return _encode(value, 0)
@@ -324,8 +324,8 @@ class _Field(NamedTuple):
         return cls(attribute, name, string(name) + ":", has_default, default)
 
     def is_default(self, value: object) -> bool:
-        """Whether the value equals the default. msgspec compares identity, but equal args must have
-        equal text."""
+        """Whether the value equals the default. msgspec compares by identity. Here equal values
+        count, because equal args must have the same text."""
         if type(value) is not type(self.default):
             return False
         return value == self.default and not (value == 0 and _encode(value, 0) == "-0")

@@ -1,4 +1,4 @@
-"""Decodes args with msgspec, and durations as `_json` encodes them."""
+"""Decodes args with msgspec, but durations in the form in which `_json` encodes them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _PLAIN_TYPES = (dict, list, str, int, float, bool, NoneType)
 def decoder(cls: type[T]) -> Callable[[str], T]:
     """Return a function that decodes the text of `_json.encode` into `cls`.
 
-    It follows msgspec's rules, except that a duration is a number of nanoseconds, as in Go.
-    msgspec would read it as seconds.
+    The function follows msgspec's rules, except for durations: a duration is a number of
+    nanoseconds, as in Go, and not of seconds.
 
     Raises:
         NameError: an annotation cannot be resolved.
@@ -175,4 +175,4 @@ def _duration(nanoseconds: int) -> timedelta | int:
     try:
         return timedelta(microseconds=nanoseconds // 1000)
     except OverflowError:
-        return nanoseconds  # msgspec raises an error with the place
+        return nanoseconds  # msgspec then raises an error that names the place

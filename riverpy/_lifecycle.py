@@ -44,10 +44,11 @@ class StopCause(Enum):
 
 
 class StopScope:
-    """A cancel scope with the cause of its stop, and the time at which its service must make
+    """A cancel scope with the cause of its stop, and the time by which its service must make
     progress.
 
-    `with scope:` absorbs only its own cancellation. A scope without a cause has its parent's.
+    `with scope:` suppresses only its own cancellation. If a scope has no cause, the cause of its
+    parent applies.
     """
 
     def __init__(self, parent: StopScope | None = None) -> None:
@@ -56,20 +57,21 @@ class StopScope:
         self._own: StopCause | None = None
         self._shields: dict[anyio.CancelScope, float] = {}
         self.progress_due = math.inf
-        """Monotonic seconds; infinity while the service may wait for any time."""
+        """The time by which the service must make progress, in monotonic seconds; infinity: the
+        service may wait without a limit."""
 
     def expect_progress(self, within: float) -> None:
-        """Expect the next call within so many seconds. A service that is later by `PROGRESS_GRACE`
-        is stuck."""
+        """Expect the next call of this method within `within` seconds. If it comes later by
+        `PROGRESS_GRACE`, the service is stuck."""
         self.progress_due = time.monotonic() + within + PROGRESS_GRACE
 
     def expect_no_progress(self) -> None:
-        """Expect no call: the service waits for something that may never happen."""
+        """Expect no further call: the service waits for an event that may never happen."""
         self.progress_due = math.inf
 
     @property
     def cause(self) -> StopCause | None:
-        """Why this scope, or one around it, was stopped; None if it was not."""
+        """The cause of the stop of this scope or of a scope around it; None: not stopped."""
         return self._own or (self._parent.cause if self._parent else None)
 
     def stop(self, cause: StopCause) -> None:
@@ -78,15 +80,15 @@ class StopScope:
         self.cancel(cause.value)
 
     def cancel(self, reason: str) -> None:
-        """Cancel without a cause: something else has failed."""
+        """Cancel without a cause, after a failure elsewhere."""
         self._scope.cancel(reason=reason)
         for shield, after_stop in self._shields.items():
             shield.deadline = min(shield.deadline, anyio.current_time() + after_stop)
 
     @contextmanager
     def shielded(self, bound: float, *, after_stop: float) -> Generator[None]:
-        """Finish a step in spite of a stop: within `bound` seconds, and `after_stop` seconds after
-        a stop.
+        """Protect a step from the cancellation of a stop. The step may take `bound` seconds, and
+        `after_stop` seconds after a stop.
 
         Raises:
             TimeoutError: the step took too long.
@@ -121,16 +123,16 @@ class Service(Protocol):
     name: str
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Run until stopped. Call `task_status.started()` after the start; raise before that if it
-        cannot start."""
+        """Run until stopped. Call `task_status.started()` when the service has started. If the
+        service cannot start, raise before that call."""
         ...
 
 
 class ServiceGroup:
-    """Owns services. Leaving it stops them with a cause and waits for them. After an error in the
-    block they are only cancelled.
+    """Owns services, its members. Leaving the block stops the members with a cause and waits for
+    their end. After an error in the block, the members are only cancelled.
 
-    If a member fails, the group fails with its error.
+    If a member fails, the group fails with the member's error.
     """
 
     def __init__(self, parent: StopScope | None = None) -> None:
@@ -142,7 +144,7 @@ class ServiceGroup:
         """Start a service, and return when it has started.
 
         Raises:
-            Exception: the service raised it before it had started.
+            Exception: the service raised this error before it had started.
         """
         await self._tasks.start(self._host, service, name=f"riverpy {service.name}")
 
@@ -157,7 +159,8 @@ class ServiceGroup:
         return [name for scope, name in self._members.items() if scope.progress_due < now]
 
     def postpone(self, seconds: float) -> None:
-        """Extend the time of all members: the event loop was blocked for so long."""
+        """Extend the deadlines of all members by the seconds for which the event loop was
+        blocked."""
         for scope in self._members:
             scope.progress_due += seconds
 
@@ -227,14 +230,14 @@ def awaiting_only_exceptions(name: str) -> Generator[None]:
 
 
 async def cancelled_once(name: str, call: Callable[[], Awaitable[object]]) -> None:
-    """Await user code in a task of its own. A cancellation of this task cancels that one once, as
-    asyncio does.
+    """Await user code in a separate task. A cancellation of this task cancels the separate task
+    once.
 
-    The code can then await its clean-up, such as the end of a transaction. The scope around this
-    task would cancel it again at each step.
+    After this, the code can await its clean-up, such as the end of a transaction. In this task, the
+    cancel scope of anyio would cancel each await of the clean-up again.
 
     Raises:
-        Exception: the code raised it.
+        Exception: the code raised this error.
     """
 
     async def work() -> None:
@@ -257,14 +260,14 @@ async def cancelled_once(name: str, call: Callable[[], Awaitable[object]]) -> No
 
 
 async def finish(step: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    """Await a step to its end, in spite of cancellations. They are raised after it. The step must
-    have a timeout of its own.
+    """Await a step to its end, in spite of cancellations. A cancellation is raised after the step.
+    The step must have its own timeout.
 
-    A shielded scope alone is not enough: it keeps out only cancellations of other scopes, and not
-    those of the task, which jobs and `asyncio.timeout` use.
+    A shielded scope alone is not enough: it stops only cancellations by other scopes, but not
+    cancellations of the task, which jobs and `asyncio.timeout` use.
 
     Raises:
-        Exception: the step raised it, and this task was not cancelled.
+        Exception: the step raised this error, and this task was not cancelled.
     """
 
     async def work() -> ResultT:
@@ -285,11 +288,12 @@ async def finish(step: Callable[[], Awaitable[ResultT]]) -> ResultT:
             raise cancellation
         return task.result()
     finally:
-        cancellation = None  # it refers to this frame
+        cancellation = None  # the error refers to this frame: a reference cycle
 
 
 def _expect_result(name: str, task: asyncio.Task[None]) -> None:
-    """Return the result. The task has ended, so a GeneratorExit was raised by the code itself."""
+    """Raise the error of an ended task, if it has one. A GeneratorExit comes from the code itself,
+    because the task has ended."""
     with only_exceptions(name):
         task.result()
 
@@ -334,7 +338,7 @@ class TestSignal:
         """Wait for the next event that was not waited for yet.
 
         Raises:
-            TimeoutError: it did not happen within 30 s. The text has the name of the signal.
+            TimeoutError: no event happened within 30 s. The text has the name of the signal.
         """
         if self._events is None:
             raise RuntimeError(f"signal {self._name!r} was not initialised by the test")

@@ -15,16 +15,16 @@ from riverpy._log_events import (
 )
 
 EVENTS_MAX = 10
-"""Entries of one event that `LimitedLog` logs at their level within `WINDOW`."""
+"""The maximum number of entries of one event that `LimitedLog` logs at their level in `WINDOW`."""
 WINDOW = 60.0
-"""Seconds, from the first of these entries."""
+"""The length of the time in which entries of one event are counted, in seconds."""
 _NAME = "riverpy"
 _LEVELS = logging.getLevelNamesMapping()
 _STANDARD = {
     *vars(logging.LogRecord("", 0, "", 0, "", (), None)),
     *("message", "asctime", "taskName"),
 }
-"""Attributes that each record has. logging does not accept them as extra attributes."""
+"""The attributes that each record of `logging` has. Extra attributes may not have these names."""
 
 
 class Log:
@@ -92,7 +92,7 @@ class Log:
         if not logger.isEnabledFor(number):
             return
         exc_info = keys.pop("exc_info", None)
-        keys = {**keys, **self._keys, **keys}  # the event's own come first
+        keys = {**keys, **self._keys, **keys}  # the keys of the event come first
         # The values are arguments: a handler that drops the record formats nothing.
         text = " ".join([event.replace("%", "%%"), *(f"{key}=%r" for key in keys)])
         extra = {f"{key}_" if key in _STANDARD else key: value for key, value in keys.items()}
@@ -125,7 +125,7 @@ class LimitedLog(Log):
         """Create a logger whose events all have these keys."""
         super().__init__(keys)
         self._counts: dict[str, tuple[float, int]] = {}
-        """By event: when its window ends, and how many entries it has."""
+        """The monotonic time at which the window of each event ends, and its number of entries."""
 
     def _level(self, level: str, event: str) -> str:
         if event == LOG_EVENTS_LIMITED:
@@ -141,7 +141,7 @@ class LimitedLog(Log):
 
 
 class RepeatedFailureLog:
-    """Logs a failure that repeats: once at its level, then at debug until it is over."""
+    """Logs a failure that repeats: the first time at its level, then at debug until a success."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -149,7 +149,7 @@ class RepeatedFailureLog:
 
     @property
     def is_failing(self) -> bool:
-        """Whether a failure was logged at its level, and no recovery since."""
+        """Whether a failure was logged at its level, and there was no success after it."""
         return self._cause is not None
 
     def failed(
@@ -165,12 +165,13 @@ class RepeatedFailureLog:
         """Log a failure.
 
         Args:
-            event: what failed.
-            level: of the first failure.
-            cause: a failure with another cause than the last one is logged at its level too.
-            is_known: log this failure at debug, because the log names its cause elsewhere.
-            exc_info: log the traceback of this error, unless at debug.
-            **keys: of the event.
+            event: the event of the failure.
+            level: the level of the first failure.
+            cause: the cause of the failure. If it differs from the last cause, the failure is
+                logged at `level` again.
+            is_known: whether another event has the cause. Then this failure is logged at debug.
+            exc_info: an error whose traceback is logged, except at level debug.
+            **keys: the keys of the event.
         """
         if is_known or cause == self._cause:
             self._log.debug(event, **keys)
@@ -181,7 +182,7 @@ class RepeatedFailureLog:
             getattr(self._log, level)(event, **keys)
 
     def recovered(self, event: str | None = None, **keys: object) -> None:
-        """Take note that the operation works again, and log it if there is an event for it."""
+        """Record a success. After a failure, log `event`, if it is given."""
         if self._cause is not None:
             self._cause = None
             if event is not None:
@@ -195,7 +196,7 @@ class NotificationQueueLog:
         self._failures = RepeatedFailureLog(get_logger())
 
     def report(self, *, is_full: bool) -> None:
-        """Handle the result of the last statement that sent a notification."""
+        """Log a change. `is_full` is whether the queue was full at the last notification."""
         if not is_full:
             self._failures.recovered(NOTIFICATION_QUEUE_DRAINED)
         elif not self._failures.is_failing:

@@ -1,4 +1,5 @@
-"""Running code inside middleware: each one is called with a `do_inner` that runs the rest."""
+"""Runs code inside middleware. Each middleware is called with a `do_inner`, which runs the next
+middleware or, in the last one, the code."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ ResultT = TypeVar("ResultT")
 
 
 class DoInner(Generic[ResultT]):
-    """The `do_inner` of one middleware. It runs once."""
+    """The `do_inner` of one middleware. It may be called once."""
 
     result: ResultT
-    """The result of the inner code, after it has ended without an error."""
+    """The result of the inner code. It is set when the inner code has ended without an error."""
 
     __slots__ = ("_error", "_has_ended", "_is_closed", "_middleware", "_rest", "_task", "result")
 
@@ -39,7 +40,7 @@ class DoInner(Generic[ResultT]):
         """Run the inner code.
 
         Raises:
-            RuntimeError: the middleware has called it before, or has returned.
+            RuntimeError: the middleware has called `do_inner` before, or has returned.
             BaseException: what the inner code raised.
         """
         if self._is_closed:
@@ -72,8 +73,8 @@ class DoInner(Generic[ResultT]):
         return self._error
 
     async def end(self) -> None:
-        """Cancel the inner code if it still runs in another task, and wait for its end. The code of
-        a job must not run on after its attempt."""
+        """Cancel the inner code if it still runs in another task, and wait for its end, because the
+        code of a job must not continue after its attempt."""
         task = self._task
         if task is None or self._has_ended or task is asyncio.current_task():
             return
@@ -90,10 +91,11 @@ class DoInner(Generic[ResultT]):
             if cancelled is not None:
                 raise cancelled
         finally:
-            cancelled = None  # it would keep this frame alive
+            cancelled = None  # the error refers to this frame: a reference cycle
 
     def close(self) -> None:
-        """Refuse later calls, and drop the error, whose frames hold this object."""
+        """Refuse later calls of `do_inner`, and drop the error, because its traceback refers to
+        this object."""
         self._is_closed, self._error = True, None
 
 
@@ -108,7 +110,7 @@ async def run_middleware(
 
     Args:
         middleware: the middleware.
-        call: calls one of them.
+        call: calls one middleware.
         inner: the innermost code.
         may_catch: whether a middleware may suppress an error of its inner code. The result is then
             None. Otherwise the error is raised again.
@@ -126,7 +128,7 @@ async def run_middleware(
         try:
             await call(first, do_inner)
             error = do_inner.caught()
-        except GeneratorExit:  # the event loop is gone
+        except GeneratorExit:  # the event loop has ended
             raise
         except BaseException:
             await do_inner.end()
@@ -138,4 +140,4 @@ async def run_middleware(
         raise error
     finally:
         do_inner.close()
-        error = None  # it would keep this frame alive
+        error = None  # the error refers to this frame: a reference cycle

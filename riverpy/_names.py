@@ -20,20 +20,22 @@ TAG_LENGTH_MAX = 255
 CLIENT_ID_LENGTH_MAX = 100
 EXECUTION_KEY_LENGTH_MAX = 255
 SCHEMA_LENGTH_MAX = 46
-"""The 63 bytes of a channel name, minus a dot and `river_leadership`."""
+"""The maximum number of bytes of a schema's name. A channel name has at most 63 bytes, and consists
+of the schema, a dot and a topic such as `river_leadership`."""
 SCHEMA_TOO_LONG = (
     f"the name of River's schema must have at most {SCHEMA_LENGTH_MAX} bytes, because notification "
     "channels contain it"
 )
 DEFAULT_DOMAIN = "default"
-"""The domain of clients without `leader_domain`. Its leader is elected on River's own row."""
+"""The domain of clients without `leader_domain`. Its lease is the row in River's `river_leader`."""
 DISTRIBUTION = "riverpy-queue"
 """The name of the package on PyPI."""
 LEASE_LENGTH_MAX = 100
 SCHEMA_LEASE = "@schema"
-"""The lease for work that runs once per schema, while the domain `default` has no leader."""
+"""The name of the schema lease. If `default` has no riverpy leader, its holder does the maintenance
+that is done once for the whole schema."""
 USER_PREFIX = "s:"
-"""The prefix of a user's lease names in the table."""
+"""The prefix of the names of leases of user code in the table of leases."""
 
 _QUEUE = re.compile(r"[a-z0-9]+(?:[_|\-][a-z0-9]+)*")
 _KIND = re.compile(r"\w[\w\-\[\]<>/.\u00b7:+]+", re.ASCII)
@@ -127,8 +129,8 @@ def validate_schema(name: str) -> None:
 
 
 def check_schema_length(name: str) -> None:
-    """Raise ConfigError unless the name has at most 46 bytes. This also applies to a schema of the
-    search path."""
+    """Raise ConfigError unless the name has at most 46 bytes. Schemas that the search path finds
+    are checked too."""
     length = len(name.encode("utf-8", "replace"))
     if length > SCHEMA_LENGTH_MAX:
         raise ConfigError(f"{SCHEMA_TOO_LONG}, got {length}: {name[:80]!r}")
@@ -168,7 +170,7 @@ def validate_execution_key(key: str) -> None:
 
 
 def expect_one_of(name: str, value: object, choices: object) -> None:
-    """Raise ConfigError unless the value is one of a Literal type's."""
+    """Raise ConfigError unless the value is one of the values of a Literal type."""
     if value not in get_args(choices):
         allowed = ", ".join(map(repr, get_args(choices)))
         raise ConfigError(f"{name} must be one of {allowed}, got {value!r}")

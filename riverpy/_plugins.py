@@ -26,8 +26,8 @@ _SYNC = "metric_emit"
 
 
 class Plugins:
-    """Hooks and middleware, one list per method. Plugins come first, then the others in their
-    order."""
+    """The hooks and middleware, in one list for each method. Plugins come first, then hooks and
+    middleware, each in the given order."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Plugins:
         hooks: Sequence[Hook] = (),
         middleware: Sequence[Middleware] = (),
     ) -> None:
-        """Sort them by their methods.
+        """Sort the objects into the lists by their methods.
 
         Raises:
             ConfigError: an object is not a plugin, hook or middleware.
@@ -69,7 +69,7 @@ def plugins_of(args_class: object) -> Plugins:
     """Return the hooks and plugins that an args class declares in `hooks` and `plugins`.
 
     Raises:
-        ConfigError: an object in them is not a hook or plugin.
+        ConfigError: an object in `hooks` or `plugins` is not a hook or plugin.
     """
     return Plugins(_declared(args_class, "plugins"), _declared(args_class, "hooks"))
 
@@ -80,7 +80,8 @@ def check_middleware(owner: str, middleware: Sequence[WorkerMiddleware]) -> None
 
 
 def _declared(args_class: object, name: str) -> Sequence[Any]:
-    """Return a class variable. A field with this name belongs to the args."""
+    """Return a class variable of an args class; empty: there is none. A field with the same name is
+    an ordinary arg."""
     fields: tuple[str, ...] = getattr(args_class, "__struct_fields__", ())
     if isinstance(args_class, type) and dataclasses.is_dataclass(args_class):
         fields = tuple(field.name for field in dataclasses.fields(args_class))
@@ -106,7 +107,7 @@ def _check(setting: str, given: object, methods: Sequence[str]) -> None:
 
 
 def plugin_name(one: object) -> str:
-    """Return the name of the function that an adapter wraps, otherwise that of the class."""
+    """Return the name of the function that an adapter wraps, or otherwise the name of the class."""
     name = getattr(getattr(one, "__wrapped__", one), "__qualname__", None)
     return name if isinstance(name, str) else type(one).__name__
 

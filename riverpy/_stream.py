@@ -1,4 +1,5 @@
-"""Stream: a bounded async iterator over what happens in a client. The client never waits for it."""
+"""Stream: an async iterator over the events of a client, with a limited buffer. The client never
+waits for the reader."""
 
 from __future__ import annotations
 
@@ -18,9 +19,8 @@ StreamT = TypeVar("StreamT", bound="Stream[Any]")
 class Stream(Generic[ItemT]):
     """An async iterator: `async with` opens it, `async for` reads it.
 
-    It ends when the client stops. Each kind of stream decides which items it drops when it is full.
-    `dropped` counts them.
-    """
+    The iteration ends when the client stops. A full stream drops items and counts them in
+    `dropped`. The class of the stream decides whether it drops the newest or the oldest items."""
 
     def __init__(self, owner: Streams[Any], size: int) -> None:
         self._owner, self._size = owner, size
@@ -94,7 +94,7 @@ class Streams(Generic[StreamT]):
             self._open.remove(stream)
 
     def close(self) -> None:
-        """End all streams: the client stopped."""
+        """End all streams, because the client has stopped."""
         for stream in self._open:
             stream.close()
         self._open = []

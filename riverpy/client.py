@@ -1,5 +1,5 @@
-"""Client: inserts and works jobs, and publishes events. Its parts do the work; the client decides
-what is open."""
+"""Client: inserts and works jobs, and publishes events. The client opens and closes its parts,
+which do the work."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         periodic_jobs: Iterable[PeriodicJob] = (),
         config: Config | None = None,
     ) -> None:
-        """Make a client. Nothing is connected yet.
+        """Create a client. It opens no connection.
 
         Args:
-            database: a `postgres://` URL, or an asyncpg pool. The pool stays the caller's and
-                serves inserts and other calls; a client that works jobs needs the URL. None: only
-                calls with `tx=` work, until `configure` sets a URL.
+            database: a `postgres://` URL, or an asyncpg pool. A pool is used for inserts and other
+                calls, and is not closed. A client that works jobs needs a URL. None: only calls
+                with `tx=` work, until `configure` sets a URL.
             workers: the workers by kind. A client with workers refuses to insert other kinds unless
                 it is configured to accept them.
             queues: the queues to work, by name.
@@ -132,7 +132,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
 
     @property
     def database_url(self) -> str | None:
-        """The URL of the database; None if none was given, or a pool."""
+        """The URL of the database; None: the client has a pool, or no database."""
         return self._database if isinstance(self._database, str) else None
 
     @property
@@ -158,23 +158,23 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
 
     @property
     def is_running(self) -> bool:
-        """Whether the client works jobs."""
+        """Whether the client is running: between the start and the end of `run` or `working`."""
         return self._run is not None
 
     @property
     def is_leader(self) -> bool:
-        """Whether this client is the leader of its domain, and so runs the maintenance of the
-        domain's queues. In the domain `default` this covers all queues without a domain.
+        """Whether this client is the leader of its domain. The leader maintains the queues of its
+        domain. The leader of `default` maintains all queues that no domain has claimed.
 
-        It is also False while the lease is in doubt, for example when the database has not answered
-        for long.
+        The value is also False if the lease may have expired, for example because the database has
+        not answered for long.
         """
         return self._run is not None and self._run.is_leader
 
     @property
     def id(self) -> str:
-        """The id that this client writes into the rows it claims. It is made at the first read, and
-        again after a fork."""
+        """The id of this client, which is written into the rows of claimed jobs. A default id is
+        made when it is first read, and again after a fork."""
         if self._config.id is not None:
             return self._config.id
         pid = os.getpid()
@@ -251,8 +251,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             raise ClientStateError("the client is open already")
         if self._database is None:
             raise ConfigError('give the client a database: Client("postgres://…")')
-        # Set before the pool is made: a second task that opens the client in between must be
-        # refused.
+        # Set before the pool is made, so that a second task cannot open the client at the same
+        # time.
         self._opener = Opener.current()
         try:
             self._pool = await self._make_pool(self._database)
@@ -282,7 +282,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         pool, self._pool = self._pool, None
         opener, self._opener = self._opener, None
         if opener is None or not opener.is_this_process:
-            return  # closing in a fork would end the connections of its parent
+            return  # in a forked child, closing would end the connections of the parent
         try:
             await self._leases.close()
         finally:
@@ -304,7 +304,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         *,
         isolation: Literal["read_committed"] | None = "read_committed",
     ) -> AsyncGenerator[Transaction]:
-        """A savepoint in the caller's transaction, or a transaction of our own."""
+        """Open a savepoint in the caller's transaction or, without `tx`, a transaction."""
         if tx is not None:
             connection = expect_transaction(tx)
             with channel_named():
@@ -324,8 +324,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
                 await pool.release(connection)
 
     def _acquire(self) -> AbstractAsyncContextManager[Transaction]:
-        """Acquire a connection for an insert. The insert sets the timeout: asyncpg would start a
-        task for it."""
+        """Acquire a connection for an insert, without a timeout. The inserter has its own timeout,
+        because asyncpg would start a task for each timeout."""
         return self._open_pool().acquire()
 
     # -- inserting
@@ -358,13 +358,13 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
 
         Args:
             args: the args of the job.
-            opts: options of this insert. They override those of the args class.
-            tx: your connection, in a transaction. The job exists when that commits. Default: a
-                connection of the client's pool. The job exists when this returns.
+            opts: the options of this insert. They override the options of the args class.
+            tx: your connection, in a transaction. The job exists when the transaction commits.
+                Default: a connection of the client's pool. The job exists when the call returns.
 
         Raises:
             InsertError: the job is not allowed; nothing was sent.
-            TransactionError: `tx` is in no transaction, aborted or closed.
+            TransactionError: `tx` is closed, aborted or not in a transaction.
             SchemaMissingError: the database has no River tables.
             ClientStateError: there is no `tx`, and the client is not open.
         """
@@ -376,7 +376,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         """Insert jobs in one statement, all or none. The results are in the order of the jobs.
 
         Raises:
-            InsertError: there is no job, or one is not allowed; nothing was sent.
+            InsertError: there is no job, or a job is not allowed; nothing was sent.
             TransactionError, SchemaMissingError, ClientStateError: as `insert`.
         """
         return await self._inserter.insert_many(params, tx=tx)
@@ -384,11 +384,11 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
     async def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: Transaction | None = None
     ) -> int:
-        """Insert jobs by COPY, the fastest way, all or none. Returns how many.
+        """Insert jobs by COPY, all or none. This is the fastest way. Returns the number of jobs.
 
         Raises:
-            UniqueConflictError: one of the jobs exists already. None was inserted, and `tx` stays
-                usable.
+            UniqueConflictError: a job with the same unique key exists. No job was inserted, and
+                `tx` stays usable.
             InsertError, TransactionError, SchemaMissingError, ClientStateError: as `insert_many`.
         """
         return await self._inserter.insert_many_fast(params, tx=tx)
@@ -401,11 +401,11 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
 
         Args:
             kinds: the kinds of events; at least one.
-            size: events that may wait to be read. More are dropped and counted in `events.dropped`.
-                Default 10,000.
+            size: the number of events that may wait for the reader. Further events are dropped and
+                counted in `events.dropped`. Default 10,000.
 
         Raises:
-            ConfigError: no kind, an unknown kind, or a size below 1.
+            ConfigError: there is no kind, a kind is unknown, or the size is below 1.
         """
         return self._subscriptions.subscribe(kinds, size)
 
@@ -413,13 +413,13 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         """Subscribe to changes of leadership: `async with client.leadership() as changes: async for
         change in changes: …`. The first item is the current state.
 
-        A slow reader delays nothing: up to 10,000 changes wait, then the oldest are dropped.
+        Up to 10,000 changes wait for a slow reader. Then the oldest changes are dropped.
         """
         return LeadershipSubscription(self._leadership)
 
     def stats(self) -> ClientStats:
         """Return the current state of the client and the counts of its run, for metrics and health
-        checks. It sends no statement to the database."""
+        checks. The method sends no statement to the database."""
         if self._status is None:
             return ClientStats(
                 client_id=self.id, domain=self._config.domain, leases=self._leases.stats
@@ -434,8 +434,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         drain: bool = False,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> StopReport:
-        """Work jobs until stopped. Opens the client if it is not open. Returns what the stop left
-        behind.
+        """Work jobs until stopped. Opens the client if it is not open. Returns a report of what had
+        not ended at the stop.
 
         Args:
             drain: stop when the queues have no more jobs to work.
@@ -528,14 +528,14 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             raise error
 
     def stop(self) -> None:
-        """Stop claiming, and let running jobs end. Without a run it does nothing.
+        """Stop claiming, and let running jobs end. If the client does not run, this has no effect.
 
-        A run whose task exists but has not started yet stops as soon as it starts.
+        If the task of `run` exists but has not started, the run stops as soon as it starts.
         """
         self._ask(Run.stop)
 
     def stop_and_cancel(self) -> None:
-        """Stop, and cancel running jobs now. Without a run it does nothing; see `stop`."""
+        """Stop, and cancel running jobs at once; see `stop`."""
         self._ask(Run.stop_hard)
 
     def _ask(self, stop: Callable[[Run], None]) -> None:
@@ -543,7 +543,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             stop(self._run)
             return
         with suppress(RuntimeError):  # no event loop runs here, so no task waits to start
-            # All tasks that exist now start before the callback that is scheduled now.
+            # Tasks that exist now start before this callback, because it is scheduled later.
             asyncio.get_running_loop().call_soon(self._forget_early_stop)
             self._early_stop = stop
 
@@ -551,16 +551,18 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         self._early_stop = None
 
     def running_claims(self) -> list[ClaimKey]:
-        """Return the claim keys of the running attempts. It may be called in another thread."""
+        """Return the claim keys of the running attempts. This method may be called in another
+        thread."""
         return sorted(self._run.running.claim_keys()) if self._run is not None else []
 
     async def release_claims(self, claim_keys: Sequence[ClaimKey]) -> int:
-        """Release attempts of this client over a connection of its own. They do not count, and
-        their jobs become available.
+        """Release the jobs of these attempts over a separate connection. The attempts do not count,
+        and the jobs become available.
 
-        Call it as the last step of a process, since the code of the attempts must not run after it.
-        It kills their child processes; an attempt whose child is still running stays `running`. It
-        takes at most 2.5 seconds. Returns how many were released.
+        Call this method as the last step of a process, because the code of the attempts must not
+        run after it. The method kills the child processes of the attempts. If a child does not end,
+        its job is not released. The method takes at most 2.5 seconds. Returns the number of
+        released jobs.
         """
         working = await self._children.end(claim_keys)
         ended = [claim_key for claim_key in claim_keys if claim_key not in working]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MAX_WORKERS_MAX = 10_000
 _QUEUES_FORM = 'queues={"default": QueueConfig(max_workers=100)}'
 DURATION_MAX = timedelta(days=365_000)
-"""Longer durations would lead to times that PostgreSQL cannot store."""
+"""The longest duration. A longer one would lead to times that PostgreSQL cannot store."""
 _SWITCHES = (
     "candidate",
     "durable_claims",
@@ -54,7 +54,7 @@ _LIMITS = (
     "rescue_after",
     "soft_stop_timeout",
 )
-"""Durations that may be None."""
+"""The names of the durations that may be None."""
 _CONFLICT_POLICIES = ("error", "warn", "takeover")
 JOB_TIMEOUT_DEFAULT = timedelta(minutes=1)
 JOB_STUCK_THRESHOLD_DEFAULT = timedelta(seconds=10)
@@ -67,9 +67,11 @@ LEADER_TTL_DEFAULT = timedelta(seconds=15)
 LEASE_TTL_MAX = timedelta(days=1)
 """The longest TTL of a lease in riverpy's table."""
 LEADER_DURATION_MIN = timedelta(milliseconds=100)
-"""With shorter durations, a slow round trip or a busy event loop would end a leader's term."""
+"""The shortest duration for leases and heartbeats. With a shorter one, a slow round trip or a busy
+event loop would end a leader's term."""
 ELECT_JITTER_SHARE = 0.2
-"""A client that is not the leader waits for `elect_interval`, plus up to this share of it."""
+"""The random part of the wait between two attempts to become leader, as a share of
+`elect_interval`, to which it is added."""
 DEAD_AFTER_DEFAULT = timedelta(minutes=1)
 RESCUE_AFTER_DEFAULT = timedelta(hours=1)
 RETENTION_DEFAULT = timedelta(hours=24)
@@ -81,7 +83,7 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How a client works one queue."""
 
     max_workers: int = 100
-    """How many jobs run at a time: 1 to 10,000. Default 100."""
+    """The number of slots: how many jobs of the queue run at a time, 1 to 10,000. Default 100."""
     fetch_cooldown: timedelta | None = None
     """The minimum time between two claims. Default None: claiming adapts to the load."""
     fetch_poll_interval: timedelta | None = None
@@ -110,11 +112,11 @@ class JobRetention(msgspec.Struct, frozen=True, kw_only=True):
     """How long finished jobs are kept. None: forever."""
 
     cancelled: timedelta | None = RETENTION_DEFAULT
-    """Default 24 hours."""
+    """How long a cancelled job is kept. Default 24 hours."""
     completed: timedelta | None = RETENTION_DEFAULT
-    """Default 24 hours."""
+    """How long a completed job is kept. Default 24 hours."""
     discarded: timedelta | None = DISCARDED_RETENTION_DEFAULT
-    """Default 7 days."""
+    """How long a discarded job is kept. Default 7 days."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -128,7 +130,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str | None = None
     """The schema of River's tables. Default None: the first schema of the search path that has
-    them."""
+    these tables."""
     id: str | None = None
     """The client's id, at most 100 characters. Each running client needs its own. Default None:
     `NAME:PID:RANDOM`."""
@@ -157,9 +159,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     fetch_poll_interval: timedelta = FETCH_POLL_INTERVAL_DEFAULT
     """How often an idle queue is polled. Default 1 second."""
     quiet_interval: timedelta | None = None
-    """For a database that suspends when idle: the minimum time between two checks of an idle client
-    for lost notifications. A broken listening connection is detected that much later. Default None:
-    checks run every 10 and 30 seconds."""
+    """For a database that stops while it is idle: the minimum time between two checks for lost
+    notifications in an idle client. It can take this time until the client detects a broken
+    listening connection. Default None: checks run every 10 and 30 seconds."""
     poll_only: bool = False
     """Find jobs by polling, without LISTEN. Default False."""
     pooler: bool = False
@@ -197,13 +199,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """How long a lease lasts without a renewal. Default 15 seconds. At least 2.4 times
     `elect_interval`. At most one day with a `leader_domain`, and for leases and singletons."""
     max_leases: int | None = None
-    """How many leases this client holds at a time, including those of singletons. At the limit it
-    tries to acquire no other, and `client.lease` waits. Use it to spread leases over processes.
-    Default None: no limit."""
+    """The maximum number of leases that this client holds at a time, including the leases of
+    singletons. At the limit the client does not acquire another lease, and `client.lease` waits.
+    Use this setting to spread leases over processes. Default None: no limit."""
     leader_domain: str | None = None
     """The leader domain of this client. Each domain has its own leader, which maintains the queues
-    that the domain claims. Default None: the domain `default`, which River's clients in Go share.
-    Most fleets need no other."""
+    that the domain claims. Default None: the domain `default`, to which clients of River in Go
+    belong too. Most fleets need no other domain."""
     domain_queues: Sequence[str] | None = None
     """The queues that this client claims for its `leader_domain`. Default None: the queues that it
     works."""
@@ -212,12 +214,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     work the queue, and leave its maintenance to the other domain. "takeover": claim the queue, or
     refuse to start if the other domain has a live client. Default "error"."""
     dead_after: timedelta = DEAD_AFTER_DEFAULT
-    """After how long without a heartbeat a client is dead and its running jobs are rescued. Clients
-    write six heartbeats in this time. Default 1 minute, at least 100 ms."""
+    """The time without a heartbeat after which a client is dead and its running jobs are rescued.
+    A client writes six heartbeats in this time. Default 1 minute, at least 100 ms."""
     rescue_after: timedelta | None = None
-    """At which age a running job is rescued if its client writes no heartbeats: a Go client, or a
-    Python client without the `riverpy` migrations. At least `job_timeout`. Default None: 1 hour,
-    plus `job_timeout` if that is set."""
+    """The run time after which a job is rescued if its client writes no heartbeats: a Go client, or
+    a Python client without the `riverpy` migrations. At least `job_timeout`. Default None: 1 hour,
+    plus `job_timeout` if `job_timeout` is set."""
     retention: JobRetention = msgspec.field(default_factory=JobRetention)
     """How long finished jobs are kept. Default: completed and cancelled jobs 24 hours, discarded
     jobs 7 days."""
@@ -250,8 +252,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rescue_age(self) -> timedelta:
-        """The age of an attempt at which its job is rescued: `rescue_after`, or 1 hour, plus
-        `job_timeout` if that is set and not the default."""
+        """The run time after which a job of a client without heartbeats is rescued: `rescue_after`,
+        or 1 hour plus `job_timeout`, if `job_timeout` is set and not the default."""
         if self.rescue_after is not None:
             return self.rescue_after
         if self.job_timeout is None or self.job_timeout == JOB_TIMEOUT_DEFAULT:
@@ -292,7 +294,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
                 _expect_positive(name, limit, allow_zero=name == "soft_stop_timeout")
         for name in _SWITCHES:
             _expect_switch(name, getattr(self, name))
-        Plugins(self.plugins, self.hooks, self.middleware)  # checks them
+        Plugins(self.plugins, self.hooks, self.middleware)  # checks the objects
         if self.max_leases is not None:
             _expect_type("max_leases", self.max_leases, int)
             if self.max_leases < 1:
@@ -365,7 +367,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_queues(queues: Mapping[str, QueueConfig]) -> None:
-    """Raise ConfigError unless this maps queue names to QueueConfigs."""
+    """Raise ConfigError unless `queues` maps queue names to QueueConfigs."""
     if not isinstance(queues, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
             f"queues must map names to QueueConfigs, as in {_QUEUES_FORM}, got "

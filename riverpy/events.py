@@ -30,14 +30,14 @@ class EventKind(StrEnum):
 
 
 class JobStatistics(msgspec.Struct, frozen=True):
-    """The durations of one attempt. None is negative."""
+    """The durations of one attempt. No duration is negative."""
 
     queue_wait: timedelta
-    """From the time at which the job was due to the start of the attempt."""
+    """The time from when the job was due to the start of the attempt."""
     run: timedelta
-    """From the start to the end of the attempt."""
+    """The time from the start to the end of the attempt."""
     complete: timedelta
-    """From the end of the attempt until its result was stored."""
+    """The time from the end of the attempt until the result was stored."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -58,12 +58,12 @@ class LeadershipChange(msgspec.Struct, frozen=True):
     leader_id: str
     """The client's id."""
     elected_at: datetime | None = None
-    """When the term started that starts or ends here, by the server's clock. None: the client has
-    not been leader."""
+    """The time at which the term started, by the server's clock; None: the client has not been
+    leader."""
     cause: StopCause | None = None
-    """Why the term ended; None if it did not."""
+    """The cause of the end of the term; None: the term has not ended."""
     domain: str = "default"
     """The leader domain."""
     epoch: int | None = None
-    """The number of the term, higher than any before. None in the domain `default`, whose terms
-    have no number, and if the client has not been leader."""
+    """The number of the term, which is higher than the number of every term before; None: the
+    domain is `default`, whose terms have no number, or the client has not been leader."""

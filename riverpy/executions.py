@@ -19,14 +19,14 @@ class ExecutionState(Enum):
     DONE_BEFORE = "done before"
     """An earlier call completed the effect. This call did nothing."""
     IN_PROGRESS = "in progress"
-    """Another call is running the function, or its claim has not expired. This call did nothing;
-    try again later."""
+    """Another call is running the function, or the claim of that call has not expired. This call
+    did nothing. Try again later."""
     UNKNOWN = "unknown"
-    """Another call of `run_at_most_once` claimed the key and has not reported completion. Its
-    function may still run, or it may have failed or crashed at any point. The function does not run
-    again; this call did nothing."""
+    """An earlier call of `run_at_most_once` claimed the key and has not recorded the end. The
+    function of that call may still run, or may have failed or crashed at any point. The function
+    does not run again. This call did nothing."""
     OVERTAKEN = "overtaken"
-    """The function ran in this call, but its claim expired and another call took it over. So the
+    """The function ran in this call, but the claim expired and another call claimed the key. So the
     effect may happen twice."""
 
 
@@ -35,11 +35,12 @@ class Execution(msgspec.Struct, Generic[ResultT], frozen=True):
 
     state: ExecutionState
     value: ResultT | None = None
-    """What the function returned, if it ran in this call."""
+    """The value that the function returned; None: the function did not run in this call."""
     claimed_by: str | None = None
-    """The id of the client that claimed the key. None: not known yet."""
+    """The id of the client that claimed the key; None: not known yet."""
     claimed_at: datetime | None = None
-    """When another call claimed the key, on the server's clock."""
+    """The time at which another call claimed the key, by the server's clock; None: not known, or
+    the function ran in this call."""
 
     @property
     def ran(self) -> bool:

@@ -81,8 +81,8 @@ class HookPeriodicJobsStart(Protocol):
     inserted."""
 
     def periodic_jobs_start(self, start: PeriodicJobsStart, /) -> Awaitable[None]:
-        """Add or remove periodic jobs. All these hooks together have 30 seconds. If one raises,
-        maintenance does not start and the hooks are retried."""
+        """Add or remove periodic jobs. All hooks of this kind together may take 30 seconds. If a
+        hook raises, maintenance does not start, and all these hooks are called again."""
         ...
 
 
@@ -91,8 +91,8 @@ class HookMetricEmit(Protocol):
     """A hook that receives measurements."""
 
     def metric_emit(self, metric: Metric, /) -> None:
-        """Receive one measurement. It is called between two claims of a queue, so it must not
-        block. An error is logged."""
+        """Receive one measurement. The hook is called between two claims of a queue, so it must not
+        block. An error of the hook is logged."""
         ...
 
 

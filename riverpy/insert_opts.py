@@ -41,13 +41,13 @@ class Unique:
     """Marks a field of an args class as part of the unique key, as in `user_id: Annotated[int,
     riverpy.Unique]`.
 
-    With `UniqueOpts(by_args=True)`, only the marked fields count. If no field is marked, all args
-    count. Without `by_args` the mark has no effect.
+    With `UniqueOpts(by_args=True)`, only the marked fields are part of the key. If no field is
+    marked, all fields are. Without `by_args` the mark has no effect.
     """
 
 
 class UniqueOpts(msgspec.Struct, frozen=True, kw_only=True):
-    """When a job is a duplicate of an existing job: when everything that is selected here is equal.
+    """Decides when a job is a duplicate: when an existing job is equal in all selected properties.
 
     A duplicate is not inserted. The insert returns the existing job instead.
     """
@@ -89,7 +89,7 @@ class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
     """Tags of the job: 3 to 255 letters, digits, `_` and `-` each. Default none. An empty sequence
     overrides the tags of the args class."""
     unique_opts: UniqueOpts | None = None
-    """When the job is a duplicate. Default None: never."""
+    """The options that make the job unique. Default None: the job is not unique."""
 
 
 @runtime_checkable
@@ -109,8 +109,8 @@ class InsertManyParams(msgspec.Struct, frozen=True):
 
 
 class JobInsertParams(msgspec.Struct, kw_only=True):
-    """A job before it is sent, as hooks and middleware of inserts see it. They may change it; the
-    new values are checked like the options of an insert."""
+    """The parameters of a job before the insert, for hooks and middleware. These may change the
+    parameters. New values are checked like the options of an insert."""
 
     args: JobArgs | RawArgs
     """The args that the insert was called with. `encoded_args` is what is stored."""
@@ -122,12 +122,12 @@ class JobInsertParams(msgspec.Struct, kw_only=True):
     priority: int
     queue: str
     scheduled_at: datetime | None
-    """None: the server's current time."""
+    """The time at which the job is due; None: the server's current time."""
     state: JobState
-    """Available, pending or scheduled."""
+    """The state in which the job is inserted: available, pending or scheduled."""
     tags: list[str]
     unique_key: bytes | None
-    """32 bytes. None: the job is not unique; a key cannot be added."""
+    """The unique key, 32 bytes; None: the job is not unique, and a key cannot be added."""
 
 
 class InsertResult(msgspec.Struct, frozen=True):
@@ -136,5 +136,5 @@ class InsertResult(msgspec.Struct, frozen=True):
     job: JobRow
     """The inserted job or, for a duplicate, the existing one."""
     unique_skipped_as_duplicate: bool
-    """Whether the job is a duplicate of an existing job or of an earlier one in the batch, so that
-    it was not inserted."""
+    """Whether the job was not inserted, because it is a duplicate of an existing job or of an
+    earlier job in the batch."""

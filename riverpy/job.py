@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 _PG_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 ERRORS_MAX = 100
-"""Errors that a row keeps: the first and the newest ones. The SQL statements have the same
-limit."""
+"""The maximum number of errors in a row: the first error and the newest errors. The SQL statements
+have the same limit."""
 OUTPUT_SIZE_MAX = 32 * 1024 * 1024
-"""Bytes of a recorded output, at most; River's limit."""
+"""The maximum number of bytes of a recorded output. River has the same limit."""
 _KEYS_OF_RIVER = {"cancel_attempted_at", "river:rescue_count"}
 _FIRST = datetime(1, 1, 1, tzinfo=UTC)
 _LAST = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
@@ -49,9 +49,9 @@ class JobArgs(Protocol):
     """The args of a job: a msgspec Struct, a dataclass or a dict subclass with a class variable
     `kind`.
 
-    Two members are optional: `kind_aliases: ClassVar[Sequence[str]]`, older names of the kind that
-    its worker still works, and `def insert_opts(self) -> InsertOpts`, the default options for
-    inserting it.
+    Two members are optional. `kind_aliases: ClassVar[Sequence[str]]` has older names of the kind
+    that the worker accepts too. `def insert_opts(self) -> InsertOpts` returns the default options
+    for an insert of the job.
     """
 
     kind: ClassVar[str]
@@ -122,7 +122,8 @@ UNIQUE_STATE_BITS: tuple[JobState, ...] = tuple(JobState)
 class JobRow:
     """A row of `river_job`. Columns are decoded when they are read.
 
-    It has the values of one row in the order of `JobColumn`: timestamps raw, JSON as text.
+    The object holds the values of one row in the order of `JobColumn`, with timestamps in
+    microseconds since 2000 and JSON as text.
     """
 
     __slots__ = ("_row",)
@@ -154,17 +155,17 @@ class JobRow:
 
     @property
     def attempted_at(self) -> datetime | None:
-        """When the job was last claimed."""
+        """The time of the last claim; None: the job was not claimed yet."""
         return timestamp(self._row[JobColumn.ATTEMPTED_AT])
 
     @property
     def attempted_by(self) -> list[str]:
-        """The ids of the clients that claimed it, the newest last; at most 100."""
+        """The ids of the clients that claimed the job, the newest last; at most 100."""
         return list(self._row[JobColumn.ATTEMPTED_BY] or ())
 
     @property
     def created_at(self) -> datetime:
-        """When the job was inserted."""
+        """The time of the insert."""
         return timestamp(self._row[JobColumn.CREATED_AT]) or _PG_EPOCH
 
     @property
@@ -183,7 +184,7 @@ class JobRow:
 
     @property
     def finalized_at(self) -> datetime | None:
-        """When the job was completed, cancelled or discarded."""
+        """The time at which the job was completed, cancelled or discarded; None: not yet."""
         return timestamp(self._row[JobColumn.FINALIZED_AT])
 
     @property
@@ -193,13 +194,13 @@ class JobRow:
 
     @property
     def max_attempts(self) -> int:
-        """The number of failed attempts after which it is discarded."""
+        """The number of failed attempts after which the job is discarded."""
         return self._row[JobColumn.MAX_ATTEMPTS]
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata, decoded at each call. Empty if the row has no JSON object, or one that
-        Python cannot read."""
+        """The metadata, decoded at each read; empty: the row has no JSON object, or an object that
+        Python cannot decode."""
         try:
             return msgspec.json.decode(self._row[JobColumn.METADATA], type=dict[str, Any])
         except (msgspec.ValidationError, RecursionError):
@@ -212,7 +213,7 @@ class JobRow:
 
     @property
     def priority(self) -> int:
-        """1 (first) to 4 (last)."""
+        """The priority, from 1 (worked first) to 4 (worked last)."""
         return self._row[JobColumn.PRIORITY]
 
     @property
@@ -227,22 +228,22 @@ class JobRow:
 
     @property
     def scheduled_at(self) -> datetime:
-        """When it is due."""
+        """The time at which the job is due."""
         return timestamp(self._row[JobColumn.SCHEDULED_AT]) or _PG_EPOCH
 
     @property
     def tags(self) -> list[str]:
-        """Its tags, in the order given."""
+        """The tags of the job, in the order of the insert."""
         return list(self._row[JobColumn.TAGS])
 
     @property
     def unique_key(self) -> bytes | None:
-        """The 32 bytes of its unique key; None for a job that is not unique."""
+        """The unique key, 32 bytes; None: the job is not unique."""
         return self._row[JobColumn.UNIQUE_KEY]
 
     @property
     def unique_states(self) -> list[JobState] | None:
-        """The states in which it holds its unique key; None for a job that is not unique."""
+        """The states in which the job holds its unique key; None: the job is not unique."""
         mask: int | None = self._row[JobColumn.UNIQUE_STATES]
         if mask is None:
             return None
@@ -250,8 +251,8 @@ class JobRow:
 
 
 class CancelFlag:
-    """Whether an attempt was cancelled: by its timeout, by `job_cancel`, or by a hard stop. It is
-    never reset. It may be used in any thread."""
+    """A flag that is set when an attempt is cancelled: by the timeout, by `job_cancel`, or by a
+    hard stop. The flag is never reset, and may be used in any thread."""
 
     __slots__ = ("_event",)
 
@@ -283,7 +284,7 @@ class CancelFlag:
 
 
 _cancelled_lock = threading.Lock()
-"""Held while a job makes its event."""
+"""The lock that is held while a job creates its `_cancelled` event."""
 
 
 class Job(JobRow, Generic[ArgsT_co]):
@@ -294,9 +295,10 @@ class Job(JobRow, Generic[ArgsT_co]):
 
     _args: ArgsT_co
     _cancelled: threading.Event
-    """Made at its first use, since most attempts need none."""
+    """The event behind `cancelled`. It is created at its first use, because most attempts do not
+    need it."""
     _updates: dict[str, str] | None
-    """Metadata to merge when the attempt ends: key to JSON text."""
+    """The metadata to merge when the attempt ends. The values are JSON texts."""
 
     @property
     def args(self) -> ArgsT_co:
@@ -318,7 +320,7 @@ class Job(JobRow, Generic[ArgsT_co]):
     def encoded_args(self) -> str:
         """The args as JSON text, formatted by PostgreSQL.
 
-        A work_begin hook may set it. The new value is decoded, but not stored.
+        A `work_begin` hook may set the text. The new text is decoded, but not stored.
         """
         return self._row[JobColumn.ARGS]
 
@@ -333,10 +335,9 @@ class Job(JobRow, Generic[ArgsT_co]):
         """A flag that is set when this attempt is cancelled: by its timeout, by `job_cancel`, or by
         a hard stop.
 
-        It is for blocking jobs, which get no `CancelledError`. Check `job.cancelled.is_set()`, or
-        sleep with `job.cancelled.wait(seconds)`, and raise `asyncio.CancelledError` to end the
-        attempt.
-        """
+        The flag is for blocking jobs, which get no `CancelledError`. Check
+        `job.cancelled.is_set()`, or sleep with `job.cancelled.wait(seconds)`. Raise
+        `asyncio.CancelledError` to end the attempt."""
         return CancelFlag(self._cancelled_event())
 
     def _cancelled_event(self) -> threading.Event:
@@ -349,7 +350,7 @@ class Job(JobRow, Generic[ArgsT_co]):
 
     def record_output(self, value: object) -> None:
         """Store `value` as the job's output (metadata key `output`) at the end of this attempt,
-        whatever its outcome is. The last call counts.
+        with any outcome. A later call replaces the output of an earlier one.
 
         Raises:
             ArgsError: the value is not JSON, or larger than 32 MiB when encoded.
@@ -382,7 +383,7 @@ def encode_metadata_value(value: object) -> str:
     """Return an output or another metadata value as JSON text.
 
     Raises:
-        ArgsError: it is not JSON, or larger than 32 MiB when encoded.
+        ArgsError: the value has no JSON form, or is larger than 32 MiB when encoded.
     """
     if isinstance(
         value, str | bytes
@@ -408,7 +409,7 @@ def check_metadata_key(key: object) -> None:
     ignores the case of keys.
 
     Raises:
-        ArgsError: it is such a key.
+        ArgsError: the key is one of them.
     """
     if isinstance(key, str) and key.casefold() in _KEYS_OF_RIVER:
         raise ArgsError(f"metadata: the key {key!r} belongs to River", path="metadata")

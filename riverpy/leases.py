@@ -1,4 +1,5 @@
-"""Leases for user code: of the processes that compete for a name, exactly one holds the lease.
+"""Leases for user code. Several processes compete for the lease of a name, and at most one of them
+holds it.
 
 A lease is a row with an expiry time, set by the server's clock, and an epoch that increases with
 each new term. The holder may act until its local deadline. A fenced write commits only while the
@@ -173,12 +174,13 @@ class LeaseManager:
     def hold(
         self, name: str, *, wait: timedelta | None = None
     ) -> AbstractAsyncContextManager[Lease]:
-        """Wait for a lease, then run the block under it. The lease is renewed in the background.
-        When it is lost, the block is cancelled, early enough to end before another process acts.
+        """Wait for a lease, then run the block under the lease. The lease is renewed in the
+        background. If the lease is lost, the block is cancelled, early enough to end before another
+        process can acquire the lease.
 
         Args:
             name: 1 to 100 printable ASCII characters, no space.
-            wait: how long to wait, with at least one attempt; None: without limit.
+            wait: how long to wait; None: no limit. There is at least one attempt.
 
         Raises:
             ConfigError: the name, or `wait`, is not allowed.

@@ -24,7 +24,7 @@ from riverpy.schedules import PeriodicSchedule, next_time, schedule_text
 Missed: TypeAlias = Literal["skip", "one", "all"]
 RunOnStart: TypeAlias = Literal["never", "first_registration", "each_term"]
 PeriodicRun: TypeAlias = JobArgs | RawArgs | tuple[JobArgs | RawArgs, InsertOpts]
-"""What is inserted for one run: args, or args with options."""
+"""The job of one run: args, or args with options."""
 _NOT_PLAIN = (
     inspect.iscoroutinefunction,
     inspect.isgeneratorfunction,
@@ -44,7 +44,7 @@ class PeriodicJob:
         run_on_start: RunOnStart | bool = "never",
         missed: Missed = "one",
     ) -> None:
-        """Create it. Register it with `Client(periodic_jobs=…)` or `PeriodicJobs.add`.
+        """Create a periodic job. `Client(periodic_jobs=…)` or `PeriodicJobs.add` registers it.
 
         Args:
             schedule: `every(…)`, `cron(…)`, or your own object with a method `next`.
@@ -91,7 +91,7 @@ class PeriodicJob:
             raise ConfigError(f"the schedule of periodic job {self.id!r} has no time in the future")
 
     def construct(self) -> tuple[JobArgs | RawArgs, InsertOpts] | None:
-        """Return the args and options of one run. None: insert no job this time.
+        """Return the args and options of one run; None: no job is inserted this time.
 
         Raises:
             ConfigError: the constructor returned an awaitable, or a tuple other than a pair of args
@@ -124,13 +124,13 @@ class PeriodicJob:
 
 
 def _check_constructor(job_id: str, constructor: Callable[..., object]) -> None:
-    """Refuse at once a constructor that would fail at each run."""
+    """Raise ConfigError for a constructor that would fail at each run."""
     codes = (constructor, type(constructor).__call__)
     if any(test(code) for test in _NOT_PLAIN for code in codes):
         raise ConfigError(_not_plain(job_id))
     try:
         signature = inspect.signature(constructor)
-    except (TypeError, ValueError):  # it has no signature
+    except (TypeError, ValueError):  # the constructor has no signature
         return
     try:
         signature.bind()
@@ -169,23 +169,24 @@ class PeriodicJobs:
     def __init__(self, jobs: Iterable[PeriodicJob] = ()) -> None:
         self._jobs: dict[str, PeriodicJob] = {}
         self.wake: Callable[[], None] = _nothing
-        """Called after jobs were added. The service that inserts them sets it."""
+        """The callback that is called after jobs were added. The service that inserts periodic jobs
+        sets the callback."""
         self.add_many(jobs)
 
     def add(self, job: PeriodicJob) -> str:
         """Register a periodic job. Returns its id.
 
         Raises:
-            ConfigError: another one has this id.
+            ConfigError: another periodic job has this id.
         """
         (job_id,) = self.add_many([job])
         return job_id
 
     def add_many(self, jobs: Iterable[PeriodicJob]) -> list[str]:
-        """Register all of them, or none after an error. Returns their ids.
+        """Register all periodic jobs, or none after an error. Returns the ids.
 
         Raises:
-            ConfigError: two of them have the same id.
+            ConfigError: two periodic jobs have the same id.
         """
         added: dict[str, PeriodicJob] = {}
         if not isinstance(jobs, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -213,15 +214,15 @@ class PeriodicJobs:
         return self._jobs.get(job_id)
 
     def remove(self, job_id: str) -> bool:
-        """Remove a periodic job. Returns whether there was one with this id.
+        """Remove a periodic job. Returns whether there was a periodic job with this id.
 
-        The database keeps its state for 30 days. If it is added again in that time, its schedule
-        continues.
+        The database keeps the state of the periodic job for 30 days. If the periodic job is added
+        again in this time, its schedule continues.
         """
         return self._jobs.pop(job_id, None) is not None
 
     def clear(self) -> None:
-        """Remove all of them."""
+        """Remove all periodic jobs."""
         self._jobs.clear()
 
     def __len__(self) -> int:
@@ -242,22 +243,24 @@ class PeriodicJobState(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     schedule: str
-    """The text of its schedule, such as `every 1h`."""
+    """The text of the schedule, such as `every 1h`."""
     next_run_at: datetime | None
-    """When it is due next. None: never."""
+    """The next time at which the periodic job is due; None: never."""
     last_run_at: datetime | None
-    """The due time of the last inserted job. None: no job was inserted."""
+    """The due time of the last inserted job; None: no job was inserted."""
     paused_at: datetime | None
-    """When it was paused. None: it is not paused."""
+    """The time at which the periodic job was paused; None: it is not paused."""
     run_requested_at: datetime | None
-    """When `periodic_run` was called, if the leader has not inserted that job yet."""
+    """The time of the call of `periodic_run` whose job the leader has not inserted yet; None: there
+    is no such call."""
 
 
 class PeriodicJobsStart(msgspec.Struct, frozen=True, kw_only=True):
     """The argument of the hook `periodic_jobs_start`."""
 
     jobs: PeriodicJobs
-    """The client's periodic jobs. The hook may add and remove some. They stay after the term."""
+    """The client's periodic jobs. The hook may add and remove periodic jobs. The changes stay after
+    the term."""
     states: Mapping[str, PeriodicJobState]
     """The states in the database by id, for the client's leader domain. This includes periodic jobs
     that the client does not have."""

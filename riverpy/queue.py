@@ -9,13 +9,14 @@ import msgspec
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue that a client works, or worked in the last days."""
+    """A queue with a row in `river_queue`. A client writes the row of each queue that it works."""
 
     name: str
     created_at: datetime
     metadata: dict[str, Any]
-    """Set by `Client.queue_update`. riverpy does not use it."""
+    """The metadata that `Client.queue_update` has set. riverpy itself does not use the metadata."""
     paused_at: datetime | None
-    """When the queue was paused. None: it is not paused."""
+    """The time at which the queue was paused; None: the queue is not paused."""
     updated_at: datetime
-    """When a client that works the queue last updated the row, or the queue was changed."""
+    """The last time at which a client that works the queue updated the row, or the queue was
+    paused, resumed or given other metadata."""

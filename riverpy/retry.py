@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from riverpy.job import Job, JobRow
 
 RETRY_DELAY_MAX = timedelta(microseconds=9_223_372_036_854_775)
-"""The longest delay, about 292 years: River's 2^63 - 1 ns, to the microsecond."""
+"""The longest delay, about 292 years: 2^63 - 1 ns as in River, rounded down to a microsecond."""
 _CAPPED_FROM = 310
-"""From this number of errors on, the delay is the maximum, without jitter."""
+"""The number of errors from which the delay is `RETRY_DELAY_MAX`, without jitter."""
 
 
 class RetryPolicy(Protocol):
@@ -27,10 +27,11 @@ class RetryPolicy(Protocol):
 
 
 class DefaultRetryPolicy:
-    """River's formula: n^4 seconds, up to 10 % more or less. n is the number of errors, with this
-    one.
+    """Computes the delay as River does: n^4 seconds, plus or minus up to 10 %. n is the number of
+    errors, including the current one.
 
-    1 s, 16 s, 81 s, 256 s, … to 92 hours at the 24th. Snoozes and interruptions do not change it.
+    The delays are 1 s, 16 s, 81 s, 256 s, … and 92 hours after the 24th error. Snoozes and
+    interruptions do not count as errors.
     """
 
     def next_retry(self, job: JobRow, /) -> timedelta:
@@ -61,11 +62,12 @@ def retry_delay(
 
 
 class ErrorHandler(Protocol):
-    """Is called for each failed attempt. Snoozes, cancels and interruptions are not failures."""
+    """A handler that is called for each failed attempt. Snoozes, cancels and interruptions are not
+    failures."""
 
     async def handle_error(self, job: JobRow, error: BaseException, /) -> bool | None:
         """Handle a failed attempt. Return True to cancel the job instead of retrying it.
 
-        It has 10 seconds. An error of the handler is logged and counts as None.
+        The handler may take 10 seconds. An error of the handler is logged and counts as None.
         """
         ...

@@ -1,4 +1,4 @@
-"""Schedules: when periodic jobs are due."""
+"""Schedules: compute the times at which periodic jobs are due."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _AS_RIVER = " clock_changes=river"
 
 
 class PeriodicSchedule(Protocol):
-    """When periodic jobs are due. `next` must depend only on `after`, so that all processes
-    compute the same times."""
+    """Computes the times at which a periodic job is due. The result of `next` must depend only on
+    `after`, so that all processes compute the same times."""
 
     def next(self, after: datetime, /) -> datetime | None:
-        """Return the first due time after `after` (aware, UTC). None: there is none."""
+        """Return the first due time after `after` (aware, UTC); None: there is no such time."""
         ...
 
 
 class IntervalSchedule:
-    """Due at a fixed interval. Its text is `every 1h30m`."""
+    """A schedule with a fixed interval. The text of the schedule is, for example, `every 1h30m`."""
 
     def __init__(self, interval: timedelta) -> None:
-        """Create it; see `every`."""
+        """Create a schedule; see `every`."""
         if not isinstance(interval, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"interval must be a timedelta, got {type(interval).__name__}")
         if not INTERVAL_MIN <= interval <= INTERVAL_MAX or interval % INTERVAL_MIN:
@@ -59,11 +59,11 @@ class IntervalSchedule:
 
 
 class WholeSecondSchedule(IntervalSchedule):
-    """The schedule of a cron expression `@every DURATION`. Its times are whole seconds. Its text is
-    `cron @every 1h30m UTC`."""
+    """The schedule of a cron expression `@every DURATION`. The times are whole seconds. The text of
+    the schedule is, for example, `cron @every 1h30m UTC`."""
 
     def __init__(self, expression: str, interval: timedelta) -> None:
-        """Create it; see `cron`."""
+        """Create a schedule; see `cron`."""
         super().__init__(interval)
         self.expression = expression
 
@@ -76,18 +76,18 @@ class WholeSecondSchedule(IntervalSchedule):
 
 
 class CronSchedule:
-    """Due when the local time of a time zone matches a cron expression. Its text is
-    `cron 0 9 * * MON Europe/Berlin`.
+    """A schedule that is due when the local time of a time zone matches a cron expression. The text
+    of the schedule is, for example, `cron 0 9 * * MON Europe/Berlin`.
 
-    The expression has fixed times if neither its minute nor its hour begins with `*` or `?`. A
-    fixed time that is skipped when clocks go forward is due at the first instant after the gap. A
-    fixed time that occurs twice when clocks go back is due the first time only. Any other
-    expression is due at each instant whose local time matches, so an hourly one is due once per
-    elapsed hour. With `clock_changes="river"` this applies to fixed times too.
+    An expression has fixed times if neither its minute nor its hour begins with `*` or `?`. If
+    clocks go forward and skip a fixed time, the schedule is due at the first instant after the gap.
+    If clocks go back and a fixed time occurs twice, the schedule is due only the first time. Any
+    other expression is due at each instant whose local time matches. So an hourly expression is due
+    once in each elapsed hour. With `clock_changes="river"` this applies to fixed times too.
     """
 
     def __init__(self, expression: str, timezone: str, clock_changes: ClockChanges) -> None:
-        """Create it; see `cron`. The expression has no time zone."""
+        """Create a schedule; see `cron`. `expression` must not contain a time zone."""
         self.timezone, self.zone = timezone, time_zone(timezone)
         fields = cron_fields(expression)
         self.expression = " ".join(fields).upper()
@@ -141,7 +141,8 @@ class CronSchedule:
         return instant.astimezone(self.zone).utcoffset() or timedelta(0)
 
     def _instant(self, wall: datetime) -> datetime:
-        """Return the first instant with this local time. If clocks skip it: the end of the gap."""
+        """Return the first instant with this local time. If clocks skip this local time, return the
+        end of the gap."""
         instant = wall.replace(tzinfo=self.zone).astimezone(UTC)
         if self._wall(instant) == wall:
             return instant
@@ -209,7 +210,8 @@ def cron(
 
 
 def parse_schedule(text: str) -> PeriodicSchedule | None:
-    """Return the schedule that has this `schedule_text`. None: a user's class made it.
+    """Return the schedule with this `schedule_text`; None: the schedule is an object of a user's
+    class.
 
     Raises:
         ConfigError: this version of riverpy cannot read the text, or this machine lacks its time
@@ -229,17 +231,18 @@ def parse_schedule(text: str) -> PeriodicSchedule | None:
 
 
 def schedule_text(schedule: PeriodicSchedule) -> str:
-    """Return a text of the schedule that is the same in each process."""
+    """Return the text of a schedule that is stored with a periodic job. Equal schedules have the
+    same text in every process."""
     cls = type(schedule)
     has_text = cls.__str__ is not object.__str__ or cls.__repr__ is not object.__repr__
     return str(schedule) if has_text else cls.__qualname__
 
 
 def next_time(schedule: PeriodicSchedule, after: datetime) -> datetime | None:
-    """Return the next time of a schedule, checked, in UTC.
+    """Return the next time of a schedule in UTC, and check it.
 
     Raises:
-        ConfigError: the schedule returned a naive time, or one that is not after `after`.
+        ConfigError: the schedule returned a naive time, or a time that is not after `after`.
         Exception: what the schedule raised.
     """
     with only_exceptions(schedule_text(schedule)):

@@ -53,8 +53,8 @@ class SentryPlugin:
         Args:
             final_only: report a failure only if the job is not retried. Default False.
             include_args: add the args as JSON to the context. Default False. The SDK's option
-                `include_local_variables` decides about local variables. Those of riverpy's code are
-                never sent.
+                `include_local_variables` decides whether local variables are sent. Local variables
+                of riverpy's code are never sent.
         """
         self._final_only, self._include_args = final_only, include_args
 
@@ -138,8 +138,8 @@ class SentryPlugin:
 
 @contextmanager
 def _trace_of(params: Sequence[JobInsertParams]) -> Generator[None]:
-    """Start a new trace for periodic jobs. Otherwise all periodic jobs of a process would be one
-    trace."""
+    """Start a new trace if the jobs are periodic. Otherwise all periodic jobs of a process would be
+    in one trace."""
     if not all(_PERIODIC in job.metadata for job in params):
         yield
         return

@@ -44,7 +44,7 @@ class Singleton(NamedTuple):
         return not _is_code(self.fn, iscoroutinefunction)
 
     def expect_ended(self, result: object) -> None:
-        """Refuse a result which shows that the work of the function has not begun.
+        """Check that the function has run to its end.
 
         Raises:
             TypeError: the result is an awaitable or a generator, which would never run.

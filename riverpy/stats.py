@@ -14,13 +14,13 @@ UNKNOWN_KINDS = "(unknown)"
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """How many values lie in each interval between bounds."""
+    """The number of values in each interval between bounds."""
 
     bounds: tuple[float, ...]
-    """Increasing. A value that equals a bound lies below it."""
+    """The bounds in increasing order. A value that equals a bound belongs to the interval below the
+    bound."""
     counts: tuple[int, ...]
-    """The number of values up to each bound and above the previous one. The last counts those above
-    all bounds."""
+    """The number of values in each interval. The last number counts the values above all bounds."""
     sum: float
     """The sum of all values."""
 
@@ -30,7 +30,7 @@ class Histogram(msgspec.Struct, frozen=True):
         return sum(self.counts)
 
     def since(self, earlier: Histogram) -> Histogram:
-        """Return what was added since `earlier`."""
+        """Return the histogram of the values that were added since `earlier`."""
         counts = tuple(now - then for now, then in zip(self.counts, earlier.counts, strict=True))
         return Histogram(self.bounds, counts, self.sum - earlier.sum)
 
@@ -40,8 +40,8 @@ class Histogram(msgspec.Struct, frozen=True):
         return Histogram(self.bounds, counts, self.sum + other.sum)
 
     def quantile(self, share: float) -> float | None:
-        """Return the bound below which this share of the values lies; infinity: above all bounds;
-        None: there are no values."""
+        """Return the lowest bound below which at least this share of the values lies; infinity: no
+        bound is high enough; None: there are no values."""
         left = share * self.count
         if left <= 0:
             return None
@@ -57,12 +57,12 @@ class KindStats(msgspec.Struct, frozen=True):
 
     completed: int
     failed: int
-    """Failed attempts, including those that were discarded."""
+    """The number of failed attempts, including attempts whose job was discarded."""
     discarded: int
     snoozed: int
     cancelled: int
     interrupted: int
-    """Attempts that a stop ended."""
+    """The number of attempts that a stop ended."""
     runs: Histogram
     """Duration of the attempts in seconds."""
 
@@ -72,10 +72,10 @@ class QueueStats(msgspec.Struct, frozen=True):
 
     slots: int
     running: int
-    """The number of taken slots."""
+    """The number of slots in which a job runs."""
     paused: bool
     poll_interval: float
-    """Seconds."""
+    """Seconds between two polls while the queue is idle."""
     claim_age: float | None
     """Seconds since the last successful claim, or since claiming started; None: it has not
     started."""
@@ -87,26 +87,28 @@ class QueueStats(msgspec.Struct, frozen=True):
     waits: Histogram
     """Seconds from the time at which a job was due, or inserted, to the start of its attempt."""
     set_aside: tuple[int, ...] = ()
-    """The ids of up to 1,000 jobs that cannot be claimed, because of an error or because it takes
-    too long. They are tried again at intervals."""
+    """The ids of up to 1,000 jobs that cannot be claimed, because the claim fails or takes too
+    long. These jobs are tried again at intervals."""
 
 
 class SingletonStats(msgspec.Struct, frozen=True):
     """One singleton of the client since its run started."""
 
     held: bool
-    """Whether the lease is valid here now."""
+    """Whether this client holds the lease and the lease is valid."""
     running: bool
-    """Whether its function runs here. It may still run after its lease has ended."""
+    """Whether the function runs in this client. It may still run after the lease has ended."""
     epoch: int | None
-    """The epoch of the lease under which it runs; None: it does not run here."""
+    """The epoch of the lease under which the function runs; None: it does not run in this
+    client."""
     terms: int
-    """How often it started here."""
+    """How often the function has started in this client."""
     failures: int
     losses: int
-    """How often its lease was lost or requested by another client."""
+    """How often the lease was lost or requested by another client."""
     waited: float | None
-    """Seconds that the client waited before the last start; None: it has not started."""
+    """Seconds that the client waited before the last start of the function; None: it has not
+    started."""
 
 
 class LeaseStats(msgspec.Struct, frozen=True):
@@ -131,7 +133,7 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     domain: str = "default"
     """The leader domain that the client belongs to."""
     is_leader: bool = False
-    """Whether it is the leader of that domain."""
+    """Whether the client is the leader of its domain."""
     listener: Literal["proven", "deaf", "off"] = "off"
     """Whether notifications arrive: `proven` or `deaf`. `off`: the client only polls, or does not
     run."""
@@ -159,9 +161,9 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     stuck_jobs: int = 0
     """Jobs that still run `Config.job_stuck_threshold` after they were cancelled."""
     kinds: Mapping[str, KindStats] = {}
-    """By kind. Kinds without a worker are counted together as `(unknown)`."""
+    """The counts of each kind. Kinds without a worker are counted together as `(unknown)`."""
     queues: Mapping[str, QueueStats] = {}
     singletons: Mapping[str, SingletonStats] = {}
-    """By name."""
+    """The state of each singleton, by its name."""
     leases: LeaseStats = LeaseStats()
     """The leases of `Client.lease` and of singletons since the client was opened."""

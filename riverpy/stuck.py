@@ -17,17 +17,17 @@ class StuckJob(msgspec.Struct, frozen=True):
     kind: str
     queue: str
     running: timedelta
-    """How long its attempt has been running."""
+    """The time for which the attempt has been running."""
     total: int
     """The number of stuck jobs of this client, including this one."""
 
 
 class JobStuckHandler(Protocol):
-    """Is called once for each stuck job."""
+    """A handler that is called once for each stuck job."""
 
     def handle_stuck(self, job: StuckJob, /) -> bool:
-        """Handle a stuck job, in the event loop. Return True to give its slot to another job. Then
-        more than `max_workers` jobs may run until the stuck one ends.
+        """Handle a stuck job, in the event loop. Return True to give the slot of the stuck job to
+        another job. Then more than `max_workers` jobs may run until the stuck job ends.
 
         An error of the handler is logged and counts as False.
         """

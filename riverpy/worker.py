@@ -1,4 +1,4 @@
-"""Workers: the code that works each kind of job, and its registry."""
+"""Workers: the code that works each kind of job, and the registry of this code."""
 
 from __future__ import annotations
 
@@ -57,26 +57,27 @@ class Worker(ABC, Generic[ArgsT]):
     """
 
     kind: ClassVar[str | None] = None
-    """Only needed if the args class has no `kind`."""
+    """The kind of the jobs. It is needed only if the args class has no `kind`."""
 
     @abstractmethod
     async def work(self, job: Job[ArgsT]) -> None:
-        """Do the job. A return completes it. JobCancel and JobSnooze end the attempt in that way.
-        Any other exception makes the attempt fail."""
+        """Do the work of the job. If this method returns, the job is completed. If it raises
+        JobCancel or JobSnooze, the job is cancelled or snoozed. After any other exception the
+        attempt fails."""
 
     def timeout(self, job: Job[ArgsT]) -> timedelta | UnsetType | None:
-        """Return how long this job may run. None: no limit. UNSET: the client's timeout. Default
+        """Return how long this job may run; None: no limit; UNSET: the client's timeout. Default
         UNSET."""
         return UNSET
 
     def next_retry(self, job: Job[ArgsT]) -> timedelta | None:
-        """Return how long to wait after this failure. None: as the client's retry policy. Default
-        None."""
+        """Return how long to wait after this failure; None: the client's retry policy decides.
+        Default None."""
         return None
 
     def middleware(self, job: Job[Any]) -> Sequence[WorkerMiddleware]:
-        """Return the middleware around this attempt. It is outside of the client's middleware, and
-        runs before the args are decoded. Default none."""
+        """Return the middleware around this attempt. This middleware runs around the client's
+        middleware, and before the args are decoded. Default: no middleware."""
         return ()
 
 
@@ -84,7 +85,7 @@ Executor = Literal["thread", "process"]
 
 
 class WorkUnit(msgspec.Struct, frozen=True, kw_only=True):
-    """What is needed to work jobs of one kind."""
+    """The code and the settings for jobs of one kind."""
 
     kind: str
     aliases: tuple[str, ...]
@@ -92,12 +93,14 @@ class WorkUnit(msgspec.Struct, frozen=True, kw_only=True):
     work: Callable[[Job[Any]], Any]
     decode: Callable[[str], Any]
     timeout: timedelta | UnsetType | None = UNSET
-    """The timeout of each job of the kind; UNSET: the client's."""
+    """The timeout of each job of the kind; UNSET: the client's timeout; None: no limit."""
     job_timeout: Callable[[Job[Any]], timedelta | UnsetType | None] | None = None
-    """Called for each job, if the worker has its own `timeout` method."""
+    """The worker's own method `timeout`, which is called for each job; None: the worker has
+    none."""
     next_retry: Callable[[Job[Any]], timedelta | None] | None = None
     middleware: Callable[[Job[Any]], Sequence[WorkerMiddleware]] | None = None
-    """Called for each attempt, if the worker has middleware."""
+    """The function that returns the worker's middleware, called for each attempt; None: the worker
+    has no middleware."""
     blocking: Executor | None = None
 
     def resolve_timeout(
@@ -122,8 +125,8 @@ _NO_VALUE = (
     *(inspect.Signature.empty, None, NoneType, Any, Never, NoReturn),
     *("None", "Any", "typing.Any", "Never", "typing.Never", "NoReturn", "typing.NoReturn"),
 )
-"""Return annotations of a function that returns nothing, or whose author does not say. They are
-compared as they are, since their types may be imported for type checkers only."""
+"""The allowed return annotations of a handler. Annotations are compared without resolving them,
+because their types may be imported for type checkers only."""
 
 
 class Workers:
@@ -153,9 +156,9 @@ class Workers:
         """Register a worker object.
 
         Raises:
-            ConfigError: it is not a worker object; its `work` is not an `async def` that takes the
-                job and returns nothing; its args cannot be decoded; or its kind is missing, not
-                allowed or already registered.
+            ConfigError: `worker` is not a worker object; its `work` is not an `async def` that
+                takes the job and returns nothing; the args cannot be decoded; or the kind is
+                missing, not allowed or already registered.
         """
         cls: Any = type(worker)
         if isinstance(worker, type):
@@ -222,9 +225,9 @@ class Workers:
             middleware: is called around each attempt, outside of the client's. Default none.
 
         Raises:
-            ConfigError: it is not a coroutine function, has no usable annotation, more than one
-                parameter or a return value; its args cannot be decoded; or its kind is already
-                registered or not allowed.
+            ConfigError: the function is not a coroutine function, or has no usable annotation, more
+                than one parameter or a return value; the args cannot be decoded; or the kind is
+                already registered or not allowed.
         """
 
         def register(function: AsyncFunctionFromJobToNone) -> AsyncFunctionFromJobToNone:
@@ -314,7 +317,7 @@ class Workers:
 
 
 def check_timeout(kind: str, timeout: object) -> None:
-    """Raise ConfigError unless it is a timedelta above zero, None or UNSET."""
+    """Raise ConfigError unless the timeout is a timedelta above zero, None or UNSET."""
     if timeout is None or timeout is UNSET:
         return
     if not isinstance(timeout, timedelta) or timeout <= timedelta(0):

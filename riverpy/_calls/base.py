@@ -1,4 +1,4 @@
-"""ClientCalls: what the methods of a client need from it."""
+"""ClientCalls: the base class of the methods of `Client`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 class ClientCalls(ABC):
     """The base of the classes that hold the methods of `Client`.
 
-    A method with `tx` runs in a savepoint of that transaction, so that it stays usable after an
-    error. It raises TransactionError if `tx` is closed, aborted or not in a transaction.
+    A method with `tx` runs in a savepoint of this transaction, so that the transaction stays usable
+    after an error. The method raises TransactionError if `tx` is closed, aborted or not in a
+    transaction.
     """
 
     _config: Config
@@ -29,7 +30,7 @@ class ClientCalls(ABC):
     @property
     @abstractmethod
     def database_url(self) -> str | None:
-        """The URL of the database, if the client was given one."""
+        """The URL of the database; None: the client was created without a URL."""
 
     @abstractmethod
     def _transaction(
@@ -40,5 +41,6 @@ class ClientCalls(ABC):
     ) -> AbstractAsyncContextManager[Transaction]:
         """Open a savepoint in `tx` or, without `tx`, a transaction on the client's pool.
 
-        `isolation` applies to the latter; None means the session's default.
+        `isolation` is the isolation level of a transaction on the pool. None: the session's
+        default.
         """

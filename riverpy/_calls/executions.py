@@ -43,15 +43,16 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 KEPT_DEFAULT = timedelta(days=30)
-"""How long a key is stored."""
+"""The default time for which a key is stored."""
 WAIT_DEFAULT = timedelta(seconds=10)
-"""How long a call waits for another call with the same key."""
+"""The default time for which a call waits for another call with the same key."""
 EXPIRES_AFTER_DEFAULT = timedelta(minutes=5)
-"""When a claim of `run_at_least_once` expires."""
+"""The default time after which a claim of `run_at_least_once` expires."""
 CLAIM_MARGIN_SHARE = 1 / 15
-"""The function must end before the claim expires, by this share of its time. Clocks run at
-different rates."""
+"""The function is cancelled before the claim expires, earlier by this share of `expires_after`. The
+clocks of client and server may run at different rates."""
 DURATION_MAX = timedelta(days=36_500)
+"""The longest duration that a caller may pass."""
 RELEASE_TIMEOUT = 2.0
 """Seconds to release a claim."""
 COMPLETE_TIMEOUT = 10.0
@@ -65,11 +66,11 @@ OutcomeT = TypeVar("OutcomeT")
 
 
 class _BusyError(Exception):
-    """Another transaction holds the key, and did not end within the wait."""
+    """Another transaction has locked the key, and did not end within the wait."""
 
 
-class _BlockedError(Exception):
-    """Another transaction held the key. A new attempt may succeed."""
+class _KeyLockedError(Exception):
+    """Another transaction had locked the key. A new attempt may succeed."""
 
 
 class ExecutionCalls(ClientCalls):
@@ -115,7 +116,7 @@ class ExecutionCalls(ClientCalls):
                 asyncpg.SerializationError: the effect was done after the snapshot of `tx`.
         """
         _check(key, kept=kept, wait=wait)
-        return await _while_blocked(wait, partial(self._run_once, key, fn, kept, tx))
+        return await _retry_while_locked(wait, partial(self._run_once, key, fn, kept, tx))
 
     async def _run_once(
         self,
@@ -232,14 +233,14 @@ class ExecutionCalls(ClientCalls):
         self, key: str, expires_after: timedelta | None, kept: timedelta | None
     ) -> Claim | Execution[Any]:
         """Claim the key. Returns the claim, or the state of the key if it cannot be claimed."""
-        return await _while_blocked(
+        return await _retry_while_locked(
             WAIT_DEFAULT, partial(self._claim_once, key, expires_after, kept)
         )
 
     async def _claim_once(
         self, key: str, expires_after: timedelta | None, kept: timedelta | None, wait: float
     ) -> Claim | Execution[Any]:
-        """Claim the key. If this is cancelled, a claim that may be stored is released."""
+        """Claim the key. After a cancellation, release the claim, because it may be stored."""
         schema = self._config.schema
         claim: Claim | None = None
         try:
@@ -265,8 +266,8 @@ class ExecutionCalls(ClientCalls):
     async def _complete(
         self, claim: Claim, value: ResultT, kept: timedelta | None
     ) -> Execution[ResultT]:
-        """Record that the effect is complete, with retries. A cancellation does not stop this,
-        because no other process has the information."""
+        """Record that the effect is complete, with retries. A cancellation does not stop this
+        method, because no other process knows that the effect happened."""
         is_ours = await finish(lambda: self._record_completion(claim, kept))
         state = ExecutionState.RAN if is_ours else ExecutionState.OVERTAKEN
         return Execution(state, value, self.id)
@@ -300,11 +301,11 @@ class ExecutionCalls(ClientCalls):
 
     @contextmanager
     def _waiting_for_key(self, wait: float, *, can_retry_conflicts: bool) -> Generator[None]:
-        """Limit the statement that waits for another transaction with this key to `wait` seconds.
+        """Limit a statement that waits for another transaction with the same key to `wait` seconds.
 
         Raises:
-            _BusyError: the wait is over.
-            _BlockedError: a limit of the session ended the wait before, or, if
+            _BusyError: the statement waited for `wait` seconds.
+            _KeyLockedError: a timeout of the session ended the statement earlier, or, if
                 `can_retry_conflicts`, the key was stored after the snapshot of the transaction.
             SchemaMissingError: line `riverpy` is not migrated.
         """
@@ -312,11 +313,11 @@ class ExecutionCalls(ClientCalls):
             with self._expecting_table(), anyio.move_on_after(wait) as scope:
                 yield
         except (LockNotAvailableError, QueryCanceledError) as error:
-            raise _BlockedError from error
+            raise _KeyLockedError from error
         except SerializationError as error:
             if not can_retry_conflicts:
                 raise
-            raise _BlockedError from error
+            raise _KeyLockedError from error
         if scope.cancelled_caught:
             raise _BusyError
 
@@ -333,11 +334,11 @@ class ExecutionCalls(ClientCalls):
             ) from None
 
 
-async def _while_blocked(
+async def _retry_while_locked(
     wait: timedelta, attempt: Callable[[float], Awaitable[OutcomeT]]
 ) -> OutcomeT | Execution[Any]:
-    """Call `attempt` with the remaining seconds until it succeeds or `wait` is over. It is repeated
-    because a session may limit the wait for a lock, or have an old snapshot."""
+    """Call `attempt` until it succeeds or `wait` has passed. Its argument is the remaining seconds.
+    Several calls are needed if the session has a short lock timeout or an old snapshot."""
     deadline = anyio.current_time() + wait.total_seconds()
     backoff = Backoff(_BLOCKED_RETRY_MIN, _BLOCKED_RETRY_MAX)
     while True:
@@ -345,13 +346,13 @@ async def _while_blocked(
             return await attempt(deadline - anyio.current_time())
         except _BusyError:
             return Execution(ExecutionState.IN_PROGRESS)
-        except _BlockedError:
+        except _KeyLockedError:
             await anyio.sleep(backoff.next())
 
 
 def _outcome(row: ExecutionRow | None) -> Execution[Any]:
     """Return the state of a key that another call has claimed."""
-    if row is None:  # deleted just now
+    if row is None:  # the row was deleted after the attempt to claim it
         return Execution(ExecutionState.IN_PROGRESS)
     if row.is_completed:
         state = ExecutionState.DONE_BEFORE

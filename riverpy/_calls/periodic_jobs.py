@@ -15,8 +15,8 @@ class PeriodicJobCalls(ClientCalls):
     """The calls on one periodic job."""
 
     async def periodic_pause(self, job_id: str, *, tx: Transaction | None = None) -> None:
-        """Stop inserting jobs of this periodic job until it is resumed. A change of leader does not
-        resume it.
+        """Stop inserting jobs of this periodic job until `periodic_resume`. The pause outlasts a
+        change of leader.
 
         Raises:
             NotFoundError: no leader has registered a periodic job with this id.
@@ -35,8 +35,8 @@ class PeriodicJobCalls(ClientCalls):
             await periodic.periodic_resume(connection, self._config.schema, job_id)
 
     async def periodic_run(self, job_id: str, *, tx: Transaction | None = None) -> None:
-        """Let the leader insert one job of this periodic job now, in addition to its schedule. This
-        also works while it is paused.
+        """Let the leader insert one job of this periodic job now, in addition to the schedule. This
+        also works while the periodic job is paused.
 
         Raises:
             NotFoundError, SchemaMissingError: as `periodic_pause`.

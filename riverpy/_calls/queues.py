@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from riverpy.queue import Queue
 
 QUEUE_LIST_LIMIT = 100
+"""The default maximum number of queues in a list."""
 NOTIFICATION_SIZE_MAX = 7_999
-"""Bytes of a notification's payload. PostgreSQL's limit."""
+"""The maximum number of bytes of a notification's payload. It is PostgreSQL's limit."""
 
 
 class QueueCalls(ClientCalls):
@@ -42,7 +43,8 @@ class QueueCalls(ClientCalls):
     async def queue_list(
         self, *, limit: int = QUEUE_LIST_LIMIT, tx: Transaction | None = None
     ) -> list[Queue]:
-        """Return the queues that clients work, or worked in the last days, sorted by name.
+        """Return the queues that have a row, sorted by name. A client writes the row of each queue
+        that it works. The leader deletes a row that no client has updated for a day.
 
         Args:
             limit: the maximum number of queues. Default 100.
@@ -59,7 +61,7 @@ class QueueCalls(ClientCalls):
     async def queue_lags(
         self, names: Sequence[str], *, tx: Transaction | None = None
     ) -> dict[str, timedelta]:
-        """Return how long the oldest due job of each queue has been waiting. Zero: none is waiting.
+        """Return how long the oldest due job of each queue has been waiting. Zero: no job waits.
 
         The query is fast even for long queues. Use it for metrics and autoscaling.
 

@@ -1,4 +1,4 @@
-"""Errors of an insert: what an error of the database means, and what to do about it."""
+"""Errors of an insert: replaces database errors with errors of riverpy that name the remedy."""
 
 from __future__ import annotations
 
@@ -46,25 +46,26 @@ def sqlstate(error: BaseException) -> str | None:
 
 @contextmanager
 def translated(tx: Transaction | None, *, in_savepoint: bool = False) -> Generator[None]:
-    """Raise an error of riverpy in place of a database error with a known meaning.
+    """Replace a database error that has a known cause with an error of riverpy.
 
     Args:
-        tx: the caller's connection. An error of the server aborts its transaction.
-        in_savepoint: a savepoint was rolled back, so that the transaction is usable.
+        tx: the caller's connection. An error of the server aborts the caller's transaction.
+        in_savepoint: whether the block runs in a savepoint, so that the transaction stays usable.
     """
     try:
         yield
     except DATABASE_ERRORS as error:
         aborted = "" if tx is None or in_savepoint else _ABORTED_NOW
-        meaning = _meaning(error, aborted) or _meaning_for_connection(error, tx, aborted)
-        if meaning is None:
+        translation = _riverpy_error(error, aborted) or _connection_error(error, tx, aborted)
+        if translation is None:
             raise
-        raise meaning from error
+        raise translation from error
 
 
 @contextmanager
 def channel_named() -> Generator[None]:
-    """Raise ConfigError if a notification is refused because the schema's name is too long."""
+    """Raise ConfigError if the server refuses a notification because the schema's name is too
+    long."""
     try:
         yield
     except DATABASE_ERRORS as error:
@@ -77,8 +78,9 @@ def _channel_error(error: Exception, aborted: str = "") -> ConfigError:
     return ConfigError(f"{SCHEMA_TOO_LONG}: nothing was stored ({describe(error)}){aborted}")
 
 
-def _meaning(error: Exception, aborted: str) -> Exception | None:
-    """Return riverpy's error. `aborted` is added to its text."""
+def _riverpy_error(error: Exception, aborted: str) -> Exception | None:
+    """Return riverpy's error for a database error; None: there is none. The text ends with
+    `aborted`."""
     code = sqlstate(error)
     if code in _SCHEMA_MISSING:
         return SchemaMissingError(
@@ -87,7 +89,7 @@ def _meaning(error: Exception, aborted: str) -> Exception | None:
         )
     if is_channel_too_long(error):
         return _channel_error(error, aborted)
-    if is_notification_queue_full(error):  # it has the code of a value that is too large
+    if is_notification_queue_full(error):  # this error has the same code, _TOO_LARGE
         return None
     if code == _TOO_LARGE or _NO_MEMORY in str(error):
         return ArgsError(
@@ -111,10 +113,8 @@ def _meaning(error: Exception, aborted: str) -> Exception | None:
     return None
 
 
-def _meaning_for_connection(
-    error: Exception, tx: Transaction | None, aborted: str
-) -> Exception | None:
-    """Return riverpy's error if the connection or its transaction is the cause."""
+def _connection_error(error: Exception, tx: Transaction | None, aborted: str) -> Exception | None:
+    """Return riverpy's error if the connection or the transaction caused the database error."""
     code = sqlstate(error)
     if code in _STATEMENT_LOST:
         remedy = (

@@ -38,31 +38,36 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Args: TypeAlias = "JobArgs | RawArgs"
 Send: TypeAlias = "Callable[[Transaction, list[InsertRow], list[str]], Awaitable[T]]"
-"""Inserts rows and notifies queues, on one connection."""
+"""A function that inserts rows and notifies queues over one connection."""
 
 STATEMENT_SIZE_MAX = 900 * 1024 * 1024
-"""Bytes of args and metadata in one statement. A message to the server has at most 1 GiB."""
+"""The maximum number of bytes of args and metadata in one statement. PostgreSQL accepts messages of
+up to 1 GiB."""
 SEND_TIMEOUT = 600.0
-"""Seconds for one statement, unless the pool's own limit is shorter."""
+"""Seconds for one statement. A shorter timeout of the pool has precedence."""
 ACQUIRE_TIMEOUT = 10.0
-"""Seconds to wait for a connection of the pool, or for a database that starts."""
+"""Seconds to wait for a connection of the pool, also while the database starts."""
 NO_CONNECTION = (
     f"got no connection from the pool within {ACQUIRE_TIMEOUT:g} s: increase Config(pool_size=…), "
     "find the code that keeps connections, or check that the database answers"
 )
 HOOKS_TIMEOUT = 2.0
-"""Seconds for the hooks and middleware of inserts, before the statement and again after it, in a
-transaction of riverpy's own."""
+"""Seconds that the hooks and middleware of an insert may take in a transaction of riverpy. The
+timeout applies to the time before the statement, and again to the time after the statement."""
 CONFLICT_RETRIES_MAX = 10
-"""Retries after the server rolled back an insert of ours for a deadlock or a serialization
-failure."""
+"""The maximum number of retries of an insert on the pool that the server rolled back."""
 _ROLLED_BACK = {"40001", "40P01"}
+"""The error codes of a serialization failure and of a deadlock."""
 _UNAVAILABLE = {"53300", "57P03"}
-"""Too many connections; the server starts or stops."""
+"""The error codes of too many connections, and of a server that starts or stops."""
 
 
 def _checked(params: object) -> Iterator[InsertManyParams]:
-    """Yield the jobs of a batch. Callers without a type checker may pass something else."""
+    """Yield the jobs of a batch, and check their types.
+
+    Raises:
+        InsertError: the batch or a job has the wrong type.
+    """
     if not isinstance(params, Iterable):
         raise InsertError(f"params must be a list of InsertManyParams, got {_describe(params)}")
     for index, job in enumerate(cast("Iterable[object]", params)):
@@ -78,7 +83,8 @@ def _describe(value: object) -> str:
 
 
 def _lock_order(row: InsertRow) -> str:
-    """Every batch sends unique keys in this order, so that two batches cannot deadlock."""
+    """Return the sort key of a row. All batches send unique jobs in the same order, so that two
+    batches cannot deadlock."""
     return row.unique_key or ""
 
 
@@ -123,9 +129,9 @@ class Inserter:
     ) -> list[InsertResult]:
         """Insert all jobs or none, in one statement. The results are in the order of `params`.
 
-        The ids of jobs that are not unique are in that order too. Unique jobs get their ids in the
-        order of their keys. If two jobs of the batch have the same unique key, the later one is a
-        duplicate of the earlier one.
+        The ids of jobs that are not unique are in the order of `params` too. Unique jobs get their
+        ids in the order of the unique keys. If two jobs of the batch have the same unique key, the
+        second is a duplicate of the first.
 
         Raises:
             InsertError, ConfigError: a job is not allowed; nothing was sent.
@@ -140,8 +146,14 @@ class Inserter:
         return await self._insert(tx, *self._prepare(params), self._send_statement)
 
     def prepare_due(self, args: Args, opts: InsertOpts, *, due_at: datetime) -> PreparedJob:
-        """Check and encode a job that is due at this time on the server's clock. It is available at
-        once, unless its options have another time. Its unique period is that of `due_at`.
+        """Check and encode a periodic job.
+
+        Args:
+            args: the args of the job.
+            opts: the options of the job. If they have no `scheduled_at`, the job is available at
+                once.
+            due_at: the time at which the job is due, by the server's clock. It also decides the
+                unique period.
 
         Raises:
             InsertError, ConfigError: the job is not allowed.
@@ -154,11 +166,11 @@ class Inserter:
     async def insert_prepared(
         self, jobs: list[PreparedJob], *, tx: Transaction | None
     ) -> list[InsertResult]:
-        """Insert jobs of `prepare_due`, in a transaction of riverpy's own; see `insert_many`.
+        """Insert jobs of `prepare_due`, in a transaction of riverpy; see `insert_many`.
 
         Raises:
-            InsertError: also if a hook or middleware failed, or if all of them took longer than
-                `HOOKS_TIMEOUT`.
+            InsertError: a job is not allowed, a hook or middleware failed, or the hooks and
+                middleware together took longer than `HOOKS_TIMEOUT`.
         """
         args, rows = zip(*jobs, strict=True)
         is_sending = False
@@ -177,7 +189,7 @@ class Inserter:
                 return await self._insert(tx, args, list(rows), send)
             except (InsertError, TransactionError, GeneratorExit):
                 raise
-            except BaseException as error:  # even a SystemExit must not end a service of ours
+            except BaseException as error:  # a SystemExit of a hook must not end the service
                 if is_cancelled(error) or (is_sending and isinstance(error, DATABASE_ERRORS)):
                     raise
                 source = "the insert" if is_sending else "a hook or middleware of inserts"
@@ -190,11 +202,11 @@ class Inserter:
     async def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: Transaction | None
     ) -> int:
-        """Insert all jobs or none with COPY. Returns their number.
+        """Insert all jobs or none with COPY. Returns the number of jobs.
 
         Raises:
-            UniqueConflictError: a job exists, or two jobs of the batch have the same unique key.
-                `tx` stays usable.
+            UniqueConflictError: a job with the same unique key exists, or two jobs of the batch
+                have the same unique key. `tx` stays usable.
             Exception: as `insert_many`.
         """
         return await self._insert(tx, *self._prepare(params), self._send_copy)
@@ -235,7 +247,7 @@ class Inserter:
                 return await self._send_on_pool(rows, queues, send)
             except DATABASE_ERRORS as error:
                 if queues and is_notification_queue_full(error):
-                    self._log_notified(queues, 0)
+                    self._log_queue_state(queues, 0)
                     queues = []
                     continue
                 if sqlstate(error) not in _ROLLED_BACK or retries == CONFLICT_RETRIES_MAX:
@@ -244,8 +256,8 @@ class Inserter:
         raise AssertionError("unreachable")
 
     async def _send_on_pool(self, rows: list[InsertRow], queues: list[str], send: Send[T]) -> T:
-        """Send on a connection of the pool. One scope limits both steps: a second one would be a
-        good part of the cost of a single insert."""
+        """Acquire a connection of the pool and send. Both steps use one cancel scope, because a
+        second scope would make a single insert notably slower."""
         lent: AbstractAsyncContextManager[Transaction] | None = None
         reason = NO_CONNECTION
         try:
@@ -261,8 +273,8 @@ class Inserter:
         raise TimeoutError(reason)
 
     async def _lend(self) -> tuple[AbstractAsyncContextManager[Transaction], Transaction]:
-        """Acquire a connection, again and again while the database is unavailable. Returns it with
-        the context manager that releases it."""
+        """Acquire a connection. While the database is unavailable, try again. Returns the context
+        manager that releases the connection, and the connection."""
         backoff: Backoff | None = None
         while True:
             lent = self._acquire()
@@ -280,7 +292,7 @@ class Inserter:
         self, connection: Transaction, rows: list[InsertRow], queues: list[str]
     ) -> list[InsertResult]:
         firsts: dict[str, int] = {}
-        """The first job of the batch with each unique key."""
+        """The index of the first job of the batch with each unique key."""
         sent: list[int] = []
         for index, row in enumerate(rows):
             if row.unique_key is None or firsts.setdefault(row.unique_key, index) == index:
@@ -296,7 +308,7 @@ class Inserter:
         found, notified = await job_insert(
             connection, self._schema, [rows[index] for index in sent], notify=queues
         )
-        self._log_notified(queues, notified)
+        self._log_queue_state(queues, notified)
         results = dict(zip(sent, found, strict=True))
         return [
             results[index]
@@ -315,10 +327,11 @@ class Inserter:
                 await job_copy(connection, self._schema, rows, timeout=SEND_TIMEOUT)
                 if queues:
                     count = await insert_notify(connection, self._schema, queues)
-                    self._log_notified(queues, count)
+                    self._log_queue_state(queues, count)
         return len(rows)
 
-    def _log_notified(self, queues: list[str], count: int) -> None:
-        """Log a change: the server's notification queue is full if fewer queues were notified."""
+    def _log_queue_state(self, queues: list[str], count: int) -> None:
+        """Log that the server's notification queue is full, or no longer full. The queue is full if
+        fewer queues were notified than `queues`."""
         if queues:
             self._queue_log.report(is_full=count < len(queues))

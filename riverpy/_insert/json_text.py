@@ -1,4 +1,4 @@
-"""The JSON text of args and metadata, as it is stored."""
+"""The JSON text of args and metadata that is stored in the database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def args_text(args: JobArgs | RawArgs) -> str:
     """Return the args as JSON text.
 
     Raises:
-        ArgsError: PostgreSQL cannot store them, or a worker could not decode them.
+        ArgsError: PostgreSQL cannot store the args, or a worker could not decode them.
     """
     if isinstance(args, RawArgs):
         return raw_text("RawArgs", args.json)
@@ -33,7 +33,8 @@ def args_text(args: JobArgs | RawArgs) -> str:
 
 
 def _check_decodable(cls: type[object], text: str) -> None:
-    """Decode the args as a worker does. A Struct or dataclass does not check its values."""
+    """Check that a worker can decode the args. The constructor of a Struct or dataclass does not
+    check the types of its values."""
     try:
         if (decode := _decoder_of(cls)) is not None:
             decode(text)
@@ -63,7 +64,7 @@ def raw_text(owner: str, given: object) -> str:
     """Return JSON text that the caller encoded, in compact form.
 
     Raises:
-        ArgsError: it is not the text of a JSON object, or PostgreSQL cannot store it.
+        ArgsError: `given` is not the text of a JSON object, or PostgreSQL cannot store it.
     """
     if not isinstance(given, str):
         raise ArgsError(
@@ -74,8 +75,11 @@ def raw_text(owner: str, given: object) -> str:
 
 
 def encode_job_metadata(metadata: object) -> str:
-    """Return the metadata of a job as JSON text, without keys that River reserves; see
-    `encode_metadata`."""
+    """Return the metadata of a job as JSON text; see `encode_metadata`.
+
+    Raises:
+        ArgsError: also if the metadata has a key that River reserves.
+    """
     text = encode_metadata(metadata)
     for key in cast("Mapping[object, object]", metadata or {}):
         check_metadata_key(key)
@@ -86,7 +90,7 @@ def encode_metadata(metadata: object) -> str:
     """Return metadata as JSON text. None means an empty object.
 
     Raises:
-        ArgsError: it is not a JSON object, or PostgreSQL cannot store it.
+        ArgsError: the metadata is not a JSON object, or PostgreSQL cannot store it.
     """
     if metadata is None:
         return "{}"
@@ -108,5 +112,6 @@ def _within_limit(name: str, text: str) -> str:
 
 
 def json_size(text: str) -> int:
-    """Return the bytes of a text in UTF-8. Lone surrogates count; other code refuses them."""
+    """Return the number of bytes of a text in UTF-8. Lone surrogates are counted, because other
+    code refuses them."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

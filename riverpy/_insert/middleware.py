@@ -27,7 +27,12 @@ class InsertPlugins:
     """Runs the hooks and middleware around the inserts of one client."""
 
     def __init__(self, plugins: Plugins, rules: InsertRules) -> None:
-        """Use the client's plugins, and its rules to check what hooks and middleware change."""
+        """Create the insert plugins.
+
+        Args:
+            plugins: the client's hooks and middleware.
+            rules: the client's settings. They limit the values that hooks and middleware may set.
+        """
         self._client, self._rules = plugins, rules
         self._by_class: dict[type, Plugins] = {}
 
@@ -50,7 +55,7 @@ class InsertPlugins:
     async def insert(
         self, jobs: Sequence[PreparedJob], send: Callable[[list[InsertRow]], Awaitable[T]]
     ) -> T:
-        """Run `send` inside the hooks and middleware of these jobs. Returns its result.
+        """Run `send` inside the hooks and middleware of these jobs. Returns the result of `send`.
 
         Raises:
             InsertError, ConfigError: a hook or middleware set a value that is not allowed.

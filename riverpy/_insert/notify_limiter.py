@@ -1,4 +1,4 @@
-"""NotifyLimiter: how often the inserts of one client notify a queue."""
+"""NotifyLimiter: limits how often the inserts of one client notify a queue."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ if TYPE_CHECKING:
     from riverpy._clock import Clock
 
 NOTIFY_INTERVAL = 0.002
-"""Seconds in which the inserts of one client without `tx` notify a queue at most once."""
+"""The minimum seconds between two notifications of one queue by the inserts of one client without
+`tx`."""
 _QUEUES_MAX = 1000
+"""The maximum number of queues that the limiter remembers."""
 
 
 class NotifyLimiter:
-    """Limits the notifications of a queue to one in `NOTIFY_INTERVAL`.
+    """Limits the notifications of each queue to one in `NOTIFY_INTERVAL`.
 
-    PostgreSQL commits transactions that notify one after the other. A client that receives a
-    notification claims again a few milliseconds later, so it also finds the jobs that are inserted
-    shortly after.
+    A transaction that notifies takes a lock at its commit, so two such transactions cannot commit
+    at the same time. Fewer notifications are enough: a client that receives a notification claims
+    again a few milliseconds later, and then finds the jobs that were inserted after it.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -27,7 +29,7 @@ class NotifyLimiter:
         self._notified_at: dict[str, float] = {}
 
     def take(self, queues: Iterable[str]) -> list[str]:
-        """Return the queues to notify now, and count them as notified."""
+        """Return the queues that may be notified now, and record that they are notified."""
         now = self._clock.monotonic()
         taken = [
             queue for queue in queues if now - self._notified_at.get(queue, -1e9) > NOTIFY_INTERVAL

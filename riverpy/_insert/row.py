@@ -1,4 +1,4 @@
-"""One job before it is sent: its options are checked, its args encoded, its unique key computed."""
+"""Preparing a job for an insert: check its options, encode its args, compute its unique key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ import msgspec
 
 from riverpy import _json
 from riverpy._insert.json_text import args_text, encode_job_metadata, raw_text
-from riverpy._insert.unique_key import check_marks, check_unique_opts, unique_key, unique_states
+from riverpy._insert.unique_key import (
+    check_unique_opts,
+    unique_key,
+    unique_states,
+    warn_of_ignored_marks,
+)
 from riverpy._names import KIND_LENGTH_MAX, validate_kind, validate_queue, validate_tag
 from riverpy._postgres.inserts import InsertRow
 from riverpy.errors import InsertError, UnknownJobKindError
@@ -43,16 +48,16 @@ class InsertRules(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a client for all its inserts."""
 
     max_attempts: int
-    """The default."""
+    """The number of attempts of a job whose options have none."""
     known_kinds: Container[str] | None = None
-    """The kinds that may be inserted. None: all."""
+    """The kinds that may be inserted; None: all kinds."""
     skip_job_kind_validation: bool = False
     notify: bool = True
     """Whether inserts notify the workers."""
 
 
 class PreparedJob(NamedTuple):
-    """A checked job, with the args that it was made from."""
+    """The row of a checked job, and the args from which the row was made."""
 
     args: JobArgs | RawArgs
     row: InsertRow
@@ -63,8 +68,8 @@ def prepare_all(
 ) -> list[InsertRow]:
     """Check and encode jobs; see `prepare`.
 
-    Most batches have one args class and the same options. What depends only on these is checked for
-    the first job of each such group, and copied to the others.
+    Most batches have one args class and the same options. The values that depend only on the class
+    and the options are checked once, and copied to the other jobs.
     """
     rows: list[InsertRow] = []
     firsts: dict[tuple[type, int], tuple[InsertOpts | None, InsertRow]] = {}
@@ -85,7 +90,7 @@ def prepare_all(
 def prepare(
     args: JobArgs | RawArgs, opts: InsertOpts | None, *, rules: InsertRules, now: datetime
 ) -> InsertRow:
-    """Check and encode one job. Sends nothing.
+    """Check and encode one job, without a statement.
 
     Precedence of options: this insert, then `insert_opts` of the args class, then the client.
     `metadata` and `pending` come from this insert only.
@@ -94,7 +99,7 @@ def prepare(
         args: the job's args.
         opts: the options of this insert.
         rules: the client's settings.
-        now: the time of the insert. It decides the unique period of a job without `scheduled_at`.
+        now: the time of the insert. For a job without `scheduled_at` it decides the unique period.
 
     Raises:
         ConfigError: the kind, the queue or a tag is not a valid name.
@@ -120,7 +125,7 @@ def prepare(
         scheduled_at=_iso(scheduled_at),
     )
     unique = _unique_opts(call, own)
-    check_marks(unique, kind=kind, args_class=type(args))
+    warn_of_ignored_marks(unique, kind=kind, args_class=type(args))
     if unique is None:
         return row
     states = unique_states(unique)
@@ -147,7 +152,7 @@ def _checked_row(
     tags: object,
     scheduled_at: str | None,
 ) -> InsertRow:
-    """Check the options that hooks may change too. Returns a row without a unique key."""
+    """Check the options that hooks may change, and return a row without a unique key."""
     validate_queue(_expect("queue", queue, str))
     return InsertRow(
         args=args,
@@ -165,7 +170,7 @@ def _checked_row(
 
 
 def params_of(job: PreparedJob) -> JobInsertParams:
-    """Return the job as hooks and middleware see it."""
+    """Return the object that hooks and middleware receive for a job."""
     row = job.row
     return JobInsertParams(
         args=job.args,
@@ -183,10 +188,10 @@ def params_of(job: PreparedJob) -> JobInsertParams:
 
 
 def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> InsertRow:
-    """Check and encode the job as hooks and middleware left it.
+    """Return the row of a job after the hooks and middleware, which may have changed `params`.
 
     Raises:
-        InsertError, ConfigError: they set a value that is not allowed.
+        InsertError, ConfigError: a hook or middleware set a value that is not allowed.
     """
     old = job.row
     is_same_text = params.encoded_args == old.args

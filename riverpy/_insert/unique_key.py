@@ -1,4 +1,5 @@
-"""The unique key of a job (the hash of a text, as in River), and the states in which it holds."""
+"""The unique key of a job, and the states in which the job keeps its key. The key is the hash of a
+text, as in River."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 PERIOD_MIN = timedelta(seconds=1)
+"""The shortest unique period."""
 
 _PERIOD_EPOCH = datetime(1, 1, 1, tzinfo=UTC)
 _NOT_VERBATIM = re.compile(r"[^ !#-\[\]-\x7f]")
@@ -34,7 +36,7 @@ _WARNINGS_MAX = 1000
 
 _log = get_logger()
 _inserted: set[type[object]] = set()
-"""The args classes that `check_marks` has checked."""
+"""The args classes that `warn_of_ignored_marks` has checked."""
 _decoder = json.JSONDecoder(parse_int=str, parse_float=str)
 
 
@@ -81,19 +83,19 @@ def unique_key(
     queue: str,
     due_at: datetime,
 ) -> bytes:
-    """Compute the 32 bytes of the key.
+    """Return the unique key, 32 bytes.
 
     Args:
         opts: the checked options.
         kind: the kind of the job.
-        args_class: the class of its args. Its fields may be marked `Unique`.
-        args: its args as `riverpy._json` encoded them: an object, or an empty array.
-        queue: its queue.
-        due_at: its `scheduled_at`, or else the time of the insert; aware.
+        args_class: the class of the args. Fields of the class may be marked `Unique`.
+        args: the args as JSON text of `riverpy._json`: an object, or an empty array.
+        queue: the queue of the job.
+        due_at: `scheduled_at` of the job, or else the time of the insert, with a time zone.
 
     Raises:
-        InsertError: the marked fields of the class cannot be found, or River has no key for their
-            names.
+        InsertError: the marked fields of the class cannot be found, or River's unique keys do not
+            support the name of a marked field.
     """
     text = "" if opts.exclude_kind else f"&kind={kind}"
     if opts.by_args:
@@ -105,8 +107,9 @@ def unique_key(
     return hashlib.sha256(text.encode()).digest()
 
 
-def check_marks(opts: UniqueOpts | None, *, kind: str, args_class: type[object]) -> None:
-    """Warn at the first insert of an args class if its marked fields have no effect."""
+def warn_of_ignored_marks(opts: UniqueOpts | None, *, kind: str, args_class: type[object]) -> None:
+    """Log a warning if fields of an args class are marked `Unique`, but the options ignore the
+    marks. Only the first insert of each class is checked."""
     if args_class in _inserted or len(_inserted) >= _WARNINGS_MAX:
         return
     _inserted.add(args_class)
@@ -114,7 +117,7 @@ def check_marks(opts: UniqueOpts | None, *, kind: str, args_class: type[object])
         return
     try:
         fields = [".".join(path) for path in unique_paths(args_class)]
-    except InsertError:  # its types cannot be imported here
+    except InsertError:  # the types of the fields cannot be imported in this process
         return
     if fields:
         _log.warning(
@@ -164,11 +167,11 @@ def _key_text(key: str) -> str:
 
 @lru_cache(maxsize=4096)
 def unique_paths(args_class: type[object]) -> tuple[tuple[str, ...], ...]:
-    """Return the path of JSON names to each field that is marked `Unique`, sorted as if joined by
-    dots.
+    """Return the path of JSON names to each field that is marked `Unique`. The paths are sorted by
+    the text with dots between the names.
 
-    As in River, each class is searched once. A second field of the same class counts only if the
-    field itself is marked.
+    As in River, the fields of each class are searched once. If a second field has the same class,
+    the path to this field is returned only if the field itself is marked.
 
     Raises:
         InsertError: an annotation of the class cannot be resolved.
@@ -245,7 +248,7 @@ def _marked_fields(kind: str, paths: Sequence[tuple[str, ...]], members: Mapping
 
 
 def _value_at(members: Mapping[str, str], path: Sequence[str]) -> str | None:
-    """Return the text of the value at this path. None: there is no value."""
+    """Return the JSON text of the value at this path; None: there is no value."""
     found = members.get(path[0])
     for name in path[1:]:
         if found is None:
@@ -257,7 +260,7 @@ def _value_at(members: Mapping[str, str], path: Sequence[str]) -> str | None:
 def _document(kind: str, chosen: Sequence[tuple[Sequence[str], str]]) -> str:
     """Return the JSON text with these values at these paths.
 
-    As in River, names become indexes of an array if the first one is a number.
+    As in River, the names become indexes of an array if the first name is a number.
     """
     path, raw = chosen[0]
     if not path:

@@ -1,1 +1,2 @@
-"""Tools that operate a queue. `import riverpy` loads none of them."""
+"""The tools behind the command `riverpy`: doctor, top, health, bench, demo, dev and the embedded
+database. `import riverpy` does not import these modules."""

@@ -1,4 +1,4 @@
-"""DomainMap: the clients, queues and leader of each leader domain at one moment."""
+"""DomainMap: the clients, the queues and the leader of each leader domain at one time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DomainMap:
     leaders: Sequence[DomainLeader]
     owners: Sequence[QueueOwner]
     members: Sequence[DomainMember]
-    """Clients with a recent heartbeat."""
+    """The clients with a recent heartbeat."""
 
     @property
     def others(self) -> list[str]:
@@ -37,11 +37,12 @@ class DomainMap:
 
     @property
     def clients_of_others(self) -> set[str]:
-        """The ids of the live clients of these domains."""
+        """The ids of the live clients of domains other than `default`."""
         return {member.client_id for member in self.members if member.domain != DEFAULT_DOMAIN}
 
     def lead(self, domain: str) -> DomainLeader | None:
-        """Return the current or last leader of a domain, or the holder of `@schema`."""
+        """Return the current or last leader of a domain; None: there was no leader. For `@schema`,
+        return the holder of the schema lease."""
         return next((lead for lead in self.leaders if lead.domain == domain), None)
 
     def has_leader(self, domain: str) -> bool:
@@ -50,8 +51,8 @@ class DomainMap:
         return lead is not None and not lead.is_over
 
     def has_foreign_default(self) -> bool:
-        """Return whether the leader of `default` is another client than riverpy's, such as River's
-        in Go."""
+        """Return whether the leader of `default` is not a riverpy client, but for example River in
+        Go."""
         lead = self.lead(DEFAULT_DOMAIN)
         return lead is not None and not lead.is_over and not lead.is_registered
 
@@ -72,14 +73,15 @@ class DomainMap:
         return [member for member in self.members if member.domain == domain]
 
     def maintains_orphans(self) -> bool:
-        """Return whether a leader maintains the queues of domains without live clients. The riverpy
-        leader of `default` does it, or else the holder of `@schema`."""
+        """Return whether a client maintains the queues of domains without live clients. The riverpy
+        leader of `default` maintains these queues, or otherwise the holder of the lease
+        `@schema`."""
         return self.has_leader(SCHEMA_LEASE) or (
             self.has_leader(DEFAULT_DOMAIN) and not self.has_foreign_default()
         )
 
     def unmaintained(self, queues: Iterable[str]) -> dict[str, list[str]]:
-        """Return the queues that no leader maintains, by the domain whose leader should."""
+        """Return the queues that no leader maintains, by the domain whose leader is missing."""
         owners = {row.queue: row for row in self.owners}
         found: dict[str, list[str]] = {}
         for queue in queues:
@@ -94,7 +96,7 @@ class DomainMap:
 
 
 async def read_domains(connection: Transaction, schema: str | None) -> DomainMap:
-    """Read all domains. Their tables exist from DOMAINS_VERSION on.
+    """Read all domains. The database must have migration DOMAINS_VERSION of riverpy's own tables.
 
     Raises:
         Exception: one of DATABASE_ERRORS.
@@ -107,8 +109,9 @@ async def read_domains(connection: Transaction, schema: str | None) -> DomainMap
 
 
 async def read_permitted_domains(connection: Connection, schema: str | None) -> DomainMap | None:
-    """Read all domains. None: the role may not read them. It needs no such grant where clients have
-    no domains. A savepoint keeps an open transaction usable after the error.
+    """Read all domains. Returns None if the role may not read the tables of domains, because a role
+    does not need this privilege if no client has a domain. A savepoint keeps an open transaction
+    usable.
 
     Raises:
         Exception: one of DATABASE_ERRORS.

@@ -1,4 +1,4 @@
-"""The error of the tools."""
+"""ToolError: the error that the tools raise."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from riverpy.errors import RiverError
 
 
 class ToolError(RiverError):
-    """A tool cannot do its work. The text says why and what to do."""
+    """A tool cannot continue. The text has the reason and the remedy."""

@@ -1,4 +1,4 @@
-"""How the tools write numbers, names and statements for people."""
+"""Texts for people: the forms in which the tools show numbers, names and statements."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 QUERY_LENGTH_MAX = 80
-"""Characters of a statement that are shown."""
+"""The maximum number of characters of a statement that are shown."""
 ERROR_LENGTH_MAX = 160
-"""Characters of an error that are shown."""
+"""The maximum number of characters of an error that are shown."""
 NAMES_MAX = 5
-"""Names that are shown."""
+"""The maximum number of names in a list that are shown."""
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 _TOKEN = re.compile(
@@ -29,8 +29,8 @@ _TOKEN = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
-"""A comment, a quoted name or a literal. It ends with the text where its end is uncertain: in a
-nested comment, and where a backslash stands before a quote (a setting of the session decides)."""
+"""A comment, a quoted name or a literal in a statement. If the end is uncertain, the match goes to
+the end of the text. This is so in a nested comment, and where a backslash stands before a quote."""
 
 
 def span(seconds: float) -> str:
@@ -55,18 +55,18 @@ def size(number: float) -> str:
 
 
 def count(number: int, noun: str, *, plural: str | None = None, limit: int | None = None) -> str:
-    """Return `1 job`, `2 jobs`, or `at least 1,000 jobs` where counting ended at the limit."""
+    """Return `1 job`, `2 jobs`, or, if counting ended at `limit`, `at least 1,000 jobs`."""
     least = "at least " if limit is not None and number >= limit else ""
     return f"{least}{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def names(values: Iterable[str]) -> str:
-    """Return the first names in quotes, and how many more there are."""
+    """Return a text with the first names in quotes, and the number of further names."""
     return _first([f'"{value}"' for value in values])
 
 
 def jobs(ids: Iterable[int]) -> str:
-    """Return `job 1` or `jobs 1, 2`, and how many more there are."""
+    """Return a text such as `job 1` or `jobs 1, 2`, and the number of further jobs."""
     found = [str(value) for value in ids]
     return f"job{'s' * (len(found) != 1)} {_first(found)}"
 
@@ -87,8 +87,8 @@ def shortened(line: str, length: int) -> str:
 
 
 def masked_query(text: str) -> str:
-    """Return the start of a statement in one line. Its strings and comments are left out: they may
-    hold private data or a password."""
+    """Return the start of a statement in one line, without strings and comments, which may contain
+    private data or a password."""
     line = mask_url(" ".join(_TOKEN.sub(_masked_token, text).split()))
     return shortened(line, QUERY_LENGTH_MAX)
 

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from watchfiles import Change
 
 HARD_STOP_TIMEOUT = 2.0
-"""Seconds from the second signal within which the worker must end."""
+"""Seconds from the second signal until a worker that has not ended is killed."""
 _SETTINGS_FILES = frozenset({"pyproject.toml", "riverpy.toml"})
 _IGNORED = ("site-packages", "venv")
-"""Ignored directories, in addition to those that watchfiles ignores."""
+"""The names of ignored directories. watchfiles ignores more directories by default."""
 _STEP_MS = 100
-"""Milliseconds without a change that end a group of changes."""
+"""watchfiles collects changes until there is no change for this time, in milliseconds."""
 _DEBOUNCE_MS = 1_000
-"""Milliseconds after which a group of changes ends in any case."""
+"""The longest time for which watchfiles collects changes, in milliseconds."""
 
 
 class WorkerProcess:
@@ -62,13 +62,13 @@ class WorkerProcess:
             ],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
-            close_fds=False,  # an inheritable descriptor holds the embedded server
+            close_fds=False,  # the child inherits the descriptor that holds the embedded server
             start_new_session=True,
         )
         os.close(reader)
 
     async def watch(self) -> None:
-        """Wait for its end, then kill the processes that its jobs have left."""
+        """Wait for the end of the worker, then kill the remaining processes of its jobs."""
         try:
             await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
         finally:
@@ -78,13 +78,14 @@ class WorkerProcess:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the ended process: 128 + the number of the signal if a signal killed
-        it."""
+        """The exit code of the ended worker. If a signal killed the worker: 128 + the number of the
+        signal."""
         code = self._process.wait()
         return 128 - code if code < 0 else code
 
     async def stop(self, urgent: anyio.Event) -> None:
-        """Stop the worker. After `urgent` it cancels its jobs and must end soon."""
+        """Stop the worker. When `urgent` is set, the worker cancels its jobs and must end within
+        `HARD_STOP_TIMEOUT`."""
         self._terminate()
         with anyio.move_on_after(self._stop_timeout):
             await first_of(self.ended, urgent)
@@ -101,7 +102,7 @@ class WorkerProcess:
         self._process.terminate()
 
     def _kill(self) -> None:
-        """Kill its process group."""
+        """Kill the process group of the worker."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -133,7 +134,7 @@ class Supervisor:
         self._changed = anyio.Event()
 
     async def run(self) -> int:
-        """Run workers until a stop. Return the exit code of the last one."""
+        """Run workers until a stop. Returns the exit code of the last worker."""
         code = 0
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._follow_signals)
@@ -148,7 +149,8 @@ class Supervisor:
         return code
 
     async def _run_worker(self) -> int:
-        """Run one worker to its end. With a directory, then wait for a change or a stop."""
+        """Run one worker to its end. If a directory is watched, then wait for a change or a
+        stop."""
         worker = WorkerProcess(self._arguments, self._environ, self._stop_timeout, self._print_note)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.watch)
@@ -164,7 +166,7 @@ class Supervisor:
         return worker.exit_code
 
     async def _follow_signals(self, *, task_status: TaskStatus[None]) -> None:
-        # Inside the method, because Windows lacks two of them.
+        # The tuple is inside the method, because Windows lacks two of these signals.
         stop_signals = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
         with anyio.open_signal_receiver(*stop_signals) as signals:
             task_status.started()
@@ -206,7 +208,8 @@ def _names(changes: set[tuple[Change, str]], directory: Path) -> str:
 
 
 def _filter() -> Callable[[Change, str], bool]:
-    """Return the filter of changes: Python files and riverpy's settings, but no installed files."""
+    """Return a filter that accepts changes of Python files and of riverpy's settings, but not of
+    installed packages."""
     from watchfiles import DefaultFilter
 
     usual = DefaultFilter(ignore_dirs=(*DefaultFilter.ignore_dirs, *_IGNORED))

@@ -1,8 +1,8 @@
 """The worker process of `riverpy dev`: a `riverpy worker` that ends with its parent.
 
-It reads from a pipe to the process of `riverpy dev`. When that process ends, also after `kill -9`,
-the pipe is closed, and this process stops as after SIGTERM. When it has stopped, or after a
-timeout, it kills its process group with all processes that jobs have started.
+The worker reads from a pipe to the process of `riverpy dev`. When that process ends, also after
+`kill -9`, the pipe is closed, and the worker stops as after SIGTERM. When the worker has stopped,
+or after a timeout, it kills its process group with all processes that jobs have started.
 
     python -m riverpy._tools.dev.worker PIPE SECONDS ARGUMENT…
 """
@@ -28,7 +28,7 @@ def _end_with_parent(pipe: int, timeout: float) -> None:
 
 
 def _end_group() -> None:
-    """Kill the process group, as the parent does while it runs."""
+    """Kill the process group if the parent has ended. Otherwise the parent kills the group."""
     if _orphaned.is_set():
         os.killpg(0, signal.SIGKILL)
 
@@ -36,7 +36,7 @@ def _end_group() -> None:
 if __name__ == "__main__":
     number, seconds = int(sys.argv[1]), float(sys.argv[2])
     os.set_inheritable(number, False)
-    atexit.register(_end_group)  # the first one is called last
+    atexit.register(_end_group)  # atexit calls the function that was registered first as the last
     threading.Thread(target=_end_with_parent, args=(number, seconds), daemon=True).start()
     sys.argv = ["riverpy", *sys.argv[3:]]
     runpy.run_module("riverpy", run_name="__main__")

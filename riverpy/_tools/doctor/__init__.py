@@ -1,1 +1,2 @@
-"""Finds what is wrong with a database of River's and the clients on it, and says what to do."""
+"""`riverpy doctor`: finds problems of a database with River's tables and of its clients, and names
+the remedies."""

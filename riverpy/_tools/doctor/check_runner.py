@@ -1,4 +1,5 @@
-"""CheckRunner: runs all checks in order. A check that fails becomes a finding."""
+"""CheckRunner: runs all checks in order. If a check raises an error, the error becomes a
+finding."""
 
 from __future__ import annotations
 
@@ -93,24 +94,24 @@ _CHECKS: tuple[tuple[str, Callable[[DatabaseSnapshot], Awaitable[list[Finding]]]
 
 @dataclass(frozen=True)
 class Request:
-    """What to check."""
+    """The database to check, and the options of the checks."""
 
     url: str
     schema: str | None
-    """None: the schema of the search path."""
+    """The schema of River's tables; None: the schema of the search path."""
     listen_url: str | None
     stuck_after: timedelta
     max_lag: timedelta
     program: Program | None = None
-    """The program that will work the jobs, if it is given."""
+    """The program that will work the jobs; None: there is no program to check."""
 
 
 class CheckRunner:
     """Runs the checks on one database.
 
     Args:
-        request: what to check.
-        report: called with each finding at once.
+        request: the database and the options.
+        report: called with each finding as soon as it is made.
         failed: called with each error that became a finding.
     """
 
@@ -128,7 +129,7 @@ class CheckRunner:
         """The checks for which a table is missing, each with the server's error."""
 
     async def run(self) -> None:
-        """Run all checks that are possible."""
+        """Run the checks, as far as the server and the tables allow."""
         try:
             server = await self._connect()
             if server is not None:
@@ -161,7 +162,7 @@ class CheckRunner:
             await self._check_jobs(server, state)
 
     async def _read_schema(self) -> SchemaState | None:
-        """Return the state of River's tables. None: they cannot be checked further."""
+        """Return the migrations of River's tables; None: the tables cannot be checked further."""
         try:
             async with self._session.reading() as connection:
                 state = await read_schema_state(connection, self._request.schema)
@@ -219,7 +220,7 @@ class CheckRunner:
 
 
 def _connection_fix(error: BaseException) -> str:
-    """Return what to do about an error of the first connection."""
+    """Return the remedy for an error of the first connection."""
     if isinstance(error, ConfigError):
         return "correct the URL"
     if getattr(error, "sqlstate", None) == _DATABASE_MISSING:

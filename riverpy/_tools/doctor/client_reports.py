@@ -1,4 +1,4 @@
-"""What live clients report of themselves: stuck jobs and rows that they have set aside."""
+"""Checks of the reports that live clients write: stuck jobs, and rows that were set aside."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SET_ASIDE_FIX = (
 
 
 async def check_stuck(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report jobs that still run after their cancellation, and the slots that they use."""
+    """Report jobs that still run after their cancellation, and the slots of these jobs."""
     clients = await snapshot.clients()
     if clients is None or not snapshot.has(SLOTS_VERSION):
         text = "not known: the columns for it are missing (see `schema`)"
@@ -83,7 +83,7 @@ def _described(row: RunningRow) -> str:
 
 
 def _full_queues(client: ClientRow, rows: Sequence[RunningRow]) -> list[str]:
-    """Return the queues of which stuck jobs use all slots of the client."""
+    """Return the queues in which stuck jobs use all slots of the client."""
     used: Counter[str] = Counter()
     for row in rows:
         used[row.queue] += row.jobs
@@ -92,7 +92,7 @@ def _full_queues(client: ClientRow, rows: Sequence[RunningRow]) -> list[str]:
 
 
 async def check_set_aside(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report rows that clients cannot claim, store or maintain, because each of them fails."""
+    """Report rows that clients have set aside, because every statement for such a row fails."""
     clients = await snapshot.clients()
     if clients is None or not snapshot.has(STATE_VERSION):
         text = "not known: the column for it is missing (see `schema`)"
@@ -105,7 +105,7 @@ async def check_set_aside(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _set_aside(client_id: str, set_aside: SetAside) -> list[Finding]:
-    """Return one finding for each error of each operation."""
+    """Return one finding for each operation and error."""
     groups: dict[tuple[str, str], list[SetAsideRow]] = {}
     for row in set_aside.rows:
         groups.setdefault((row.what, row.error), []).append(row)

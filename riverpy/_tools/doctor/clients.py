@@ -1,4 +1,4 @@
-"""The registered clients, and the running jobs that dead clients left."""
+"""Checks of the registered clients, and of the running jobs of dead clients."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from riverpy._tools.domain_map import DomainMap
 
 RELEASE_TIMEOUT = 60.0
-"""Seconds after a client's death within which a leader releases its jobs."""
+"""Seconds after the death of a client within which a leader releases the client's jobs."""
 
 
 async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the live clients, the late ones, and the dead ones with their jobs."""
+    """Report the live clients, the clients with a late heartbeat, and the dead clients with their
+    running jobs."""
     clients = await snapshot.clients()
     leader = await snapshot.leader()
     if clients is None:
@@ -42,7 +43,7 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
             queues = {row.queue for row in running if row.client_id == client.client_id}
             unreleased = _unreleased(client, domains, queues)
             problems.append(_dead(client, jobs[client.client_id], unreleased))
-    data = _facts(clients, jobs)
+    data = _clients_data(clients, jobs)
     if live:
         total = sum(jobs[client.client_id] for client in live)
         text = (
@@ -60,7 +61,7 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
     return [summary, *limited(problems)]
 
 
-def _facts(clients: Sequence[ClientRow], jobs: dict[str, int]) -> dict[str, object]:
+def _clients_data(clients: Sequence[ClientRow], jobs: dict[str, int]) -> dict[str, object]:
     return {
         "clients": [
             {
@@ -92,7 +93,7 @@ def _late(client: ClientRow) -> Finding:
 
 
 def _unreleased(client: ClientRow, domains: DomainMap | None, queues: Iterable[str]) -> list[str]:
-    """Return which jobs of a dead client no leader releases, in one text for each domain."""
+    """Return a text for each domain in which no leader releases the jobs of a dead client."""
     if domains is None or not domains.others:
         return []
     is_recent = client.silent - client.dead_after < RELEASE_TIMEOUT

@@ -1,4 +1,4 @@
-"""Jobs that the server cannot read."""
+"""Check of the jobs that the server cannot read."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 async def check_damaged(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the damaged jobs that earlier checks met. It reads no other job, because there may be
-    many large ones."""
+    """Report the damaged jobs that earlier checks found. This check reads no further job, because a
+    table may have many large jobs."""
     ids = sorted(snapshot.damaged)
     data: dict[str, object] = {"job_ids": ids}
     if not ids:

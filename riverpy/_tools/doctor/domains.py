@@ -1,4 +1,4 @@
-"""Leader domains: their leaders, their clients and their queues."""
+"""Check of the leader domains: the leaders, the clients and the queues of each domain."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PendingWork:
-    """The work that waits for a leader or a worker."""
+    """The jobs and periodic jobs that wait for a leader or a worker."""
 
     due: frozenset[str]
-    """The queues with due jobs."""
+    """The names of the queues with due jobs."""
     running: Mapping[str, int]
     """The number of running jobs of dead clients, by queue."""
     periodic: Mapping[str, list[str]]
-    """The late periodic jobs, by domain."""
+    """The ids of the late periodic jobs, by domain."""
 
 
 NO_PENDING_WORK = PendingWork(frozenset(), {}, {})
@@ -75,7 +75,7 @@ async def _pending_work(snapshot: DatabaseSnapshot) -> PendingWork:
 
 
 def domain_problems(domains: DomainMap, pending: PendingWork) -> list[Finding]:
-    """Return what is wrong with the domains."""
+    """Return the problems of the domains."""
     found: list[Finding] = []
     for domain in domains.others:
         if domains.live_clients(domain):
@@ -93,7 +93,7 @@ def domain_problems(domains: DomainMap, pending: PendingWork) -> list[Finding]:
 
 
 def _no_leader(domains: DomainMap, domain: str) -> list[Finding]:
-    """A domain has live clients and no leader."""
+    """Report a domain that has live clients and no leader."""
     if domains.has_leader(domain):
         return []
     clients = domains.live_clients(domain)
@@ -115,7 +115,7 @@ def _no_leader(domains: DomainMap, domain: str) -> list[Finding]:
 
 
 def _no_clients(domains: DomainMap, domain: str, pending: PendingWork) -> list[Finding]:
-    """A domain owns queues and has no live client."""
+    """Report a domain that owns queues and has no live client."""
     owned = domains.owned(domain)
     if not owned:
         return []
@@ -169,7 +169,8 @@ def _no_clients(domains: DomainMap, domain: str, pending: PendingWork) -> list[F
 
 
 def _different_settings(domains: DomainMap, domain: str) -> list[Finding]:
-    """The maintenance of a domain depends on which of its clients is leader."""
+    """Report a domain whose clients have different settings for maintenance. The settings of the
+    leader apply, and another client may become leader."""
     by_settings: dict[str, list[str]] = {}
     for client in domains.live_clients(domain):
         if client.candidate and client.settings is not None:
@@ -191,7 +192,7 @@ def _different_settings(domains: DomainMap, domain: str) -> list[Finding]:
 
 
 def _shared_queues(domains: DomainMap) -> list[Finding]:
-    """Clients of another domain work a queue."""
+    """Report each queue that clients of another domain work."""
     found: list[Finding] = []
     for row in domains.owners:
         others = [
@@ -223,7 +224,7 @@ def _shared_queues(domains: DomainMap) -> list[Finding]:
 
 
 def _unowned_queues(domains: DomainMap) -> list[Finding]:
-    """Clients of a domain work a queue that belongs to no domain."""
+    """Report each domain whose clients work queues that belong to no domain."""
     owned = {row.queue for row in domains.owners}
     found: list[Finding] = []
     for domain in domains.others:
@@ -248,7 +249,7 @@ def _unowned_queues(domains: DomainMap) -> list[Finding]:
 
 
 def _foreign_leader(domains: DomainMap) -> list[Finding]:
-    """The leader of `default` is not a riverpy client."""
+    """Report a leader of `default` that is not a riverpy client."""
     lead = domains.lead(DEFAULT_DOMAIN)
     if lead is None or not domains.has_foreign_default():
         return []
@@ -276,7 +277,7 @@ def _foreign_leader(domains: DomainMap) -> list[Finding]:
 
 
 def _old_clients(domains: DomainMap) -> list[Finding]:
-    """The leader of `default`, or a candidate, reports no support for domains."""
+    """Report a leader of `default`, and leader candidates, that do not support domains."""
     lead = domains.lead(DEFAULT_DOMAIN) if domains.has_old_default() else None
     leader = None if lead is None else lead.holder
     candidates = [
@@ -311,7 +312,8 @@ def _old_clients(domains: DomainMap) -> list[Finding]:
 
 
 def _no_schema_leader(domains: DomainMap) -> list[Finding]:
-    """No client does the work that a schema needs once."""
+    """Report that no client does the schema maintenance: `default` has no riverpy leader, and no
+    client holds the lease `@schema`."""
     candidates = [client for client in domains.members if client.candidate]
     if not candidates or domains.maintains_orphans():
         return []

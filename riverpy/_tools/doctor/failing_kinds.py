@@ -1,4 +1,4 @@
-"""Kinds whose attempts fail, and how close their jobs are to the last attempt."""
+"""Check of the kinds whose attempts fail."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import KindRow
 
 WINDOW = timedelta(hours=1)
-"""How long a discarded job counts."""
+"""Jobs that were discarded within this time are reported."""
 ATTEMPTS_LEFT_WARN = 1
-"""So few attempts left are a finding."""
+"""A kind is reported if one of its jobs has this number of attempts left, or fewer."""
 FAILED_JOBS_WARN = 10
-"""So many failed jobs of a kind that wait for their next attempt are a finding."""
+"""A kind is reported if this number of its failed jobs wait for their next attempt, or more."""
 
 
 async def check_failing(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report kinds that fail: of jobs that wait for their next attempt, or were discarded."""
+    """Report the kinds with failed jobs that wait for their next attempt, or with jobs that were
+    discarded."""
     rows = {row.kind: row for row in await snapshot.kinds(await snapshot.backlogs()) if row.failed}
     live = [client for client in await snapshot.clients() or () if client.is_alive]
     worked = {kind for client in live for kind in client.kinds}
@@ -45,7 +46,7 @@ async def check_failing(snapshot: DatabaseSnapshot) -> list[Finding]:
             f"wait{'s' if failed == 1 else ''} for the next attempt"
         )
     found = [
-        _kind(kind, rows.get(kind), discarded.get(kind, 0))
+        _kind_finding(kind, rows.get(kind), discarded.get(kind, 0))
         for kind in sorted({*rows, *discarded})
         if not live or kind in worked or kind not in rows  # the check `kinds` reports the others
     ]
@@ -53,7 +54,7 @@ async def check_failing(snapshot: DatabaseSnapshot) -> list[Finding]:
     return [ok("failing", text, data), *limited(problems)]
 
 
-def _kind(kind: str, row: KindRow | None, discarded: int) -> Finding | None:
+def _kind_finding(kind: str, row: KindRow | None, discarded: int) -> Finding | None:
     failed, attempts_left = (row.failed, row.attempts_left) if row else (0, None)
     is_close = attempts_left is not None and attempts_left <= ATTEMPTS_LEFT_WARN
     if not (discarded or is_close or failed >= FAILED_JOBS_WARN):

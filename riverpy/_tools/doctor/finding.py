@@ -1,4 +1,4 @@
-"""Findings: what a check found, how bad it is, and what to do about it."""
+"""Findings: the results of the checks, each with a level, a text and a remedy."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 FINDINGS_MAX = 10
-"""Findings of one name that are shown."""
+"""The maximum number of findings of one check that are shown."""
 
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
-    """Something is slower or riskier than it should be, or could not be checked."""
+    """Jobs are slow or at risk, or a check could not run."""
     FAIL = "fail"
-    """Jobs are not inserted, worked or made available as they should be."""
+    """Jobs are not inserted, not worked or not made available."""
 
 
 LEVEL_NAMES = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL"}
-"""The names of the levels as people see them."""
+"""The names of the levels in the output for people."""
 _ORDER = list(Level)
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One finding, as `--json` prints it."""
+    """One result of a check. `--json` prints these fields."""
 
     level: Level
     name: str
-    """The subject of the check. It is the same in every run."""
+    """The name of the check. This name does not change between versions."""
     text: str
-    """What was found, in one line."""
+    """The result, in one line."""
     fix: str | None = None
-    """What to do about it. None: nothing."""
+    """The remedy; None: nothing needs to be done."""
     data: dict[str, object] = {}
-    """The facts. Durations are in seconds, sizes in bytes."""
+    """The values behind the text. Durations are in seconds, sizes in bytes."""
 
 
 def ok(name: str, text: str, data: dict[str, object] | None = None) -> Finding:
@@ -66,7 +66,7 @@ def worst_level(findings: Iterable[Finding]) -> Level:
 
 
 def limited(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the worst findings, and one that counts the others."""
+    """Return the worst `FINDINGS_MAX` findings, and one more finding that counts the rest."""
     ordered = sorted(findings, key=lambda finding: _ORDER.index(finding.level), reverse=True)
     more = ordered[FINDINGS_MAX:]
     if not more:

@@ -1,4 +1,4 @@
-"""Foreign keys of the application that prevent the deletion of rows."""
+"""Check of the application's foreign keys that prevent the deletion of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 async def check_references(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the tables that refer to rows which a leader deletes."""
+    """Report the tables whose foreign keys refer to rows that a leader deletes."""
     async with snapshot.session.reading() as connection:
         rows = await doctor_references(connection, snapshot.schema)
     if not rows:

@@ -1,4 +1,4 @@
-"""Kinds of waiting jobs that no worker has."""
+"""Check of the kinds of waiting jobs for which no worker is registered."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import BacklogRow, ClientRow, KindRow
 
 UNKNOWN_KIND = "job kind is not registered"
-"""The start of the error when a client runs a job of a kind that it lacks. River writes it too."""
+"""The first words of the error of a job whose client has no worker for the kind. River writes the
+same words."""
 
 
 async def check_kinds(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the kinds of waiting jobs that no live client has."""
+    """Report the kinds of waiting jobs for which no live client has a worker."""
     clients = await snapshot.clients()
     live = [client for client in clients or () if client.is_alive]
     if not live:
@@ -43,8 +44,9 @@ async def check_kinds(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 async def _foreign_queues(snapshot: DatabaseSnapshot, live: Sequence[ClientRow]) -> set[str]:
-    """Return the queues that a client in another language may work: all if such a client is the
-    leader, otherwise those that were updated recently and no riverpy client works."""
+    """Return the queues that a client in another language may work. If such a client is the leader,
+    these are all queues. Otherwise they are the recently updated queues that no riverpy client
+    works."""
     leader = await snapshot.leader()
     async with snapshot.session.reading() as connection:
         rows = await doctor_queues(connection, snapshot.schema)
@@ -84,7 +86,7 @@ def _unknown(
 
 
 def _failed(row: KindRow, text: str, worked: Sequence[str], data: dict[str, object]) -> Finding:
-    """Clients claim the jobs although they lack the kind."""
+    """Report a kind whose jobs are claimed by clients that have no worker for it."""
     left = ""
     if row.attempts_left is not None:
         left = f", and one has only {count(row.attempts_left, 'attempt')} left"

@@ -1,4 +1,4 @@
-"""The leader of `default`."""
+"""Check of the leader of the domain `default`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import ClientRow
 
 ELECTION_TIMEOUT = 20.0
-"""Seconds within which a new client becomes leader if there is none."""
+"""Seconds after the start of a client within which it becomes leader, if there is no leader."""
 CANDIDATE_FIX = (
     "let one of its workers take part in leader election, and restart it: without --no-candidate, "
     "RIVERPY_CANDIDATE=0, `candidate` = false in its file or Config(candidate=False)"
@@ -28,7 +28,7 @@ _EFFECT = (
 
 
 async def check_leader(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the leader, or why there is none."""
+    """Report the leader, or the reason that there is no leader."""
     clients = await snapshot.clients()
     leader = await snapshot.leader()
     if leader is None or leader.has_expired:
@@ -100,14 +100,14 @@ def not_elected(
     table: str,
     data: dict[str, object],
 ) -> Finding:
-    """Return the finding that none of the candidates is leader.
+    """Return the finding that no candidate has become leader.
 
     Args:
-        name: of the finding.
-        text: says who has no leader.
+        name: the name of the finding.
+        text: the start of the finding's text.
         candidates: the clients that take part in the election.
         table: the table of the lease.
-        data: the facts.
+        data: the values behind the text.
     """
     ids = names(client.client_id for client in candidates)
     text = f"{text}, although {count(len(candidates), 'client')} could become leader: {ids}"
@@ -152,7 +152,7 @@ def _foreign_leader(text: str, clients: Sequence[ClientRow], data: dict[str, obj
 
 
 def heartbeat_age(client: ClientRow) -> str:
-    """Say how old the heartbeat of a client is."""
+    """Return a text about the age of a client's heartbeat, to follow the client's id."""
     if client.silent < 0:
         return (
             f"wrote a heartbeat that is {span(-client.silent)} in the future: the server's clock "

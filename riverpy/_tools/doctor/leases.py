@@ -1,4 +1,4 @@
-"""Leases of user code."""
+"""Check of the leases of user code."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 
 EXPIRED_MIN = 60.0
-"""Seconds within which a process that waits for an expired lease acquires it."""
+"""Seconds after the expiry from which a lease is reported. A process that waits for the lease
+acquires it earlier."""
 EXPIRED_MAX = 86_400.0
-"""Seconds after which an expired lease counts as no longer needed."""
+"""Seconds after the expiry from which a lease is no longer reported, because it is probably no
+longer needed."""
 
 
 async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report which leases are held, and which have expired and were not acquired again."""
+    """Report the leases that have a holder, and the leases that have expired."""
     if not snapshot.has(LEASES_VERSION):
         return [ok("leases", "off: their table is missing (see `schema`)", {"leases": None})]
     async with snapshot.session.reading() as connection:

@@ -1,4 +1,4 @@
-"""Whether notifications arrive, and whether each client has a connection for them."""
+"""Checks of the notifications: whether they arrive, and whether each client listens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOPIC = "riverpy_doctor"
 PROBE_TIMEOUT = 2.0
 """Seconds within which the test notification must arrive."""
 LISTEN_TIMEOUT = 10.0
-"""Seconds to connect and send LISTEN."""
+"""Seconds for the connection and the statement LISTEN."""
 _NOT_TRIED = warn(
     "listen",
     "not tried, because the server's notification queue is full: see `notifications`",
@@ -33,8 +33,8 @@ _NOT_TRIED = warn(
 
 
 async def check_listening(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Send a notification and wait for it. Without notifications a job waits for the next poll, one
-    second by default."""
+    """Send a notification, and report whether it arrives. Without notifications a job waits for the
+    next poll, one second by default."""
     finding = _NOT_TRIED if snapshot.is_queue_full else await _try_listening(snapshot)
     snapshot.notifications_arrive = finding.level is Level.OK
     return [finding]
@@ -66,8 +66,8 @@ async def _try_listening(snapshot: DatabaseSnapshot) -> Finding:
 
 
 async def check_listeners(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Compare the number of clients that should listen with the number of their connections. The
-    server shows only the number of connections, for all schemas of the database."""
+    """Report if fewer connections listen than there are clients. The server shows only the number
+    of listening connections, over all schemas of the database."""
     clients = await snapshot.clients()
     if clients is None:
         return []
@@ -78,7 +78,7 @@ async def check_listeners(snapshot: DatabaseSnapshot) -> list[Finding]:
     if listeners >= len(expected):
         text = f"{count(listeners, 'client')} of this database listen{'s' * (listeners == 1)}"
         return [ok("listeners", text, data)]
-    if not snapshot.notifications_arrive:  # connections come and go, as `listen` has reported
+    if not snapshot.notifications_arrive:  # the check `listen` has reported the cause
         text = f"{listeners} for {count(len(expected), 'client')}: see `listen`"
         return [ok("listeners", text, data)]
     return [
@@ -97,7 +97,7 @@ async def check_listeners(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 async def _send_and_wait(snapshot: DatabaseSnapshot, url: str) -> float | None:
-    """Return the seconds until the notification arrived. None: it did not."""
+    """Return the seconds until the notification arrived; None: no notification arrived."""
     channel, token = f"{snapshot.schema}.{TOPIC}", secrets.token_hex(8)
     arrived = asyncio.Event()
 

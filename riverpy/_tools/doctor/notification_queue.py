@@ -1,8 +1,8 @@
-"""The server's notification queue.
+"""Check of the server's notification queue.
 
-The server has one queue for all of its databases. It can drop a notification when all listening
-sessions have read it. A session reads only between its transactions, so one that stays in a
-transaction blocks the whole queue.
+The server has one queue for all of its databases. A notification stays in the queue until all
+listening sessions have read it. A session reads the queue only between its transactions, so a
+session that stays in a transaction blocks the whole queue.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import SessionRow
 
 USAGE_WARN = 0.5
-"""The share of the queue above which the server itself warns sessions that notify."""
+"""The used share of the queue, from 0 to 1, above which the server warns sessions that notify."""
 USAGE_FULL = 0.9
-"""The share above which riverpy sends no notifications."""
+"""The used share of the queue, from 0 to 1, above which riverpy sends no notifications."""
 WARNING_INTERVAL = 5.5
-"""Seconds. The server warns at most once each 5 s."""
+"""Seconds to wait for the server's next warning. The server warns at most once in 5 s."""
 _CHANNEL = "riverpy_doctor"
 _NUMBER = re.compile(r"[0-9]+")
 
 
 async def check_notification_queue(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report how full the queue is, and which session blocks it."""
+    """Report how full the queue is, and which session blocks the queue."""
     async with snapshot.session.reading() as connection:
         usage = await doctor_notification_usage(connection)
     snapshot.is_queue_full = usage >= USAGE_FULL
@@ -76,8 +76,8 @@ def _described(row: SessionRow) -> str:
 
 
 async def _blocking_pid(snapshot: DatabaseSnapshot) -> int | None:
-    """Return the process id of the session that has read least. None: not known. The server names
-    it in a warning to a session that notifies, at most once each WARNING_INTERVAL."""
+    """Return the process id of the session that blocks the queue; None: not known. The server names
+    this session in a warning to a session that notifies."""
     pid = await _pid_of_warning(snapshot)
     if pid is None:
         await anyio.sleep(WARNING_INTERVAL)
@@ -95,7 +95,7 @@ async def _pid_of_warning(snapshot: DatabaseSnapshot) -> int | None:
         except PostgresError as error:  # the warning comes before this error
             if not is_notification_queue_full(error):
                 raise
-        await anyio.lowlevel.checkpoint()  # the driver delivers it through the event loop
+        await anyio.lowlevel.checkpoint()  # the driver delivers the warning in the event loop
     for notice in found:
         if notice.source == "async.c" and (number := _NUMBER.search(notice.detail)):
             return int(number[0])

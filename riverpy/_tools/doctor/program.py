@@ -1,4 +1,4 @@
-"""The kinds of waiting jobs that a given program lacks."""
+"""Check of the kinds of waiting jobs for which a given program has no worker."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Program:
-    """A program that does not run yet."""
+    """A program whose worker does not run yet."""
 
     name: str
-    """MODULE:ATTR."""
+    """The name of the client or the workers, in the form MODULE:ATTR."""
     kinds: frozenset[str]
     queues: frozenset[str]
-    """The queues that it works. Empty: it names none."""
+    """The queues that the program works; empty: the program names no queue."""
 
 
 async def check_program(program: Program, snapshot: DatabaseSnapshot) -> list[Finding]:

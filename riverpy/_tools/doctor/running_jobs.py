@@ -1,4 +1,4 @@
-"""Jobs that run for long, and running jobs of clients that are not registered."""
+"""Check of jobs that run for long, and of running jobs of clients that are not registered."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 async def check_running(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report jobs that run for longer than `stuck_after`. The timeout of a job is not in the
-    database."""
+    """Report jobs that run for longer than `stuck_after`. doctor does not use the timeouts of jobs,
+    because the database does not have them."""
     clients = await snapshot.clients()
     rows = await snapshot.running(clients or [])
     jobs = sum(row.jobs for row in rows)
@@ -51,7 +51,8 @@ async def check_running(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _is_live(row: RunningRow, known: dict[str, ClientRow]) -> bool:
-    """Return whether the client of these jobs is live. The check `clients` reports dead ones."""
+    """Return whether the client of these jobs is live. The check `clients` reports the jobs of dead
+    clients."""
     client = known.get(row.client_id or "")
     return client is not None and client.is_alive
 
@@ -79,7 +80,8 @@ def _long(row: RunningRow) -> Finding:
 
 
 def _unregistered(rows: Sequence[RunningRow], clients: Sequence[ClientRow]) -> list[Finding]:
-    """Report running jobs of clients that write no heartbeat, as those in another language."""
+    """Report running jobs of clients that write no heartbeat, such as clients in another
+    language."""
     if not rows:
         return []
     worked = {kind for client in clients if client.is_alive for kind in client.kinds}

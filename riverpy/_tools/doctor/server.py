@@ -1,4 +1,4 @@
-"""The database server: connection, settings, clock and number of connections."""
+"""Checks of the database server: connection, settings, clock and number of connections."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import ServerRow, SettingRow
 
 LATENCY_WARN = 0.1
-"""Seconds of a round trip above which all jobs are slow."""
+"""Seconds. A slower round trip to the server is reported."""
 SKEW_WARN = 2.0
-"""Seconds by which two clocks may differ."""
+"""Seconds. A larger difference between the clocks of machine and server is reported."""
 MEASUREMENTS = 3
-"""How many round trips are measured. The fastest counts."""
+"""The number of measured round trips. The fastest one is used."""
 CONNECTIONS_WARN = 0.8
+"""The used share of `max_connections`, from 0 to 1, from which the check warns."""
 CONNECTIONS_FAIL = 0.95
-"""Shares of `max_connections`."""
+"""The used share of `max_connections`, from 0 to 1, from which the check fails."""
 MIN_TIMEOUTS = {
     "statement_timeout": 5.0,
     "transaction_timeout": 10.0,
@@ -38,7 +39,8 @@ MIN_TIMEOUTS = {
     "idle_session_timeout": 60.0,
     "lock_timeout": 1.0,
 }
-"""Seconds. A shorter timeout of the role's sessions ends normal work of riverpy."""
+"""The shortest harmless value of each timeout, in seconds. A shorter timeout of the role's sessions
+can end normal statements and connections of riverpy."""
 ISOLATION = "default_transaction_isolation"
 TRACKING = "track_activities"
 _GOOD = {ISOLATION: "'read committed'", TRACKING: "on"}
@@ -51,7 +53,8 @@ def now() -> datetime:
 
 
 async def expect_primary(connection: Transaction) -> None:
-    """Refuse a standby: its copies of the tables of leader and clients may be empty or old.
+    """Check that the server is not a standby. The unlogged tables of leader and clients are empty
+    on a standby.
 
     Raises:
         DatabaseError: the server is a standby.
@@ -150,7 +153,7 @@ async def check_settings(session: Session, role: str) -> list[Finding]:
 
 
 def _effect(setting: SettingRow) -> str | None:
-    """Return how a setting harms. None: it does not."""
+    """Return how a setting harms riverpy; None: the setting is harmless."""
     if setting.name == ISOLATION:
         if setting.value == "read committed":
             return None
@@ -168,7 +171,7 @@ def _value(setting: SettingRow) -> str:
 
 
 def _settings_fix(setting: SettingRow, role: str) -> str:
-    """Return how to correct the setting for the sessions of the role."""
+    """Return the command that corrects the setting for the sessions of the role."""
     if setting.source in _SET_BY_CLIENT:
         return f"remove {setting.name} from the URL or from PGOPTIONS"
     value = _GOOD.get(setting.name) or f"'{MIN_TIMEOUTS[setting.name]:g}s', or 0 for no limit"
@@ -177,7 +180,7 @@ def _settings_fix(setting: SettingRow, role: str) -> str:
 
 
 async def check_clock(session: Session) -> list[Finding]:
-    """Report the difference between this machine's clock and the server's."""
+    """Report the difference between the clock of this machine and the clock of the server."""
     measured: list[tuple[float, float]] = []
     async with session.reading() as connection:
         for _ in range(MEASUREMENTS):

@@ -28,19 +28,19 @@ READ_TIMEOUT = 8.0
 
 
 class SessionLostError(Exception):
-    """The connection was lost and cannot be made again. The text says why."""
+    """The connection was lost, and a new connection failed. The text has the reason."""
 
 
 class Session:
-    """Reads in short read-only transactions. So it holds no snapshot, and it works through a pooler
-    in transaction mode."""
+    """Reads in short read-only transactions. So doctor does not hold an old snapshot, and it works
+    through a pooler in transaction mode."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self._connection: Connection | None = None
 
     async def connection(self) -> Connection:
-        """Return the connection. Connect again if it was lost.
+        """Return the connection. If the connection was lost, connect again.
 
         Raises:
             ConfigError, DatabaseError, or one of DATABASE_ERRORS: the first connection failed.
@@ -60,7 +60,8 @@ class Session:
         """Open a read-only transaction.
 
         Raises:
-            Exception: as `connection`; one of DATABASE_ERRORS, TimeoutError after READ_TIMEOUT.
+            TimeoutError: the block took longer than READ_TIMEOUT.
+            Exception: as `connection`, or one of DATABASE_ERRORS.
         """
         connection = await self.connection()
         try:
@@ -69,12 +70,12 @@ class Session:
                     await doctor_limits(connection, statement=STATEMENT_TIMEOUT, lock=LOCK_TIMEOUT)
                     yield connection
         except TimeoutError:
-            connection.terminate()  # its state is unknown
+            connection.terminate()  # a statement may still be running on the connection
             raise
 
     async def bounded(self, answer: Awaitable[ResultT]) -> ResultT:
-        """Return the result of one statement outside a transaction. Such a statement sees the
-        session's settings without doctor's changes.
+        """Await one statement outside a transaction, and return its result. In such a statement the
+        settings of the session are not changed by doctor.
 
         Raises:
             TimeoutError: there was no result within READ_TIMEOUT.

@@ -41,24 +41,26 @@ if TYPE_CHECKING:
     )
 
 COUNT_LIMIT = 10_001
-"""Jobs that are counted of one queue and state."""
+"""The maximum number of jobs that are counted in one queue and state."""
 COUNT_TOTAL_LIMIT = 100_000
-"""Jobs that are counted of all queues and states together. With many queues each gets less."""
+"""The maximum number of jobs that are counted in all queues and states. With many queues, fewer
+jobs of each queue are counted."""
 TOUCHED_LIMIT = 1200.0
-"""Seconds since the last update of a queue's row, after which no client works the queue. Clients of
-every language update it each 10 minutes."""
+"""Seconds. If the row of a queue was not updated for this time, no client works the queue. Clients
+in every language update the row every 10 minutes."""
 KINDS_LIMIT = 1_000
-"""Jobs of each queue and state whose kinds are read."""
+"""The maximum number of jobs in one queue and state whose kinds are read."""
 KINDS_TOTAL_LIMIT = 20_000
-"""Jobs of all queues and states together whose kinds are read. With many queues each gets less."""
+"""The maximum number of jobs in all queues and states whose kinds are read. With many queues, fewer
+jobs of each queue are read."""
 WAITING = ("available", "retryable", "scheduled")
-"""The states of jobs that wait."""
+"""The states of waiting jobs."""
 RUNNING_LIMIT = 10_001
-"""Running jobs that are read."""
+"""The maximum number of running jobs that are read."""
 
 
 def kinds_limit(backlogs: Sequence[BacklogRow]) -> int:
-    """Return how many jobs of each of these backlogs are read for their kinds."""
+    """Return the maximum number of jobs of each backlog whose kinds are read."""
     return min(KINDS_LIMIT, KINDS_TOTAL_LIMIT // max(len(backlogs), 1) + 1)
 
 
@@ -68,11 +70,11 @@ class Leader:
 
     row: LeaderRow
     is_registered: bool | None
-    """Whether it is a riverpy client. None: not known."""
+    """Whether the leader is a registered riverpy client; None: not known."""
 
     @property
     def has_expired(self) -> bool:
-        """Whether its lease has expired."""
+        """Whether the lease of the leader has expired."""
         return self.row.remaining < 0
 
 
@@ -84,17 +86,17 @@ class DatabaseSnapshot:
     server: ServerRow
     state: SchemaState
     listen_url: str | None
-    """The URL for LISTEN. None: the session's URL."""
+    """The URL for LISTEN; None: the URL of the session."""
     stuck_after: timedelta
-    """How long a job may run without a finding."""
+    """The time after which a running job is reported."""
     max_lag: timedelta
-    """How long a job may be due without a finding."""
+    """The time after which a due job is reported."""
     notifications_arrive: bool = True
-    """The result of the check `listen`."""
+    """Whether the notification of the check `listen` arrived."""
     is_queue_full: bool = False
-    """Whether the server's notification queue is too full for riverpy to notify."""
+    """Whether the server's notification queue is so full that riverpy sends no notifications."""
     damaged: dict[int, str] = field(default_factory=dict[int, str])
-    """The errors of jobs that the server could not read, by job id."""
+    """The ids of the jobs that the server could not read, each with the server's error."""
     _backlogs: list[BacklogRow] | None = None
 
     @property
@@ -104,29 +106,31 @@ class DatabaseSnapshot:
 
     @property
     def made_at(self) -> datetime:
-        """When River's tables were made."""
+        """The time at which River's tables were created."""
         return min(self.state.applied[MAIN_LINE].values())
 
     def has(self, version: int) -> bool:
-        """Return whether this version of riverpy's own tables is there."""
+        """Return whether the database has this migration of riverpy's own tables."""
         return version in self.state.versions(OWN_LINE)
 
     async def clients(self) -> list[ClientRow] | None:
-        """Return the registered clients. None: there is no table of clients."""
+        """Return the registered clients; None: the table of clients is missing."""
         if not self.has(CLIENTS_VERSION):
             return None
         async with self.session.reading() as connection:
             return await doctor_clients(connection, self.schema)
 
     async def domains(self) -> DomainMap | None:
-        """Return the domains. None: their tables are missing, or the role may not read them."""
+        """Return the domains; None: the tables of domains are missing, or the role may not read
+        these tables."""
         if not self.has(DOMAINS_VERSION):
             return None
         async with self.session.reading() as connection:
             return await read_permitted_domains(connection, self.schema)
 
     async def leader(self) -> Leader | None:
-        """Return the current or last leader. None: there was none, or the last one resigned."""
+        """Return the current or last leader; None: there was no leader, or the last leader
+        resigned."""
         async with self.session.reading() as connection:
             row = await leader_get(connection, self.schema)
             if row is None:
@@ -137,7 +141,8 @@ class DatabaseSnapshot:
             return Leader(row, row.leader_id in known)
 
     async def backlogs(self) -> list[BacklogRow]:
-        """Return how many jobs wait in each queue and state. The first call reads them."""
+        """Return how many jobs wait in each queue and state. Only the first call reads the
+        database."""
         if self._backlogs is None:
             async with self.session.reading() as connection:
                 self._backlogs = await doctor_backlogs(
@@ -146,7 +151,7 @@ class DatabaseSnapshot:
         return self._backlogs
 
     async def periodic(self) -> list[PeriodicRow]:
-        """Return the periodic jobs. There are none without their table."""
+        """Return the periodic jobs. If the table of periodic jobs is missing, the list is empty."""
         if not self.has(PERIODIC_VERSION):
             return []
         async with self.session.reading() as connection:
@@ -167,7 +172,8 @@ class DatabaseSnapshot:
             return rows
 
     async def running(self, clients: Sequence[ClientRow]) -> list[RunningRow]:
-        """Return the running jobs, the longest first. These clients report which are stuck."""
+        """Return the running jobs in groups, the longest-running first. The reports of `clients`
+        decide which jobs are stuck."""
         async with self.session.reading() as connection:
             rows, self.damaged = await read_undamaged(
                 connection,

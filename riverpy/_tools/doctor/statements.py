@@ -21,7 +21,7 @@ _FILE = "riverpy_doctor"
 
 
 class ServerRow(NamedTuple):
-    """The server and the session."""
+    """The properties of the server, and the role and process of the session."""
 
     version: str
     is_standby: bool
@@ -37,18 +37,18 @@ class SettingRow(NamedTuple):
     name: str
     value: str
     source: str
-    """Where the value comes from, as PostgreSQL names it."""
+    """The source of the value, in PostgreSQL's words."""
     seconds: float | None
-    """None: the setting is not a duration."""
+    """The value in seconds; None: the setting is not a duration."""
 
 
 class ConnectionsRow(NamedTuple):
-    """The connections of the server."""
+    """The number of connections of the server."""
 
     used: int
     limit: int
     own: int
-    """Those of riverpy."""
+    """The number of riverpy's connections."""
 
 
 class SessionRow(NamedTuple):
@@ -60,7 +60,7 @@ class SessionRow(NamedTuple):
     application: str
     state: str
     seconds: float | None
-    """Since the start of its transaction."""
+    """Seconds since the start of the session's transaction; None: no transaction is open."""
 
 
 class RelationRow(NamedTuple):
@@ -89,11 +89,11 @@ class SetAsideRow(msgspec.Struct, frozen=True):
     what: str
     """The operation that fails for the row."""
     row: str
-    """Its id or key."""
+    """The id or the key of the row."""
     error: str
     tries: int
     since: str
-    """When it first failed alone, in RFC 3339."""
+    """The time at which the operation first failed for this row alone, in RFC 3339."""
 
 
 class SetAside(msgspec.Struct, frozen=True):
@@ -101,45 +101,48 @@ class SetAside(msgspec.Struct, frozen=True):
 
     count: int
     rows: list[SetAsideRow]
-    """The first of them."""
+    """The first rows. A client reports a limited number."""
 
 
 class ClientRow(NamedTuple):
-    """A registered client. Durations in seconds."""
+    """A registered client. Durations are in seconds."""
 
     client_id: str
     queues: list[str]
     kinds: list[str]
     candidate: bool
-    """Whether it takes part in leader election, and is not stopping."""
+    """Whether the client takes part in leader election, and is not stopping."""
     poll_only: bool
     version: str
     silent: float
-    """Since its last heartbeat, by the server's clock. Negative if that clock was set back."""
+    """Seconds since the client's last heartbeat, by the server's clock; negative: this clock was
+    set back."""
     dead_after: float
     running: float
-    """Since its start."""
+    """Seconds since the start of the client."""
     slots: list[int] | None
-    """In the order of its queues. None: an older riverpy does not report them."""
+    """The number of slots of each queue, in the order of `queues`; None: an older version of
+    riverpy does not report slots."""
     stuck: list[int]
-    """Ids of jobs that still run after their cancellation."""
+    """The ids of the jobs that still run after their cancellation."""
     is_stopping: bool
     set_aside: SetAside | None
-    """None: the client reports none."""
+    """The rows that the client has set aside; None: the client reports none."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether its heartbeat is younger than its `dead_after`, by the server's clock."""
+        """Whether the last heartbeat is younger than `dead_after`, by the server's clock."""
         return abs(self.silent) <= self.dead_after
 
     @property
     def is_on_time(self) -> bool:
-        """Whether its heartbeat is younger than half of `dead_after`. It writes one each sixth."""
+        """Whether the last heartbeat is younger than half of `dead_after`. A client writes six
+        heartbeats in `dead_after`."""
         return self.silent <= self.dead_after / 2
 
 
 class RunningRow(NamedTuple):
-    """The running jobs of one client, kind and queue that are stuck, or those that are not."""
+    """A group of running jobs of one client, kind and queue: the stuck jobs or the other jobs."""
 
     client_id: str | None
     kind: str
@@ -147,11 +150,11 @@ class RunningRow(NamedTuple):
     is_stuck: bool
     jobs: int
     long: int
-    """How many of them run for at least the given time."""
+    """The number of jobs in the group that run for at least the given time."""
     longest: float
-    """Seconds that the oldest one runs."""
+    """The run time of the oldest job, in seconds."""
     id: int
-    """The id of the oldest one."""
+    """The id of the oldest job."""
 
 
 class BacklogRow(NamedTuple):
@@ -161,9 +164,9 @@ class BacklogRow(NamedTuple):
     queue: str
     jobs: int
     is_partial: bool
-    """Whether counting ended at the limit, so that there may be more."""
+    """Whether counting ended at the limit, so that there may be more jobs."""
     due_for: float | None
-    """Seconds since the first job was due. Negative: it is not due yet."""
+    """Seconds since the first job became due; negative: the first job is not due yet."""
 
 
 class KindRow(NamedTuple):
@@ -174,63 +177,65 @@ class KindRow(NamedTuple):
     id: int
     queues: list[str]
     failed: int
-    """How many of them failed at their last attempt."""
+    """The number of jobs that failed at their last attempt."""
     attempts_left: int | None
-    """The fewest attempts that a failed one of them has left."""
+    """The smallest number of attempts that a failed job has left; None: no job has failed."""
     error: str | None
-    """The newest error of these jobs."""
+    """The newest error of the failed jobs."""
 
 
 class QueueRow(NamedTuple):
-    """A queue in River's table of queues. Durations in seconds."""
+    """A queue in River's table of queues. Durations are in seconds."""
 
     name: str
     paused_for: float | None
     touched: float
-    """Since a client last updated the row, as clients do that work the queue."""
+    """Seconds since a client that works the queue last updated the row."""
 
 
 class PeriodicRow(NamedTuple):
-    """A periodic job. Durations in seconds."""
+    """A periodic job. Durations are in seconds."""
 
     id: str
     paused_for: float | None
     late: float | None
-    """Since its time, or since a run was requested. Negative: it is not due yet."""
+    """Seconds since the periodic job became due, or since a run was requested; negative: it is not
+    due yet."""
     is_used: bool
-    """Whether a leader recently updated the row, as it does for the jobs that it has."""
+    """Whether a leader recently updated the row. A leader updates the rows of its periodic jobs."""
 
     @property
     def domain(self) -> str:
-        """The domain whose leader inserts it."""
+        """The domain whose leader inserts the periodic job."""
         return self.id.partition("@")[2] or DEFAULT_DOMAIN
 
 
 class IndexRow(NamedTuple):
-    """An index of River's or riverpy's tables. Sizes in bytes."""
+    """An index of River's or riverpy's tables. Sizes are in bytes."""
 
     name: str
     is_valid: bool
     is_artifact: bool
-    """Whether its name is one that REINDEX CONCURRENTLY gives."""
+    """Whether the name of the index is one that REINDEX CONCURRENTLY gives to temporary indexes."""
     is_building: bool
-    """Whether a session builds it now."""
+    """Whether a session builds the index now."""
     size: int
     estimate: float | None
-    """The size of a new index with as many entries."""
+    """The estimated size of a new index with the same number of entries."""
 
 
 class TableRow(NamedTuple):
-    """The dead rows of the table of jobs, and its vacuum."""
+    """The numbers of live and dead rows of the table of jobs, and the state of its vacuum."""
 
     live: int
     dead: int
     vacuumed: float | None
-    """Seconds since the last vacuum. None: there was none."""
+    """Seconds since the last vacuum; None: there was no vacuum."""
     waited: float
-    """Seconds since the last of: its vacuum, its creation, the start of the server."""
+    """Seconds since the last vacuum, the creation of the table or the start of the server,
+    whichever was last."""
     is_running: bool
-    """Whether a vacuum of this table runs, as far as the role may read."""
+    """Whether a vacuum of this table runs now, if the role may read this."""
     is_on: bool
     """Whether autovacuum is on for the server."""
     is_off_here: bool
@@ -247,11 +252,11 @@ class SnapshotRow(NamedTuple):
     application: str
     state: str
     seconds: float | None
-    """Since its start. None: not known."""
+    """Seconds since the start of the snapshot; None: not known."""
     transactions: int | None
-    """How many transactions started since then."""
+    """The number of transactions that started after the snapshot."""
     text: str
-    """Its statement."""
+    """The statement of the session."""
 
 
 class ReferenceRow(NamedTuple):
@@ -275,13 +280,13 @@ class LockRow(NamedTuple):
     text: str
     tables: list[str]
     is_table: bool
-    """Whether it locks a whole table, not only rows."""
+    """Whether the transaction locks a whole table, not only rows."""
     waiting: int
-    """How many sessions wait for its locks."""
+    """The number of sessions that wait for the locks of this transaction."""
 
 
 async def doctor_limits(connection: Transaction, *, statement: timedelta, lock: timedelta) -> None:
-    """Set the time limits of the transaction for statements and for waits on a lock."""
+    """Set the statement timeout and the lock timeout of the open transaction."""
     await _rows(
         connection,
         "doctor_limits",
@@ -292,12 +297,12 @@ async def doctor_limits(connection: Transaction, *, statement: timedelta, lock: 
 
 
 async def doctor_server(connection: Transaction) -> ServerRow:
-    """Return the facts about the server and the session."""
+    """Return the properties of the server, and the role and process of the session."""
     return ServerRow(*(await _rows(connection, "doctor_server", None))[0])
 
 
 async def doctor_settings(connection: Transaction, names: Sequence[str]) -> list[SettingRow]:
-    """Return those of the settings that the server has."""
+    """Return the settings with these names. Settings that the server does not have are left out."""
     rows = await _rows(connection, "doctor_settings", None, name=list(names))
     return [SettingRow(row["name"], row["setting"], row["source"], row["seconds"]) for row in rows]
 
@@ -308,12 +313,12 @@ async def doctor_now(connection: Transaction) -> datetime:
 
 
 async def doctor_connections(connection: Transaction) -> ConnectionsRow:
-    """Return how many connections the server has."""
+    """Return the used and the allowed number of connections of the server."""
     return ConnectionsRow(*(await _rows(connection, "doctor_connections", None))[0])
 
 
 async def doctor_listeners(connection: Transaction) -> int:
-    """Return how many connections riverpy clients have for LISTEN."""
+    """Return the number of connections over which riverpy clients listen."""
     return (await _rows(connection, "doctor_listeners", None))[0][0]
 
 
@@ -333,7 +338,8 @@ async def doctor_show_warnings(connection: Transaction) -> None:
 
 
 async def doctor_sessions(connection: Transaction, pid: int | None) -> list[SessionRow]:
-    """Return the session of a process. None: up to three with the oldest transactions."""
+    """Return the session with a process id; None: up to three sessions with the oldest
+    transactions."""
     return [SessionRow(*row) for row in await _rows(connection, "doctor_sessions", None, pid=pid)]
 
 
@@ -372,8 +378,16 @@ async def doctor_running(
     limit: int,
     skipped: Sequence[int],
 ) -> list[RunningRow]:
-    """Return up to `limit` running jobs in groups, the oldest first. The clients of the `skipped`
-    jobs are not read."""
+    """Return running jobs in groups, the longest-running first.
+
+    Args:
+        connection: the connection of doctor.
+        schema: the schema of River's tables.
+        clients: the clients. Their reports decide which jobs are stuck.
+        long: the time after which a running job counts as long.
+        limit: the maximum number of jobs.
+        skipped: the ids of damaged jobs, whose column with the client is not read.
+    """
     stuck = [(client.client_id, job_id) for client in clients for job_id in client.stuck]
     rows = await _rows(
         connection,
@@ -391,8 +405,8 @@ async def doctor_running(
 async def doctor_backlogs(
     connection: Transaction, schema: str, *, limit: int, total_limit: int
 ) -> list[BacklogRow]:
-    """Return how many jobs wait in each queue and state. It counts up to `limit` of each and about
-    `total_limit` of all."""
+    """Return how many jobs wait in each queue and state. At most `limit` jobs of each queue and
+    state are counted, and about `total_limit` jobs in total."""
     rows = await _rows(connection, "doctor_backlogs", schema, limit=limit, total_limit=total_limit)
     return [BacklogRow(*row) for row in rows]
 
@@ -405,8 +419,8 @@ async def doctor_kinds(
     *,
     skipped: Sequence[int],
 ) -> list[KindRow]:
-    """Return the kinds of the first `limit` jobs of each backlog. Errors of the `skipped` jobs are
-    not read."""
+    """Return the kinds of the first `limit` jobs of each backlog. `skipped` has the ids of damaged
+    jobs, whose errors are not read."""
     rows = await _rows(
         connection,
         "doctor_kinds",
@@ -422,7 +436,8 @@ async def doctor_kinds(
 async def doctor_discarded(
     connection: Transaction, schema: str, *, window: timedelta, limit: int
 ) -> dict[str, int]:
-    """Return how many jobs of each kind were discarded within `window`, of the newest `limit`."""
+    """Return the number of jobs of each kind that were discarded within `window`. At most the
+    newest `limit` discarded jobs are counted."""
     seconds = window.total_seconds()
     rows = await _rows(connection, "doctor_discarded", schema, window=seconds, limit=limit)
     return {row[0]: row[1] for row in rows}
@@ -447,14 +462,15 @@ async def doctor_indexes(connection: Transaction, schema: str) -> list[IndexRow]
 async def doctor_table(
     connection: Transaction, schema: str, *, made_at: datetime
 ) -> TableRow | None:
-    """Return the dead rows and the vacuum of the table of jobs. None: there is no such table.
-    `made_at` is when it was made."""
+    """Return the dead rows and the vacuum of the table of jobs; None: the table is missing.
+    `made_at` is the time at which the table was created."""
     rows = await _rows(connection, "doctor_table", None, schema=schema, made_at=made_at)
     return TableRow(*rows[0]) if rows else None
 
 
 async def doctor_snapshots(connection: Transaction) -> list[SnapshotRow]:
-    """Return what prevents the removal of dead rows, the oldest first."""
+    """Return the sessions, prepared transactions and replication slots that prevent the removal of
+    dead rows. The oldest comes first."""
     return [SnapshotRow(*row) for row in await _rows(connection, "doctor_snapshots", None)]
 
 
@@ -464,7 +480,8 @@ async def doctor_locks(connection: Transaction, schema: str) -> list[LockRow]:
 
 
 async def doctor_references(connection: Transaction, schema: str) -> list[ReferenceRow]:
-    """Return the foreign keys that prevent the deletion of rows of River's and riverpy's tables."""
+    """Return the foreign keys that can prevent the deletion of rows of River's and riverpy's
+    tables."""
     rows = await _rows(connection, "doctor_references", None, schema=schema)
     return [ReferenceRow(*row) for row in rows]
 

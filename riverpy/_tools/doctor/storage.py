@@ -1,4 +1,5 @@
-"""What makes the table of jobs slow: bloated indexes, dead rows, old snapshots and locks."""
+"""Checks of what makes the table of jobs slow: bloated indexes, dead rows, old snapshots and
+locks."""
 
 from __future__ import annotations
 
@@ -18,16 +19,20 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import IndexRow, LockRow, SnapshotRow, TableRow
 
 SNAPSHOT_AGE_WARN = 60.0
-"""Seconds that a snapshot may be held."""
+"""Seconds. An older snapshot is reported."""
 SNAPSHOT_TRANSACTIONS_WARN = 1_000_000
-"""The same in transactions, where the seconds are not known."""
+"""If the age of a snapshot is not known, it is reported when this number of transactions have
+started after the snapshot."""
 LOCK_AGE_WARN = 30.0
-"""Seconds that a transaction may hold locks on River's tables."""
+"""Seconds. A transaction that holds locks on River's tables for longer is reported."""
 LOCK_AGE_WITH_WAITERS_WARN = 3.0
-"""The same while other sessions wait for it."""
+"""Seconds. A transaction that holds locks on River's tables for longer is reported if other
+sessions wait for the locks."""
 BLOAT_SIZE_MIN = 64 * 1024 * 1024
+"""The size in bytes from which an index may be reported as bloated."""
 BLOAT_FACTOR = 4.0
-"""An index is bloated if it has this size and is this many times as large as its estimate."""
+"""An index of `BLOAT_SIZE_MIN` or more is bloated if its size is this many times the estimated size
+of a new index."""
 NEEDED = {
     "river_job_pkey",
     "river_job_prioritized_fetching_index",
@@ -36,9 +41,9 @@ NEEDED = {
 }
 """The indexes of the table of jobs that riverpy's statements use."""
 DEAD_ROWS_WARN = 100_000
-"""Fewer dead rows do not matter."""
+"""The number of dead rows from which a missing vacuum is reported."""
 VACUUM_WAIT_MAX = 600.0
-"""Seconds within which autovacuum, which starts each minute, removes dead rows."""
+"""Seconds. If the last vacuum is older, autovacuum is late. Autovacuum starts every minute."""
 
 
 async def check_indexes(snapshot: DatabaseSnapshot) -> list[Finding]:
@@ -98,7 +103,7 @@ def _check_index(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
 
 
 async def check_vacuum(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report whether dead rows of the table of jobs are removed."""
+    """Report whether vacuum removes the dead rows of the table of jobs."""
     async with snapshot.session.reading() as connection:
         row = await doctor_table(connection, snapshot.schema, made_at=snapshot.made_at)
     if row is None:
@@ -120,7 +125,7 @@ async def check_vacuum(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _vacuum_problem(row: TableRow, table: str) -> tuple[str, str] | None:
-    """Return what is wrong and what to do."""
+    """Return the problem and the remedy; None: there is no problem."""
     if row.is_off_here:
         return (
             "autovacuum is off for the table",

@@ -1,4 +1,4 @@
-"""The versions of River's and riverpy's tables, and the privileges of the role on them."""
+"""Checks of the migrations of River's and riverpy's tables, and of the privileges of the role."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
 def check_migrations(state: SchemaState, schema: str | None, url: str) -> list[Finding]:
-    """Report the versions of both lines of migrations. `schema` is the requested one."""
+    """Report the migrations of River's tables and of riverpy's own tables. `schema` is the schema
+    that the user named; None: the user named no schema."""
     up = migrate_command("riverpy migrate up", schema, url)
-    if "river_migration" in state.row_security.hidden:  # so the versions are not known
+    if "river_migration" in state.row_security.hidden:  # the migrations cannot be read
         return [_row_security(state.row_security, {"schema": state.schema})]
     if state.needed() or state.is_unrecorded():
         return [_main_line(state, up)]
@@ -130,13 +131,13 @@ async def check_tables(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 async def check_grants(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report what the role may do."""
+    """Report whether the role may insert jobs, work jobs, migrate and rebuild indexes."""
     async with snapshot.session.reading() as connection:
         relations = await doctor_relations(connection, snapshot.schema)
         schema = await doctor_schema(connection, snapshot.schema)
     basis = [] if schema.can_use else [f"USAGE on schema {snapshot.schema}"]
-    insert = basis + _missing_to_insert(relations)
-    work = insert + _missing_to_work(relations)
+    insert = basis + _privileges_missing_to_insert(relations)
+    work = insert + _privileges_missing_to_work(relations)
     owns = all(row.is_owner for row in relations.values())
     role = snapshot.server.role
     may = {
@@ -165,13 +166,14 @@ async def check_grants(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _row_security(security: RowSecurity, data: dict[str, object]) -> Finding:
-    """The server hides rows from the role without an error, so jobs wait and are not seen."""
+    """Report tables with row security. The server hides rows from the role without an error, so
+    riverpy does not find jobs."""
     level = Level.FAIL if security.hidden else Level.WARN
     data = data | {"row_security": security.tables}
     return Finding(level, "grants", security.problem, security.fix, data)
 
 
-def _missing_to_insert(relations: dict[str, RelationRow]) -> list[str]:
+def _privileges_missing_to_insert(relations: dict[str, RelationRow]) -> list[str]:
     missing: list[str] = []
     migration, job = relations.get("river_migration"), relations.get("river_job")
     sequence = relations.get("river_job_id_seq")
@@ -194,7 +196,7 @@ def _missing_to_insert(relations: dict[str, RelationRow]) -> list[str]:
     return missing
 
 
-def _missing_to_work(relations: dict[str, RelationRow]) -> list[str]:
+def _privileges_missing_to_work(relations: dict[str, RelationRow]) -> list[str]:
     missing: list[str] = []
     for name in _TABLES:
         if (row := relations.get(name)) is None:

@@ -1,4 +1,4 @@
-"""Jobs that are due and not worked: available, scheduled and periodic ones."""
+"""Checks of due jobs that are not worked: available jobs, scheduled jobs and periodic jobs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import BacklogRow, PeriodicRow, QueueRow
 
 SCHEDULED_LATE_WARN = 30.0
-"""Seconds that a scheduled job or retry may be late. A leader makes due ones available each 5 s."""
+"""Seconds. A scheduled job or a retry that is later is reported. Every 5 s a leader makes due jobs
+available."""
 PERIODIC_LATE_WARN = 60.0
-"""Seconds that a periodic job may be late."""
+"""Seconds. A periodic job that is later is reported."""
 UNWORKED_LAG_FACTOR = 10
-"""A queue without a client fails when its oldest job is due for this many times `max_lag`."""
+"""If no client works a queue, the check fails when the oldest job is due for this many times
+`max_lag`. Before that, the check warns."""
 
 
 async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report how long jobs of each queue are due, and how many clients work it. Empty queues are in
-    the data too."""
+    """Report for each queue how long its jobs are due, and how many clients work the queue. The
+    data also has the queues without jobs."""
     clients = await snapshot.clients()
     backlogs = {row.queue: row for row in await snapshot.backlogs() if row.state == "available"}
     async with snapshot.session.reading() as connection:
@@ -40,7 +42,7 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
         for queue in queues
     }
     facts = {
-        queue: _facts(backlogs.get(queue), rows.get(queue), workers[queue]) for queue in queues
+        queue: _queue_data(backlogs.get(queue), rows.get(queue), workers[queue]) for queue in queues
     }
     kinds = await snapshot.kinds([row for queue, row in backlogs.items() if not workers[queue]])
     problems = [
@@ -66,7 +68,7 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
     ]
 
 
-def _facts(
+def _queue_data(
     backlog: BacklogRow | None, row: QueueRow | None, workers: int | None
 ) -> dict[str, object]:
     return {
@@ -89,11 +91,11 @@ def _check_queue(
     """Check one queue with available jobs.
 
     Args:
-        backlog: its jobs.
-        row: its row, which may be missing.
-        workers: how many live riverpy clients work it. None: not known.
-        max_lag: seconds that a job may be due.
-        kinds: the kinds of its first jobs, if no client works it.
+        backlog: the available jobs of the queue.
+        row: the row of the queue; None: the queue has no row.
+        workers: the number of live riverpy clients that work the queue; None: not known.
+        max_lag: the seconds that a job may be due.
+        kinds: the kinds of the first jobs, if no client works the queue.
     """
     lag = backlog.due_for or 0
     if lag < 0:
@@ -166,7 +168,7 @@ async def check_scheduled(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 async def _missing_leaders(snapshot: DatabaseSnapshot, queues: Sequence[str]) -> str | None:
-    """Say which leader is missing for these queues. None: each of them has one."""
+    """Return a text that names the missing leaders of these queues; None: no leader is missing."""
     domains = await snapshot.domains()
     if domains is not None and domains.others:
         unmaintained = domains.unmaintained(queues)
@@ -205,12 +207,13 @@ async def check_periodic(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def late_periodic_jobs(rows: Iterable[PeriodicRow]) -> list[PeriodicRow]:
-    """Return those that are late."""
+    """Return the periodic jobs that are late."""
     return [row for row in rows if row.is_used and (row.late or 0) >= PERIODIC_LATE_WARN]
 
 
 async def _late_by_domain(snapshot: DatabaseSnapshot, late: Sequence[PeriodicRow]) -> list[Finding]:
-    """Report late periodic jobs for each domain, because its leader inserts them."""
+    """Report late periodic jobs by domain, because each domain's leader inserts its own periodic
+    jobs."""
     domains = await snapshot.domains()
     by_domain: dict[str, list[PeriodicRow]] = {}
     for row in late:

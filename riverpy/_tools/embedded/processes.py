@@ -37,22 +37,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 START_TIMEOUT = 60.0
-"""Seconds within which a server must answer, crash recovery included."""
+"""Seconds within which a server must answer after its start, including crash recovery."""
 
 STOP_TIMEOUT = 30.0
-"""Seconds for a fast shutdown. Then the server is stopped without one and recovers at its next
-start."""
+"""Seconds for a fast shutdown (SIGINT). After this time the server gets SIGQUIT, and recovers at
+its next start."""
 
 POLL_INTERVAL = 0.02
-"""Seconds between two checks of another process. PostgreSQL sends no event to wait for."""
+"""Seconds between two checks of another process, which sends no event."""
 
 LOG_SIZE_MAX = 10_000_000
-"""Bytes. The next start renames a larger log."""
+"""The maximum size of the log in bytes. The next start renames a log that is larger."""
 
 SOCKET_NAME = ".s.PGSQL.5432"
 
 _STILL_IN_USE = b"pre-existing shared memory block"
-"""PostgreSQL's message when backends of a killed postmaster still run. They end by themselves."""
+"""PostgreSQL's message if backends of a killed postmaster still run. These backends end by
+themselves."""
 
 
 class ServerSpec(TypedDict):
@@ -123,7 +124,7 @@ def _pid_in(path: Path) -> int | None:
 
 
 def _command_line(pid: int) -> str:
-    """Return the command line of a process. Empty: it does not run, or is a zombie."""
+    """Return the command line of a process; empty: the process does not run, or is a zombie."""
     if Path("/proc/self/cmdline").exists():
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -148,10 +149,10 @@ def is_ready(data: Path) -> bool:
 
 
 def remove_stale_files(data: Path, socket_directory: Path) -> None:
-    """Remove the lock files of a dead postmaster whose process id another process has now.
+    """Remove the lock files of a dead postmaster if another process now has its process id.
 
-    PostgreSQL would treat that process as a postmaster. It handles all other stale files, and it
-    finds running backends without these files.
+    With these files, PostgreSQL would treat the other process as a postmaster and would not start.
+    PostgreSQL itself handles all other stale files, and finds running backends without the files.
     """
     for path in (data / "postmaster.pid", socket_directory / f"{SOCKET_NAME}.lock"):
         pid = _pid_in(path)
@@ -160,10 +161,10 @@ def remove_stale_files(data: Path, socket_directory: Path) -> None:
 
 
 def stop_postmaster(data: Path) -> bool:
-    """Stop the server and wait for its end. Return whether it ran.
+    """Stop the server and wait for its end. Returns whether the server was running.
 
     Raises:
-        TimeoutError: it did not end.
+        TimeoutError: the server did not end.
     """
     pid = postmaster_pid(data)
     if pid is None:
@@ -230,8 +231,8 @@ class _Supervisor:
         return os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def _is_settled(self) -> bool:
-        """Return whether the server is ready or has failed. Start it again while old backends
-        end."""
+        """Return whether the start has ended: the server is ready or has failed. If the start
+        failed because backends of an earlier server still run, start the server again."""
         if not self._has_ended():
             return is_ready(self._data)
         if _STILL_IN_USE not in self._log.read_bytes()[self._log_offset :]:
@@ -257,7 +258,7 @@ class _Supervisor:
         while True:
             os.close(lock(clients, fcntl.LOCK_EX))  # the last client has ended
             start = lock(self._directory / "start.lock", fcntl.LOCK_EX)
-            if is_free(clients):  # a new client locks it while it holds start.lock
+            if is_free(clients):  # a new client would have locked it under start.lock
                 stop_postmaster(self._data)
                 return
             os.close(start)

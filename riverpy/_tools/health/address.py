@@ -31,7 +31,7 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can connect to the address."""
         if self.host == "localhost":
             return True
         try:

@@ -1,6 +1,6 @@
 """The events of a client as JSON lines.
 
-They contain no args, metadata or tags of jobs, because a reader may see a worker and not its data.
+The lines contain no args, metadata or tags of jobs. So a reader needs no permission to read data.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 BUFFERED_EVENTS_MAX = 1_000
-"""Events that are buffered for a slow reader. Further events are dropped and counted."""
+"""The maximum number of events that are buffered for a slow reader. Further events are dropped and
+counted."""
 KEEPALIVE_INTERVAL = 10.0
-"""Seconds without a line after which an empty line is sent."""
+"""Seconds without a line after which the server sends an empty line."""
 ERROR_LENGTH_MAX = 500
+"""The maximum number of characters of an error."""
 PARAMETERS = ("event", "kind", "queue", "state")
-"""Query parameters. Each may occur more than once. An event must match one value of each."""
+"""The query parameters. A parameter may occur more than once. An event must match one value of each
+given parameter."""
 
 
 class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One line of the stream."""
 
     event: str
-    """The kind of event, or `dropped`: the reader was too slow."""
+    """The kind of event, or `dropped` if events were dropped because the reader was too slow."""
     queue: str = ""
     job_id: int = 0
     kind: str = ""
@@ -43,17 +46,18 @@ class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     attempt: int = 0
     max_attempts: int = 0
     wait: float | None = None
-    """Seconds from due to the start of the attempt."""
+    """Seconds from the time at which the job was due to the start of the attempt."""
     run: float | None = None
-    """Seconds that the attempt ran."""
+    """The run time of the attempt, in seconds."""
     error: str = ""
-    """The error of a failed or cancelled attempt. It is cut, and passwords in URLs are masked."""
+    """The first `ERROR_LENGTH_MAX` characters of the error of a failed or cancelled attempt.
+    Passwords in URLs are masked."""
     dropped: int = 0
-    """How many events were dropped."""
+    """The number of dropped events."""
 
 
 class _Filter(msgspec.Struct, frozen=True):
-    """The events that a reader gets. An empty set allows all values."""
+    """The values of the query parameters. An empty set allows all values."""
 
     events: frozenset[EventKind]
     kinds: frozenset[str]
@@ -61,7 +65,8 @@ class _Filter(msgspec.Struct, frozen=True):
     states: frozenset[str]
 
     def matches(self, event: Event) -> bool:
-        """Return whether the event matches. Events of a queue have neither kind nor state."""
+        """Return whether the event matches. An event of a queue has no kind and no state, so it
+        does not match if one of these is given."""
         job = event.job
         if self.queues and (event.queue if job is None else job.queue) not in self.queues:
             return False
@@ -73,7 +78,7 @@ class _Filter(msgspec.Struct, frozen=True):
 def stream_events(
     client: Client, params: Mapping[str, Sequence[str]]
 ) -> AsyncGenerator[bytes, None]:
-    """Return the lines from now on, until the client stops.
+    """Return the lines of all events from now on, until the client stops.
 
     Raises:
         ValueError: a parameter or a kind of event is not known.
@@ -99,7 +104,7 @@ def stream_events(
 
 async def _lines(events: Subscription, accepted: _Filter) -> AsyncGenerator[bytes, None]:
     async with events:
-        yield b"\n"  # shows the reader that it is connected
+        yield b"\n"  # shows the reader that the connection works
         dropped, keepalive_at = 0, anyio.current_time() + KEEPALIVE_INTERVAL
         while True:
             event: Event | None = None

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 HEAD_MAX = 8 * 1024
-"""Bytes of the request line and the headers."""
+"""The maximum number of bytes of the request line and the headers."""
 _LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.[0-9]")
 _HOST = re.compile(rb"^host:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _HEADERS = "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
@@ -21,7 +21,7 @@ Body: TypeAlias = bytes | AsyncGenerator[bytes, None]
 
 
 class HttpError(Exception):
-    """A request that is answered with a status and one sentence."""
+    """An error of a request. The response has the status and the text."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
@@ -35,12 +35,12 @@ class Request(msgspec.Struct, frozen=True):
     path: str
     params: dict[str, list[str]]
     host: str
-    """The `Host` header, with or without a port. Empty: there is none."""
+    """The `Host` header, with or without a port; empty: the request has no such header."""
 
     @property
     def is_for_local(self) -> bool:
-        """Whether the host is `localhost` or an IP address. A web page that reaches this server
-        through a DNS name of its own sends that name."""
+        """Whether the host is `localhost` or an IP address. This protects against DNS rebinding: a
+        web page that reaches this server through its own DNS name sends that name."""
         name = self.host.rpartition(":")[0] if re.search(r":\d*$", self.host) else self.host
         if name in {"", "localhost"} or name.endswith(".localhost"):
             return True
@@ -52,7 +52,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A response. The body is complete or comes in parts."""
+    """A response. The body is either bytes or a generator of its parts."""
 
     status: HTTPStatus
     content_type: str

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 TIMEOUT = 5.0
-"""Seconds to connect, and seconds to receive the headers."""
+"""Seconds for the connection, for the headers, and for the body."""
 BODY_MAX = 16 * 1024 * 1024
 LINE_MAX = 64 * 1024
 PORT_DEFAULT = 8378
@@ -35,7 +35,7 @@ class HttpResponse(NamedTuple):
         """Return the whole body.
 
         Raises:
-            TimeoutError: it did not end within `TIMEOUT`.
+            TimeoutError: the body did not end within `TIMEOUT`.
         """
         parts: list[bytes] = []
         with anyio.fail_after(TIMEOUT, reason="the response did not end"):
@@ -66,7 +66,8 @@ async def http_get(address: Address, target: str) -> AsyncGenerator[HttpResponse
     """Send `GET target`, and yield the response when its headers have arrived.
 
     Raises:
-        OSError: the connection failed or reached another program. The text lacks the address.
+        OSError: the connection failed, or the server is another program. The text does not contain
+            the address.
         TimeoutError: there was no response within `TIMEOUT`.
     """
     with anyio.fail_after(TIMEOUT, reason=_SILENT):
@@ -89,7 +90,8 @@ async def http_get(address: Address, target: str) -> AsyncGenerator[HttpResponse
 
 
 def _reason(error: OSError) -> str:
-    """Return why the connection failed. If the name has several addresses: why the last one did."""
+    """Return the reason of a failed connection. If the host has several addresses, this is the
+    reason for the last address."""
     cause = error.__cause__
     if isinstance(cause, BaseExceptionGroup):
         cause = cast("BaseExceptionGroup[OSError]", cause).exceptions[-1]

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def check_leaders(limit: timedelta, domains: DomainMap) -> Check:
     """Check that no domain with live clients lacks a leader for longer than `limit`.
 
-    The time counts from the end of the last lease. After a release, as in a stop, there is no such
-    time: it counts from the start of the oldest client, because another client becomes leader at
-    once. Clients that are stopping do not count.
+    The time without a leader starts at the end of the last lease. If the last leader has released
+    its lease, the end is not known, and the time starts at the start of the oldest client. Clients
+    that are stopping are ignored.
     """
     missing: list[str] = []
     facts: list[str] = []

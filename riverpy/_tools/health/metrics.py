@@ -1,7 +1,7 @@
 """The metrics of a worker as text for Prometheus, format 0.0.4.
 
-Labels have only the names of the worker's kinds, queues and singletons. No id, tag, args,
-attempt or error of a job creates a series, and a kind has at most 20."""
+The labels are the names of the worker's kinds, queues and singletons. An id, tag, argument, attempt
+or error of a job never creates a series. Each kind has at most 20 series."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _OUTCOMES = ("completed", "failed", "snoozed", "cancelled", "interrupted")
 
 
 class _Metric:
-    """One metric with its help text. It writes its samples.
+    """Formats one metric: its help text and its samples.
 
     Args:
-        name: without the prefix `riverpy_`.
+        name: the name of the metric, without the prefix `riverpy_`.
         kind: counter, gauge or histogram.
         text: the help text.
     """
@@ -38,7 +38,7 @@ class _Metric:
         """The lines before the samples."""
 
     def sample(self, value: float | None, **labels: str) -> str:
-        """Return a sample. None has no sample."""
+        """Return the line of a sample; empty: the value is None."""
         if value is None:
             return ""
         braces = f"{{{_labels(labels)}}}" if labels else ""
@@ -64,13 +64,13 @@ class _Metric:
 def render(
     stats: ClientStats, *, process_started_at: float, lags: Mapping[str, timedelta] | None
 ) -> Iterator[str]:
-    """Yield the page of one client in pieces of some lines. With many kinds and queues the whole
-    page would block the event loop for long.
+    """Yield the page of one client in parts of some lines, because making the whole page at once
+    could block the event loop.
 
     Args:
         stats: the stats of the client.
-        process_started_at: seconds since 1970.
-        lags: how long the oldest due job of each queue has waited. None: not known.
+        process_started_at: the start of the process, in seconds since 1970.
+        lags: the time for which the oldest due job of each queue has waited; None: not known.
     """
     yield from _process(stats, process_started_at)
     yield from _database(stats)
@@ -227,7 +227,7 @@ def _samples(
     label: str,
     items: Collection[tuple[str, Any]],
 ) -> Iterator[str]:
-    """Yield one sample of each of the named items."""
+    """Yield the head of a metric and one sample for each item."""
     yield metric.head
     for name, stats in items:
         yield metric.sample(value(stats), **{label: name})
@@ -239,7 +239,7 @@ def _histograms(
     label: str,
     items: Collection[tuple[str, Any]],
 ) -> Iterator[str]:
-    """Yield one histogram of each of the named items."""
+    """Yield the head of a metric and one histogram for each item."""
     yield metric.head
     for name, stats in items:
         yield metric.histogram(values(stats), **{label: name})

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from riverpy.stats import ClientStats, QueueStats
 
 CLAIM_AGE_POLLS = 3
-"""Poll intervals within which a queue with free slots must have been claimed from."""
+"""A worker with free slots is ready if its last claim is younger than this number of poll
+intervals."""
 CLAIM_AGE_MARGIN = 1.0
-"""Seconds in addition, for short poll intervals."""
+"""Seconds that are added to `CLAIM_AGE_POLLS` poll intervals, which may be short."""
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -35,22 +36,22 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, checks: dict[str, Check]) -> ProbeResult:
-        """Return a result that is ok if all checks are."""
+        """Return a result that is ok if all checks are ok."""
         return cls(all(check.ok for check in checks.values()), checks)
 
     @property
     def summary(self) -> str:
-        """The failed checks, or `ok`."""
+        """The names and reasons of the failed checks, or `ok`."""
         failed = [f"{name}: {check.reason}" for name, check in self.checks.items() if not check.ok]
         return "; ".join(failed) or "ok"
 
 
 def liveness(stats: ClientStats | None) -> ProbeResult:
-    """Check that the worker's services run, whatever the state of the database. The answer itself
-    shows that the event loop runs.
+    """Check that the worker's services run. The state of the database is not checked. That the
+    event loop runs is shown by the answer.
 
     Args:
-        stats: None: there is no client yet.
+        stats: the stats of the client; None: there is no client yet.
     """
     stuck = stats.stuck if stats is not None else ()
     reason = f"stuck: {', '.join(stuck)}; restart the worker" if stuck else "all run"
@@ -61,8 +62,8 @@ def readiness(stats: ClientStats | None, lag: Check | None = None) -> ProbeResul
     """Check that the worker works jobs.
 
     Args:
-        stats: None: there is no client yet.
-        lag: the result of `check_lag`. None: it was not requested.
+        stats: the stats of the client; None: there is no client yet.
+        lag: the result of `check_lag`; None: the request has no limit for the wait.
     """
     state = "starting" if stats is None else stats.state
     checks = {"state": Check(state == "working", state)}
@@ -79,12 +80,12 @@ def readiness(stats: ClientStats | None, lag: Check | None = None) -> ProbeResul
 def check_lag(
     limit: timedelta, lags: Mapping[str, timedelta] | None, stats: ClientStats | None
 ) -> Check:
-    """Check that no due job waits for longer than `limit`. Paused queues do not count.
+    """Check that no due job waits for longer than `limit`. Paused queues are ignored.
 
     Args:
-        limit: how long a job may wait.
-        lags: how long the oldest due job of each queue waits. None: not known.
-        stats: None: there is no client yet.
+        limit: the time for which a job may wait.
+        lags: the time for which the oldest due job of each queue has waited; None: not known.
+        stats: the stats of the client; None: there is no client yet.
     """
     if lags is None:
         return Check(False, "the wait of due jobs is not known: the database did not answer")
@@ -104,7 +105,7 @@ def _listener(stats: ClientStats) -> Check:
             return Check(True, "notifications arrive")
         case "off":
             return Check(True, "polling, as configured")
-        case "deaf":  # slower, but jobs are worked: only claims decide
+        case "deaf":  # the worker is slower but ready, because it finds jobs by polling
             reason = "no notification arrives, jobs are found by polling: see `riverpy doctor`"
             return Check(True, reason)
 

@@ -1,7 +1,8 @@
 """The HTTP server of a worker.
 
-A connection carries one request. A slow client is disconnected. At the limit of connections, the
-oldest one without a request is closed, so that idle connections never block a probe.
+Each connection has one request. A slow client is disconnected. When the number of connections
+reaches the limit, the server closes the oldest connection without a request, so that idle
+connections never block a probe.
 """
 
 from __future__ import annotations
@@ -33,22 +34,23 @@ if TYPE_CHECKING:
     from riverpy._tools.health.http import Body, Request
 
 CONNECTIONS_MAX = 64
+"""The maximum number of open connections."""
 REQUEST_TIMEOUT = 5.0
 """Seconds within which a client must send its request."""
 SEND_TIMEOUT = 10.0
 """Seconds within which a client must receive the next part of a response."""
 PART_SIZE = 64 * 1024
-"""Bytes of a response that are sent at a time."""
+"""The maximum number of bytes that are sent at once."""
 CLOSE_TIMEOUT = 1.0
-"""Seconds to wait until the client closes. Closing a connection with unread input can destroy the
-response."""
+"""Seconds to wait for the client to close the connection. If the server closed a connection with
+unread input, the client could lose the response."""
 ACCEPT_RETRY_DELAY = 0.5
 """Seconds to wait after accept failed, for example because there are no free descriptors."""
 _DISCONNECTED = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 
 
 class _Connection:
-    """One connection. It can be cancelled."""
+    """One connection, with the cancel scope of its task."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
@@ -56,11 +58,11 @@ class _Connection:
 
 
 class Server:
-    """Serves while the context `serving` is open.
+    """Answers HTTP requests while the context manager `serving` is open.
 
     Args:
-        address: where to listen.
-        routes: the function that answers each path.
+        address: the address to listen on.
+        routes: maps each path to the function that answers requests for the path.
     """
 
     def __init__(
@@ -72,10 +74,10 @@ class Server:
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
-        """Answer requests while the context is open. At the end it closes all connections.
+        """Answer requests during the block. At the end of the block, close all connections.
 
         Raises:
-            OSError: the address cannot be used. The text says what to do.
+            OSError: the server cannot listen on the address. The text has the remedy.
         """
         listeners = await self._listen()
         try:
@@ -141,7 +143,7 @@ class Server:
         finally:
             if connection in self._connections:
                 self._connections.remove(connection)
-            with anyio.CancelScope(shield=True):  # closing does not wait
+            with anyio.CancelScope(shield=True):  # `aclose` returns at once
                 await stream.aclose()
 
     async def _answer(self, stream: SocketStream, connection: _Connection) -> None:
@@ -210,7 +212,7 @@ async def _send_body(stream: SocketStream, body: Body) -> None:
 
 
 async def _send_parts(stream: SocketStream, parts: AsyncGenerator[bytes, None]) -> None:
-    """Send the parts until there are no more or the client has disconnected."""
+    """Send all parts. Stop if the client disconnects."""
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_cancel_when_closed, stream, tasks.cancel_scope)

@@ -1,4 +1,4 @@
-"""Systemd: notifies the service manager that the worker is ready, stops, or is alive."""
+"""Systemd: notifies the service manager when the worker is ready, is stopping, or is alive."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
 WATCHDOG_SHARE = 1 / 3
-"""The interval of notifications, as a share of the manager's limit."""
+"""The interval of watchdog notifications, as a share of the manager's limit (`WatchdogSec`)."""
 
 
 class Systemd:
-    """Notifies the manager that the environment names. Without one it does nothing.
+    """Notifies the service manager. If the environment names no manager, all calls have no effect.
 
     Args:
-        environ: with NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID.
+        environ: the environment, which may have NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -31,12 +31,12 @@ class Systemd:
         self._interval = _watchdog_seconds(environ) * WATCHDOG_SHARE
 
     def notify(self, **values: object) -> None:
-        """Send the values, as in `notify(READY=1)`. It does not wait for the manager."""
+        """Send values to the manager, as in `notify(READY=1)`, without waiting for the manager."""
         if not self._path:
             return
         text = "\n".join(f"{name}={value}" for name, value in values.items())
         with (
-            suppress(OSError, AttributeError),  # no receiver, a full buffer, or no such sockets
+            suppress(OSError, AttributeError),  # no receiver, a full buffer, or no Unix sockets
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
         ):
             sender.setblocking(False)
@@ -64,7 +64,7 @@ class Systemd:
 
 
 def _watchdog_seconds(environ: Mapping[str, str]) -> float:
-    """Return the manager's limit. 0: there is none, or it is for another process."""
+    """Return the manager's limit in seconds; 0: there is no limit, or it is for another process."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return 0.0
     try:

@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from riverpy.client import Client
 
 LAG_MAX_AGE = 10.0
-"""Seconds that the lag of the queues is cached. This limits the statements that requests cause."""
+"""Seconds for which the lag of the queues is cached, so that requests cause few statements."""
 LAG_TIMEOUT = 1.0
-"""Seconds to read the lag of the queues."""
+"""Seconds that the statement for the lag of the queues may take."""
 RENDER_SLICE = 0.002
-"""Seconds that rendering may take before other tasks run."""
+"""Seconds after which rendering lets other tasks run."""
 STREAMS_MAX = 8
-"""Readers of /events at the same time."""
+"""The maximum number of readers of /events at the same time."""
 JSON = "application/json"
 
 
 class WorkerHealth:
-    """Answers /livez, /readyz, /metrics and /events. It also works before there is a client and
-    after the client has stopped."""
+    """Answers /livez, /readyz, /metrics and /events, also before there is a client and after the
+    client has stopped."""
 
     def __init__(self, address: Address) -> None:
         self.client: Client | None = None
-        """None: there is no client yet."""
+        """The client of the worker; None: there is no client yet."""
         self._started_at = time.time()
         self._lags: Mapping[str, timedelta] | None = None
         self._lags_at = -LAG_MAX_AGE
@@ -64,15 +64,15 @@ class WorkerHealth:
         )
 
     def serving(self) -> AbstractAsyncContextManager[None]:
-        """Answer requests while the context is open.
+        """Answer requests during the block.
 
         Raises:
-            OSError: the address cannot be used.
+            OSError: the server cannot listen on the address.
         """
         return self._server.serving()
 
     def _stats(self) -> ClientStats | None:
-        """Return the stats. None: the client does not run yet."""
+        """Return the stats of the client; None: the client does not run yet."""
         stats = None if self.client is None else self.client.stats()
         return stats if stats is not None and stats.uptime else None
 
@@ -104,7 +104,8 @@ class WorkerHealth:
         return Response(HTTPStatus.OK, CONTENT_TYPE, await _joined(pieces))
 
     async def _read_lags(self) -> Mapping[str, timedelta] | None:
-        """Return how long due jobs wait. None: not known."""
+        """Return the time for which the oldest due job of each queue has waited; None: not
+        known."""
         async with self._lags_lock:
             if self.client is None or time.monotonic() - self._lags_at < LAG_MAX_AGE:
                 return self._lags
@@ -112,7 +113,7 @@ class WorkerHealth:
             try:
                 with anyio.move_on_after(LAG_TIMEOUT):
                     self._lags = await self.client.queue_lags(list(self.client.queues))
-            except (RiverError, *DATABASE_ERRORS):  # the client is not open, or an outage
+            except (RiverError, *DATABASE_ERRORS):  # the client is closed, or the database is down
                 pass
             self._lags_at = time.monotonic()
             return self._lags
@@ -126,11 +127,12 @@ class WorkerHealth:
         except ValueError as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from None
         counted = self._counted(lines)
-        await anext(counted)  # count it before another request runs
+        await anext(counted)  # count this stream before another request runs
         return Response(HTTPStatus.OK, "application/x-ndjson", counted)
 
     async def _counted(self, lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """Yield an empty part, then the lines. The stream counts from the first part to its end."""
+        """Yield an empty part, then the lines. The stream is counted as open from the empty part to
+        the end of the lines."""
         self._streams += 1
         try:
             yield b""
@@ -142,7 +144,7 @@ class WorkerHealth:
 
 
 async def _joined(pieces: Iterator[str]) -> bytes:
-    """Return the whole page. Other tasks run between its pieces."""
+    """Join the parts of a page. Other tasks may run between two parts."""
     page, until = list[str](), time.monotonic() + RENDER_SLICE
     for piece in pieces:
         page.append(piece)

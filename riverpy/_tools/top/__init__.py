@@ -1,1 +1,1 @@
-"""What `riverpy top` reads and shows."""
+"""`riverpy top`: reads the status of a schema and shows it."""

@@ -20,7 +20,7 @@ class Moment(NamedTuple):
 
     at: datetime
     about: int | None
-    """Jobs in the table, as of its last ANALYZE. None: there was none."""
+    """The number of jobs in the table at the last ANALYZE; None: there was no ANALYZE."""
 
 
 class ClientRow(NamedTuple):
@@ -30,19 +30,20 @@ class ClientRow(NamedTuple):
     version: str
     queues: list[str]
     candidate: bool
-    """Whether it takes part in leader election, and is not stopping."""
+    """Whether the client takes part in leader election, and is not stopping."""
     started_at: datetime
     silent_for: float
-    """Seconds since its last heartbeat, by the server's clock. Negative if that was set back."""
+    """Seconds since the last heartbeat, by the server's clock; negative: this clock was set
+    back."""
     is_silent: bool
-    """Whether that is longer than its `dead_after`."""
+    """Whether the last heartbeat is older than the client's `dead_after`."""
     stuck: int
-    """How many stuck jobs it reports."""
+    """The number of stuck jobs that the client reports."""
     slots: list[int] | None
-    """In the order of its queues. None: not known."""
+    """The number of slots of each queue, in the order of the queues; None: not known."""
     is_stopping: bool
     aside: int
-    """How many rows it has set aside."""
+    """The number of rows that the client has set aside."""
 
 
 class KindRow(NamedTuple):
@@ -50,7 +51,7 @@ class KindRow(NamedTuple):
 
     kind: str
     jobs: int
-    """Jobs of this kind among those that were read."""
+    """The number of jobs of this kind among the jobs that were read."""
     queues: list[str]
 
 
@@ -59,11 +60,11 @@ class RunningRow(NamedTuple):
 
     jobs: int
     longest: float
-    """Seconds that the oldest one runs."""
+    """The run time of the oldest job, in seconds."""
 
 
 class QueueRow(NamedTuple):
-    """The unfinished jobs of one queue. Counting ends at the cap."""
+    """The number of unfinished jobs of one queue. Counting ends at a limit, `cap`."""
 
     name: str
     is_paused: bool
@@ -72,33 +73,33 @@ class QueueRow(NamedTuple):
     scheduled: int
     retryable: int
     late: int
-    """Scheduled jobs and retries that did not become available in time."""
+    """The number of scheduled jobs and retries that did not become available in time."""
     due_at: datetime | None
-    """When the oldest due job became due. None: no job is due."""
+    """The time at which the oldest due job became due; None: no job is due."""
     started: int
-    """Attempts at unfinished jobs that started after the given time."""
+    """The number of attempts at unfinished jobs that started after the given time."""
     failed: int
-    """Attempts at unfinished jobs that failed after the given time."""
+    """The number of attempts at unfinished jobs that failed after the given time."""
 
 
 class EndedRow(NamedTuple):
     """The jobs of one queue that ended recently."""
 
     since: datetime
-    """The start of the time that is read."""
+    """The start of the time for which ended jobs are read."""
     seconds: float
-    """The length of that time."""
+    """The length of this time in seconds."""
     queue: str | None
-    """None: no job ended."""
+    """The name of the queue; None: no job ended in any queue."""
     completed: int
     started: int
     failed: int
     wait_p95: float | None
-    """Seconds from due to started that 95 % of the started jobs did not exceed."""
+    """The 95th percentile of the time from when a job was due to its start, in seconds."""
 
 
 async def top_limits(connection: Transaction, limit: timedelta) -> None:
-    """Set the time limit for each statement of this transaction."""
+    """Set the statement timeout of the open transaction."""
     await query("top", "top_limits", None).execute(
         connection, milliseconds=round(limit.total_seconds() * 1000)
     )
@@ -128,8 +129,8 @@ async def top_clients(
 async def top_kinds(
     connection: Transaction, schema: str | None, *, names: Sequence[str], limit: int, kinds: int
 ) -> list[KindRow]:
-    """Return up to `kinds` kinds that no running client has, among the first `limit` available jobs
-    of each of these queues."""
+    """Return up to `kinds` kinds for which no running client has a worker. The first `limit`
+    available jobs of each of the queues are read."""
     rows = await query("top", "top_kinds", schema).fetch(
         connection, names=list(names), limit=limit, kinds=kinds
     )
@@ -139,14 +140,16 @@ async def top_kinds(
 async def top_running(
     connection: Transaction, schema: str | None, *, cap: int, skipped: Sequence[int]
 ) -> dict[str, RunningRow]:
-    """Return what each client runs, among the first `cap` running jobs. The key "" has the jobs
-    without a known client. The clients of the `skipped` jobs are not read."""
+    """Return the running jobs of each client, by client id. At most `cap` running jobs are read.
+    Jobs whose client is not known have the client id "". `skipped` has the ids of damaged jobs,
+    whose client is not read."""
     rows = await query("top", "top_running", schema).fetch(connection, cap=cap, skipped=skipped)
     return {row[0]: RunningRow(row[1], row[2]) for row in rows}
 
 
 async def top_queue_names(connection: Transaction, schema: str | None, *, limit: int) -> list[str]:
-    """Return the queues that have a row or unfinished jobs, up to `limit` of each."""
+    """Return up to `limit` queues that have a row, and up to `limit` queues that have unfinished
+    jobs."""
     rows = await query("top", "top_queue_names", schema).fetch(connection, limit=limit)
     return [row[0] for row in rows]
 
@@ -161,8 +164,9 @@ async def top_queues(
     cap: int,
     skipped: Sequence[int],
 ) -> list[QueueRow]:
-    """Return the unfinished jobs of each queue. A job counts as late `late` after it should have
-    become available. Errors of the `skipped` jobs are not read."""
+    """Return the numbers of unfinished jobs of each queue. `late` is the time after which a job
+    that should be available counts as late. `skipped` has the ids of damaged jobs, whose errors are
+    not read."""
     rows = await query("top", "top_queues", schema).fetch(
         connection,
         name=names,
@@ -183,9 +187,9 @@ async def top_ended(
     cap: int,
     skipped: Sequence[int],
 ) -> list[EndedRow]:
-    """Return what ended in each queue within `window`. The time is shorter if more than `cap` jobs
-    of a state ended. If no job ended there is one row without a queue. Errors of the `skipped` jobs
-    are not read."""
+    """Return the jobs of each queue that ended within `window`. If more than `cap` jobs of a state
+    ended, the time is shorter. If no job ended, there is one row without a queue. `skipped` has the
+    ids of damaged jobs, whose errors are not read."""
     rows = await query("top", "top_ended", schema).fetch(
         connection, window=window.total_seconds(), cap=cap, skipped=skipped
     )

@@ -1,4 +1,4 @@
-"""What `riverpy top` shows: the queues, workers and leaders of a schema, read at one moment."""
+"""The status that `riverpy top` shows: the queues, workers and leaders of a schema at one time."""
 
 from __future__ import annotations
 
@@ -45,46 +45,51 @@ T = TypeVar("T")
 WINDOW = timedelta(seconds=10)
 """The time over which rates are computed."""
 LATE_AFTER = timedelta(seconds=10)
-"""A scheduled job or retry is late after this time, twice what a leader needs."""
+"""The time after which a due scheduled job or retry counts as late. A leader needs half of it."""
 CAP = 10_000
-"""Jobs that are counted of one state in one queue, of some states in all queues, or that ended."""
+"""The limit for counting jobs: the jobs of one state in one queue, the ended jobs, and the jobs in
+some other states."""
 QUEUES_CAP = 100_000
-"""Jobs that are counted of one state in all queues. With many queues each gets less."""
+"""The maximum number of jobs of one state that are counted in all queues. With many queues, fewer
+jobs of each queue are counted."""
 QUEUES_MAX = 1_000
 KIND_JOBS_MAX = 20_000
-"""Available jobs of all queues whose kinds are read. It reads at most 1,000 of one queue."""
+"""The maximum number of available jobs whose kinds are read, of which at most 1,000 in one
+queue."""
 UNWORKED_KINDS_MAX = 20
-"""Kinds without a worker that are shown."""
+"""The maximum number of kinds without a worker that are shown."""
 CLIENTS_MAX = 1_000
 STATEMENT_TIMEOUT = timedelta(seconds=5)
 """The server cancels a statement after this time."""
 STATUS_TIMEOUT = 15.0
-"""Seconds to connect and read."""
+"""Seconds for the connection and all statements of one read."""
 
 
 class QueueStatus(msgspec.Struct, frozen=True):
-    """One queue."""
+    """The status of one queue."""
 
     name: str
     paused: bool
     workers: int | None
-    """Live clients that work it. None: not known, without the line `riverpy`."""
+    """The number of live clients that work the queue; None: not known, because riverpy's own tables
+    are missing."""
     available: int
     due_for: float | None
-    """Seconds since the oldest job became due. None: no job is due."""
+    """Seconds since the oldest job became due; None: no job is due."""
     running: int
     slots: int | None
-    """The slots of these clients. None: not known, because one has an older riverpy."""
+    """The number of slots of these clients; None: not known, because a client has an older
+    riverpy."""
     scheduled: int
     retryable: int
     late: int
-    """Scheduled jobs and retries that a leader should have made available."""
+    """The number of scheduled jobs and retries that a leader should have made available."""
     started_per_s: float
     completed_per_s: float
     failed_per_s: float
     wait_p95: float | None
-    """Seconds from due to started that 95 % of the recently ended jobs did not exceed. None: no job
-    ended."""
+    """The 95th percentile of the time from when a job was due to its start, in seconds, over the
+    recently ended jobs; None: no job ended."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -96,18 +101,18 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     client in Go, or one whose row is gone)."""
     running: int
     longest: float | None = None
-    """Seconds that its oldest job runs. None: it runs no job."""
+    """The run time of the client's oldest job, in seconds; None: the client runs no job."""
     slots: int | None = None
     stuck: int = 0
-    """Jobs that still run after their cancellation."""
+    """The number of jobs that still run after their cancellation."""
     aside: int = 0
-    """Rows that it has set aside, because each of them fails."""
+    """The number of rows that the client has set aside, because statements for these rows fail."""
     version: str | None = None
     queues: Sequence[str] | None = None
     candidate: bool | None = None
     started_at: datetime | None = None
     silent_for: float | None = None
-    """Seconds since its last heartbeat."""
+    """Seconds since the last heartbeat; None: the client is not registered."""
 
 
 class LeaderStatus(msgspec.Struct, frozen=True):
@@ -116,12 +121,12 @@ class LeaderStatus(msgspec.Struct, frozen=True):
     leader_id: str
     elected_at: datetime
     expires_in: float
-    """Seconds until its lease expires. Negative: the lease has expired, so there is no leader."""
+    """Seconds until the lease expires; negative: the lease has expired, so there is no leader."""
     foreign: bool | None
-    """Whether it is another client than riverpy's, such as River's in Go. None: not known, without
-    the line `riverpy`."""
+    """Whether the leader is not a riverpy client, but for example River in Go; None: not known,
+    because riverpy's own tables are missing."""
     epoch: int | None = None
-    """The number of its term. None: terms of `default` have no number."""
+    """The number of the term; None: terms of `default` have no number."""
 
 
 class DomainStatus(msgspec.Struct, frozen=True):
@@ -129,13 +134,13 @@ class DomainStatus(msgspec.Struct, frozen=True):
 
     name: str
     leader: LeaderStatus | None
-    """None: it has no leader."""
+    """The leader of the domain; None: there is no leader."""
     workers: int
-    """Its live clients."""
+    """The number of live clients of the domain."""
     candidates: int
-    """Those of them that take part in leader election."""
+    """The number of live clients that take part in leader election."""
     queues: list[str]
-    """The queues that it owns."""
+    """The queues that the domain owns."""
 
 
 class UnworkedKind(msgspec.Struct, frozen=True):
@@ -143,7 +148,7 @@ class UnworkedKind(msgspec.Struct, frozen=True):
 
     kind: str
     jobs: int
-    """Jobs among the first available ones of each queue."""
+    """The number of jobs of this kind among the first available jobs of each queue."""
     queues: list[str]
 
 
@@ -152,17 +157,18 @@ class FleetStatus(msgspec.Struct, frozen=True):
 
     at: datetime
     took: float
-    """Seconds that it took to connect and read."""
+    """The duration of the read in seconds, including the time for connecting."""
     leader: LeaderStatus | None
-    """None: there is no leader and was none."""
+    """The current or last leader of `default`; None: there was no leader."""
     candidates: int | None
-    """Live clients that take part in the leader election of `default`. None: not known."""
+    """The number of live clients that take part in the leader election of `default`; None: not
+    known."""
     queues: list[QueueStatus]
     workers: list[WorkerStatus]
     totals: dict[str, int]
-    """Jobs by state."""
+    """The number of jobs in each state."""
     jobs_about: int | None
-    """All jobs, as of the last ANALYZE of the table. None: there was none."""
+    """The number of all jobs at the last ANALYZE of the table; None: there was no ANALYZE."""
     cap: int
     """The limit of counting. A number of jobs at or above it means at least that many."""
     rates_over: float
@@ -170,31 +176,31 @@ class FleetStatus(msgspec.Struct, frozen=True):
     domains: list[DomainStatus] = []
     """The domains other than `default`."""
     kinds_without_worker: list[UnworkedKind] = []
-    """It is also empty if no riverpy client is registered."""
+    """The kinds of available jobs for which no running riverpy client has a worker. The list is
+    also empty if no riverpy client is registered."""
     damaged: list[int] = []
-    """Ids of jobs that the server cannot read. They are counted, but their errors and the client of
-    a running one are not known."""
+    """The ids of jobs that the server cannot read. These jobs are counted, but their errors and
+    their clients are not known."""
 
 
 class StatusReader:
-    """Reads the status of one schema. It connects again after an error.
+    """Reads the status of one schema. After an error, the next read connects again.
 
-    Each read is one read-only transaction and changes nothing in the session, so it works through a
-    pooler.
-    """
+    Each read is one read-only transaction and changes no setting of the session, so the reader
+    works through a pooler."""
 
     def __init__(self, url: str, schema: str | None) -> None:
         self._url, self._schema = url, schema
         self._connection: Connection | None = None
         self._has_clients = self._has_domains = False
         self._damaged: dict[int, str] = {}
-        """The errors of jobs that the server cannot read, by id."""
+        """The ids of the jobs that the server cannot read, each with the server's error."""
 
     async def read(self) -> FleetStatus:
         """Read the status within `STATUS_TIMEOUT`. An error closes the connection.
 
         Raises:
-            ConfigError, DatabaseError, or one of DATABASE_ERRORS.
+            ConfigError, DatabaseError, or one of DATABASE_ERRORS: the read failed.
         """
         began = time.monotonic()
         reason = f"reading took longer than {STATUS_TIMEOUT:g} s"
@@ -293,7 +299,7 @@ class StatusReader:
         states: Sequence[str],
         read: Callable[[list[int]], Awaitable[T]],
     ) -> T:
-        """Return what `read` returns, without the wide columns of damaged jobs."""
+        """Return the result of `read`, which skips large columns of damaged jobs."""
         found, self._damaged = await read_undamaged(
             connection, self._schema, states, read, self._damaged
         )
@@ -395,7 +401,8 @@ def queue_statuses(
 
 
 def _slots_by_queue(clients: Sequence[ClientRow]) -> dict[str, int | None]:
-    """Return the slots of live clients. None: a client of the queue does not report its slots."""
+    """Return the number of slots of live clients by queue; None: a client of the queue does not
+    report its slots."""
     found: dict[str, int | None] = {}
     for client in clients:
         if not client.is_silent:
@@ -409,7 +416,7 @@ def _slots_by_queue(clients: Sequence[ClientRow]) -> dict[str, int | None]:
 def worker_statuses(
     clients: Sequence[ClientRow], running: dict[str, RunningRow]
 ) -> list[WorkerStatus]:
-    """Return the registered clients, then others that run jobs."""
+    """Return the status of the registered clients, then of other clients that run jobs."""
     nothing = RunningRow(0, 0.0)
     registered = [
         WorkerStatus(

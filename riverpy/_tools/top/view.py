@@ -1,7 +1,7 @@
 """The screen of `riverpy top`: the status as lines of text, and the output for a terminal.
 
-It changes no mode of the terminal. Each frame overwrites the screen from its top left corner, so
-nothing has to be restored when the process ends.
+The output changes no mode of the terminal, so the process need not restore a mode at its end. Each
+frame overwrites the screen from the top left corner.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _RESET = "\x1b[0m"
 _ROUNDED_MIN = 10_000
-"""A count that ended at its limit is shown in thousands from this number on."""
+"""The number from which a count that ended at its limit is shown in thousands."""
 _COLORS = {"bad": "\x1b[31m", "warn": "\x1b[33m", "head": "\x1b[1m", "": ""}
 _STATES = (
     "available",
@@ -54,7 +54,7 @@ class Line:
     """One line of the screen.
 
     Args:
-        text: characters that are not printable become `?`.
+        text: the text of the line. Characters that are not printable become `?`.
         style: `bad`, `warn`, `head` or empty.
     """
 
@@ -94,7 +94,7 @@ def view(
         status: the last status that was read.
         error: the error of a later read.
         age: seconds since the last successful read.
-        width: of the screen. A narrow one has fewer columns. None: no limit.
+        width: the width of the screen, where a narrow screen has fewer columns; None: no limit.
     """
     lines = [Line(f"riverpy top   {status.at:%Y-%m-%d %H:%M:%S} UTC", "head")]
     if error is not None:
@@ -120,7 +120,7 @@ def view(
 
 
 def no_answer(error: str, age: float) -> Line:
-    """Return the line about a failed read. `age`: seconds since the last successful one."""
+    """Return the line about a failed read. `age` is the seconds since the last successful read."""
     return Line(f"NO ANSWER for {_seconds(age)}: {error}", "bad")
 
 
