@@ -37,24 +37,24 @@ class LeadProcess(Process):
     """A process that takes part in the election."""
 
     def receive(self, payload: str) -> None:
-        """Be notified, if that reaches it."""
+        """Receive a notification, unless the process or its network is down."""
         if self.state != "dead" and self.connection.usual == Fault():
             self.loop.call_soon(self.engine.receive, payload)
 
 
 class LeadWorld(World):
-    """Everything, and its one true time."""
+    """The processes, the database, and the true time of the simulation."""
 
     lease_name = LEAD
     writes = 0
 
     def announce(self, action: str, _leader_id: str) -> None:
-        """Ask the leader to resign."""
+        """Notify the leader of a request to resign."""
         if action == "request_resign" and self.server.terms:
             self._notify("resign_requested", self.server.terms[-1].epoch, "")
 
     def announce_release(self, _name: str, epoch: int, holder: str) -> None:
-        """Notify all processes that are reached."""
+        """Notify all processes that can receive notifications."""
         self._notify("released", epoch, holder)
 
     def _notify(self, action: str, epoch: int, holder: str) -> None:

@@ -38,29 +38,29 @@ if TYPE_CHECKING:
     from tests.leading.model_database import Term
 
 LATENCY = 0.01
-"""Seconds of one way between a process and the database, while nothing is wrong."""
+"""Seconds of one way between a process and the database, without faults."""
 WATCH = 1.0
-"""Seconds within which a process that was not running notices what it missed."""
+"""Seconds within which a frozen process that runs again acts on the time that it missed."""
 PACE = 2.5
-"""Seconds between two writes of a term's services, usually."""
+"""The usual time between two writes of a term's services, in seconds."""
 CALM = 150.0
 """Seconds within which somebody must lead when nothing is wrong: a lease to run out, and the
 longest time for which a process sits out."""
 _RESOLUTION = 1e-9
-"""Seconds by which a timer is late, so that no rounding makes it early."""
+"""Seconds by which a timer fires late, so that rounding never makes a timer early."""
 
 
 class Violation(AssertionError):
-    """The protocol has failed; the text is the story."""
+    """The protocol has failed. The text is the history of the simulation."""
 
 
 class Fault(NamedTuple):
-    """What happens to one exchange with the database."""
+    """The delay or loss of one request to the database and of its answer."""
 
     request: float | None = LATENCY
-    """Seconds until the database has it; None: never."""
+    """Seconds until the database has the request. None: the request is lost."""
     answer: float | None = LATENCY
-    """Seconds until the process has the answer; None: never."""
+    """Seconds until the process has the answer. None: the answer is lost."""
 
 
 class Connection(LeaseStore):
@@ -70,9 +70,9 @@ class Connection(LeaseStore):
         self._process = process
         self._world = process.world
         self.faults: deque[Fault] = deque()
-        """What happens to the next exchanges, each."""
+        """The faults of the next exchanges, one for each."""
         self.usual = Fault()
-        """What happens to the others."""
+        """The fault of all other exchanges."""
         self._pending: set[asyncio.Future[Any]] = set()
 
     async def acquire(
@@ -114,12 +114,12 @@ class Connection(LeaseStore):
         return await self._ask("fence", act, self._world.transaction_limit, locks=False)
 
     async def commit(self, transaction: int) -> None:
-        """Commit it."""
+        """Commit a fenced transaction."""
         act = partial(self._world.server.commit, transaction)
         await self._ask("commit", act, self._world.transaction_limit, locks=False)
 
     def reset(self) -> None:
-        """Lose the connection: whoever waits for an answer gets an error."""
+        """Lose the connection. A task that waits for an answer gets an error."""
         for future in self._pending:
             if not future.done():
                 future.set_exception(ConnectionError("the connection was lost"))
@@ -171,7 +171,7 @@ class Services:
         self.pace = PACE
         """Seconds between two writes."""
         self.lateness = 0.0
-        """Seconds that services run on after they were told to stop."""
+        """Seconds for which services keep running after a request to stop."""
         self.told_to_end = False
         self._told_at = 0.0
         self._running = 0
@@ -249,12 +249,12 @@ class _Loop(asyncio.SelectorEventLoop):
 
     @property
     def next_timer(self) -> float | None:
-        """When the next timer is due."""
+        """Return the time at which the next timer is due."""
         scheduled: list[asyncio.TimerHandle] = self._scheduled
         return min((handle.when() for handle in scheduled if not handle.cancelled()), default=None)
 
     def settle(self) -> None:
-        """Run whatever can run now."""
+        """Run all callbacks that can run now."""
         ready: deque[asyncio.Handle] = self._ready
         while ready or self._is_due():
             self.call_soon(self.stop)
@@ -279,7 +279,7 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        """Start it, with a new id."""
+        """Start the process, with a new id."""
         self.leader_id = f"{self.name}{next(self._lives)}"
         self.state = "running"
         self._resume()
@@ -301,7 +301,7 @@ class Process:
 
     @property
     def lease(self) -> Lease | None:
-        """The lease of the term that it believes to hold."""
+        """The lease that is held according to this process."""
         return self.election.lease
 
     async def _run(self, stopping: asyncio.Event) -> None:
@@ -314,17 +314,17 @@ class Process:
             self.world.violation = f"{self.name}: {context.get('exception') or context['message']}"
 
     def boottime(self) -> float:
-        """Its clock that counts suspension."""
+        """Return the process's clock that counts suspension."""
         return self.rate * self.world.now
 
     def monotonic(self) -> float:
-        """Its clock that does not."""
+        """Return the process's clock that does not count suspension."""
         now = self.world.now if self._suspended_at is None else self._suspended_at
         return self.rate * (now - self._missed)
 
     @property
     def wakes_at(self) -> float | None:
-        """When its next timer is due, by the world's time."""
+        """Return the true time at which the next timer of the process is due."""
         if self.state != "running" or (due := self.loop.next_timer) is None:
             return None
         return due / self.rate + self._missed + _RESOLUTION
@@ -337,7 +337,7 @@ class Process:
         return self.world.now - self.awake_since
 
     def say(self, line: str) -> None:
-        """Tell of it, while it lives."""
+        """Add a line about the process to the history, while the process runs."""
         if self.state != "dead":
             self.world.say(f"{self.name}: {line}")
 
@@ -350,7 +350,7 @@ class Process:
             self._suspended_at = self.world.now
 
     def thaw(self) -> None:
-        """Go on."""
+        """Let the frozen process run again."""
         self.say("thaws")
         self._resume()
         self.state = "running"
@@ -362,12 +362,12 @@ class Process:
             self._suspended_at = None
 
     def cut_off(self, fault: Fault) -> None:
-        """Let the network do this to each exchange."""
+        """Apply a fault to each exchange from now on."""
         self.say(f"from now on, {_words(fault)}")
         self.connection.usual = fault
 
     def heal(self) -> None:
-        """Meet no faults any more."""
+        """Remove all faults of the network."""
         self.connection.faults.clear()
         if self.connection.usual != Fault():
             self.say("is reached again")
@@ -402,16 +402,16 @@ class Process:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was told to stop."""
+        """Whether the process was told to stop."""
         return self._stopping.is_set()
 
     def receive(self, payload: str) -> None:
-        """Be notified, if that reaches it."""
+        """Receive a notification, unless the process or its network is down."""
         if self.state != "dead" and self.connection.usual == Fault():
             self.loop.call_soon(receive_leadership, self.engine, payload)
 
     def step(self) -> None:
-        """Run what is due."""
+        """Run all callbacks and timers that are due."""
         if self.state != "running":
             return
         self.loop.settle()
@@ -448,7 +448,7 @@ class Process:
 
 
 class World:
-    """Everything, and its one true time."""
+    """The processes, the database, and the true time of the simulation."""
 
     lease_name = DEFAULT_DOMAIN
     transaction_limit = TRANSACTION_LIMIT
@@ -476,7 +476,7 @@ class World:
         self.now = 0.0
         self.story: list[str] = []
         self.violation: str | None = None
-        """The story of the first expectation that was not met."""
+        """The history up to the first expectation that was not met."""
         self.timing, self._overlap = timing, overlap
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._ids = count()
@@ -487,7 +487,7 @@ class World:
         ]
 
     def say(self, line: str) -> None:
-        """Tell the story."""
+        """Add a line to the history."""
         self.story.append(f"{self.now:8.3f}  {line}")
 
     def expect(self, is_right: bool, wrong: str) -> None:
@@ -502,11 +502,11 @@ class World:
             raise Violation(self.violation)
 
     def later(self, seconds: float, act: Callable[[], object]) -> None:
-        """Do something after so many seconds."""
+        """Call `act` after `seconds`."""
         heapq.heappush(self._events, (self.now + seconds, next(self._ids), act))
 
     def announce(self, action: str, leader_id: str) -> None:
-        """Notify all who can hear."""
+        """Notify all processes that can receive notifications."""
         payload = json.dumps({"leader_id": leader_id, "action": action})
         for process in self.processes:
             self.later(LATENCY, partial(process.receive, payload))
@@ -537,7 +537,7 @@ class World:
             self.check()
 
     def leaders(self) -> list[tuple[str, Term]]:
-        """Who believes to lead, whether it runs at the moment or not."""
+        """Return the processes that are leader by their own clock, also frozen ones."""
         held = [
             (process.name, self.server.term_of(process.lease))
             for process in self.processes
@@ -585,7 +585,7 @@ class World:
         )
 
     def expect_leader(self) -> None:
-        """Let nothing be wrong any more, and see that somebody leads and goes on leading."""
+        """Remove all faults, and check that there is a leader, and that it stays leader."""
         for process in self.processes:
             process.recover()
         until = self.now + CALM + self.server.set_back

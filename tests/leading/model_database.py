@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.leading.model import World
 
 TIMING = LeaseTiming(ttl=15.0, interval=5.0)
-"""The defaults."""
+"""The default timing of a leader's lease."""
 TRANSACTION_LIMIT = 5.0
 """Seconds after which the server ends a fenced transaction."""
 _EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
@@ -57,16 +57,16 @@ class Server:
         """Seconds that its clock was set back in all: a lease lasts longer by them."""
         self.row: Row | None = None
         self.terms: list[Term] = []
-        """All there were, in order."""
+        """All terms, in order."""
         self.began: list[float] = []
-        """When each began, by the world's time."""
+        """The start of each term by the true time."""
         self._last_write = -1
         self._fenced: dict[int, Term] = {}
         self._waiting: list[Callable[[], None]] = []
         self._ids = count()
 
     def now(self) -> datetime:
-        """Its clock."""
+        """Return the time of the server's clock."""
         return _EPOCH + timedelta(seconds=self._world.now) + self._offset
 
     def set_clock(self, by: timedelta) -> None:
@@ -193,7 +193,7 @@ class Rival:
 
     @property
     def term(self) -> Term | None:
-        """The term that it believes to hold."""
+        """The term that River in Go holds by its own clock."""
         return self._term if self._world.now < self._trusted_until else None
 
     def elect(self) -> None:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from tests.leading.model import LATENCY, Fault
 
 BAD = Fault(request=None), Fault(answer=None), Fault(answer=4.0), Fault(request=2.0, answer=2.0)
-"""What a network may do to all exchanges of a process."""
+"""The faults that a network may have for all exchanges of a process."""
 
 some_process = st.integers(0, 2)
 some_seconds = st.sampled_from([0.2, 1.0, 2.5, 4.0, 6.0, 11.0, 20.0])
@@ -18,17 +18,17 @@ some_delay = st.sampled_from([None, LATENCY, 4.0, 25.0])
 
 
 class Slowness(RuleBasedStateMachine):
-    """What happens to processes at any time."""
+    """The rules for processes that are slow or frozen."""
 
     world: Any
 
     def one(self, number: int, *states: str) -> Any:
-        """One of them, or of those in a state."""
+        """Return one process, or one of the processes in a state."""
         processes = [p for p in self.world.processes if not states or p.state in states]
         return processes[number % len(processes)]
 
     def any(self, *states: str) -> bool:
-        """Whether there is one in a state."""
+        """Whether a process is in this state."""
         return any(process.state in states for process in self.world.processes)
 
     @precondition(lambda self: self.any("running"))
@@ -41,7 +41,7 @@ class Slowness(RuleBasedStateMachine):
     @precondition(lambda self: self.any("frozen"))
     @rule(number=some_process, seconds=some_seconds)
     def is_thawed(self, number: int, seconds: float) -> None:
-        """It goes on."""
+        """A frozen process runs again."""
         self.one(number, "frozen").thaw()
         self.world.run(seconds)
 
@@ -57,12 +57,12 @@ class Slowness(RuleBasedStateMachine):
 
 
 class Damage(Slowness):
-    """What else happens."""
+    """The rules for processes that are killed, stopped or cut off."""
 
     @precondition(lambda self: self.any("running", "frozen"))
     @rule(number=some_process, seconds=some_seconds)
     def is_killed(self, number: int, seconds: float) -> None:
-        """A process ends without a word."""
+        """A process is killed, without a stop."""
         self.one(number, "running", "frozen").kill()
         self.world.run(seconds)
 
@@ -97,6 +97,6 @@ class Damage(Slowness):
 
     @rule(number=some_process)
     def loses_its_connection(self, number: int) -> None:
-        """Whoever waits for an answer gets an error."""
+        """A process loses its connection. A task that waits for an answer gets an error."""
         self.one(number).connection.reset()
         self.world.settle()

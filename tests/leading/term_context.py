@@ -82,7 +82,7 @@ class HeldTerm:
         """The answer of the database that granted the lease."""
         self.store: LeaderRowStore
         self.scope: QueueScope = AllQueues()
-        """What the context says when it is asked."""
+        """The queue scope that the context returns."""
 
     async def run(self, service: MaintenanceService, scope: StopScope | None = None) -> float:
         """Run one pass of a service."""

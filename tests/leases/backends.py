@@ -31,7 +31,7 @@ class Writer(Protocol):
     """The argument for a fence."""
 
     async def write(self, effect: str) -> None:
-        """Write something."""
+        """Write an effect in the transaction."""
 
 
 class Backend(Protocol):

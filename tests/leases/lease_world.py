@@ -287,7 +287,7 @@ class LeaseProcess(Process):
             self.loop.call_soon(self._let_go.set)
 
     def receive(self, payload: str) -> None:
-        """Be notified, if that reaches it."""
+        """Receive a notification, unless the process or its network is down."""
         if self.state != "dead" and self.connection.usual == Fault():
             self.loop.call_soon(self.engine.receive, payload)
 
@@ -327,7 +327,7 @@ class LeaseWorld(World):
         super().__init__(rates, server=server, process=LeaseProcess, timing=timing, overlap=overlap)
 
     def announce_release(self, name: str, epoch: int, holder: str) -> None:
-        """Notify all who can hear."""
+        """Notify all processes that can receive notifications."""
         message = {"v": 1, "lease": f"s:{name}", "epoch": epoch, "holder": holder}
         payload = json.dumps(message | {"action": "released"})
         for process in self.processes:
