@@ -100,7 +100,7 @@ class Batches(Generic[Row]):
 
     @property
     def rows(self) -> int:
-        """How many rows the next statement handles."""
+        """The number of rows that the next statement handles."""
         return self._sender.size.rows
 
     def begin(self, scope: object) -> None:

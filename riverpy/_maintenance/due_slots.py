@@ -21,7 +21,7 @@ shorter."""
 MISSED_MAX = 1000
 """The largest number of missed slots of one periodic job that get a job."""
 STEPS_MAX = 10_000
-"""How many slots of a user's own schedule are computed one by one."""
+"""The largest number of slots of a user's own schedule that are computed one by one."""
 _FIRST_SPAN = timedelta(milliseconds=1)
 
 

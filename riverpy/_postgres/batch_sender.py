@@ -237,7 +237,7 @@ class BatchSender(Generic[Row]):
         return self.next_due <= time.monotonic()
 
     def __len__(self) -> int:
-        """How many rows wait, without those of a running statement."""
+        """The number of waiting rows, without the rows of a running statement."""
         return len(self._new) + sum(map(len, self._parts)) + len(self.aside)
 
     @property

@@ -35,7 +35,7 @@ class ElectionStatus(NamedTuple):
     """Whether there is a leader, and whether a client could become one."""
 
     leader_id: str | None
-    """None: there is no leader."""
+    """The id of the leader's client. None: there is no leader."""
     elected_at: str | None
     """In RFC 3339."""
     is_registered: bool

@@ -65,7 +65,7 @@ class DomainLeader(NamedTuple):
     """None for `default`: River's row has no epoch."""
     elected_at: datetime
     expires_at: datetime | None
-    """None if the lease was released."""
+    """The time of the expiry. None: the lease was released."""
     remaining: float | None
     """Seconds until the lease expires, negative after the expiry. None: the lease was released."""
     is_registered: bool
@@ -117,7 +117,8 @@ class QueueOwnership(NamedTuple):
     """The owner of a queue before an operator moves it to another domain."""
 
     domain: str | None
-    """None: no domain owns it, so the leader of `default` maintains it."""
+    """The domain of the owner. None: no domain owns the queue, so the leader of `default` maintains
+    the queue."""
     living: int
     """The clients of the owner's domain with a recent heartbeat."""
     is_known: bool
