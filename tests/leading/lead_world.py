@@ -1,5 +1,7 @@
-"""A world with the election of a leader whose lease is in the table of leases, as that of a domain
-is: the processes of `tests/leading/model.py` before that table."""
+"""A simulated world in which a leader is elected on a lease, as in a domain.
+
+It uses the processes of `tests/leading/model.py` with the table of leases.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ LEAD = "d:emails"
 
 
 class LeadServer(LeaseServer):
-    """The database, which records the terms of the leader."""
+    """The database. It records the terms of the leader."""
 
     def acquire(
         self, name: str, holder: str, ttl: timedelta, now: datetime, *, has_waited: bool
@@ -37,24 +39,24 @@ class LeadProcess(Process):
     """A process that takes part in the election."""
 
     def receive(self, payload: str) -> None:
-        """Receive a notification, unless the process or its network is down."""
+        """Receive a notification, if the network delivers it."""
         if self.state != "dead" and self.connection.usual == Fault():
             self.loop.call_soon(self.engine.receive, payload)
 
 
 class LeadWorld(World):
-    """The processes, the database, and the true time of the simulation."""
+    """All processes, the database, and the true time."""
 
     lease_name = LEAD
     writes = 0
 
     def announce(self, action: str, _leader_id: str) -> None:
-        """Notify the leader of a request to resign."""
+        """Request that the leader resigns."""
         if action == "request_resign" and self.server.terms:
             self._notify("resign_requested", self.server.terms[-1].epoch, "")
 
     def announce_release(self, _name: str, epoch: int, holder: str) -> None:
-        """Notify all processes that can receive notifications."""
+        """Notify all processes that the network reaches."""
         self._notify("released", epoch, holder)
 
     def _notify(self, action: str, epoch: int, holder: str) -> None:

@@ -1,10 +1,9 @@
-"""A world in which the real elector and lease run: processes with clocks of their own, and a
-network that loses and delays.
+"""A simulated world in which the real election and lease engine run.
 
-Each process has an event loop whose time is the process's own. The world has the one true time,
-moves it from event to event, and looks after each whether two processes believe that they lead. A
-process that is frozen is one whose loop is not run; one that is suspended also has its loop's time
-stand still, as a machine's in suspension does.
+Each process has an event loop with its own time, and a network that loses and delays. The world has
+the true time. It advances the time from event to event, and checks after each one whether two
+processes are the leader. The loop of a frozen process does not run. In a suspended process the
+loop's time stops too.
 """
 
 from __future__ import annotations
@@ -38,39 +37,39 @@ if TYPE_CHECKING:
     from tests.leading.model_database import Term
 
 LATENCY = 0.01
-"""Seconds of one way between a process and the database, without faults."""
+"""Seconds from a process to the database, or back, without faults."""
 WATCH = 1.0
-"""Seconds within which a frozen process that runs again acts on the time that it missed."""
+"""Seconds within which a process that did not run handles what became due."""
 PACE = 2.5
-"""The usual time between two writes of a term's services, in seconds."""
+"""Usual seconds between two writes of a term's services."""
 CALM = 150.0
-"""Seconds within which somebody must lead when nothing is wrong: a lease to run out, and the
-longest time for which a process sits out."""
+"""Seconds within which a process must be leader when there are no faults: the duration of a lease,
+and the longest pause of a process."""
 _RESOLUTION = 1e-9
-"""Seconds by which a timer fires late, so that rounding never makes a timer early."""
+"""Seconds that a timer is late, so that rounding does not make it early."""
 
 
 class Violation(AssertionError):
-    """The protocol has failed. The text is the history of the simulation."""
+    """A rule is broken. The text is the history of the world."""
 
 
 class Fault(NamedTuple):
-    """The delay or loss of one request to the database and of its answer."""
+    """The faults of one exchange with the database."""
 
     request: float | None = LATENCY
-    """Seconds until the database has the request. None: the request is lost."""
+    """Seconds until the request reaches the database; None: never."""
     answer: float | None = LATENCY
-    """Seconds until the process has the answer. None: the answer is lost."""
+    """Seconds until the answer reaches the process; None: never."""
 
 
 class Connection(LeaseStore):
-    """What a process has of the database: the store of its leases, and fenced transactions."""
+    """A process's connection to the database: the store of its leases, and fenced transactions."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self._world = process.world
         self.faults: deque[Fault] = deque()
-        """The faults of the next exchanges, one for each."""
+        """The faults of the next exchanges."""
         self.usual = Fault()
         """The fault of all other exchanges."""
         self._pending: set[asyncio.Future[Any]] = set()
@@ -109,7 +108,7 @@ class Connection(LeaseStore):
         raise NotImplementedError
 
     async def begin(self, lease: Lease) -> int | None:
-        """Begin a fenced transaction. None: the term has ended."""
+        """Begin a fenced transaction. Returns None if the term has ended."""
         act = partial(self._world.server.fence, lease.name, lease.epoch)
         return await self._ask("fence", act, self._world.transaction_limit, locks=False)
 
@@ -119,7 +118,7 @@ class Connection(LeaseStore):
         await self._ask("commit", act, self._world.transaction_limit, locks=False)
 
     def reset(self) -> None:
-        """Lose the connection. A task that waits for an answer gets an error."""
+        """Lose the connection. Waiting callers get an error."""
         for future in self._pending:
             if not future.done():
                 future.set_exception(ConnectionError("the connection was lost"))
@@ -171,7 +170,7 @@ class Services:
         self.pace = PACE
         """Seconds between two writes."""
         self.lateness = 0.0
-        """Seconds for which services keep running after a request to stop."""
+        """Seconds that services keep running after they were stopped."""
         self.told_to_end = False
         self._told_at = 0.0
         self._running = 0
@@ -200,12 +199,12 @@ class Services:
 
     @property
     def is_serving(self) -> bool:
-        """Whether any services run."""
+        """Whether services run."""
         return self._running > 0
 
     @property
     def is_given_up(self) -> bool:
-        """Whether services run for longer than the grace after they were told to stop."""
+        """Whether services run for longer than the grace period after they were stopped."""
         late = self._process.timer.boottime() - self._told_at
         return self.is_serving and self.told_to_end and late > TIMING.grace
 
@@ -226,7 +225,7 @@ class Services:
 
 
 class ProcessTimer(SystemTimer):
-    """The timer of the machine, but for its machine."""
+    """The timer of a process."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -237,7 +236,7 @@ class ProcessTimer(SystemTimer):
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """A loop in the time of a process."""
+    """An event loop in the time of a process."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         super().__init__()
@@ -249,7 +248,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
     @property
     def next_timer(self) -> float | None:
-        """Return the time at which the next timer is due."""
+        """Return the time of the next timer."""
         scheduled: list[asyncio.TimerHandle] = self._scheduled
         return min((handle.when() for handle in scheduled if not handle.cancelled()), default=None)
 
@@ -266,7 +265,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class Process:
-    """One process with the real elector and lease."""
+    """One process with the real election and lease engine."""
 
     def __init__(self, world: World, name: str, rate: float) -> None:
         """Create the process. Its ids begin with `name`. `rate` is the speed of its clocks; 1 is
@@ -279,7 +278,7 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        """Start the process, with a new id."""
+        """Start the process with a new id."""
         self.leader_id = f"{self.name}{next(self._lives)}"
         self.state = "running"
         self._resume()
@@ -301,7 +300,7 @@ class Process:
 
     @property
     def lease(self) -> Lease | None:
-        """The lease that is held according to this process."""
+        """The lease that the process treats as held."""
         return self.election.lease
 
     async def _run(self, stopping: asyncio.Event) -> None:
@@ -314,43 +313,43 @@ class Process:
             self.world.violation = f"{self.name}: {context.get('exception') or context['message']}"
 
     def boottime(self) -> float:
-        """Return the process's clock that counts suspension."""
+        """Seconds by the clock that counts suspension."""
         return self.rate * self.world.now
 
     def monotonic(self) -> float:
-        """Return the process's clock that does not count suspension."""
+        """Seconds by the clock that does not count suspension."""
         now = self.world.now if self._suspended_at is None else self._suspended_at
         return self.rate * (now - self._missed)
 
     @property
     def wakes_at(self) -> float | None:
-        """Return the true time at which the next timer of the process is due."""
+        """The time of its next timer, by the world's clock."""
         if self.state != "running" or (due := self.loop.next_timer) is None:
             return None
         return due / self.rate + self._missed + _RESOLUTION
 
     @property
     def awake_for(self) -> float:
-        """Seconds that it has run without a break, if there was one."""
+        """Seconds since it was last frozen."""
         if self.awake_since is None:
             return float("inf")
         return self.world.now - self.awake_since
 
     def say(self, line: str) -> None:
-        """Add a line about the process to the history, while the process runs."""
+        """Add a line to the history, if the process is alive."""
         if self.state != "dead":
             self.world.say(f"{self.name}: {line}")
 
     def freeze(self, *, is_suspended: bool = False) -> None:
-        """Run nothing, as after SIGSTOP or in a long pause of the collector; in suspension, count
-        no time either."""
+        """Stop running, as after SIGSTOP or during a long garbage collection. A suspended process
+        counts no time either."""
         self.say(f"{'its machine is suspended' if is_suspended else 'freezes'}")
         self.state = "frozen"
         if is_suspended:
             self._suspended_at = self.world.now
 
     def thaw(self) -> None:
-        """Let the frozen process run again."""
+        """Run again."""
         self.say("thaws")
         self._resume()
         self.state = "running"
@@ -362,24 +361,24 @@ class Process:
             self._suspended_at = None
 
     def cut_off(self, fault: Fault) -> None:
-        """Apply a fault to each exchange from now on."""
+        """Set the fault of every exchange."""
         self.say(f"from now on, {_words(fault)}")
         self.connection.usual = fault
 
     def heal(self) -> None:
-        """Remove all faults of the network."""
+        """Remove all network faults."""
         self.connection.faults.clear()
         if self.connection.usual != Fault():
             self.say("is reached again")
             self.connection.usual = Fault()
 
     def resync(self) -> None:
-        """Notice that a connection was lost and made again."""
+        """Handle a reconnect."""
         if self.state != "dead":
             self.loop.call_soon(self.engine.wake_all)
 
     def give_up(self) -> None:
-        """Have services that cannot start."""
+        """Let maintenance fail."""
         if self.state != "dead" and (lease := self.lease) is not None:
             self.say("its services cannot start")
             self.loop.call_soon(self.election.maintenance_failed, lease)
@@ -396,17 +395,17 @@ class Process:
             self.start()
 
     def stop(self) -> None:
-        """Stop in order, as on SIGTERM."""
+        """Stop cleanly, as on SIGTERM."""
         self.say("is told to stop")
         self._stopping.set()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the process was told to stop."""
+        """Whether the process was asked to stop."""
         return self._stopping.is_set()
 
     def receive(self, payload: str) -> None:
-        """Receive a notification, unless the process or its network is down."""
+        """Receive a notification, if the network delivers it."""
         if self.state != "dead" and self.connection.usual == Fault():
             self.loop.call_soon(receive_leadership, self.engine, payload)
 
@@ -420,15 +419,15 @@ class Process:
         if self.main.done():
             self.main.result()
             self.world.expect(self.is_stopping, f"{self.name}: the election ended by itself")
-            self.bury()
+            self.unwind()
 
     def kill(self) -> None:
-        """End it at once, as by SIGKILL. What it has sent is on its way."""
+        """End at once, as by SIGKILL. Statements that were sent still arrive."""
         self.say("is killed")
-        self.bury()
+        self.unwind()
 
-    def bury(self) -> None:
-        """Unwind the tasks of a process that is no more, in a time of their own."""
+    def unwind(self) -> None:
+        """Cancel the tasks of an ended process, in a time of their own."""
         self.state = "dead"
         loop, time = self.loop, self.loop.time()
 
@@ -448,7 +447,7 @@ class Process:
 
 
 class World:
-    """The processes, the database, and the true time of the simulation."""
+    """All processes, the database, and the true time."""
 
     lease_name = DEFAULT_DOMAIN
     transaction_limit = TRANSACTION_LIMIT
@@ -476,7 +475,7 @@ class World:
         self.now = 0.0
         self.story: list[str] = []
         self.violation: str | None = None
-        """The history up to the first expectation that was not met."""
+        """The history until the first violation."""
         self.timing, self._overlap = timing, overlap
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._ids = count()
@@ -491,10 +490,11 @@ class World:
         self.story.append(f"{self.now:8.3f}  {line}")
 
     def expect(self, is_right: bool, wrong: str) -> None:
-        """Fail with the story.
+        """Check an expectation.
 
         Raises:
-            Violation: it is not right.
+
+        Violation: it is not met. The text is the history.
         """
         if not is_right and self.violation is None:
             self.say(wrong)
@@ -502,17 +502,17 @@ class World:
             raise Violation(self.violation)
 
     def later(self, seconds: float, act: Callable[[], object]) -> None:
-        """Call `act` after `seconds`."""
+        """Call a function after this many seconds."""
         heapq.heappush(self._events, (self.now + seconds, next(self._ids), act))
 
     def announce(self, action: str, leader_id: str) -> None:
-        """Notify all processes that can receive notifications."""
+        """Notify all processes that the network reaches."""
         payload = json.dumps({"leader_id": leader_id, "action": action})
         for process in self.processes:
             self.later(LATENCY, partial(process.receive, payload))
 
     def run(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         end = self.now + seconds
         self.settle()
         while (due := self._next()) <= end:
@@ -530,14 +530,14 @@ class World:
         return min((time for time in due if time is not None), default=float("inf"))
 
     def settle(self) -> None:
-        """Let the processes run, and look at the world before and after each."""
+        """Let the processes run, and check the world before and after each."""
         self.check()
         for process in self.processes:
             process.step()
             self.check()
 
     def leaders(self) -> list[tuple[str, Term]]:
-        """Return the processes that are leader by their own clock, also frozen ones."""
+        """Return the processes that treat their lease as held, also while they do not run."""
         held = [
             (process.name, self.server.term_of(process.lease))
             for process in self.processes
@@ -547,10 +547,11 @@ class World:
         return held if rival is None else [*held, (RIVAL, rival)]
 
     def check(self) -> None:
-        """What holds at every moment.
+        """Check what must hold at every moment.
 
         Raises:
-            Violation: it does not.
+
+        Violation: it does not hold.
         """
         leaders = self.leaders()
         if len(leaders) > 1:
@@ -571,8 +572,9 @@ class World:
         return after == len(began) or self.now - began[after] < self._overlap
 
     def _check_ending(self, process: Process) -> None:
-        """Services of an old term have ended, or are given up, when another leads; those of a
-        process that was not running are told to end when it has had time to look."""
+        """Check that the services of an old term have stopped, or are given up, when another
+        process is leader. Services of a process that did not run must be stopped soon after it runs
+        again."""
         if self._overlap:
             return
         awake = process.awake_for * process.rate
@@ -585,7 +587,7 @@ class World:
         )
 
     def expect_leader(self) -> None:
-        """Remove all faults, and check that there is a leader, and that it stays leader."""
+        """Remove all faults, and check that one process becomes leader and stays leader."""
         for process in self.processes:
             process.recover()
         until = self.now + CALM + self.server.set_back

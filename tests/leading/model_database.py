@@ -1,6 +1,5 @@
-"""The database of the world in which the election runs: the row of leaders, decided as the
-statements on `river_leader` decide, and a River in Go beside us.
-"""
+"""A model of the database in the simulated world: the row of `river_leader`, with the same
+decisions as the statements, and a River in Go."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from tests.leading.model import World
 
 TIMING = LeaseTiming(ttl=15.0, interval=5.0)
-"""The default timing of a leader's lease."""
+"""The default intervals."""
 TRANSACTION_LIMIT = 5.0
 """Seconds after which the server ends a fenced transaction."""
 _EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
@@ -45,28 +44,26 @@ class Row:
 
 
 class Server:
-    """The database: its clock, the row of leaders, and who has locked it.
-
-    A subclass that decides otherwise shows what a predicate is for.
-    """
+    """The database: its clock, the row of the leader, and its locks. Subclasses leave out a
+    condition, to show what the condition is for."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._offset = timedelta()
         self.set_back = 0.0
-        """Seconds that its clock was set back in all: a lease lasts longer by them."""
+        """Seconds that its clock was set back in all. A lease lasts longer by this time."""
         self.row: Row | None = None
         self.terms: list[Term] = []
         """All terms, in order."""
         self.began: list[float] = []
-        """The start of each term by the true time."""
+        """The start of each term in the world's time."""
         self._last_write = -1
         self._fenced: dict[int, Term] = {}
         self._waiting: list[Callable[[], None]] = []
         self._ids = count()
 
     def now(self) -> datetime:
-        """Return the time of the server's clock."""
+        """Return the time of the database."""
         return _EPOCH + timedelta(seconds=self._world.now) + self._offset
 
     def set_clock(self, by: timedelta) -> None:
@@ -78,7 +75,7 @@ class Server:
     def serve(
         self, act: Callable[[datetime], object], answer: Callable[[object], None], *, locks: bool
     ) -> None:
-        """Do a statement now, or when no fenced transaction is in its way; its own time is that of
+        """Run a statement now, or when no fenced transaction blocks it. Its own time is the time of
         its beginning."""
         began = self.now()
         if locks and self._fenced:
@@ -89,7 +86,7 @@ class Server:
     def serve_at(
         self, began: datetime, act: Callable[[datetime], object], answer: Callable[[object], None]
     ) -> None:
-        """Do a statement that has waited."""
+        """Run a statement that has waited."""
         if self._fenced:
             self._waiting.append(lambda: self.serve_at(began, act, answer))
         else:
@@ -100,7 +97,7 @@ class Server:
         return Term(lease.holder, lease.acquired_at, lease.epoch)
 
     def acquire(self, _name: str, leader_id: str, ttl: timedelta, now: datetime) -> LeaseAnswer:
-        """Take a row that is free; tell the leader of one that is not."""
+        """Acquire a free row, or return the leader."""
         row = self.row
         if row is not None and row.expires_at >= now:
             remaining = (row.expires_at - now).total_seconds()
@@ -118,7 +115,7 @@ class Server:
         return LeaseAnswer(True, leader_id, term.epoch, elected_at, None)
 
     def renew(self, holder: str, terms: list[tuple[str, int]], now: datetime) -> dict[str, bool]:
-        """Extend a term that is held."""
+        """Extend a held term."""
         ((name, epoch),) = terms
         row = self.row
         if row is None or not self.is_row_of(_term(holder, epoch)) or row.expires_at < now:
@@ -142,7 +139,7 @@ class Server:
         return True
 
     def is_row_of(self, term: Term) -> bool:
-        """Whether the row is that of a term."""
+        """Whether the row belongs to this term."""
         return self.row is not None and self.row.term == term
 
     def fence(self, _name: str, epoch: int, now: datetime) -> int | None:
@@ -155,7 +152,7 @@ class Server:
         return transaction
 
     def commit(self, transaction: int, _now: datetime | None = None, *, write: bool = True) -> bool:
-        """End a fenced transaction, if the server has not."""
+        """End a fenced transaction, if the server has not ended it."""
         term = self._fenced.pop(transaction, None)
         if term is None:
             return False
@@ -172,7 +169,7 @@ class Server:
         return True
 
     def crash(self) -> None:
-        """Restart uncleanly: the table is unlogged."""
+        """Restart without a clean shutdown. The table is unlogged, so it is empty."""
         self._world.say("db: restarts, the row is gone")
         self.row = None
         self._fenced.clear()
@@ -184,7 +181,7 @@ def _term(leader_id: str, epoch: int) -> Term:
 
 
 class Rival:
-    """A River in Go beside us, whose leader ends in time whatever happens."""
+    """A River in Go that takes part in the election. Its leader always stops in time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -193,11 +190,11 @@ class Rival:
 
     @property
     def term(self) -> Term | None:
-        """The term that River in Go holds by its own clock."""
+        """The term that it treats as held."""
         return self._term if self._world.now < self._trusted_until else None
 
     def elect(self) -> None:
-        """Remove a row that has expired, and insert its own if there is none; or renew."""
+        """Delete an expired row, and insert its own row if there is none. Or renew."""
         server, now = self._world.server, self._world.server.now()
         server.serve(self._elect, lambda _: None, locks=True)
         if self._term is not None and server.renew(RIVAL, [("", self._term.epoch)], now):
@@ -213,7 +210,7 @@ class Rival:
             self._trusted_until = self._world.now + TIMING.validity
 
     def resign(self) -> None:
-        """Tell that it resigns if it leads, and remove every row there is."""
+        """Notify that it resigns if it is the leader, and delete the row."""
         term, self._term = self._term, None
         if term is not None:
             server = self._world.server

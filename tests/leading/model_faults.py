@@ -1,4 +1,4 @@
-"""Faults that hypothesis may strike a world of processes with, whatever these stand for."""
+"""Faults of processes that hypothesis can choose in a simulated world."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from tests.leading.model import LATENCY, Fault
 
 BAD = Fault(request=None), Fault(answer=None), Fault(answer=4.0), Fault(request=2.0, answer=2.0)
-"""The faults that a network may have for all exchanges of a process."""
+"""The faults of a network that a process can have for all exchanges."""
 
 some_process = st.integers(0, 2)
 some_seconds = st.sampled_from([0.2, 1.0, 2.5, 4.0, 6.0, 11.0, 20.0])
@@ -18,12 +18,12 @@ some_delay = st.sampled_from([None, LATENCY, 4.0, 25.0])
 
 
 class Slowness(RuleBasedStateMachine):
-    """The rules for processes that are slow or frozen."""
+    """Faults by which processes are slow."""
 
     world: Any
 
     def one(self, number: int, *states: str) -> Any:
-        """Return one process, or one of the processes in a state."""
+        """Return a random process, or one in this state."""
         processes = [p for p in self.world.processes if not states or p.state in states]
         return processes[number % len(processes)]
 
@@ -34,7 +34,7 @@ class Slowness(RuleBasedStateMachine):
     @precondition(lambda self: self.any("running"))
     @rule(number=some_process, is_suspended=st.booleans(), seconds=some_seconds)
     def is_frozen(self, number: int, is_suspended: bool, seconds: float) -> None:
-        """A process does not run, or not even its machine."""
+        """A process stops running, or its machine is suspended."""
         self.one(number, "running").freeze(is_suspended=is_suspended)
         self.world.run(seconds)
 
@@ -47,7 +47,7 @@ class Slowness(RuleBasedStateMachine):
 
     @rule(number=some_process, request=some_delay, answer=some_delay)
     def will_meet_a_fault(self, number: int, request: float | None, answer: float | None) -> None:
-        """The next exchange with the database is slow, or lost."""
+        """The next exchange with the database is slow or lost."""
         self.one(number).connection.faults.append(Fault(request, answer))
 
     def teardown(self) -> None:
@@ -57,19 +57,19 @@ class Slowness(RuleBasedStateMachine):
 
 
 class Damage(Slowness):
-    """The rules for processes that are killed, stopped or cut off."""
+    """Faults by which processes, connections and clocks fail."""
 
     @precondition(lambda self: self.any("running", "frozen"))
     @rule(number=some_process, seconds=some_seconds)
     def is_killed(self, number: int, seconds: float) -> None:
-        """A process is killed, without a stop."""
+        """A process ends without a stop."""
         self.one(number, "running", "frozen").kill()
         self.world.run(seconds)
 
     @precondition(lambda self: self.any("running", "frozen"))
     @rule(number=some_process, seconds=some_seconds)
     def is_stopped(self, number: int, seconds: float) -> None:
-        """A process is told to stop."""
+        """A process is asked to stop."""
         self.one(number, "running", "frozen").stop()
         self.world.run(seconds)
 
@@ -82,13 +82,13 @@ class Damage(Slowness):
 
     @rule(number=some_process, fault=st.sampled_from(BAD), seconds=some_seconds)
     def is_cut_off(self, number: int, fault: Fault, seconds: float) -> None:
-        """The network swallows requests, or answers, or is slow."""
+        """The network loses requests or answers, or is slow."""
         self.one(number).cut_off(fault)
         self.world.run(seconds)
 
     @rule(number=some_process, is_noticed=st.booleans(), seconds=some_seconds)
     def is_healed(self, number: int, is_noticed: bool, seconds: float) -> None:
-        """The network works again, which a process notices if it listens."""
+        """The network works again. A process with a listener notices it."""
         process = self.one(number)
         process.heal()
         if is_noticed:
@@ -97,6 +97,6 @@ class Damage(Slowness):
 
     @rule(number=some_process)
     def loses_its_connection(self, number: int) -> None:
-        """A process loses its connection. A task that waits for an answer gets an error."""
+        """Waiting callers get an error."""
         self.one(number).connection.reset()
         self.world.settle()

@@ -1,4 +1,4 @@
-"""The election for a lead that is a lease, explored as that for River's (`test_model.py`)."""
+"""Leader election on a lease, explored like the one on River's row (`test_model.py`)."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def _quiet() -> Generator[None]:
 
 
 class LeadFleet(Fleet):
-    """What happens at any time to those who stand for it."""
+    """Events of processes that take part in the election."""
 
     place, server, process = LeadWorld, LeadServer, LeadProcess
 
 
 class LeadElection(Election):
-    """What else happens. No River in Go stands for a domain's lead."""
+    """More faults. No River in Go takes part in the election of a domain."""
 
     place, server, process = LeadWorld, LeadServer, LeadProcess
     rival_acts = None
@@ -60,8 +60,8 @@ class LeadElection(Election):
 
 
 class LeadElectionOverSteps(LeadElection):
-    """And the database believes that the lease has run out, or that it is one of before its clock
-    was set back."""
+    """Steps of the database's clock: the lease seems to have expired, or to be from before a change
+    of the clock."""
 
     overlap = TIMING.validity / min(RATES) + 2 * LATENCY
 
@@ -73,37 +73,37 @@ class LeadElectionOverSteps(LeadElection):
 
 
 class WithoutEpochs(LeadFleet):
-    """Holder and expiry are compared, and no epoch."""
+    """Statements that compare holder and expiry, but no epoch."""
 
     server = type("EpochBlindServer", (LeadServer,), {"table": EpochBlind})
 
 
 class WithoutFence(LeadFleet):
-    """A fence lets everything go on."""
+    """A fence without a check."""
 
     server = type("UnfencedServer", (LeadServer,), {"table": Unfenced})
 
 
 @pytest.mark.timeout(600)
-def test_nobody_leads_a_domain_beside_another() -> None:
-    """In no world that was explored do two processes lead a domain at once, frozen ones counted,
-    nor do services of an old term run on, nor does a write of one follow one of a newer; epochs
-    rise; and when nothing is wrong any more, somebody leads."""
+def test_domain_has_one_leader() -> None:
+    """Explore worlds with faults. No two processes, frozen ones included, are leader of a domain at
+    once. No services of an old term keep running, and no write of an old term follows one of a
+    newer term. Epochs rise. Without faults one process is leader in the end."""
     explore(LeadElection, examples=EXAMPLES // 2, phases=(Phase.generate, Phase.shrink))
 
 
 @pytest.mark.timeout(600)
-def test_stepped_clock_lets_two_lead_for_no_longer_than_the_trust() -> None:
-    """If the database's clock is set past the end of the lease, or back by more than its time, the
-    old leader may believe on until its trust ends, but nothing that it writes comes after a write
-    of the new one; and then somebody leads."""
+def test_two_leaders_after_a_clock_step() -> None:
+    """If the database's clock is set past the end of the lease, or far back, the old leader may
+    treat its lease as held until its local deadline. But none of its writes follows one of the new
+    leader, and then one process is leader."""
     explore(LeadElectionOverSteps, examples=EXAMPLES // 4, phases=(Phase.generate, Phase.shrink))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("machine", [WithoutEpochs, WithoutFence])
 def test_search_finds_what_each_protection_is_for(machine: type[Fleet]) -> None:
-    """A search finds two who lead a domain, or a late write, if renewals, resignations and fences
-    name no epoch, or if writes are not fenced."""
+    """If statements name no epoch, or writes are not fenced, the search finds two leaders or a late
+    write."""
     with pytest.raises(Violation, match=r"lead at once|newer term's"):
         explore(machine, examples=2000, phases=(Phase.generate,))

@@ -1,7 +1,8 @@
-"""The election, explored: hypothesis drives the real elector through a world of slow clocks, frozen
-processes and lost messages, and looks for two who lead.
+"""Leader election in a simulated world: hypothesis drives the real election and searches for two
+leaders.
 
-RIVERPY_TEST_SEED explores elsewhere, RIVERPY_TEST_EXAMPLES further.
+The world has slow clocks, frozen processes and lost messages. RIVERPY_TEST_SEED sets another seed,
+RIVERPY_TEST_EXAMPLES the number of examples.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 SEED = os.environ.get("RIVERPY_TEST_SEED")
 EXAMPLES = int(os.environ.get("RIVERPY_TEST_EXAMPLES", "60"))
 RATES = [0.95, 0.97, 1.0, 1.02, 1.05]
-"""Of a process's clocks, by the database's. The margin is for a fifteenth."""
+"""The speed of a process's clocks relative to the database's. The margin covers a fifteenth."""
 
 some_lateness = st.sampled_from([0.0, 1.5, 8.0])
 
@@ -47,7 +48,7 @@ def _quiet() -> Generator[None]:
 
 
 class Fleet(Slowness):
-    """What happens to a fleet at any time."""
+    """Events of processes that take part in the election."""
 
     place: type[World] = World
     server: type[Server] = Server
@@ -59,8 +60,8 @@ class Fleet(Slowness):
         rates=st.lists(st.sampled_from(RATES), min_size=2, max_size=3), lateness=some_lateness
     )
     def begins(self, rates: list[float], lateness: float) -> None:
-        """The processes start, each with a clock of its own, the first with services that may take
-        their time to end."""
+        """The processes start. Each has its own clock, and the services of the first may stop
+        late."""
         self.world = self.place(
             rates,
             server=self.server,
@@ -73,19 +74,19 @@ class Fleet(Slowness):
 
     @rule(number=some_process, request=some_delay, seconds=some_seconds)
     def is_asked_to_resign(self, number: int, request: float | None, seconds: float) -> None:
-        """Whoever leads is asked to resign; what one of them sends next is slow, or lost."""
+        """The leader is requested to resign. The next exchange of a process is slow or lost."""
         self.one(number).connection.faults.append(Fault(request))
         self.world.announce("request_resign", "")
         self.world.run(seconds)
 
 
 class Election(Damage, Fleet):
-    """What else happens."""
+    """More faults."""
 
     @rule(number=some_process, lateness=some_lateness)
     def ends_services_late(self, number: int, lateness: float) -> None:
-        """The services of a term go on after they were told to end, longer than the grace or
-        not."""
+        """The services of a term keep running after they were stopped, for more or less than the
+        grace period."""
         self.one(number).services.lateness = lateness
 
     @rule(number=some_process, seconds=some_seconds)
@@ -101,7 +102,7 @@ class Election(Damage, Fleet):
 
     @rule(is_resigning=st.booleans(), seconds=some_seconds)
     def rival_acts(self, is_resigning: bool, seconds: float) -> None:
-        """A River in Go bids, renews or resigns."""
+        """A River in Go tries to become leader, renews or resigns."""
         if is_resigning:
             self.world.rival.resign()
         else:
@@ -109,7 +110,7 @@ class Election(Damage, Fleet):
         self.world.run(seconds)
 
     def teardown(self) -> None:
-        """When nothing is wrong any more, somebody leads."""
+        """Without faults one process is leader in the end."""
         try:
             if hasattr(self, "world") and self.world.violation is None:
                 self.world.expect_leader()
@@ -118,7 +119,7 @@ class Election(Damage, Fleet):
 
 
 class ElectionOverLostRows(Election):
-    """And the database forgets who leads, or believes that the lease has run out."""
+    """Faults of the database: it loses the row, or its clock is set forward."""
 
     overlap = TIMING.validity / min(RATES) + 2 * LATENCY
 
@@ -136,7 +137,7 @@ class ElectionOverLostRows(Election):
 
 
 class WholeLease(LeaseTiming, frozen=True):
-    """The local deadline without a margin."""
+    """A timing without a margin."""
 
     @property
     def validity(self) -> float:
@@ -145,35 +146,35 @@ class WholeLease(LeaseTiming, frozen=True):
 
 
 class WithoutMargin(Fleet):
-    """The local deadline is the end of the lease."""
+    """A local deadline without a margin: it is the end of the lease."""
 
     timing = WholeLease(TIMING.ttl, TIMING.interval)
 
 
 class TermBlindServer(Server):
-    """A database that asks who, and not for which term."""
+    """A database that compares the leader id, but not the term."""
 
     def is_row_of(self, term: Term) -> bool:
-        """Whether the row is that of the same process."""
+        """Whether the row belongs to the same process."""
         return self.row is not None and self.row.term.leader_id == term.leader_id
 
 
 class WithoutTerms(Fleet):
-    """Renewals and resignations name no term."""
+    """Renewals and resignations that name no term."""
 
     server = TermBlindServer
 
 
 class SuspendBlindProcess(Process):
-    """A process that measures trust by a clock that stands still in suspension."""
+    """A process whose local deadline uses a clock that stops during suspension."""
 
     def boottime(self) -> float:
-        """Seconds by the other clock."""
+        """Seconds by the clock that stops during suspension."""
         return self.monotonic()
 
 
 class BlindToSuspension(Fleet):
-    """The local deadline is measured by a clock that stops in suspension."""
+    """The local deadline uses a clock that stops during suspension."""
 
     process = SuspendBlindProcess
 
@@ -198,32 +199,32 @@ def explore(machine: type[Fleet], *, examples: int, phases: tuple[Phase, ...]) -
 
 
 @pytest.mark.timeout(600)  # a counterexample is made short, which takes time
-def test_nobody_leads_beside_another() -> None:
-    """In no world that was explored do two processes lead at once, frozen ones counted, nor do
-    services of an old term run on or write when another leads; and when nothing is wrong any more,
-    somebody leads."""
+def test_one_leader() -> None:
+    """Explore worlds with faults. No two processes, frozen ones included, are leader at once. No
+    services of an old term run or write when another process is leader. Without faults one process
+    is leader in the end."""
     explore(Election, examples=EXAMPLES, phases=(Phase.generate, Phase.shrink))
 
 
 @pytest.mark.timeout(600)
-def test_lost_row_lets_two_lead_for_no_longer_than_the_trust() -> None:
-    """If the database forgets who leads, or sets its clock forward past the end of the lease, the
-    old leader may believe on until its trust ends, but nothing that it writes comes after a write
-    of the new one; and then somebody leads."""
+def test_two_leaders_after_a_lost_row() -> None:
+    """If the database loses the row, or its clock is set past the end of the lease, the old leader
+    may treat its lease as held until its local deadline. But none of its writes follows one of the
+    new leader, and then one process is leader."""
     explore(ElectionOverLostRows, examples=EXAMPLES // 3, phases=(Phase.generate, Phase.shrink))
 
 
 @pytest.mark.parametrize("machine", [WithoutMargin, WithoutTerms, BlindToSuspension])
 def test_search_finds_what_each_protection_is_for(machine: type[Fleet]) -> None:
-    """A search finds two who lead if trust has no margin, if renewals and resignations name no
-    term, or if trust is measured by a clock that stops in suspension."""
+    """The search finds two leaders if the local deadline has no margin, if renewals and
+    resignations name no term, or if the deadline uses a clock that stops during suspension."""
     with pytest.raises(Violation, match="lead at once"):
         explore(machine, examples=2000, phases=(Phase.generate,))
 
 
 def test_margin_is_for_clocks_that_differ() -> None:
-    """A leader with a slow clock that is frozen until its lease has passed on: with a margin it
-    does not believe any more, and without one it would."""
+    """A leader with a slow clock is frozen until another process acquired its lease. With the
+    margin it does not treat the lease as held, without it it does."""
 
     def tell(timing: LeaseTiming) -> World:
         with closing(World([0.95, 1.0], timing=timing)) as world:
@@ -237,9 +238,9 @@ def test_margin_is_for_clocks_that_differ() -> None:
         tell(WithoutMargin.timing)
 
 
-def test_clock_of_trust_counts_suspension() -> None:
-    """A leader whose machine is suspended until its lease has passed on: by a clock that counts
-    suspension it does not believe any more, and by another it would."""
+def test_deadline_counts_suspension() -> None:
+    """A leader's machine is suspended until another process acquired its lease. With a clock that
+    counts suspension it does not treat the lease as held, with another clock it does."""
 
     def tell(process: type[Process]) -> World:
         with closing(World([1.0, 1.0], process=process)) as world:
@@ -254,9 +255,9 @@ def test_clock_of_trust_counts_suspension() -> None:
 
 
 def test_resignation_names_its_term() -> None:
-    """A resignation that is 25 s on its way, while the one who resigned was elected again: it ends
-    nothing, but would end the new term if it named the process alone, and another be elected beside
-    it."""
+    """A resignation that arrives 25 s late, after the process was elected again, has no effect. If
+    it named only the process, it would end the new term, and another process could be elected
+    too."""
 
     def tell(server: type[Server]) -> World:
         with closing(World([1.0, 1.0], server=server)) as world:
@@ -277,8 +278,8 @@ def test_resignation_names_its_term() -> None:
 
 
 def test_lost_row_is_noticed_at_the_next_renewal() -> None:
-    """If an unlogged table is emptied, a leader that reaches the database believes until its next
-    renewal, and no longer."""
+    """If an unlogged table is emptied, a leader that reaches the database stops being leader at its
+    next renewal."""
     with closing(World([1.0, 1.0], overlap=TIMING.interval)) as world:
         first, second = world.processes
         first.services.pace = 60.0
@@ -294,9 +295,9 @@ def test_lost_row_is_noticed_at_the_next_renewal() -> None:
 
 
 @pytest.mark.parametrize("exchange", [0, 1])
-def test_slow_answer_lengthens_no_trust(exchange: int) -> None:
-    """A leader that is frozen after an answer of 2 s, to its bid or to a renewal, believes no
-    longer than after a quick one."""
+def test_slow_answer_does_not_extend_validity(exchange: int) -> None:
+    """A leader is frozen after an answer of 2 s to its attempt or renewal. Its lease is valid for
+    no longer than after a quick answer."""
     with closing(World([1.0, 1.0])) as world:
         first, _ = world.processes
         first.services.pace = 60.0
@@ -309,9 +310,8 @@ def test_slow_answer_lengthens_no_trust(exchange: int) -> None:
 
 
 def test_services_end_before_the_lease_passes_on() -> None:
-    """The services of a leader that the database does not hear are told to end so early that they
-    have ended, even if that takes most of the grace and the leader's clock is slow, when another
-    leads (P20)."""
+    """The services of a leader that cannot reach the database have stopped before another process
+    is leader, even if they need most of the grace period and the leader's clock is slow (P20)."""
     with closing(World([0.95, 1.0])) as world:
         first, _ = world.processes
         first.services.lateness = TIMING.grace * 0.9
@@ -323,9 +323,9 @@ def test_services_end_before_the_lease_passes_on() -> None:
         assert not first.services.is_serving
 
 
-def test_somebody_leads_after_an_outage() -> None:
-    """When the database answers again after an hour, somebody leads within two intervals, though
-    nobody was told."""
+def test_leader_after_an_outage() -> None:
+    """When the database answers again after an hour, one process is leader within two intervals,
+    without a notification."""
     with closing(World([1.0, 1.0])) as world:
         for process in world.processes:
             process.cut_off(Fault(request=None))
@@ -338,8 +338,8 @@ def test_somebody_leads_after_an_outage() -> None:
 
 
 def test_answer_that_comes_too_late_begins_no_term() -> None:
-    """A process that was frozen from its bid until the lease that it won has passed on begins no
-    term, and ends none of another."""
+    """A process that was frozen from its attempt until another process acquired the lease begins no
+    term and ends none of another process."""
     with closing(World([1.0, 1.0])) as world:
         first, second = world.processes
         first.connection.faults.append(Fault(answer=0.5))
@@ -353,5 +353,5 @@ def test_answer_that_comes_too_late_begins_no_term() -> None:
 
 
 def assert_passed_on(world: World) -> None:
-    """The lease went from the first process to the second."""
+    """Check that the second process acquired the lease after the first."""
     assert [term.leader_id for term in world.server.terms] == ["a1", "b1"]
