@@ -1,4 +1,4 @@
-"""What holds for leases in the table alone: sessions, transactions and processes."""
+"""Leases in the table: sessions, transactions and processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SHORT_TIMES: Any = {
     "renew_interval": timedelta(seconds=1),
 }
 BOUND = 20.0
-"""Seconds for a statement: more than a machine stalls."""
+"""Seconds for a statement: longer than a machine stalls."""
 ISOLATIONS = ("read_committed", "repeatable_read", "serializable")
 LEASE_SESSIONS = (
     "SELECT count(*) FROM pg_stat_activity"
@@ -76,7 +76,7 @@ async def _granted(manager: LeaseManager, name: str = "x") -> Lease:
 
 
 async def _take_over(schema: Schema) -> Lease:
-    """Let another process have the lease, while its holder believes that it has it."""
+    """Let another process acquire the lease. The holder is not notified."""
     await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
     async with schema.connected() as connection, LeaseManager(connection, holder="b") as other:
         return await _granted(other)
@@ -87,8 +87,8 @@ async def _take_over(schema: Schema) -> Lease:
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 async def test_fence_after_a_renewal(schema: Schema, leases: LeaseManager, isolation: Any) -> None:
-    """Transactions of each isolation pass the fence and commit, whether their snapshot is older
-    than the fence and than renewals, or not."""
+    """Transactions of each isolation level pass the fence and commit, with snapshots from before or
+    after the fence and renewals."""
     lease = await _granted(leases)
     async with schema.connected() as connection:
         for is_early in (False, True):
@@ -108,8 +108,8 @@ async def test_fence_after_a_renewal(schema: Schema, leases: LeaseManager, isola
 async def test_fence_by_an_old_snapshot(
     schema: Schema, leases: LeaseManager, isolation: Any
 ) -> None:
-    """A transaction to which the lease still seems to have expired passes the fence: it was renewed
-    since, and its epoch is the same."""
+    """If the lease seems expired in a transaction's old snapshot, the fence still passes: the lease
+    was renewed since, under the same epoch."""
     lease = await _granted(leases)
     await schema.execute("UPDATE riverpy_lease SET expires_at = now() - interval '1 s'")
     async with schema.connected() as connection, connection.transaction(isolation=isolation):
@@ -123,8 +123,8 @@ async def test_fence_by_an_old_snapshot(
 async def test_fence_after_a_takeover(
     schema: Schema, leases: LeaseManager, isolation: Any, *, is_early: bool
 ) -> None:
-    """Transactions of each isolation are refused after a takeover, also where the failure is that
-    of their snapshot."""
+    """After a takeover, transactions of each isolation level are refused, also if the failure is a
+    serialization failure."""
     lease = await _granted(leases)
     async with schema.connected() as connection:
         transaction = connection.transaction(isolation=isolation)
@@ -132,7 +132,7 @@ async def test_fence_after_a_takeover(
         if is_early:
             await connection.fetchval("SELECT count(*) FROM riverpy_lease")
         await _take_over(schema)
-        assert lease.is_held  # as far as it knows
+        assert lease.is_held  # locally
         with pytest.raises(LeaseLostError):
             await lease.fence(connection)
         await transaction.rollback()
@@ -143,8 +143,8 @@ async def test_fence_after_a_takeover(
 async def test_fence_that_finds_no_term(
     schema: Schema, leases: LeaseManager, fresh_database_url: str, what: str
 ) -> None:
-    """A fence in another database, or in a snapshot from before the term, is refused with the name
-    of the database; the lease, which is held, stays."""
+    """A fence in another database, or in a snapshot from before the term, raises an error with the
+    name of the database. The lease stays held."""
     is_other = what == "database"
     async with connected(fresh_database_url) if is_other else schema.connected() as connection:
         if is_other:
@@ -169,9 +169,9 @@ async def test_fence_that_finds_no_term(
 async def test_fence_in_a_savepoint(
     schema: Schema, leases: LeaseManager, isolation: Any, meanwhile: str
 ) -> None:
-    """A fence in a savepoint, which would be undone with it, is refused, whoever else has locked
-    the row or changed it; the lease stays. In the transaction around it the fence stands, also
-    after savepoints that have ended."""
+    """A fence in a savepoint would be undone with it, so it is refused, also if other sessions have
+    locked or changed the row. The lease stays held. In the outermost transaction the fence works,
+    also after savepoints that have ended."""
     lease = await _granted(leases)
     async with schema.connected() as other, schema.connected() as connection:
         beside = other.transaction()
@@ -203,8 +203,8 @@ async def test_fence_in_a_savepoint(
 
 
 async def test_fence_after_a_failure_in_a_savepoint(schema: Schema, leases: LeaseManager) -> None:
-    """A transaction of asyncpg's inside of another leaves its savepoint open when it fails: after
-    that a first fence is refused, one from before stands."""
+    """A nested transaction of asyncpg leaves its savepoint open when it fails. After that a first
+    fence is refused, and one from before stays in effect."""
     lease = await _granted(leases)
     async with schema.connected() as connection:
         for is_first in (True, False):
@@ -222,8 +222,8 @@ async def test_fence_after_a_failure_in_a_savepoint(schema: Schema, leases: Leas
 
 
 async def test_serialization_failure_under_the_lease(schema: Schema, leases: LeaseManager) -> None:
-    """A transaction that fails for its snapshot while the lease is held fails as any other, and may
-    be tried again: the lease stays."""
+    """If a transaction has a serialization failure while the lease is held, the error is raised,
+    and the lease stays held. The transaction can be repeated."""
     lease = await _granted(leases)
     async with schema.connected() as connection:
         transaction = connection.transaction(isolation="repeatable_read")
@@ -240,8 +240,8 @@ async def test_serialization_failure_under_the_lease(schema: Schema, leases: Lea
 
 
 async def test_limits_of_a_fenced_transaction(schema: Schema, leases: LeaseManager) -> None:
-    """A fence limits its transaction to the ttl, keeps shorter limits of the session, and leaves
-    none behind."""
+    """A fence limits its transaction to the ttl, keeps shorter limits of the session, and leaves no
+    setting behind."""
     names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 
     async def limits(connection: asyncpg.Connection[Any]) -> list[str]:
@@ -263,8 +263,8 @@ async def test_limits_of_a_fenced_transaction(schema: Schema, leases: LeaseManag
 async def test_end_of_a_busy_fenced_transaction(
     schema: Schema, setting: str, is_text: bool
 ) -> None:
-    """The server ends a fenced transaction of many short statements, whatever transaction_timeout
-    the session has, so that a takeover comes. A second fence does not make it longer."""
+    """The server ends a fenced transaction of many short statements, with any transaction_timeout
+    of the session, so that a takeover is possible. A second fence does not extend the limit."""
     async with (
         LeaseManager(schema.url, schema=schema.name, **SHORT_TIMES) as manager,
         LeaseManager(schema.url, schema=schema.name, **SHORT_TIMES) as other,
@@ -291,7 +291,7 @@ async def test_end_of_a_busy_fenced_transaction(
 
 
 async def test_two_fences_in_one_transaction(schema: Schema) -> None:
-    """A fence of a lease that lasts longer leaves the end of the transaction to the shorter one."""
+    """With fences of two leases, the shorter ttl limits the transaction."""
     async with (
         LeaseManager(schema.url, schema=schema.name, **SHORT_TIMES) as manager,
         LeaseManager(schema.url, schema=schema.name, holder="b") as longer,
@@ -324,8 +324,8 @@ async def ended_by_the_server(connection: Any) -> None:
 async def test_statement_of_a_term_that_is_over(
     schema: Schema, leases: LeaseManager, isolation: Any, how: str
 ) -> None:
-    """The statement of a term that is over finds no row; in a snapshot it does until another term
-    begins, which waits for the transaction."""
+    """The fence statement of an ended term finds no row. In a snapshot it finds one until another
+    term begins, which waits for the transaction."""
     lease = await _granted(leases)
     statement = lease.fence_statement
     if how == "released":
@@ -342,8 +342,8 @@ async def test_statement_of_a_term_that_is_over(
 
 
 async def test_fence_as_text(schema: Schema, leases: LeaseManager) -> None:
-    """The text of the fence does what the fence does, for any name: a row while the lease is held,
-    and takeovers wait."""
+    """The fence statement has the same effect as the fence, for any name: it returns a row while
+    the lease is held, and takeovers wait."""
     name = "it's:\\%1$"
     lease = await _granted(leases, name)
     statement = await anyio.to_thread.run_sync(lambda: lease.fence_statement)
@@ -367,9 +367,9 @@ async def test_fence_as_text(schema: Schema, leases: LeaseManager) -> None:
 async def test_locked_row(
     schema: Schema, leases: LeaseManager, monkeypatch: pytest.MonkeyPatch, lock: str
 ) -> None:
-    """A row that somebody keeps locked keeps no other lease from being renewed; of its own nothing
-    is known, but that it goes on as long as it lasts. A release gives up soon, and no renewal waits
-    for it."""
+    """A locked row does not delay the renewal of other leases. The result for its own lease is
+    unknown, and the lease stays held until its deadline. A release soon gives up, and no renewal
+    waits for it."""
     # A statement that waited would be ended by the limit of the session, well before these.
     monkeypatch.setattr("riverpy._leases.engine.RELEASE_TIMEOUT", BOUND)
     lease, other = await _granted(leases), await _granted(leases, "y")
@@ -392,13 +392,13 @@ async def test_locked_row(
 async def _release_in_vain(leases: LeaseManager, lease: Lease) -> None:
     with capture_logs() as log:
         assert not await leases.release(lease)
-    told = [line for line in log if line["event"] == LEASE_RELEASE_FAILED]
-    assert "lock timeout" in told[0]["error"]
+    lines = [line for line in log if line["event"] == LEASE_RELEASE_FAILED]
+    assert "lock timeout" in lines[0]["error"]
 
 
 async def test_clock_set_back(schema: Schema, leases: LeaseManager) -> None:
-    """A lease that was granted before the server's clock was set back is free for others, and its
-    holder, if it renews first, has it by the new clock."""
+    """A lease from before the server's clock was set back is free for other processes. If its
+    holder renews first, it stays held by the new clock."""
     ahead = "UPDATE riverpy_lease SET expires_at = now() + interval '1 hour'"
     lease = await _granted(leases)
     async with LeaseManager(schema.url, schema=schema.name, holder="b") as other:
@@ -416,8 +416,8 @@ async def test_clock_set_back(schema: Schema, leases: LeaseManager) -> None:
 async def test_injected_connection_survives(
     schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A caller's connection is the same, open and outside of a transaction, after an error on it,
-    and is not closed with the manager."""
+    """An injected connection stays open and outside of a transaction after an error, and is not
+    closed with the manager."""
     async with schema.connected() as connection:
         pid = connection.get_server_pid()
         async with _injected(connection) as leases:
@@ -436,7 +436,7 @@ async def test_injected_connection_survives(
 
 
 async def test_codecs_of_the_caller(schema: Schema) -> None:
-    """Codecs for times that the caller has set on its connection are not used."""
+    """Codecs for times that the user set on its connection are not used."""
 
     def refuse(value: Any) -> Any:
         raise AssertionError(f"a codec of the caller's saw {value!r}")
@@ -455,7 +455,7 @@ async def test_codecs_of_the_caller(schema: Schema) -> None:
 
 
 async def test_injected_connection_that_is_lost(schema: Schema) -> None:
-    """A caller's connection that has ended is not replaced: each call says so."""
+    """A lost injected connection is not replaced. Each call raises an error."""
     async with schema.connected() as connection, _injected(connection) as leases:
         lease = await _granted(leases)
         connection.terminate()
@@ -466,7 +466,7 @@ async def test_injected_connection_that_is_lost(schema: Schema) -> None:
 
 
 async def test_injected_connection_in_a_transaction(schema: Schema) -> None:
-    """What would be granted inside of the caller's transaction is refused."""
+    """A lease is not acquired over a connection with an open transaction."""
     async with schema.connected() as connection, _injected(connection) as leases:
         lease = await _granted(leases)
         async with connection.transaction():
@@ -479,8 +479,8 @@ async def test_injected_connection_in_a_transaction(schema: Schema) -> None:
 
 
 async def test_transaction_during_a_hold(schema: Schema) -> None:
-    """A transaction that the caller opens on the connection of the leases puts renewals off; they
-    are tried again in time."""
+    """If the user opens a transaction on the connection of the leases, renewals fail and are
+    repeated in time."""
     async with schema.connected() as connection, _injected(connection) as leases:
         engine = leases._engine
         async with leases.hold("x") as lease:
@@ -498,8 +498,8 @@ def _injected(connection: asyncpg.Connection[Any]) -> LeaseManager:
 
 
 async def test_owned_connections_are_rebuilt(schema: Schema) -> None:
-    """Own connections that have ended are replaced at the next call, with one warning that names
-    the holder and the kind of the error."""
+    """Own connections that were lost are replaced at the next call, with one warning that names the
+    holder and the error."""
     async with LeaseManager(schema.url, schema=schema.name, holder="it is me") as leases:
         lease = await _granted(leases)
         ended = await schema.fetchval(
@@ -518,7 +518,7 @@ async def test_owned_connections_are_rebuilt(schema: Schema) -> None:
 
 
 async def _until_answered(leases: LeaseManager, lease: Lease) -> bool:
-    """Renew; an error leaves it unknown."""
+    """Renew until the result is known."""
     while True:
         try:
             return await leases.renew(lease)
@@ -527,8 +527,8 @@ async def _until_answered(leases: LeaseManager, lease: Lease) -> bool:
 
 
 async def test_cancelled_release(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease is released although its holder is cancelled meanwhile, again and again, as a job is
-    that is stopped: as a task, which a shielded scope does not keep away."""
+    """A lease is released even if its holder is cancelled repeatedly during the release. A job that
+    is stopped is cancelled like this, and a shielded scope does not prevent it."""
     monkeypatch.setattr("riverpy._postgres.leases.RELEASE_LOCK_TIMEOUT", timedelta(seconds=20))
     monkeypatch.setattr("riverpy._leases.engine.RELEASE_TIMEOUT", 20.0)
     held, may_end = asyncio.Event(), asyncio.Event()
@@ -554,7 +554,7 @@ async def test_cancelled_release(schema: Schema, monkeypatch: pytest.MonkeyPatch
 
 
 async def _until_waiting(schema: Schema) -> None:
-    """Return when a bid, or a release, waits for a row."""
+    """Return when an attempt or a release waits for a row."""
     with anyio.fail_after(30):
         while not await schema.fetchval(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
@@ -563,11 +563,11 @@ async def _until_waiting(schema: Schema) -> None:
             await anyio.sleep(0.01)
 
 
-async def test_outage_of_what_is_used_no_more(schema: Schema) -> None:
-    """A connection for bids that was lost when the last one who stood by gave up is no outage that
-    goes on: the next one of the renewals is told, and its end."""
+async def test_outage_of_an_idle_connection(schema: Schema) -> None:
+    """If the connection for requests is lost when the last caller stops waiting, the outage does
+    not continue. A later outage of the renewals is logged, and its end."""
 
-    def told() -> list[tuple[str, str]]:
+    def outage_lines() -> list[tuple[str, str]]:
         return [
             (line["event"].removeprefix("connection "), line["connection"])
             for line in log
@@ -584,17 +584,17 @@ async def test_outage_of_what_is_used_no_more(schema: Schema) -> None:
                 with pytest.raises((TimeoutError, OSError, asyncpg.InterfaceError)):
                     async with leases.hold("y", wait=timedelta(0)):
                         pytest.fail("it was granted")
-                assert told() == [("lost", "lease requests")]
+                assert outage_lines() == [("lost", "lease requests")]
                 proxy.refusing = False
                 proxy.cut("riverpy leases")
                 with anyio.fail_after(30):
-                    while told()[1:] != [("lost", "leases"), ("restored", "leases")]:
+                    while outage_lines()[1:] != [("lost", "leases"), ("restored", "leases")]:
                         await anyio.sleep(0.01)
 
 
 async def test_exhausted_pool(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool without a free connection leaves it unknown who has a lease, within a bound, and
-    works again later."""
+    """If a pool has no free connection, calls time out with an unknown result, and work again
+    later."""
     async with (
         asyncpg.create_pool(schema.url, min_size=1, max_size=1) as pool,
         LeaseManager(pool, schema=schema.name, holder="a", **QUICK) as leases,
@@ -608,14 +608,14 @@ async def test_exhausted_pool(schema: Schema, monkeypatch: pytest.MonkeyPatch) -
 
 
 async def _no_sessions(connection: Schema | asyncpg.Connection[Any]) -> None:
-    """Wait until the server knows of none."""
+    """Wait until the server has no session of riverpy."""
     with anyio.fail_after(30):
         while await connection.fetchval(LEASE_SESSIONS):
             await anyio.sleep(0.01)
 
 
 async def test_nothing_is_left_open(schema: Schema) -> None:
-    """A manager that was closed has no session any more, and is not opened again."""
+    """A closed manager has no session, and cannot be opened again."""
     await _no_sessions(schema)
     leases = LeaseManager(schema.url, schema=schema.name)
     with pytest.raises(ClientStateError, match="not open"):
@@ -630,8 +630,8 @@ async def test_nothing_is_left_open(schema: Schema) -> None:
 
 @pytest.mark.parametrize("is_pool", [True, False])
 async def test_line_is_not_migrated(database_url: str, *, is_pool: bool) -> None:
-    """Without the table the manager does not open: the error has the command that makes it, and
-    nothing stays behind."""
+    """Without the table the manager does not open. The error has the command that creates it, and
+    no session is left."""
     name = f"bare_{is_pool}".lower()
     async with connected(database_url) as connection:
         await connection.execute(f"CREATE SCHEMA {name}")
@@ -645,8 +645,8 @@ async def test_line_is_not_migrated(database_url: str, *, is_pool: bool) -> None
         await connection.execute(f"DROP SCHEMA {name} CASCADE")
 
 
-async def test_release_is_heard(schema: Schema) -> None:
-    """What a release announces, at its commit, is what wakes those who stand by."""
+async def test_release_wakes_waiting_callers(schema: Schema) -> None:
+    """The notification of a release, sent at its commit, wakes waiting callers."""
     slow = {"ttl": timedelta(hours=1), "renew_interval": timedelta(minutes=20)}
     async with (
         LeaseManager(schema.url, schema=schema.name, holder="a", **slow) as a,
@@ -656,10 +656,10 @@ async def test_release_is_heard(schema: Schema) -> None:
         lease = await _granted(a)
         b._engine.denied.init()
 
-        def heard(*notification: Any) -> None:
+        def receive(*notification: Any) -> None:
             b._engine.receive(notification[-1])
 
-        await listener.add_listener(f"{schema.name}.riverpy_lease", heard)
+        await listener.add_listener(f"{schema.name}.riverpy_lease", receive)
 
         async def release() -> None:
             await b._engine.denied.wait()
@@ -673,8 +673,8 @@ async def test_release_is_heard(schema: Schema) -> None:
 
 
 async def test_loss_inside_of_a_transaction(schema: Schema) -> None:
-    """A block that loses its lease in the middle of a statement can roll its transaction back: the
-    connection is as good as before."""
+    """A block that loses its lease during a statement can roll its transaction back. The connection
+    can be used again."""
     quick = {"ttl": timedelta(seconds=15), "renew_interval": timedelta(seconds=0.1)}
     async with (
         schema.connected() as connection,
@@ -699,9 +699,9 @@ async def _lose_inside(
 
 
 def test_race_of_eight_threads(schema_pool: Any) -> None:
-    """Of eight event loops in threads of their own one wins."""
+    """Of eight event loops in threads, one acquires the lease."""
 
-    async def bid(url: str, name: str, holder: str) -> bool:
+    async def attempt(url: str, name: str, holder: str) -> bool:
         async with LeaseManager(url, schema=name, holder=holder) as leases:
             return await leases.try_acquire("x") is not None
 
@@ -712,7 +712,7 @@ def test_race_of_eight_threads(schema_pool: Any) -> None:
                 runs = [
                     loop.run_in_executor(
                         threads,
-                        partial(asyncio.run, bid(schema.url, schema.name, f"thread {number}")),
+                        partial(asyncio.run, attempt(schema.url, schema.name, f"thread {number}")),
                     )
                     for number in range(8)
                 ]
@@ -723,8 +723,8 @@ def test_race_of_eight_threads(schema_pool: Any) -> None:
 
 @pytest.mark.parametrize("what", ["fence first", "fence late"])
 async def test_frozen_process(schema: Schema, what: str) -> None:
-    """A process that is frozen inside or before its fenced transaction delays the takeover by no
-    more than its limits, and when it thaws it commits nothing."""
+    """A process that is frozen inside or before its fenced transaction delays a takeover only by
+    its limits. After it runs again it commits nothing."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.leases.holder", schema.url, schema.name, what],
         stdin=subprocess.PIPE,
@@ -734,13 +734,13 @@ async def test_frozen_process(schema: Schema, what: str) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
 
-    async def said() -> str:
-        """The next line. Who hears none in time does not wait for the thread."""
+    async def next_line() -> str:
+        """Return the next line. Fails if none comes in time."""
         read = process.stdout.readline
         return await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
 
     try:
-        assert await said() == "held\n"
+        assert await next_line() == "held\n"
         os.kill(process.pid, signal.SIGSTOP)
         async with LeaseManager(schema.url, schema=schema.name, **QUICK) as leases:
             with anyio.fail_after(60):
@@ -751,7 +751,7 @@ async def test_frozen_process(schema: Schema, what: str) -> None:
                     process.stdin.write("go on\n")
                     process.stdin.flush()
                     os.kill(process.pid, signal.SIGCONT)
-                    outcome = await said()
+                    outcome = await next_line()
         assert outcome not in {"committed\n", ""}
         rows = await schema.fetch("SELECT name FROM river_queue")
         assert [row["name"] for row in rows] == ["fresh"]
@@ -761,7 +761,7 @@ async def test_frozen_process(schema: Schema, what: str) -> None:
 
 
 def test_holder_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The holder is the same for all managers of a process, and another one after a fork, where the
+    """The holder is the same for all managers of a process. After a fork it is another one, and the
     parent's manager is refused."""
     holder = process_holder_id()
     assert holder == process_holder_id() == LeaseManager(MemoryLeases()).holder
@@ -774,8 +774,8 @@ def test_holder_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_lease_in_a_fork(
     schema: Schema, leases: LeaseManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a forked process the lease of its parent is not held, and its fence is refused: the parent
-    goes on under it."""
+    """In a forked process the parent's lease is not held and its fence is refused. The parent keeps
+    the lease."""
     lease = await _granted(leases)
     async with schema.connected() as connection, connection.transaction():
         with monkeypatch.context() as patch:
@@ -799,7 +799,7 @@ async def test_manager_of_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_manager_of_another_loop() -> None:
-    """A manager that is used from another event loop is refused there."""
+    """A manager is refused in another event loop."""
     async with LeaseManager(MemoryLeases()) as leases:
 
         async def ask() -> None:
@@ -813,8 +813,8 @@ async def test_manager_of_another_loop() -> None:
 
 @pytest.mark.parametrize("kind", ["pool", "connection", "given back"])
 async def test_closed_database(schema: Schema, kind: str) -> None:
-    """Who stands by over a pool or a connection that its owner has closed, or given back, is
-    told."""
+    """If the pool or connection of the leases is closed by its owner, waiting callers get an
+    error."""
     async with (
         schema.connected() as connection,
         asyncpg.create_pool(schema.url, min_size=1) as pool,
@@ -858,8 +858,8 @@ async def test_closed_database(schema: Schema, kind: str) -> None:
     ],
 )
 def test_bad_settings(options: dict[str, Any], text: str) -> None:
-    """A ttl that leaves no time for a second renewal is refused, with both values; so is what else
-    cannot be (LM-02)."""
+    """A ttl that leaves no time for a second renewal is refused, with both values. So are other
+    wrong settings (LM-02)."""
     with pytest.raises(ConfigError, match=text):
         LeaseManager(MemoryLeases(), **options)
     with pytest.raises(ConfigError, match="got int"):

@@ -1,1 +1,1 @@
-"""Tests of what runs once: singletons of a fleet, leases of a client, effects for a key."""
+"""Tests of singletons, leases of a client, and effects for a key."""

@@ -1,4 +1,4 @@
-"""Clients that compete for singletons, as processes would, and functions that do as told."""
+"""Clients that compete for singletons, and functions that a test controls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TTL = timedelta(seconds=3)
 INTERVAL = timedelta(milliseconds=250)
 LONG = timedelta(seconds=60)
-"""Of a lease that must not end while a test runs."""
+"""The ttl of a lease that must not end while a test runs."""
 
 
 def make_client(
@@ -34,7 +34,7 @@ def make_client(
     interval: timedelta = INTERVAL,
     max_leases: int | None = None,
 ) -> Client:
-    """A client that only runs singletons, and leads nothing."""
+    """Create a client that only runs singletons and takes no part in leader election."""
     config = Config(
         schema=schema.name,
         id=client_id,
@@ -49,7 +49,7 @@ def make_client(
 
 
 class Task:
-    """A function of a singleton: tells its terms, and ends as it is told."""
+    """A function of a singleton. Records its leases, and ends as a test configures."""
 
     def __init__(self) -> None:
         self.leases: list[Lease] = []
@@ -80,13 +80,13 @@ class Task:
 
 
 async def soon(queue: asyncio.Queue[Any]) -> Any:
-    """The next item, which comes within 30 s."""
+    """Return the next item. Fails after 30 s."""
     with anyio.fail_after(30):
         return await queue.get()
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Return when it is so, which must be within 30 s."""
+    """Wait until a condition holds. Fails after 30 s."""
     with anyio.fail_after(30):
         while not is_so():
             await anyio.sleep(0.01)
@@ -94,7 +94,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def running(*clients: Client) -> AsyncGenerator[list[StopReport]]:
-    """Clients that run; what their stops leave behind is added as they end."""
+    """Run clients. Adds the results of their stops as they end."""
     reports: list[StopReport] = []
 
     async def run(client: Client, *, task_status: TaskStatus[None]) -> None:

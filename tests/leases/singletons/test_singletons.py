@@ -1,4 +1,4 @@
-"""Singletons: of the clients that register a function, exactly one runs it."""
+"""Singletons: exactly one of the clients that register a function runs it."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("log")
 
 
-def said(log: list[Any], event: str) -> list[Any]:
-    """The log lines of an event."""
+def lines_of(log: list[Any], event: str) -> list[Any]:
+    """Return the log lines of an event."""
     return [entry for entry in log if entry["event"] == event]
 
 
 async def take_over(schema: Schema, name: str) -> None:
-    """Let somebody else have the lease, as after a partition."""
+    """Let another process hold the lease, as after a partition."""
     await schema.execute(
         "update riverpy_lease set epoch = epoch + 1, holder = 'rival',"
         " expires_at = now() + interval '300 ms', ttl = '300 ms' where name = $1",
@@ -61,8 +61,8 @@ async def take_over(schema: Schema, name: str) -> None:
 
 
 async def test_one_of_three_runs_it(schema: Schema) -> None:
-    """One instance runs over all processes; when it stops another takes over, with a higher epoch;
-    the first one's stop leaves nothing behind."""
+    """One of three processes runs the function. When it stops, another one runs it, with a higher
+    epoch. The stop of the first leaves nothing behind."""
     tasks = [Task() for _ in range(3)]
     clients = [make_client(schema, f"c{number}") for number in range(3)]
     for client, task in zip(clients, tasks, strict=True):
@@ -83,8 +83,8 @@ async def test_one_of_three_runs_it(schema: Schema) -> None:
 
 
 async def test_cancelled_at_the_deadline(schema: Schema) -> None:
-    """S1: renewals move the deadline on; when they fail, the function is cancelled while its lease
-    cannot have passed on yet, and runs again when the database answers."""
+    """Renewals move the deadline. If they fail, the function is cancelled before another process
+    can acquire the lease. It runs again when the database answers (S1)."""
     task, client = Task(), make_client(schema, "one", ttl=TTL)
     client.singleton("s", task)
     async with running(client):
@@ -107,8 +107,8 @@ async def test_cancelled_at_the_deadline(schema: Schema) -> None:
 
 
 async def test_one_statement_renews_all(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S2: 25 leases of a process are renewed by one statement an interval, over a connection that
-    serves nothing else."""
+    """25 leases of a process are renewed by one statement in each interval, over a connection that
+    is used for nothing else (S2)."""
     client, tasks = make_client(schema, "one"), [Task() for _ in range(25)]
     sent = record_statements(monkeypatch)
     for number, task in enumerate(tasks):
@@ -127,8 +127,9 @@ async def test_one_statement_renews_all(schema: Schema, monkeypatch: pytest.Monk
         assert not names & {"riverpy claims", "riverpy results", "riverpy reserved"}
 
 
-async def test_release_is_heard(schema: Schema) -> None:
-    """S3: who stands by hears that the lease is free and takes it at once, not at its next bid."""
+async def test_release_wakes_other_clients(schema: Schema) -> None:
+    """The notification of a release makes a waiting client acquire the lease at once, before its
+    next attempt (S3)."""
     hour = timedelta(hours=1)
     tasks, clients = [Task(), Task()], []
     for number, task in enumerate(tasks):
@@ -146,8 +147,8 @@ async def test_release_is_heard(schema: Schema) -> None:
 
 
 async def test_names_spread(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S4: a process that holds more bids later, so that the names of one that stops spread over
-    those that stand by."""
+    """A process that holds more leases tries later, so that the leases of a stopped process spread
+    over the others (S4)."""
     hour = timedelta(hours=1)
     clients = [
         make_client(schema, f"c{number}", ttl=3 * hour, interval=hour) for number in range(4)
@@ -167,7 +168,7 @@ async def test_names_spread(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> 
                 for engine in engines:
                     for _ in range(12):
                         await engine.denied.wait()
-                # As long as one may hear later than others that a lease is free.
+                # A process may be notified later than others that a lease is free.
                 monkeypatch.setattr(engine_module, "SPREAD_DELAY", 0.25)
                 monkeypatch.setattr(engine_module, "SPREAD_DELAY_MAX", 2.0)
                 clients[0].stop()
@@ -182,8 +183,8 @@ async def test_names_spread(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_max_leases(schema: Schema) -> None:
-    """S4: of eight singletons two clients that take at most four have four each; a third stands by
-    until one of them stops, and then has what that one had."""
+    """Two clients with `max_leases` 4 share eight singletons. A third client waits until one of
+    them stops, and then acquires its leases (S4)."""
     clients = [make_client(schema, f"c{number}", max_leases=4) for number in range(3)]
     tasks = [[Task() for _ in range(8)] for _ in clients]
     for client, own in zip(clients, tasks, strict=True):
@@ -207,8 +208,8 @@ async def test_max_leases(schema: Schema) -> None:
 
 
 async def test_returning(schema: Schema, log: list[Any]) -> None:
-    """S5: a function that returns has ended here, and its lease is free: another process runs it,
-    this one does not again."""
+    """A function that returns has ended in this process, and its lease is released. Another process
+    runs it, this one does not (S5)."""
     tasks, clients = [Task(), Task()], [make_client(schema, "a"), make_client(schema, "b")]
     for client, task in zip(clients, tasks, strict=True):
         client.singleton("s", task)
@@ -218,14 +219,14 @@ async def test_returning(schema: Schema, log: list[Any]) -> None:
         async with running(clients[1]):
             await soon(tasks[1].began)
             tasks[1].may_end.set()
-            await until(lambda: len(said(log, SINGLETON_ENDED)) == 2)
+            await until(lambda: len(lines_of(log, SINGLETON_ENDED)) == 2)
         assert await schema.fetchval("select expires_at = '-infinity' from riverpy_lease")
         assert len(tasks[0].leases) == 1
 
 
 async def test_raising(schema: Schema, log: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """S5: a function that raises gives its lease up, so that another process runs it; this one
-    tries again after a delay."""
+    """If a function raises, its lease is released and another process runs it. This process tries
+    again after a delay (S5)."""
     monkeypatch.setattr(singleton_runner, "RETRY_FIRST", timedelta(milliseconds=50))
     tasks, clients = [Task(), Task()], [make_client(schema, "a"), make_client(schema, "b")]
     for client, task in zip(clients, tasks, strict=True):
@@ -238,39 +239,39 @@ async def test_raising(schema: Schema, log: list[Any], monkeypatch: pytest.Monke
         async with running(clients[1]):
             await soon(tasks[1].began)
     assert clients[0].stats().singletons["s"].failures >= 2
-    assert "no such stream" in said(log, SINGLETON_FAILED)[0]["error"]
+    assert "no such stream" in lines_of(log, SINGLETON_FAILED)[0]["error"]
 
 
 async def test_error_of_another_lease(schema: Schema, log: list[Any]) -> None:
-    """S5: a function that raises for another lease which was lost, or for another lead, has failed
-    as by any error: its own is held, and it would begin again at once, over and over."""
+    """If a function raises an error about another lease or another leadership, this counts as any
+    error. Otherwise it would start again at once (S5)."""
     task, client = Task(), make_client(schema, "a")
     task.error = LeaseLostError("another")
     task.may_end.set()
     client.singleton("s", task)
     async with running(client):
         await soon(task.ended)
-        await until(lambda: bool(said(log, SINGLETON_FAILED)))
+        await until(lambda: bool(lines_of(log, SINGLETON_FAILED)))
         stats = client.stats().singletons["s"]
         assert (stats.failures, stats.losses) == (1, 0)
 
 
 async def test_never_again(schema: Schema, log: list[Any]) -> None:
-    """S5: with restart="never" an error is the end of it in this process."""
+    """With restart="never" a function does not run again in this process after an error (S5)."""
     task, client = Task(), make_client(schema, "a")
     task.error = LookupError("no such stream")
     task.may_end.set()
     client.singleton("s", task, restart="never")
     async with running(client):
         await soon(task.ended)
-        await until(lambda: bool(said(log, SINGLETON_FAILED_FOR_GOOD)))
+        await until(lambda: bool(lines_of(log, SINGLETON_FAILED_FOR_GOOD)))
         assert not client.stats().singletons["s"].running
 
 
 async def test_clean_up_of_a_lost_lease(schema: Schema) -> None:
-    """S6: a function that loses its lease in a transaction is cancelled once, as jobs are: the
-    transaction is rolled back, what else it has to end can be awaited, and the connection goes back
-    to its pool as it was."""
+    """A function that loses its lease during a transaction is cancelled once, as jobs are. The
+    transaction is rolled back, clean-up can be awaited, and the connection returns to its pool
+    unchanged (S6)."""
     began: asyncio.Queue[int] = asyncio.Queue()
     left: asyncio.Queue[int] = asyncio.Queue()
     await schema.execute("create table effects (n int)")
@@ -305,11 +306,11 @@ async def test_clean_up_of_a_lost_lease(schema: Schema) -> None:
         await schema.execute("drop table effects")
 
 
-async def test_code_that_goes_on(
+async def test_function_that_keeps_running(
     schema: Schema, log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S6: a function that goes on after its lease was lost is told of again and again, its process
-    does not bid meanwhile, and it runs again when it has ended."""
+    """If a function runs after its lease was lost, this is logged repeatedly. Its process does not
+    try to acquire the lease until the function has ended, and then runs it again (S6)."""
     monkeypatch.setattr(held_leases, "REPORT_INTERVAL", 0.05)
     task, client = Task(), make_client(schema, "a", ttl=TTL)
     task.is_deaf = True
@@ -317,7 +318,7 @@ async def test_code_that_goes_on(
     async with running(client):
         first = await soon(task.began)
         await take_over(schema, "s")
-        await until(lambda: len(said(log, WORK_RAN_PAST_ITS_LEASE)) >= 3)
+        await until(lambda: len(lines_of(log, WORK_RAN_PAST_ITS_LEASE)) >= 3)
         stats = client.stats().singletons["s"]
         assert (stats.held, stats.running) == (False, True)
         row = await schema.fetchrow("select holder, expires_at < now() from riverpy_lease")
@@ -331,7 +332,7 @@ async def test_code_that_goes_on(
 
 
 async def test_failing_at_the_stop(schema: Schema, log: list[Any]) -> None:
-    """S6: what a function raises when the client stops is told."""
+    """An error that a function raises when the client stops is logged (S6)."""
     task, client = Task(), make_client(schema, "a")
 
     async def work(lease: Lease) -> None:
@@ -343,14 +344,15 @@ async def test_failing_at_the_stop(schema: Schema, log: list[Any]) -> None:
     client.singleton("s", work)
     async with running(client):
         await soon(task.began)
-    (line,) = said(log, SINGLETON_FAILED_WHILE_STOPPING)
+    (line,) = lines_of(log, SINGLETON_FAILED_WHILE_STOPPING)
     assert (line["log_level"], line["error"]) == ("error", "LookupError: no such file")
 
 
 async def test_failing_before_the_stop(
     schema: Schema, log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S6: so is what it raised just before, when the client stops while the lease is released."""
+    """An error just before the stop is logged, even if the client stops while the lease is released
+    (S6)."""
     task, client = Task(), make_client(schema, "a")
     task.error = LookupError("no such file")
     is_asked, may_go_on, release = asyncio.Event(), asyncio.Event(), UserLeaseTable.release
@@ -368,15 +370,15 @@ async def test_failing_before_the_stop(
         await until(is_asked.is_set)
         client.stop()
         try:
-            await until(lambda: bool(said(log, SINGLETON_FAILED_WHILE_STOPPING)))
+            await until(lambda: bool(lines_of(log, SINGLETON_FAILED_WHILE_STOPPING)))
         finally:
             may_go_on.set()
-    (line,) = said(log, SINGLETON_FAILED_WHILE_STOPPING)
+    (line,) = lines_of(log, SINGLETON_FAILED_WHILE_STOPPING)
     assert (line["log_level"], line["error"]) == ("error", "LookupError: no such file")
 
 
 async def test_left_behind(schema: Schema, log: list[Any]) -> None:
-    """S6: a function that ignores the stop is in the report of the run, which ends without it."""
+    """A function that ignores the stop is in the run's report. The run ends without it (S6)."""
     task, client = Task(), make_client(schema, "a", ttl=TTL)
     task.is_deaf = True
     client.singleton("s", task)
@@ -389,14 +391,14 @@ async def test_left_behind(schema: Schema, log: list[Any]) -> None:
             task.may_end.set()
             await soon(task.ended)
     assert (reports[0].singletons_left, reports[0].is_clean) == (("s",), False)
-    assert said(log, SINGLETONS_ABANDONED)
+    assert lines_of(log, SINGLETONS_ABANDONED)
 
 
 async def test_left_behind_and_started_again(
     schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S6: a client that runs again, after stops that one of its functions has ignored, does not bid
-    for that one's name before it has ended."""
+    """If functions of earlier runs are still running, a client that runs again does not try to
+    acquire their leases before they have ended (S6)."""
     task, other, client = Task(), Task(), make_client(schema, "a", ttl=TTL)
     task.is_deaf = True
     client.singleton("s", task)
@@ -425,8 +427,8 @@ async def test_left_behind_and_started_again(
 
 
 async def test_threads(schema: Schema) -> None:
-    """S7: a plain function runs in a thread with the lease as its token: it is told there that the
-    lease is over, and the statement of its fence finds the row as long as it is held."""
+    """A plain function runs in a thread, with the lease as its argument. It sees there that the
+    lease is lost. The fence statement finds the row as long as the lease is held (S7)."""
     began: asyncio.Queue[Lease] = asyncio.Queue()
     statements: list[str] = []
     errors: list[Exception] = []
@@ -456,7 +458,7 @@ async def test_threads(schema: Schema) -> None:
         assert len(errors) == 1
         async with schema.connected() as connection, connection.transaction():
             assert await connection.fetch(statements[0]) == []
-    assert reports[0].is_clean, "it was told of the stop"
+    assert reports[0].is_clean, "the stop was not clean"
     assert len(errors) == 2
     assert client.stats().singletons["s"].losses == 1
 
@@ -486,17 +488,17 @@ async def _forgotten(lease: Lease) -> object:
         (lambda lease: _generator(lease), "generator"),
     ],
 )
-async def test_nobody_would_run_what_it_returns(
+async def test_function_that_returns_an_awaitable(
     schema: Schema, log: list[Any], fn: Any, kind: str
 ) -> None:
-    """A function that returns what must be awaited, as a lambda around a coroutine function does,
-    has failed, with a text that says what to register: it would run nowhere without a word."""
+    """A function that returns an awaitable, for example a lambda around a coroutine function, fails
+    with an error that says what to register."""
     client = make_client(schema, "a")
     client.singleton("s", fn, restart="never")
     async with running(client):
-        await until(lambda: bool(said(log, SINGLETON_FAILED_FOR_GOOD)))
+        await until(lambda: bool(lines_of(log, SINGLETON_FAILED_FOR_GOOD)))
         assert client.stats().singletons["s"].failures == 1
-    error = said(log, SINGLETON_FAILED_FOR_GOOD)[0]["error"]
+    error = lines_of(log, SINGLETON_FAILED_FOR_GOOD)[0]["error"]
     assert f"returned {kind}, which never runs: register an `async def`" in error
 
 
@@ -514,14 +516,14 @@ async def test_generator_exit(schema: Schema, log: list[Any], fn: Any) -> None:
     client = make_client(schema, "a")
     client.singleton("s", fn, restart="never")
     async with running(client):
-        await until(lambda: bool(said(log, SINGLETON_FAILED_FOR_GOOD)))
-    error = said(log, SINGLETON_FAILED_FOR_GOOD)[0]["error"]
+        await until(lambda: bool(lines_of(log, SINGLETON_FAILED_FOR_GOOD)))
+    error = lines_of(log, SINGLETON_FAILED_FOR_GOOD)[0]["error"]
     assert "singleton 's' raised GeneratorExit" in error
 
 
 async def test_stats(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S8: the stats tell what is held, under which epoch, how long it was waited for, and of
-    renewals, also of those that were missed."""
+    """The stats have the held leases with their epochs and waiting times, and the renewals, also
+    failed ones (S8)."""
     task, client = Task(), make_client(schema, "a")
     client.singleton("s", task)
     async with running(client):
@@ -541,7 +543,7 @@ async def test_stats(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_no_candidate(schema: Schema) -> None:
-    """Who is no candidate for a singleton never runs it."""
+    """A client with `candidate=False` for a singleton never runs it."""
     tasks, clients = [Task(), Task()], [make_client(schema, "a"), make_client(schema, "b")]
     clients[0].singleton("s", tasks[0], candidate=False)
     clients[0].singleton("t", Task())
@@ -553,8 +555,8 @@ async def test_no_candidate(schema: Schema) -> None:
 
 
 async def test_lease_in_a_script(schema: Schema) -> None:
-    """A client that is open but does not run takes a lease for a block, also one that a singleton
-    has had; a second one waits for as long as it is told."""
+    """A client that is open but does not run can hold a lease for a block, also one of a singleton.
+    A second client waits for at most `wait`."""
     async with make_client(schema, "a") as one, make_client(schema, "b") as two:
         async with one.lease("stream 7".replace(" ", "-")) as lease:
             assert lease.is_held
@@ -567,7 +569,7 @@ async def test_lease_in_a_script(schema: Schema) -> None:
 
 
 async def test_lease_in_a_handler_is_lost(schema: Schema) -> None:
-    """The block of a lease that is lost is cancelled, with an error that says so."""
+    """The block of a lost lease is cancelled, with an error that says so."""
     async with make_client(schema, "a") as client:
 
         async def work() -> None:
@@ -579,8 +581,8 @@ async def test_lease_in_a_handler_is_lost(schema: Schema) -> None:
             await work()
 
 
-async def test_closed_while_a_lease_is_asked_for(schema: Schema) -> None:
-    """A client that is closed while the first lease of it is asked for: that is refused, and no
+async def test_close_during_the_first_lease(schema: Schema) -> None:
+    """If a client is closed while its first lease is requested, the request is refused, and no
     connection stays open."""
     client, refused = make_client(schema, "a"), anyio.Event()
 
@@ -614,7 +616,7 @@ async def test_closed_while_a_lease_is_asked_for(schema: Schema) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "é", "x" * 101, "a\n", 7])
 async def test_bad_names(schema: Schema, name: Any) -> None:
-    """Names are refused where they are given: nothing is registered."""
+    """Wrong names are refused at once, and nothing is registered."""
     client = make_client(schema, "a")
     with pytest.raises(ConfigError):
         client.singleton(name, Task())
@@ -625,9 +627,9 @@ async def test_bad_names(schema: Schema, name: Any) -> None:
                 pass
 
 
-async def test_bad_times_to_stand_by(schema: Schema) -> None:
-    """A time for which to stand by that is no timedelta is refused, before the client opens
-    anything for leases."""
+async def test_bad_waits(schema: Schema) -> None:
+    """A `wait` that is not a timedelta is refused before the client opens a connection for
+    leases."""
     bad: Any = 5
     async with make_client(schema, "a") as client:
         with pytest.raises(ConfigError, match="wait takes a timedelta"):
@@ -636,7 +638,7 @@ async def test_bad_times_to_stand_by(schema: Schema) -> None:
 
 
 async def test_bad_registrations(schema: Schema) -> None:
-    """The same name twice, what is no function, and other values are refused."""
+    """The same name twice, an object that is no function, and other wrong values are refused."""
     client, bad = make_client(schema, "a"), Any
     client.singleton("s", Task())
     with pytest.raises(ConfigError, match="registered already"):
@@ -661,7 +663,7 @@ async def test_bad_registrations(schema: Schema) -> None:
 
 
 async def test_ttl_of_days(schema: Schema) -> None:
-    """A time that our table does not take is refused loudly, not bid with for ever."""
+    """A ttl that the table does not accept is refused with an error."""
     client = make_client(schema, "a", ttl=timedelta(days=2))
     client.singleton("s", Task())
     with pytest.raises(ConfigError, match="leader_ttl must be 1 day, 0:00:00 or less"):
@@ -673,8 +675,8 @@ async def test_ttl_of_days(schema: Schema) -> None:
 
 
 async def test_line_not_migrated(fresh_database_url: str) -> None:
-    """Without our tables the start fails with the command that makes them, and nobody is
-    registered; the client can be started when they are there."""
+    """Without our tables the start fails with the command that creates them, and no client is
+    registered. After the migration the client can be started."""
     await Migrator(fresh_database_url, line="main").up()
     task = Task()
     config = Config(elect_interval=INTERVAL, leader_ttl=LONG, candidate=False)
