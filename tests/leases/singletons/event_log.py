@@ -43,11 +43,12 @@ TTL = timedelta(seconds=1.5)
 BATCH = 10
 LOOK_INTERVAL = 0.05
 HOLD_MOST = 0.02
-"""Seconds that a transaction stays open after its fence, at most: faults hit some."""
+"""The longest time that a transaction stays open after its fence, in seconds, so that some faults
+occur during it."""
 
 
 class Application:
-    """What one process runs."""
+    """The work of one process."""
 
     def __init__(self, pool: asyncpg.Pool, client: riverpy.Client, mail: int, *, fenced: bool):
         self.pool, self.client, self.mail, self.fenced = pool, client, mail, fenced
@@ -58,11 +59,11 @@ class Application:
         client.singleton(AUTOMATION, self.automate)
 
     def freeze_soon(self) -> None:
-        """Freeze at the next moment that matters."""
+        """Freeze at the next read before a write."""
         self.freezes = True
 
     async def moment(self) -> None:
-        """Between what was read and what will be written."""
+        """Freeze here if requested, between a read and the write."""
         await anyio.sleep(random.uniform(0, HOLD_MOST))
         if self.freezes:
             self.freezes = False
@@ -70,7 +71,8 @@ class Application:
 
     @asynccontextmanager
     async def fenced_connection(self, lease: riverpy.Lease) -> AsyncGenerator[Any]:
-        """A transaction that commits under the lease; or, for comparison, none."""
+        """Open a transaction that commits only under the lease. With `--unfenced` it has no
+        fence."""
         async with self.pool.acquire() as connection:
             if not self.fenced:
                 yield connection
@@ -80,7 +82,7 @@ class Application:
                 yield connection
 
     async def project(self, name: str, lease: riverpy.Lease) -> None:
-        """Apply events, in order, as they come."""
+        """Apply new events in order."""
         async with self.fenced_connection(lease) as connection:
             await connection.execute(SQL["register"], name)
         while True:
@@ -96,7 +98,7 @@ class Application:
                 await anyio.sleep(LOOK_INTERVAL)
 
     async def automate(self, lease: riverpy.Lease) -> None:
-        """Do what is to be done."""
+        """Work the list of things to do."""
         while True:
             todos = await self.pool.fetch(SQL["open_todos"], BATCH)
             for (event,) in todos:
@@ -111,17 +113,17 @@ class Application:
                 await anyio.sleep(LOOK_INTERVAL)
 
     async def send(self, event: int, claim: riverpy.Claim) -> None:
-        """An effect that no database undoes."""
+        """Send a mail: an effect outside of the database."""
         await self.moment()
         os.write(self.mail, f"{event} {claim.epoch}\n".encode())
 
     async def write_letter(self, event: int, epoch: int, connection: Any) -> None:
-        """An effect in the database."""
+        """Write a letter: an effect in the database."""
         await connection.execute(SQL["write_letter"], event, epoch)
 
 
 async def main(url: str, schema: str, name: str, mail: str, *, fenced: bool) -> None:
-    """Run until told to stop."""
+    """Run until stopped."""
     config = riverpy.Config(
         schema=schema,
         name=name,
@@ -140,8 +142,7 @@ async def main(url: str, schema: str, name: str, mail: str, *, fenced: bool) -> 
 
 
 async def findings(connection: Any, mail: Path, kills: int) -> list[str]:
-    """What is wrong after a run in which so many processes were killed or frozen; nothing, if all
-    is well."""
+    """Return the violations after a run in which this many processes were killed or frozen."""
     found = [
         f"{check}: {dict(row)}"
         for check in ("misapplied", "wrong_totals", "late_writes", "wrong_letters")

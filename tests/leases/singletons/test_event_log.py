@@ -1,4 +1,4 @@
-"""The example: an event log that three processes project and act on, while they are killed and
+"""The example of an event log: three processes project and act on it while they are killed and
 frozen."""
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 FAULTS = int(os.environ.get("EVENT_LOG_FAULTS", "4"))
 MODE = os.environ.get("EVENT_LOG_MODE", "")
-"""`--unfenced`: the checker must find something."""
+"""With `--unfenced` the checker must find a violation."""
 EVENTS = 3
-"""Events that are appended at a time."""
+"""The number of events that are appended at a time."""
 POLL = 0.02
 
 
 class Processes:
-    """Three of them, each started again when it was killed."""
+    """Three processes. Each is started again after it was killed."""
 
     def __init__(self, schema: Schema, directory: Path) -> None:
         self.schema, self.mail, self.log = schema, directory / "mail", directory / "log"
@@ -72,7 +72,7 @@ class Processes:
 
 @pytest.fixture
 async def processes(schema: Schema, tmp_path: Path) -> AsyncGenerator[Processes]:
-    """Processes on a fresh event log."""
+    """Processes on a new event log."""
     await schema.execute(SQL["create"])
     processes = Processes(schema, tmp_path)
     try:
@@ -87,7 +87,7 @@ async def processes(schema: Schema, tmp_path: Path) -> AsyncGenerator[Processes]
 
 @asynccontextmanager
 async def appending(schema: Schema) -> AsyncGenerator[None]:
-    """Events come meanwhile."""
+    """Append events during the block."""
 
     async def append() -> None:
         async with schema.connected() as connection:
@@ -103,7 +103,7 @@ async def appending(schema: Schema) -> AsyncGenerator[None]:
 
 
 async def holder_of(schema: Schema, lease: str, *, beside: int = 0) -> tuple[str, int]:
-    """Who holds a lease, and its epoch, which is not `beside`."""
+    """Return the holder of a lease and its epoch, if the epoch is not `beside`."""
     while True:
         row = await schema.fetchrow(SQL["holder"], f"s:{lease}")
         if row is not None and row["epoch"] != beside:
@@ -118,15 +118,15 @@ async def until_past(schema: Schema, column: str, least: int) -> None:
 
 
 async def counts(schema: Schema) -> dict[str, int]:
-    """How much there is of what."""
+    """Return the counts of the run."""
     row = await schema.fetchrow(SQL["counts"])
     assert row is not None
     return dict(row)
 
 
 async def strike(processes: Processes, number: int) -> None:
-    """Kill the holder of a lease, or let it freeze before it writes, until its lease has passed on
-    and the next holder has made its first steps."""
+    """Kill the holder of a lease, or freeze it before a write until the next holder has made its
+    first steps."""
     schema = processes.schema
     lease = (*PROJECTIONS, AUTOMATION)[number % 3]
     column = "done" if lease == AUTOMATION else "applied"
@@ -148,7 +148,8 @@ async def strike(processes: Processes, number: int) -> None:
 @pytest.mark.timeout(60 + 30 * FAULTS)
 async def test_each_event_once(processes: Processes, capsys: Any) -> None:
     """Each projection applies each event once and in order, and each side effect happens once,
-    whoever is killed or frozen; the lag of each projection can be seen, and goes to zero."""
+    although processes are killed and frozen. The lag of each projection is visible, and becomes
+    zero."""
     schema, lags = processes.schema, dict.fromkeys(PROJECTIONS, 0.0)
 
     async def watch_lag() -> None:

@@ -1,4 +1,4 @@
-"""Effects that happen once for a key: in a transaction, at most once, at least once."""
+"""Effects that happen once for a key: in a transaction, at most once, or at least once."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ async def client(schema: Schema) -> AsyncGenerator[Client]:
 
 @asynccontextmanager
 async def opened(schema: Schema, client_id: str) -> AsyncGenerator[Client]:
-    """Another process, as far as the database can tell."""
+    """Open another client, as in another process."""
     async with Client(schema.url, config=Config(schema=schema.name, id=client_id)) as client:
         yield client
 
 
 async def effects(schema: Schema) -> list[str]:
-    """What has happened, in order."""
+    """Return the effects in order."""
     return [row[0] for row in await schema.fetch("select name from effect")]
 
 
 def writing(schema: Schema, name: str = "a") -> Any:
-    """An effect on the database."""
+    """Return an effect in the database."""
 
     async def write(connection: Any) -> str:
         await connection.execute(f"insert into {schema.name}.effect values ($1)", name)
@@ -96,8 +96,8 @@ class Mailer:
 
 
 async def test_once(client: Client, schema: Schema) -> None:
-    """The first call runs and returns what the function returned; a second one, of another client,
-    does not, and tells who did it."""
+    """The first call runs the function and returns its result. A second call, of another client,
+    does not run it, and returns the client that did."""
     first = await client.run_once("invoice 7", writing(schema))
     assert (first.state, first.value, first.ran) == (RAN, "wrote a", True)
     async with opened(schema, "two") as other:
@@ -123,10 +123,9 @@ async def test_once(client: Client, schema: Schema) -> None:
 async def test_effect_that_hides_its_end(
     client: Client, schema: Schema, ends: str, is_given: bool
 ) -> None:
-    """A function that hides the error of a statement, ends the transaction, or replaces it by
-    another, has undone the note with the effect: that is an error, though the server lets such a
-    transaction commit nothing without one. A transaction of the caller's is usable, or the error
-    says that it is over."""
+    """If a function hides the error of a statement, or ends or replaces the transaction, its record
+    is undone with the effect. The call raises an error, also where the server would accept the
+    commit. A transaction of the caller can be used, or the error says that it has ended."""
 
     async def hide(connection: Any) -> None:
         await writing(schema)(connection)
@@ -150,8 +149,8 @@ async def test_effect_that_hides_its_end(
 
 
 async def test_effect_that_commits(client: Client, schema: Schema) -> None:
-    """A function that commits has made the effect and the note last; the error says that it ended
-    the transaction, and nothing that it does after that is stored."""
+    """If a function commits, its effect and the record are stored. The error says that it ended the
+    transaction, and nothing after that is stored."""
 
     async def commit(connection: Any) -> None:
         await writing(schema)(connection)
@@ -170,7 +169,7 @@ ISOLATIONS = ("repeatable read", "serializable")
 
 @asynccontextmanager
 async def client_of_role(schema: Schema, setting: str) -> AsyncGenerator[Client]:
-    """A client whose sessions have this setting by default."""
+    """Open a client whose sessions have this setting by default."""
     name, _, value = setting.partition(" = ")
     settings = {"search_path": schema.name, name: value.strip("'")}
     async with (
@@ -186,9 +185,8 @@ async def client_of_role(schema: Schema, setting: str) -> AsyncGenerator[Client]
 )
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 async def test_settings_of_a_role(client: Client, schema: Schema, setting: str, end: str) -> None:
-    """Where the role limits the wait for a lock, or has another isolation by default, a call waits
-    for another with its key as everywhere: it runs if that is rolled back, and does not if that
-    commits."""
+    """With a lock timeout or another isolation level of the role, a call still waits for another
+    call with its key. It runs if the other is rolled back, and does not if the other commits."""
     async with client_of_role(schema, setting) as limited, schema.connected() as holder:
         await holder.execute("begin")
         assert (await client.run_once("k", writing(schema), tx=holder)).ran
@@ -220,7 +218,7 @@ async def given(client: Client, schema: Schema, setting: str) -> Execution[Any]:
 
 
 async def test_codecs_of_the_caller(client: Client, schema: Schema) -> None:
-    """Codecs that the caller has set on its connection are not used."""
+    """Codecs that the caller set on its connection are not used."""
 
     def refuse(value: Any) -> Any:
         raise AssertionError(f"a codec of the caller's saw {value!r}")
@@ -242,8 +240,8 @@ async def note_nothing(_connection: Any) -> None:
 
 
 async def test_snapshot_of_the_caller(client: Client, schema: Schema) -> None:
-    """Where the caller's transaction has a snapshot from before the effect was done, the call
-    raises and leaves the transaction usable."""
+    """If the snapshot of the caller's transaction is from before the effect, the call raises an
+    error and the transaction can be used."""
     async with schema.connected() as tx, tx.transaction(isolation="repeatable_read"):
         await tx.fetchval("select 1 from effect")
         assert (await client.run_once("k", writing(schema))).ran
@@ -254,7 +252,8 @@ async def test_snapshot_of_the_caller(client: Client, schema: Schema) -> None:
 
 
 async def test_failed_effect_never_happened(client: Client, schema: Schema) -> None:
-    """What fails is rolled back with its note: the error passes, and a later call runs it."""
+    """A failed effect is rolled back with its record. The error is raised, and a later call runs
+    it."""
 
     async def fail(connection: Any) -> None:
         await writing(schema)(connection)
@@ -268,7 +267,8 @@ async def test_failed_effect_never_happened(client: Client, schema: Schema) -> N
 
 
 async def test_in_the_callers_transaction(client: Client, schema: Schema) -> None:
-    """With `tx=` it is done when that commits; a failed effect leaves the transaction usable."""
+    """With `tx=` the effect is stored when the caller commits. After a failed effect the
+    transaction can be used."""
 
     async def fail(connection: Any) -> None:
         await connection.execute("select 1 / 0")
@@ -289,7 +289,7 @@ async def test_in_the_callers_transaction(client: Client, schema: Schema) -> Non
 
 
 async def test_calls_at_the_same_time(client: Client, schema: Schema) -> None:
-    """Of eight calls one runs; the others wait for it and do not."""
+    """Of eight calls at once one runs the function. The others wait for it and do not run it."""
     answers: list[ExecutionState] = []
 
     async def call() -> None:
@@ -303,8 +303,8 @@ async def test_calls_at_the_same_time(client: Client, schema: Schema) -> None:
 
 
 async def test_waits_for_the_outcome(client: Client, schema: Schema) -> None:
-    """A call waits for one that is not committed yet: for `wait`, then it is in progress, and a
-    transaction of the caller's goes on; if the other is rolled back, it runs."""
+    """A call waits for an uncommitted one for `wait`, then raises that it is in progress, and a
+    transaction of the caller can be used. If the other is rolled back, it runs."""
     async with schema.connected() as holder, schema.connected() as waiter:
         transaction = holder.transaction()
         await transaction.start()
@@ -324,7 +324,7 @@ async def test_waits_for_the_outcome(client: Client, schema: Schema) -> None:
 
 
 async def until_waiting(schema: Schema, count: int) -> None:
-    """Return when so many statements wait for a row of ours."""
+    """Return when this many statements wait for a row of riverpy."""
     while True:
         found = await schema.fetchval(
             "select count(*) from pg_stat_activity where datname = current_database()"
@@ -337,8 +337,8 @@ async def until_waiting(schema: Schema, count: int) -> None:
 
 
 async def test_at_most_once(client: Client) -> None:
-    """It runs once, with an epoch as token; while it runs, and after it failed or was cancelled, it
-    is unknown and does not run again; after its end it is done."""
+    """The function runs once, with an epoch as token. While it runs, and after it failed or was
+    cancelled, the result is unknown and it does not run again. After its end it is done."""
     mailer = Mailer()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(client.run_at_most_once, "mail 1", mailer.send)
@@ -357,8 +357,8 @@ async def test_at_most_once(client: Client) -> None:
 
 
 async def test_at_least_once(client: Client) -> None:
-    """While it is claimed others do not run it; what failed is given back at once, and runs again
-    with a higher epoch; after its end it is done."""
+    """While a call holds the claim, others do not run the function. A failed one is released at
+    once and runs again with a higher epoch. After its end it is done."""
     mailer = Mailer()
     mailer.error = LookupError("bounced")
     async with anyio.create_task_group() as tasks:
@@ -376,13 +376,13 @@ async def test_at_least_once(client: Client) -> None:
 
 
 async def failing(client: Client, mailer: Mailer) -> None:
-    """A call whose error passes."""
+    """Make a call whose function fails."""
     with pytest.raises(LookupError):
         await client.run_at_least_once("mail", mailer.send)
 
 
 async def test_claim_of_a_crashed_process(client: Client, schema: Schema) -> None:
-    """The claim of a process that is gone is taken over when it has expired, not before."""
+    """The claim of a crashed process can be taken over after it expires, not before."""
     await schema.execute(
         "insert into riverpy_exec (key, epoch, claimed_by, expires_at)"
         " values ('mail', 5, 'gone', now() + interval '1 hour')"
@@ -399,7 +399,7 @@ async def test_claim_of_a_crashed_process(client: Client, schema: Schema) -> Non
 
 
 async def test_what_was_done_does_not_expire(client: Client, schema: Schema) -> None:
-    """An effect that ended well is done, however long ago its claim would have expired."""
+    """An effect that succeeded stays done, however long ago its claim would have expired."""
     mailer = Mailer()
     mailer.may_end.set()
     assert (await client.run_at_least_once("mail", mailer.send)).ran
@@ -409,8 +409,8 @@ async def test_what_was_done_does_not_expire(client: Client, schema: Schema) -> 
 
 
 async def test_epochs_rise_though_the_clock_was_set_back(client: Client, schema: Schema) -> None:
-    """A claim that is taken over gets a higher epoch than the last one, which may be ahead of the
-    server's clock."""
+    """A claim that is taken over gets a higher epoch than the last one, even if that is ahead of
+    the server's clock."""
     ahead = 2 * 10**18
     await schema.execute(
         "insert into riverpy_exec (key, epoch, claimed_by, expires_at)"
@@ -424,7 +424,7 @@ async def test_epochs_rise_though_the_clock_was_set_back(client: Client, schema:
 
 
 async def test_overtaken_and_failed(client: Client, schema: Schema) -> None:
-    """Whose claim was taken over meanwhile gives back nothing: the other goes on, alone."""
+    """A failed call whose claim was taken over releases nothing. The other call continues."""
     mailer, third = Mailer(), Mailer()
     third.may_end.set()
     async with opened(schema, "two") as other, anyio.create_task_group() as tasks:
@@ -444,7 +444,7 @@ async def test_overtaken_and_failed(client: Client, schema: Schema) -> None:
 
 
 async def test_overtaken(client: Client, schema: Schema) -> None:
-    """Whose claim was taken over meanwhile is told so, and completes nothing."""
+    """A call whose claim was taken over gets an error, and completes nothing."""
     mailer = Mailer()
 
     async def freeze(claim: Claim) -> None:
@@ -461,7 +461,8 @@ async def test_overtaken(client: Client, schema: Schema) -> None:
 
 
 async def test_code_is_cancelled_before_its_claim_expires(client: Client) -> None:
-    """What takes longer than the claim is cancelled, with an error that says so; and given back."""
+    """A function that runs longer than its claim is cancelled with an error, and the claim is
+    released."""
     mailer = Mailer()
     with pytest.raises(TimeoutError, match="longer than its claim lasts"):
         await client.run_at_least_once("mail", mailer.send, expires_after=SHORT)
@@ -471,9 +472,9 @@ async def test_code_is_cancelled_before_its_claim_expires(client: Client) -> Non
 
 @pytest.mark.parametrize("call", ["run_at_most_once", "run_at_least_once"])
 async def test_cancelled_when_it_has_happened(client: Client, schema: Schema, call: str) -> None:
-    """What has happened is noted although the caller is cancelled meanwhile, again and again, as a
-    job is at its timeout: as a task, which a shielded scope does not keep away. The cancellation
-    passes then."""
+    """A completed effect is recorded even if the caller is cancelled repeatedly during this. A job
+    at its timeout is cancelled like this, and a shielded scope does not prevent it. Then the
+    cancellation is raised."""
     mailer = Mailer()
     mailer.may_end.set()
 
@@ -497,8 +498,8 @@ async def test_cancelled_when_it_has_happened(client: Client, schema: Schema, ca
 async def test_end_that_cannot_be_noted(
     client: Client, schema: Schema, monkeypatch: pytest.MonkeyPatch, log: list[Any]
 ) -> None:
-    """That what has happened could not be noted is told, also where the caller is cancelled and
-    does not hear of it."""
+    """If the end of an effect cannot be recorded, this is logged, also if the caller is
+    cancelled."""
     monkeypatch.setattr(executions, "COMPLETE_TIMEOUT", 0.1)
 
     async def send(_claim: Claim) -> None:
@@ -514,7 +515,8 @@ async def test_end_that_cannot_be_noted(
 
 
 async def test_cancelled_while_it_is_given_back(client: Client, schema: Schema) -> None:
-    """So is a claim given back whose code was cancelled."""
+    """The claim of a cancelled function is released, even if the caller is cancelled during
+    this."""
 
     async def fail(_claim: Claim) -> None:
         await connection.execute("begin; lock table riverpy_exec in exclusive mode")
@@ -536,7 +538,8 @@ async def test_cancelled_while_it_is_given_back(client: Client, schema: Schema) 
 async def test_cancelled_while_it_is_claimed(
     schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A claim whose caller is cancelled before it hears of it is given back: nothing has begun."""
+    """A claim whose caller is cancelled before the answer is released, because nothing has
+    begun."""
     mailer = Mailer()
     mailer.may_end.set()
 
@@ -563,7 +566,7 @@ async def test_cancelled_while_it_is_claimed(
 
 
 async def test_claim_that_took_all_of_its_time(client: Client, schema: Schema) -> None:
-    """Code does not begin whose claim is granted when its time is over."""
+    """A function does not start if its claim is granted after the claim's time has passed."""
     mailer = Mailer()
     async with schema.connected() as connection:
         await connection.execute("begin; lock table riverpy_exec in exclusive mode")
@@ -584,8 +587,8 @@ async def _too_late(call: Awaitable[object]) -> None:
 
 
 async def test_no_connection(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a connection to be had nothing is known of the key: each call raises TimeoutError,
-    and none says that another is at it."""
+    """If no connection is available, each call raises TimeoutError. No call says that another one
+    is in progress."""
     config = Config(schema=schema.name, pool_size=1)
     async with Client(schema.url, config=config) as client, client._transaction(None):
         monkeypatch.setattr(client_module, "ACQUIRE_TIMEOUT", 0.05)
@@ -596,8 +599,8 @@ async def test_no_connection(schema: Schema, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_answer_to_a_claim_is_lost(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim whose commit is not answered is an error, and its function does not run; since it may
-    be stored, what happens at most once is unknown then."""
+    """If the commit of a claim gets no answer, the call raises an error and its function does not
+    run. Since the claim may be stored, an at-most-once effect is unknown then."""
     mailer = Mailer()
     async with proxied(schema.url) as proxy:
 
@@ -620,7 +623,7 @@ async def test_answer_to_a_claim_is_lost(schema: Schema, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("key", ["", "k" * 256, "a\0b", "\ud800", 7, None])
 async def test_bad_keys(client: Client, schema: Schema, key: Any) -> None:
-    """A key that cannot be stored is refused before anything is (BI-01)."""
+    """A key that cannot be stored is refused before a statement is sent (BI-01)."""
     for call in (client.run_once, client.run_at_most_once, client.run_at_least_once):
         with pytest.raises(ConfigError):
             await call(key, Mailer().send)
@@ -628,7 +631,7 @@ async def test_bad_keys(client: Client, schema: Schema, key: Any) -> None:
 
 
 async def test_bad_times(client: Client, schema: Schema) -> None:
-    """Times that make no sense, or are none, are refused, with their name."""
+    """Wrong times are refused, with their name."""
     send: Any = Mailer().send
     zero = timedelta(0)
     with pytest.raises(ConfigError, match="kept"):
@@ -659,8 +662,8 @@ async def test_longest_key(client: Client, schema: Schema) -> None:
 
 
 async def test_line_not_migrated(fresh_database_url: str) -> None:
-    """Without our tables the error has the command that makes them, a transaction of the caller's
-    goes on, and a leader's cleaner has nothing to do."""
+    """Without our tables the error has the command that creates them, a transaction of the caller
+    can be used, and the leader's cleaner has nothing to do."""
     async with Client(fresh_database_url) as client:
         await Migrator(fresh_database_url, line="main").up()
         for call in (client.run_once, client.run_at_most_once, client.run_at_least_once):
@@ -680,8 +683,8 @@ async def test_client_that_is_not_open(schema: Schema) -> None:
 
 
 async def test_retention(client: Client, schema: Schema) -> None:
-    """A leader forgets keys whose time is over, done or not, and those alone: then it would run
-    again."""
+    """A leader deletes only keys whose retention has passed, completed or not. After that the
+    effect would run again."""
     mailer = Mailer()
     mailer.may_end.set()
     await client.run_once("old", writing(schema))
@@ -702,9 +705,9 @@ async def test_retention(client: Client, schema: Schema) -> None:
 
 @pytest.mark.parametrize("kind", ["lease", "lead"])
 async def test_fence_in_a_savepoint(schema: Schema, client: Client, kind: str) -> None:
-    """A fence in the function of a call in the caller's transaction is refused: with the savepoint
-    it would be undone, and the transaction go on without it. Before the call, and in a transaction
-    of the client's own, it stands. So it is in a savepoint of the caller's."""
+    """A fence in the function of a call in the caller's transaction is refused, because it would be
+    undone with the call's savepoint. Before the call, and in a transaction of the client, it is
+    accepted. In a savepoint of the caller it is refused too."""
     async with AsyncExitStack() as stack:
         term: Any
         if kind == "lease":
