@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 DIRECTORY_VARIABLE: Final = "RIVERPY_EMBEDDED_DIR"
 INITDB_TIMEOUT: Final = 120.0
 """Seconds to create a cluster."""
+START_LOCK_TIMEOUT: Final = INITDB_TIMEOUT + processes.START_TIMEOUT
+"""Seconds to wait for another process that starts or stops the server."""
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _SOCKET_PATH_MAX: Final = 103  # bytes; Linux allows 107, macOS 103
@@ -246,14 +248,27 @@ class EmbeddedPostgres:
             raise DatabaseError(f"cannot use {self.directory}: {error}") from error
 
     def _lock_start(self) -> int:
+        held: list[int] = []
+        if not processes.wait_until(lambda: self._try_lock_start(held), START_LOCK_TIMEOUT):
+            raise DatabaseError(
+                f"another process has been starting or stopping the server in {self.directory} for "
+                f"{START_LOCK_TIMEOUT:.0f} s: see which process holds its start.lock"
+            )
+        return held[0]
+
+    def _try_lock_start(self, held: list[int]) -> bool:
+        self._make_directories()
         path = self.directory / "start.lock"
-        while True:
-            self._make_directories()
-            start_lock = processes.lock(path, fcntl.LOCK_EX)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(path.stat(), os.fstat(start_lock)):
-                    return start_lock
-            os.close(start_lock)  # `remove` has deleted the file, so its lock excludes no process
+        try:
+            start_lock = processes.lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(start_lock)):
+                held.append(start_lock)
+                return True
+        os.close(start_lock)  # `remove` has deleted the file, so its lock excludes no process
+        return False
 
     @cached_property
     def _programs(self) -> Binaries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import shutil
@@ -395,6 +396,20 @@ def test_directory_that_cannot_be_used(base: Path) -> None:
     (base / "file").touch()
     with pytest.raises(DatabaseError, match="cannot use"):
         EmbeddedPostgres("t", base_dir=base / "file").start()
+
+
+def test_start_lock_that_is_not_released(
+    server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start ends with an error if another process holds the lock for starting for too long."""
+    monkeypatch.setattr("riverpy._tools.embedded.server.START_LOCK_TIMEOUT", 0.1)
+    server.directory.mkdir(parents=True, exist_ok=True)
+    other = processes.lock(server.directory / "start.lock", fcntl.LOCK_EX)
+    try:
+        with pytest.raises(DatabaseError, match=r"see which process holds its start\.lock"):
+            server.start()
+    finally:
+        os.close(other)
 
 
 def test_long_log_is_renamed(server: EmbeddedPostgres) -> None:
