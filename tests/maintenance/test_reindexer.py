@@ -370,11 +370,11 @@ async def test_doubt_begins_nothing(schema: Schema, log: Log) -> None:
     async with contexts(schema, KIND) as held:
         await invalid_index(schema, "river_job_kind_ccnew")
         with pytest.raises(FencedOutError):
-            await held.run(reindexer_of(held, when_connected=held.lapse))
+            await held.run(reindexer_of(held, when_connected=held.pass_deadline))
         assert await artifacts(schema) == ["river_job_kind_ccnew"]
         await schema.execute("DROP INDEX river_job_kind_ccnew")
         held.renew()
-        reindexer = reindexer_of(held, when_connected=held.lapse)
+        reindexer = reindexer_of(held, when_connected=held.pass_deadline)
         await held.run(reindexer)
         with pytest.raises(FencedOutError):
             await held.run(reindexer)

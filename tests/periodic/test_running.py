@@ -206,7 +206,9 @@ async def test_calls(schema: Schema) -> None:
         for verb in (other.periodic_run, other.periodic_pause, other.periodic_resume):
             with pytest.raises(NotFoundError, match="no periodic job 'tick': did you mean ticks"):
                 await verb("tick")
-            with pytest.raises(NotFoundError, match="no periodic job 'zz': the leader registers"):
+            with pytest.raises(
+                NotFoundError, match="no periodic job 'zz': `riverpy periodic list` shows"
+            ):
                 await verb("zz")
 
 

