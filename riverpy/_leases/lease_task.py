@@ -44,7 +44,7 @@ class LeaseTask:
         self.error: Exception | None = None
         """The error that the work raised."""
         self.was_stopped = False
-        """Whether the work was told to stop before it ended."""
+        """Whether the stop of the work was requested before the work ended."""
         self.was_lost = False
         """Whether the lease was not held any more when the work ended."""
         self.seconds = 0.0

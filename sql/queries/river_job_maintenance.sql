@@ -167,13 +167,13 @@ with due as materialized (
   where job.id = any(array(select id from due except select id from beaten))
     and (select count(*) from discarded) >= 0
   returning job.id, job.queue, job.scheduled_at
-), told as (
+), notified as (
   select pg_notify(
     /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
   )
   from (select distinct queue from made where scheduled_at <= now()) as waiting
   where (select pg_notification_queue_usage() < 0.9)
-), foretold as (
+), announced as (
   select pg_notify(
     /* schema of river_job */ current_schema()::text || '.riverpy_event',
     json_build_object('action', 'due', 'queue', queue, 'seconds', json_agg(seconds order by seconds))::text
@@ -195,7 +195,7 @@ select
     where not exists (select from made where made.id = given.id)
       and not exists (select from discarded where discarded.id = given.id)
   )
-where (select count(*) from told) + (select count(*) from foretold) >= 0;
+where (select count(*) from notified) + (select count(*) from announced) >= 0;
 
 
 -- name: job_lock_limit
@@ -308,7 +308,7 @@ with locked as materialized (
   where job.id = any(array(select id from locked)) and job.id = given.id
     and job.attempt = given.attempt and timestamptz_send(job.attempted_at) = int8send(given.attempted_at)
   returning job.id, job.state, job.queue
-), told as (
+), notified as (
   select pg_notify(
     /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
   )
@@ -317,4 +317,4 @@ with locked as materialized (
 )
 select id, state::text
 from rescued
-where (select count(*) from told) >= 0;
+where (select count(*) from notified) >= 0;
