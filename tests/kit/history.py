@@ -242,7 +242,7 @@ def _check_slots(history: History) -> Iterator[Violation]:
                     f"{periodic_id}: {fault}: {_line(before)}, then {_line(after)}",
                 )
         for slot in found:
-            if fault := _fault_of(slot, history.validity):
+            if fault := _fault_of(slot, history):
                 yield Violation(
                     "every slot follows its policy", f"{periodic_id}: {fault}: {_line(slot)}"
                 )
@@ -259,13 +259,17 @@ def _fault_between(before: Slot, after: Slot) -> str | None:
     return "more than one was caught up" if after.created_at == before.created_at else None
 
 
-def _fault_of(slot: Slot, validity: timedelta) -> str | None:
+def _fault_of(slot: Slot, history: History) -> str | None:
     """Return why a slot is wrong. Only `all` inserts slots older than the newest, except for the
-    time between the leader's read and its insert."""
+    time between the leader's read and its insert. If the clock is set back in that time, the insert
+    has an earlier time than the slot."""
     lateness = _lateness(slot)
     if lateness < timedelta(0):
-        return "early"
-    return "late" if slot.periodic_id != "all" and lateness > PERIOD + validity else None
+        steps = history.clock_steps
+        is_stepped = any(one.began - PERIOD <= slot.scheduled_at <= one.ended for one in steps)
+        return None if is_stepped else "early"
+    is_late = slot.periodic_id != "all" and lateness > PERIOD + history.validity
+    return "late" if is_late else None
 
 
 def _lateness(slot: Slot) -> timedelta:

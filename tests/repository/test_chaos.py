@@ -148,6 +148,15 @@ def test_overlap_after_a_step() -> None:
     assert rules(acts=acts, clock_steps=[ClockStep(at(8), at(9))]) == ["no overlap of terms"]
 
 
+def test_slot_read_before_a_clock_step() -> None:
+    """A slot that is read before the clock is set back, and inserted after it, is not early. The
+    same insert at another time is."""
+    slot = slots("skip", (10, 4))
+    step = ClockStep(at(9.5), at(12))
+    assert check(History(slots=slot, clock_steps=[step])) == []
+    assert check(History(slots=slot, clock_steps=[ClockStep(at(20), at(22))])) != []
+
+
 def test_rescues() -> None:
     """An attempt that is repeated without a fault is a violation."""
     assert rules(broken=[Broken("one", at(0.5), at(1.5))]) == []
