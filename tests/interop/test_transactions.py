@@ -30,9 +30,9 @@ EITHER = pytest.mark.parametrize("language", LANGUAGES)
 WAYS = ["insert", "insert_many", "insert_many_fast"]
 MOMENT = 1.0
 """Seconds for which a test checks that nothing happens."""
-GO_LIMIT = 0.15
-"""Seconds after which River in Go notifies of a queue again. It does so once per FetchCooldown,
-even if the first transaction was rolled back."""
+GO_LIMIT = 0.01
+"""Seconds after which River in Go notifies of a queue again. It does so once per FetchCooldown (here
+1 ms), even if the first transaction was rolled back."""
 TOLD = [("river_insert", {"queue": "default"})]
 
 

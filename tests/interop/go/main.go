@@ -51,9 +51,10 @@ type base struct {
 	schema string
 }
 
-// inserter returns a client that works no jobs.
+// inserter returns a client that works no jobs. River notifies of a queue once per FetchCooldown,
+// and suppresses all other notifications. The shortest one lets a test rely on each of its inserts.
 func (b *base) inserter() (*river.Client[pgx.Tx], error) {
-	return b.client(&river.Config{})
+	return b.client(&river.Config{FetchCooldown: river.FetchCooldownMin})
 }
 
 func (b *base) client(config *river.Config) (*river.Client[pgx.Tx], error) {
