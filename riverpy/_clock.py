@@ -1,11 +1,11 @@
-"""Clocks and timers, which tests can replace, and delays between retries."""
+"""The clock and the timer, which tests replace, and delays between retries."""
 
 from __future__ import annotations
 
 import random
 import time
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -13,24 +13,12 @@ if TYPE_CHECKING:
     import asyncio
 
 _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
-"""The number of the clock that also runs while the machine is suspended; None: the system has no
-such clock, and the monotonic clock is used."""
+"""The number of the clock that also runs while the machine is suspended. None: the system has no
+such clock."""
 
 
-class Clock(Protocol):
-    """A clock that tests can replace."""
-
-    def now(self) -> datetime:
-        """Return the current time, aware and in UTC."""
-        ...
-
-    def monotonic(self) -> float:
-        """Return seconds that never decrease."""
-        ...
-
-
-class SystemClock:
-    """The clock of the system."""
+class Clock:
+    """The system's clock. Tests replace it."""
 
     def now(self) -> datetime:
         """Return the current time, aware and in UTC."""
@@ -41,28 +29,12 @@ class SystemClock:
         return time.monotonic()
 
 
-class Timer(Protocol):
+class Timer:
     """Measures time and waits. Tests replace it by a timer that they advance."""
 
     def boottime(self) -> float:
         """Return seconds that never decrease. On Linux they include the time while the machine is
         suspended, because leases expire in that time too."""
-        ...
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait for this many seconds."""
-        ...
-
-    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
-        """Wait for the event for at most this many seconds. Returns whether it is set."""
-        ...
-
-
-class SystemTimer:
-    """The timer of the system."""
-
-    def boottime(self) -> float:
-        """Return the seconds since the machine started."""
         return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
     async def sleep(self, seconds: float) -> None:
@@ -70,7 +42,7 @@ class SystemTimer:
         await anyio.sleep(seconds)
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
-        """Wait for the event for at most this many seconds. Returns whether it is set."""
+        """Wait for the event for at most this many seconds. Return whether the event is set."""
         with anyio.move_on_after(seconds):
             await event.wait()
         return event.is_set()

@@ -18,7 +18,7 @@ from riverpy._calls.jobs import JobCalls
 from riverpy._calls.periodic_jobs import PeriodicJobCalls
 from riverpy._calls.queues import QueueCalls
 from riverpy._clients.process import Opener
-from riverpy._clock import SystemClock
+from riverpy._clock import Clock
 from riverpy._dsn import validate_url
 from riverpy._insert.errors import channel_named
 from riverpy._insert.inserter import ACQUIRE_TIMEOUT, NO_CONNECTION, Inserter
@@ -344,7 +344,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
                 notify=self._config.insert_notify,
             ),
             plugins=Plugins(self._config.plugins, self._config.hooks, self._config.middleware),
-            clock=SystemClock(),
+            clock=Clock(),
         )
 
     async def insert(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
 from riverpy._clients.process import Opener
-from riverpy._clock import SystemTimer
+from riverpy._clock import Timer
 from riverpy._dsn import validate_url
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.lease import Lease, process_holder_id
@@ -93,7 +93,7 @@ class LeaseManager:
             else UserLeaseTable(database, schema=schema, holder=self._holder, pooler=pooler)
         )
         self._engine = LeaseEngine(
-            store, holder=self._holder, timing=timing, timer=SystemTimer(), max_held=max_held
+            store, holder=self._holder, timing=timing, timer=Timer(), max_held=max_held
         )
         self._opener: Opener | None = None
         self._is_closed = False

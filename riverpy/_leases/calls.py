@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from riverpy._clock import SystemTimer
+from riverpy._clock import Timer
 from riverpy._leases.client_leases import ClientLeases
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.store import UserLeaseTable
@@ -158,7 +158,7 @@ class LeaseCalls(ABC):
             ),
             holder=holder,
             timing=LeaseTiming.of(config),
-            timer=SystemTimer(),
+            timer=Timer(),
             max_held=config.max_leases,
             unfinished=unfinished,
         )

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from riverpy._clock import SystemTimer
+from riverpy._clock import Timer
 from riverpy._leases.store import ACQUIRE_LOCK_TIMEOUT, LeaseStore
 from riverpy._postgres.leases import LeaseAnswer
 from riverpy.errors import ConfigError, LeaseLostError, TransactionError
@@ -16,7 +16,6 @@ from riverpy.errors import ConfigError, LeaseLostError, TransactionError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
 
-    from riverpy._clock import Timer
 
 POLL_INTERVAL = 0.01
 """Seconds between two checks of an attempt that waits for a transaction."""
@@ -94,7 +93,7 @@ class MemoryLeases(LeaseStore):
         Args:
             timer: the clock by which leases expire; None: the machine's clock.
         """
-        self._timer = SystemTimer() if timer is None else timer
+        self._timer = Timer() if timer is None else timer
         self._rows: dict[str, _Row] = {}
         self._last_epoch = 0
         self._lock = threading.RLock()  # an effect at a commit may call `forget`

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy._clients.heartbeat import Heartbeat
-from riverpy._clock import SystemTimer
+from riverpy._clock import Timer
 from riverpy._leading.leader_watch import LeaderWatch
 from riverpy._leading.membership import Membership
 from riverpy._leases.singletons import SingletonRunners
@@ -129,7 +129,7 @@ class Run:
             is_notified=self._is_notified,
             abandoned=abandoned,
         )
-        self._singletons = SingletonRunners(client.singletons, client.leases, SystemTimer())
+        self._singletons = SingletonRunners(client.singletons, client.leases, Timer())
         self._membership = self._make_membership()
         self._leader_setup = self._make_leader_setup()
         self._leader_watch = self._make_leader_watch()
@@ -164,7 +164,7 @@ class Run:
             self._registration,
             self._config,
             [connections.results, connections.claims, connections.reserved],
-            SystemTimer(),
+            Timer(),
             displaced=self.stop_hard,
         )
 
@@ -202,11 +202,11 @@ class Run:
             connection=self._connections.results,
             reserved=self._connections.reserved,
             heartbeat=self._heartbeat,
-            timer=SystemTimer(),
+            timer=Timer(),
         )
 
     def _make_leader_setup(self) -> LeaderSetup | None:
-        return LeaderSetup(self._context, SystemTimer()) if self._config.candidate else None
+        return LeaderSetup(self._context, Timer()) if self._config.candidate else None
 
     def _make_leader_watch(self) -> LeaderWatch:
         return LeaderWatch(
@@ -216,7 +216,7 @@ class Run:
             queues=list(self._client.queues),
             periodic_jobs=self._client.periodic_jobs,
             is_leader=lambda: self.is_leader,
-            timer=SystemTimer(),
+            timer=Timer(),
         )
 
     def _make_notifier(self) -> Notifier:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from riverpy._clock import SystemClock
+from riverpy._clock import Clock
 from riverpy._insert.inserter import Inserter
 from riverpy._insert.row import InsertRules
 from riverpy._plugins import Plugins
@@ -36,9 +36,7 @@ async def inserter_on(
         statement_cache_size=100 if settings or detour(url) == url else 0,
     )
     async with pool:
-        yield Inserter(
-            pool.acquire, schema=schema, rules=rules, plugins=Plugins(), clock=SystemClock()
-        )
+        yield Inserter(pool.acquire, schema=schema, rules=rules, plugins=Plugins(), clock=Clock())
         assert pool.get_idle_size() == pool.get_size(), "a connection was not given back"
 
 

@@ -13,7 +13,7 @@ import anyio
 import asyncpg
 import pytest
 
-from riverpy._clock import SystemClock
+from riverpy._clock import Clock
 from riverpy._insert.inserter import Inserter
 from riverpy._plugins import Plugins
 from riverpy.errors import TransactionError, UniqueConflictError
@@ -303,7 +303,7 @@ async def test_acquire_is_retried(schema: Schema, send: Send) -> None:
         schema=schema.name,
         rules=RULES,
         plugins=Plugins(),
-        clock=SystemClock(),
+        clock=Clock(),
     )
     await send(inserter, Welcome(1), None)
     assert not failures
@@ -318,7 +318,7 @@ async def test_acquire_error_without_retry(schema: Schema, send: Send) -> None:
         schema=schema.name,
         rules=RULES,
         plugins=Plugins(),
-        clock=SystemClock(),
+        clock=Clock(),
     )
     with pytest.raises(asyncpg.InvalidPasswordError):
         await send(inserter, Welcome(1), None)

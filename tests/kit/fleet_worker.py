@@ -21,7 +21,7 @@ import msgspec
 
 import riverpy
 from riverpy import _log
-from riverpy._clock import SystemClock
+from riverpy._clock import Clock
 from riverpy._maintenance import base
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._work import leader_setup as candidacy
@@ -183,7 +183,7 @@ class SteppingClock:
     def __init__(self) -> None:
         self._offset = timedelta(0)
         signal.signal(signal.SIGUSR1, self._step)
-        SystemClock.now = lambda _: datetime.now(UTC) + self._offset
+        Clock.now = lambda _: datetime.now(UTC) + self._offset
         true_time = time.time
         time.time = lambda: true_time() + self._offset.total_seconds()
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
-from riverpy._clock import SystemTimer
+from riverpy._clock import Timer
 from riverpy._leading.election import Election, receive_leadership
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.store import LeaseStore
@@ -224,7 +224,7 @@ class Services:
                 continue
 
 
-class ProcessTimer(SystemTimer):
+class ProcessTimer(Timer):
     """The timer of a process."""
 
     def __init__(self, process: Process) -> None:

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from riverpy import Config, Workers
-from riverpy._clock import SystemTimer
+from riverpy._clock import Timer
 from riverpy._leading.leader_stores import LeaderRowStore
 from riverpy._leading.queue_scope import AllQueues
 from riverpy._leading.term_context import TermContext
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 TTL = timedelta(days=30)
 
 
-class QuickTimer(SystemTimer):
+class QuickTimer(Timer):
     """A timer without waiting: a sleep returns at once, and a wait lasts until its event."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class StillTimer(QuickTimer):
 class HeldTerm:
     """A term context, and operations on its term. `timer` and `lease` are those of `context`."""
 
-    def __init__(self, schema: Schema, leader_id: str, timer: SystemTimer) -> None:
+    def __init__(self, schema: Schema, leader_id: str, timer: Timer) -> None:
         self.schema = schema
         self.leader_id = leader_id
         self.timer = timer
@@ -121,7 +121,7 @@ async def held_term(
     *,
     leader_id: str = "leader",
     workers: Workers | None = None,
-    timer: SystemTimer | None = None,
+    timer: Timer | None = None,
     term: LeaseAnswer | None = None,
     **settings: Any,
 ) -> AsyncGenerator[HeldTerm]:
@@ -153,7 +153,7 @@ async def held_term(
         yield held
 
 
-def lease_of(held: HeldTerm, ttl: float, timer: SystemTimer | None = None) -> Lease:
+def lease_of(held: HeldTerm, ttl: float, timer: Timer | None = None) -> Lease:
     """Return a lease of the same term that lasts this many seconds."""
     timer = timer or held.timer
     return Lease(

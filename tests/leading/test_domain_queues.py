@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from riverpy._clock import SystemTimer
+from riverpy._clock import Timer
 from riverpy._leading import domain_queues
 from riverpy._leading.queue_scope import AllQueues, AllQueuesExcept
 from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection, connect_maintenance
@@ -20,7 +20,6 @@ from riverpy._postgres.domains import OwnedQueue, owner_exists
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from riverpy._clock import Timer
     from tests._database import Schema
 
 
@@ -32,7 +31,7 @@ class Connection:
         yield
 
 
-class StoppedTimer(SystemTimer):
+class StoppedTimer(Timer):
     """Time that a test advances."""
 
     skipped = 0
@@ -52,7 +51,7 @@ def default_queues(
         domain_queues.of_default,
         is_divided=lambda: is_divided,
         listens=listens,
-        timer=timer or SystemTimer(),
+        timer=timer or Timer(),
         dead_after=timedelta(minutes=1),
         contact=lambda: 1e6,
     )
@@ -125,7 +124,7 @@ async def test_role_without_the_grant(schema: Schema) -> None:
         domain_queues.of_default,
         is_divided=lambda: True,
         listens=False,
-        timer=SystemTimer(),
+        timer=Timer(),
         dead_after=timedelta(minutes=1),
         contact=lambda: 1e6,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from riverpy._clock import SystemTimer
+from riverpy._clock import Timer
 from riverpy._leading.term_fence import FenceBusyError, TermFence
 from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection
 from riverpy._postgres.driver import DATABASE_ERRORS, PostgresError, connect
@@ -65,7 +65,7 @@ async def test_write_after_the_expiry(held: HeldTerm, schema: Schema) -> None:
 
 def fence_of(held: HeldTerm, ttl: float) -> TermFence:
     """Return a fence of the same term, with a lease of this many seconds."""
-    return TermFence(lease_of(held, ttl, SystemTimer()))
+    return TermFence(lease_of(held, ttl, Timer()))
 
 
 @pytest.mark.parametrize(

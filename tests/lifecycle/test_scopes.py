@@ -15,7 +15,7 @@ import pytest
 
 import riverpy._clock
 import riverpy._lifecycle
-from riverpy._clock import Backoff, SystemClock
+from riverpy._clock import Backoff, Clock
 from riverpy._lifecycle import ServiceGroup, StopCause, StopScope, TestSignal, cancelled_once
 from tests._time import settle
 
@@ -32,7 +32,7 @@ def test_timer_without_unix_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setitem(sys.modules, "time", plain)
         module = runpy.run_path(riverpy._clock.__file__)
     before = time.monotonic()
-    assert before <= module["SystemTimer"]().boottime() <= time.monotonic()
+    assert before <= module["Timer"]().boottime() <= time.monotonic()
 
 
 async def test_first_cause_wins() -> None:
@@ -319,6 +319,6 @@ def test_backoff() -> None:
 
 def test_system_clock() -> None:
     """The clock returns aware UTC times, and seconds that never decrease."""
-    clock = SystemClock()
+    clock = Clock()
     assert clock.now().tzinfo is UTC
     assert clock.monotonic() <= clock.monotonic()

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from riverpy import JobRetention
-from riverpy._clock import SystemClock
+from riverpy._clock import Clock
 from riverpy._leading.queue_scope import NOTHING, OnlyQueues
 from riverpy._lifecycle import ServiceGroup
 from riverpy._maintenance import batches
@@ -241,8 +241,8 @@ async def test_skewed_clock(
     held: HeldTerm, schema: Schema, skew: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server's clock decides what is old, not the one of the leader (MC10) (SK-19)."""
-    now = SystemClock.now
-    monkeypatch.setattr(SystemClock, "now", lambda self: now(self) + skew)
+    now = Clock.now
+    monkeypatch.setattr(Clock, "now", lambda self: now(self) + skew)
     kept = await insert_ended(schema, "completed", "23 hours 59 min")
     await insert_ended(schema, "completed", "24 hours 1 min")
     await held.run(JobCleaner(held.context))

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from riverpy import Job, JobSnooze
-from riverpy._clock import SystemClock
+from riverpy._clock import Clock
 from riverpy._leading.queue_scope import NOTHING, OnlyQueues
 from riverpy._maintenance import batches
 from riverpy._maintenance.job_scheduler import INTERVAL, JobScheduler
@@ -427,8 +427,8 @@ async def test_skewed_clock(
     held: HeldTerm, schema: Schema, skew: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server's clock decides what is due, not the one of the leader (MC10) (SK-19)."""
-    now = SystemClock.now
-    monkeypatch.setattr(SystemClock, "now", lambda self: now(self) + skew)
+    now = Clock.now
+    monkeypatch.setattr(Clock, "now", lambda self: now(self) + skew)
     due, future = await waiting(schema), await waiting(schema, at="now() + interval '1 min'")
     await held.run(JobScheduler(held.context))
     assert await states_of(schema) == {due: "available", future: "scheduled"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from riverpy._clock import SystemClock
+from riverpy._clock import Clock
 from riverpy._insert.inserter import Inserter
 from riverpy._insert.row import InsertRules
 from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
@@ -20,7 +20,7 @@ from tests.leading.term_context import QuickTimer, held_term
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from riverpy._clock import SystemTimer
+    from riverpy._clock import Timer
     from riverpy._postgres.leases import LeaseAnswer
     from tests._database import Schema
     from tests.leading.term_context import HeldTerm
@@ -48,7 +48,7 @@ class Grid:
         return EPOCH + ((after - EPOCH) // self.step + 1) * self.step
 
 
-class WrongClock(SystemClock):
+class WrongClock(Clock):
     """The clock of a machine that is ten minutes ahead."""
 
     def now(self) -> datetime:
@@ -116,7 +116,7 @@ def inserter(held: HeldTerm) -> Inserter:
 async def enqueuing(
     schema: Schema,
     *jobs: PeriodicJob,
-    timer: SystemTimer | None = None,
+    timer: Timer | None = None,
     term: LeaseAnswer | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Enqueuing]:

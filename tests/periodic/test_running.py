@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from riverpy import Client, Config, HookPeriodicJobsStartFunc, Job, QueueConfig, Workers
-from riverpy._clock import SystemTimer
+from riverpy._clock import Timer
 from riverpy._lifecycle import ServiceGroup
 from riverpy._log_events import PERIODIC_JOBS_IGNORED
 from riverpy._maintenance.periodic_enqueuer import PLAN_TIME
@@ -46,7 +46,7 @@ async def tick(job: Job[Tick]) -> None:
     """Do nothing."""
 
 
-class WrongTimer(SystemTimer):
+class WrongTimer(Timer):
     """A timer whose waits are over too early, or too late, and that waits for no stagger."""
 
     def __init__(self, least: float, most: float) -> None:

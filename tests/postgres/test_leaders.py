@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from riverpy import FencedOutError
-from riverpy._clock import SystemTimer
+from riverpy._clock import Timer
 from riverpy._leading.leader_stores import LeaderRowStore
 from riverpy._leading.term_fence import TermFence
 from riverpy._leases.lease import Lease
@@ -414,7 +414,7 @@ class Fenced:
     """A term, and transactions under it."""
 
     def __init__(self, session: Session, term: LeaseAnswer) -> None:
-        timer = SystemTimer()
+        timer = Timer()
         self.lease = Lease(
             "default",
             term,

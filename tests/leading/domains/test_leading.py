@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from riverpy import HookPeriodicJobsStartFunc
-from riverpy._clock import SystemTimer
+from riverpy._clock import Timer
 from riverpy._leading.leader_stores import DomainLeaseStore, SchemaLeaseStore
 from riverpy._leading.term_fence import TermFence
 from riverpy._leases.lease import Lease
@@ -240,7 +240,7 @@ class Holder:
         answer = await self.store.acquire(self.lease_name, self.name, ttl, timeout=BOUND)
         if answer is None or not answer.is_granted:
             return None
-        timer = SystemTimer()
+        timer = Timer()
         self.lease = Lease(
             self.lease_name,
             answer,
