@@ -31,8 +31,8 @@ WAYS = ["insert", "insert_many", "insert_many_fast"]
 MOMENT = 1.0
 """Seconds for which a test checks that nothing happens."""
 GO_LIMIT = 0.01
-"""Seconds after which River in Go notifies of a queue again. It does so once per FetchCooldown (here
-1 ms), even if the first transaction was rolled back."""
+"""Seconds after which River in Go notifies of a queue again. It does so once per FetchCooldown
+(here 1 ms), even if the first transaction was rolled back."""
 TOLD = [("river_insert", {"queue": "default"})]
 
 
