@@ -1,5 +1,4 @@
-"""MaintenanceService: the base class of the services that a leader runs during its term. A service
-makes repeated passes over its tables."""
+"""MaintenanceService: the base class of the services that a leader runs during its term."""
 
 from __future__ import annotations
 
@@ -18,15 +17,19 @@ from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
 
     from anyio.abc import TaskStatus
 
     from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
+    from riverpy._postgres.driver import Connection
     from riverpy._postgres.set_aside import SetAsideRow
 
 STAGGER = 1.0
 """The longest random delay before the first pass of a service, in seconds."""
+READ_TIMEOUT = 5.0
+"""The timeout of a statement that only reads, in seconds."""
 RETRY_MIN = timedelta(seconds=1)
 RETRY_MAX = timedelta(seconds=8)
 """The shortest and the longest delay after a failed pass. The delay doubles with each failure. The
@@ -34,18 +37,20 @@ number of retries has no limit."""
 
 
 class MaintenanceService(ABC):
-    """One maintenance service during one term of a leader."""
+    """One maintenance service during one term of a leader. A service makes repeated passes over
+    its tables."""
 
     name: str
 
     def __init__(self, context: TermContext) -> None:
-        self.context = context
+        self.context, self.schema = context, context.schema
         self.log = get_logger(service=self.name)
-        self._woken = asyncio.Event()
+        self._wake_event = asyncio.Event()
         self._backoff = Backoff(RETRY_MIN, RETRY_MAX)
-        self._run_failures = RepeatedFailureLog(self.log)
+        self._failure_log = RepeatedFailureLog(self.log)
         self.reports: list[Callable[[], list[SetAsideRow]]] = []
-        """Functions that return the rows set aside by the service's statements."""
+        """Functions that return the rows that the service skips for a while, because their
+        statements fail."""
         self.ran = TestSignal(f"{type(self).__name__}.ran")
         """Emitted after each successful pass."""
 
@@ -58,13 +63,17 @@ class MaintenanceService(ABC):
         """Make one pass. Return the seconds until the next one.
 
         Raises:
-            FencedOutError: the term is over.
+            FencedOutError: the term has ended.
             Exception: one of DATABASE_ERRORS. `run` retries the pass after a short delay.
         """
 
     def wake(self) -> None:
         """Begin the next pass now."""
-        self._woken.set()
+        self._wake_event.set()
+
+    def read_connection(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
+        """Return a context manager that lends a connection for reads. `purpose` is for the log."""
+        return self.context.connection.use(purpose, READ_TIMEOUT)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Start, wait until the other services have started, and make passes until stopped."""
@@ -73,11 +82,11 @@ class MaintenanceService(ABC):
         await self.context.up.wait()
         await self.context.timer.sleep(random.uniform(0, STAGGER))  # noqa: S311 (no secret)
         while True:
-            self._woken.clear()
-            delay = await self._pass(scope)
-            await self.context.timer.wait(self._woken, delay)
+            self._wake_event.clear()
+            delay = await self._run_pass(scope)
+            await self.context.timer.wait(self._wake_event, delay)
 
-    async def _pass(self, scope: StopScope) -> float:
+    async def _run_pass(self, scope: StopScope) -> float:
         try:
             self.context.fence.expect_valid()  # the process may have been frozen
             delay = await self.run_once(scope)
@@ -86,14 +95,14 @@ class MaintenanceService(ABC):
         except Exception as error:
             self._log_failure(error)
             return self._backoff.next()
-        self._run_failures.recovered(MAINTENANCE_RUN_SUCCEEDED_AGAIN)
+        self._failure_log.recovered(MAINTENANCE_RUN_SUCCEEDED_AGAIN)
         self._backoff.reset()
         self.ran.emit()
         return delay
 
     def _log_failure(self, error: Exception) -> None:
         is_outage = isinstance(error, DATABASE_ERRORS)
-        self._run_failures.failed(
+        self._failure_log.failed(
             MAINTENANCE_RUN_FAILED,
             level="warning" if is_outage else "error",
             cause="outage" if is_outage else type(error).__name__,

@@ -60,6 +60,7 @@ class Batches(Generic[Row]):
         key: Callable[[Row], Hashable],
         name: Callable[[Row], int | str] | None = None,
         connection: DedicatedConnection | None = None,
+        size: int | None = None,
     ) -> None:
         """Create the batches of one service.
 
@@ -71,6 +72,7 @@ class Batches(Generic[Row]):
             name: returns the name of a row for the log. Default: the key of the row.
             connection: runs the transactions. Default: the context's connection for short
                 statements.
+            size: the largest number of rows in one statement. Default: `BATCH_SIZE`.
         """
         self._context, self._log = service.context, service.log
         self._purpose, self._name = purpose, name or key
@@ -81,7 +83,7 @@ class Batches(Generic[Row]):
         )
         self._sender = BatchSender(
             BatchStatement(self._send, row_id=key),
-            size=BatchSize(BATCH_SIZE, self._context.fence.limit.total_seconds()),
+            size=BatchSize(size or BATCH_SIZE, self._context.fence.limit.total_seconds()),
             aside=self.aside,
             set_aside=self._set_aside,
             recovered=self._recovered,

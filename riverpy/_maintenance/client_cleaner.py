@@ -23,11 +23,10 @@ RETENTION = 600.0
 """Seconds for which the row of a dead client is kept."""
 MARGIN = 1.0
 """Seconds between the time at which a row may be deleted and the pass that deletes it."""
-_READ_TIMEOUT = 5.0
 
 
 class ClientCleaner(MaintenanceService):
-    """Deletes rows of dead clients, whatever their queues and domains."""
+    """Deletes the rows of dead clients of all queues and domains."""
 
     name = "client cleaner"
 
@@ -42,20 +41,14 @@ class ClientCleaner(MaintenanceService):
         super().__init__(context)
         self._observer = HeartbeatObserver(context.timer, contact)
         self.batches: Batches[tuple[str, bytes]] = Batches(
-            self, "deleting dead clients", self._delete, key=itemgetter(0), name=itemgetter(0)
+            self, "deleting dead clients", self._delete, key=itemgetter(0)
         )
 
     async def run_once(self, scope: StopScope) -> float:
-        """Delete the rows of dead clients. If no client is dead, a pass is one read.
-
-        Raises:
-            FencedOutError: the term is over.
-            Exception: one of DATABASE_ERRORS.
-        """
-        context = self.context
-        async with context.connection.use("looking for dead clients", _READ_TIMEOUT) as connection:
-            self._observer.observe(*await client_heartbeats(connection, context.schema))
-        dead_after = context.config.dead_after.total_seconds()
+        """Delete the rows of dead clients. If no client is dead, a pass is one read."""
+        async with self.read_connection("looking for dead clients") as connection:
+            self._observer.observe(*await client_heartbeats(connection, self.schema))
+        dead_after = self.context.config.dead_after.total_seconds()
         silent = self._observer.silent(dead_after, kept=RETENTION)
         if silent.heartbeats:
             await self.batches.handle(silent.heartbeats.items())
@@ -64,6 +57,6 @@ class ClientCleaner(MaintenanceService):
     async def _delete(self, heartbeats: list[tuple[str, bytes]]) -> None:
         """Delete the rows of clients that have written no heartbeat since the observation."""
         async with self.batches.transaction() as connection:
-            deleted = await client_delete_idle(connection, self.context.schema, dict(heartbeats))
+            deleted = await client_delete_idle(connection, self.schema, dict(heartbeats))
         if deleted:
             self.log.info(DEAD_CLIENTS_DELETED, client_ids=deleted)

@@ -67,17 +67,17 @@ def _skip(schedule: PeriodicSchedule, slot: datetime, now: datetime, count: int)
     if isinstance(schedule, IntervalSchedule):
         passed = (now - slot) // schedule.interval
         return slot + max(passed + 1 - count, 0) * schedule.interval
-    if not (isinstance(schedule, CronSchedule) or _has(schedule, slot, now, STEPS_MAX)):
+    if not (isinstance(schedule, CronSchedule) or has_slots(schedule, slot, now, STEPS_MAX)):
         return slot
     span = _FIRST_SPAN
     while now - slot > span:  # `now - span` must not leave the calendar
-        if _has(schedule, now - span, now, count):
+        if has_slots(schedule, now - span, now, count):
             return next_time(schedule, now - span)
         span *= 2
     return slot
 
 
-def _has(schedule: PeriodicSchedule, after: datetime, until: datetime, count: int) -> bool:
+def has_slots(schedule: PeriodicSchedule, after: datetime, until: datetime, count: int) -> bool:
     """Whether at least `count` slots of the schedule lie between `after` and `until`."""
     due: datetime | None = after
     for _ in range(count):

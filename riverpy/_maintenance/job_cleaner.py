@@ -1,4 +1,4 @@
-"""JobCleaner: deletes finished jobs whose retention is over."""
+"""JobCleaner: deletes finished jobs whose retention has ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._leading.queue_scope import NOTHING
 from riverpy._log_events import FINISHED_JOBS_DELETED
-from riverpy._maintenance.base import MaintenanceService
+from riverpy._maintenance.base import READ_TIMEOUT, MaintenanceService
 from riverpy._maintenance.batches import PAGE_MIN, Batches
 from riverpy._postgres.job_maintenance import (
     EndedCursor,
@@ -34,8 +34,6 @@ SWEEP_INTERVAL = 3600.0
 """Seconds after which the cleaner reads the jobs of a rule from the beginning again. An earlier
 pass may have skipped jobs that were locked, or that another rule keeps longer."""
 _STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
-_PURPOSE = "deleting ended jobs"
-_READ_TIMEOUT = 5.0
 
 
 class Rule(NamedTuple):
@@ -68,10 +66,8 @@ def _scopes_of(
     for retention, names in _grouped(config.retention_by_queue, state).items():
         if within := tuple(name for name in names if name in scope):
             yield retention, JobScope(within, True, kinds)
-    retention, others = (
-        _retention_of(config.retention, state),
-        scope.without(config.retention_by_queue),
-    )
+    retention = _retention_of(config.retention, state)
+    others = scope.without(config.retention_by_queue)
     if retention is None or others == NOTHING:
         return
     jobs = JobScope(*others.whole(), kinds)
@@ -119,15 +115,12 @@ class JobCleaner(MaintenanceService):
         self._unfinished: set[Rule] = set()
         """The rules whose jobs were not yet read to the end."""
         self._swept_at = context.timer.boottime()
+        """The time at which all positions were last set to the beginning."""
         self._deleted = 0
+        """The number of jobs that were deleted for the current rule."""
 
     async def run_once(self, scope: StopScope) -> float:
-        """Delete all jobs whose retention is over.
-
-        Raises:
-            FencedOutError: the term is over.
-            Exception: one of DATABASE_ERRORS.
-        """
+        """Delete all jobs whose retention has ended."""
         rules = rules_of(self.context.config, await self.context.scope())
         self.batches.begin(rules)
         self._renew_cursors(rules)
@@ -143,7 +136,7 @@ class JobCleaner(MaintenanceService):
         now = self.context.timer.boottime()
         cursors = self._cursors
         if now - self._swept_at >= SWEEP_INTERVAL:
-            cursors = {rule: mark for rule, mark in cursors.items() if rule in self._unfinished}
+            cursors = {rule: cursors.get(rule) for rule in self._unfinished}
             self._swept_at = now
         self._cursors = {rule: cursors.get(rule) for rule in rules}
         self._unfinished.intersection_update(rules)
@@ -157,10 +150,8 @@ class JobCleaner(MaintenanceService):
             shortest[rule.state.value] = min(known, rule.retention)
         if not shortest:
             return set()
-        async with self.context.connection.use(
-            "looking for jobs to delete", _READ_TIMEOUT
-        ) as connection:
-            return await job_states_to_clean(connection, self.context.schema, shortest)
+        async with self.read_connection("looking for jobs to delete") as connection:
+            return await job_states_to_clean(connection, self.schema, shortest)
 
     async def _apply(self, rule: Rule) -> None:
         self._deleted = 0
@@ -180,8 +171,8 @@ class JobCleaner(MaintenanceService):
         while True:
             limit = max(self.batches.rows, PAGE_MIN)
             jobs = await self._read(rule, limit)
-            meant = [CleanedJob(rule, job.cursor.id) for job in jobs if job.is_in_scope]
-            if not await self.batches.handle(meant):
+            in_scope = [CleanedJob(rule, job.cursor.id) for job in jobs if job.is_in_scope]
+            if not await self.batches.handle(in_scope):
                 return
             if jobs:
                 self._cursors[rule] = jobs[-1].cursor
@@ -190,12 +181,11 @@ class JobCleaner(MaintenanceService):
                 return
 
     async def _read(self, rule: Rule, limit: int) -> list[EndedJob]:
-        context = self.context
-        context.fence.expect_valid()
-        async with context.cleaning.use("reading ended jobs", _READ_TIMEOUT) as connection:
+        self.context.fence.expect_valid()
+        async with self.context.cleaning.use("reading ended jobs", READ_TIMEOUT) as connection:
             return await job_ended(
                 connection,
-                context.schema,
+                self.schema,
                 state=rule.state,
                 retention=rule.retention,
                 scope=rule.scope or JobScope(),
@@ -209,7 +199,7 @@ class JobCleaner(MaintenanceService):
         async with self.batches.transaction() as connection:
             deleted = await job_delete_ended(
                 connection,
-                self.context.schema,
+                self.schema,
                 ids=[job.id for job in jobs],
                 state=rule.state,
                 retention=rule.retention,

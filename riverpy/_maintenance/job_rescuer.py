@@ -34,20 +34,15 @@ from riverpy.job import Job, JobColumn, wire_timestamp
 from riverpy.retry import DefaultRetryPolicy, retry_delay
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
-    from typing import TypeAlias
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from asyncpg import Record
 
     from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.driver import Connection
     from riverpy._postgres.job_maintenance import RunningClaim
     from riverpy._postgres.queue_filter import QueueFilter
     from riverpy.worker import WorkUnit
-
-    EndAttempts: TypeAlias = Callable[[Connection, list[Rescue]], Awaitable[dict[int, str]]]
 
 INTERVAL_MAX = 30.0
 INTERVAL_SHARE = 1 / 5
@@ -59,13 +54,13 @@ STUCK_INTERVAL = 30.0
 STUCK_SHARE = 1 / 12
 """The time between two searches for jobs that run for too long is `STUCK_INTERVAL` seconds, as in
 River, but at most this share of `rescue_after`."""
-PAGE = 1_000
-"""The number of jobs that are read and rescued at a time."""
-STATEMENT_TIMEOUT = 5.0
+READ_SIZE = 1_000
+"""The largest number of stuck jobs that are read at a time, with all their columns."""
 RUNNING = ("running",)
 CLIENT_DEAD = "its client is dead"
 TOO_LONG = "it ran for too long"
 """Reasons for a rescue, for the log."""
+_PURPOSE = "looking for jobs to rescue"
 
 
 class _StuckJob(Job[Any]):
@@ -104,16 +99,17 @@ class _StuckJob(Job[Any]):
 
 
 class Ending(NamedTuple):
-    """An attempt to end, and the function that ends it."""
+    """An attempt to end."""
 
     rescue: Rescue
-    end: EndAttempts
-    reason: str
+    heartbeat: bytes | None
+    """The last heartbeat of the attempt's client, if the client is dead. None: the job runs for too
+    long."""
 
 
 class JobRescuer(MaintenanceService):
-    """Rescues jobs of clients whose heartbeat has stopped, and, for clients without heartbeats,
-    jobs that run for too long."""
+    """Rescues jobs of clients whose heartbeat has stopped. For clients without heartbeats, rescues
+    jobs that run for too long, as River does."""
 
     name = "job rescuer"
 
@@ -134,6 +130,7 @@ class JobRescuer(MaintenanceService):
         rescue_age = self._config.rescue_age.total_seconds()
         self._stuck_interval = min(STUCK_INTERVAL, rescue_age * STUCK_SHARE)
         self._stuck_at = 0.0
+        """The time of the next search for stuck jobs."""
         self.batches: Batches[Ending] = Batches(
             self,
             "rescuing jobs",
@@ -142,16 +139,16 @@ class JobRescuer(MaintenanceService):
             name=lambda ending: ending.rescue.claim_key.id,
         )
         self.reads: Batches[int] = Batches(
-            self, "reading stuck jobs", self._read, key=lambda job_id: job_id
+            self, "reading stuck jobs", self._read_stuck, key=int, size=READ_SIZE
         )
         self._damaged = DamagedJobs("finding jobs of dead clients", self.log)
         self.reports.append(lambda: self._damaged.set_aside)
-        self._found: list[Record] = []
-        """The stuck jobs that were read and not rescued yet."""
-        self.unknown: Counter[str] = Counter()
-        """The ids of stuck jobs that this client has no worker for, by kind, as of the last
-        pass."""
+        self._stuck: list[Ending] = []
+        """The stuck jobs that were read in this pass and are to be rescued."""
+        self._unknown: Counter[str] = Counter()
+        """The number of stuck jobs of this pass without a worker in this client, by kind."""
         self._logged: set[str] = set()
+        """The kinds without a worker for which a warning was logged."""
         self._limited_log = self.log.limited()
 
     async def run_once(self, scope: StopScope) -> float:
@@ -174,107 +171,80 @@ class JobRescuer(MaintenanceService):
         dead."""
         if self._observer is None or not filters:
             return self._interval
-        async with self._reading() as connection:
-            self._observer.observe(*await client_heartbeats(connection, self.context.schema))
+        async with self.read_connection(_PURPOSE) as connection:
+            self._observer.observe(*await client_heartbeats(connection, self.schema))
         silent = self._observer.silent(self._dead_after)
         if silent.heartbeats:
             for within in filters:
-                await self._rescue_from(silent.heartbeats, within)
+                await self.batches.handle_pages(
+                    partial(self._read_dead_clients, silent.heartbeats, within)
+                )
         return min(self._interval, silent.next_in + MARGIN)
 
-    async def _rescue_from(
-        self, heartbeats: Mapping[str, bytes], within: QueueFilter | None
-    ) -> None:
-        after = 0
-        while True:
-            claims = await self._claims_of(list(heartbeats), within, after)
-            rescues = [Rescue(claim.claim_key, claim.client_id) for claim in claims]
-            end = partial(self._end_of_dead, heartbeats)
-            await self.batches.handle(Ending(rescue, end, CLIENT_DEAD) for rescue in rescues)
-            if len(claims) < PAGE:
-                return
-            after = claims[-1].claim_key.id
-
-    async def _claims_of(
-        self, client_ids: list[str], within: QueueFilter | None, after: int
-    ) -> list[RunningClaim]:
-        """Read a page of running attempts of these clients."""
-        schema = self.context.schema
-        async with self._reading() as connection:
+    async def _read_dead_clients(
+        self,
+        heartbeats: Mapping[str, bytes],
+        within: QueueFilter | None,
+        after: Ending | None,
+        limit: int,
+    ) -> list[Ending]:
+        """Read a page of running attempts of the clients with these last heartbeats."""
+        async with self.read_connection(_PURPOSE) as connection:
 
             async def read(skipped: list[int]) -> list[RunningClaim]:
                 return await job_running_of(
                     connection,
-                    schema,
-                    client_ids=client_ids,
+                    self.schema,
+                    client_ids=list(heartbeats),
                     within=within,
-                    after=after,
-                    limit=PAGE,
+                    after=0 if after is None else after.rescue.claim_key.id,
+                    limit=limit,
                     skipped=skipped,
                 )
 
-            return await self._damaged.read(connection, schema, RUNNING, read)
-
-    async def _end_of_dead(
-        self, heartbeats: Mapping[str, bytes], connection: Connection, rescues: list[Rescue]
-    ) -> dict[int, str]:
-        """End attempts of clients that have written no heartbeat since the observation."""
-        assert self._observer is not None  # noqa: S101 (without it no client is found dead)
-        clients = {rescue.client_id for rescue in rescues if rescue.client_id}
-        dead = await client_lock_dead(
-            connection,
-            self.context.schema,
-            {client_id: heartbeats[client_id] for client_id in sorted(clients)},
-            server_start=self._observer.server_start,
-        )
-        return await job_rescue(
-            connection,
-            self.context.schema,
-            [rescue for rescue in rescues if rescue.client_id in dead],
-        )
+            claims = await self._damaged.read(connection, self.schema, RUNNING, read)
+        return [
+            Ending(Rescue(claim.claim_key, claim.client_id), heartbeats[claim.client_id])
+            for claim in claims
+        ]
 
     # -- by age
 
     async def _rescue_stuck(self, filters: Sequence[QueueFilter | None]) -> None:
-        """Rescue jobs of clients without heartbeats that run for too long, as River does."""
-        unknown: Counter[str] = Counter()
+        self._unknown.clear()
         for within in filters:
-            await self._rescue_stuck_within(within, unknown)
-        self._log_unknown(unknown)
+            self._stuck.clear()
+            await self.reads.handle_pages(partial(self._read_stuck_ids, within))
+            await self.batches.handle(self._stuck)
+        for kind in sorted(self._unknown.keys() - self._logged):
+            self._logged.add(kind)
+            self.log.warning(JOBS_OF_UNKNOWN_KIND_SKIPPED, kind=kind, count=self._unknown[kind])
 
-    async def _rescue_stuck_within(self, within: QueueFilter | None, unknown: Counter[str]) -> None:
-        after = 0
-        while True:
-            async with self._reading() as connection:
-                ids = await job_stuck(
-                    connection,
-                    self.context.schema,
-                    age=self._config.rescue_age,
-                    within=within,
-                    after=after,
-                    limit=PAGE,
-                )
-            self._found = []
-            can_go_on = await self.reads.handle(ids)
-            jobs = await self._unregistered([_StuckJob(row) for row in self._found])
-            rescues: list[Rescue] = []
-            for job in jobs:
-                delay = self._delay_of(job, unknown)
-                if delay is not None:
-                    rescues.append(Rescue(job.claim_key, job.client_id, delay.total_seconds()))
-            await self.batches.handle(
-                Ending(rescue, self._end_of_stuck, TOO_LONG) for rescue in rescues
+    async def _read_stuck_ids(
+        self, within: QueueFilter | None, after: int | None, limit: int
+    ) -> list[int]:
+        async with self.read_connection(_PURPOSE) as connection:
+            return await job_stuck(
+                connection,
+                self.schema,
+                age=self._config.rescue_age,
+                within=within,
+                after=after or 0,
+                limit=limit,
             )
-            if len(ids) < PAGE or not can_go_on:
-                return
-            after = ids[-1]
 
-    async def _read(self, ids: list[int]) -> None:
-        """Read all columns of stuck jobs. A damaged job does not make the read of others fail."""
-        async with self._reading() as connection:
-            self._found += await job_stuck_rows(
-                connection, self.context.schema, ids=ids, age=self._config.rescue_age
+    async def _read_stuck(self, ids: list[int]) -> None:
+        """Read all columns of stuck jobs, and choose the jobs to rescue. `reads` calls this again
+        with fewer ids after an error, so a damaged job does not make the read of others fail."""
+        async with self.read_connection(_PURPOSE) as connection:
+            rows = await job_stuck_rows(
+                connection, self.schema, ids=ids, age=self._config.rescue_age
             )
+        for job in await self._unregistered([_StuckJob(row) for row in rows]):
+            delay = self._rescue_delay(job)
+            if delay is not None:
+                rescue = Rescue(job.claim_key, job.client_id, delay.total_seconds())
+                self._stuck.append(Ending(rescue, None))
 
     async def _unregistered(self, jobs: list[_StuckJob]) -> list[_StuckJob]:
         """Return the jobs of clients that are not registered. Jobs of a registered client are
@@ -283,30 +253,30 @@ class JobRescuer(MaintenanceService):
         if self._observer is None or not ids:
             return jobs
         try:
-            async with self._reading() as connection:
+            async with self.read_connection(_PURPOSE) as connection:
                 registered = await client_registered(
-                    connection, self.context.schema, client_ids=[one for one in ids if one]
+                    connection, self.schema, client_ids=list(filter(None, ids))
                 )
         except UndefinedTableError:  # the table was dropped, so no client is registered
             return jobs
         return [job for job in jobs if job.client_id not in registered]
 
-    def _delay_of(self, job: _StuckJob, unknown: Counter[str]) -> timedelta | None:
+    def _rescue_delay(self, job: _StuckJob) -> timedelta | None:
         """Return the delay until the job runs again, or None if the job is not rescued."""
         if job.is_cancelled:
             return timedelta(0)
         unit = self.context.workers.get(job.kind)
         if unit is None:
-            unknown[job.kind] += 1
+            self._unknown[job.kind] += 1
             return None
         try:
             with only_exceptions(f"code of the worker of {job.kind!r}"):
                 job.decode(unit)
-                of_job = UNSET if unit.job_timeout is None else unit.job_timeout(job)
+                own_timeout = UNSET if unit.job_timeout is None else unit.job_timeout(job)
         except Exception as error:  # the args do not fit the class, or the user's code has failed
             self.log.debug(STUCK_JOB_DECODING_FAILED, job_id=job.id, error=describe(error))
             return self._retry_delay(job, None)
-        timeout = unit.resolve_timeout(self._config.job_timeout, of_job)
+        timeout = unit.resolve_timeout(self._config.job_timeout, own_timeout)
         if timeout is None or job.age < timeout.total_seconds():
             return None
         return self._retry_delay(job, unit)
@@ -325,38 +295,37 @@ class JobRescuer(MaintenanceService):
             )
             return DefaultRetryPolicy().next_retry(job)
 
-    async def _end_of_stuck(self, connection: Connection, rescues: list[Rescue]) -> dict[int, str]:
-        return await job_rescue(connection, self.context.schema, rescues)
-
-    def _log_unknown(self, unknown: Counter[str]) -> None:
-        self.unknown = unknown
-        for kind in sorted(unknown.keys() - self._logged):
-            self._logged.add(kind)
-            self.log.warning(
-                JOBS_OF_UNKNOWN_KIND_SKIPPED,
-                kind=kind,
-                count=unknown[kind],
-            )
-
     # -- both
 
     async def _end(self, endings: list[Ending]) -> None:
-        """End attempts with their `end` function, which is the same for all."""
-        rescues = [ending.rescue for ending in endings]
+        """End attempts. An attempt of a dead client is ended only if the client has written no
+        other heartbeat since."""
+        heartbeats = {
+            ending.rescue.client_id or "": ending.heartbeat
+            for ending in endings
+            if ending.heartbeat is not None
+        }
+        dead: Container[str | None] = ()
         async with self.batches.transaction() as connection:
-            states = await endings[0].end(connection, rescues)
-        self._log_rescued(rescues, states, endings[0].reason)
-
-    def _log_rescued(self, rescues: list[Rescue], states: dict[int, str], reason: str) -> None:
+            if heartbeats and self._observer is not None:
+                dead = await client_lock_dead(
+                    connection,
+                    self.schema,
+                    dict(sorted(heartbeats.items())),
+                    server_start=self._observer.server_start,
+                )
+            rescues = [
+                ending.rescue
+                for ending in endings
+                if ending.heartbeat is None or ending.rescue.client_id in dead
+            ]
+            states = await job_rescue(connection, self.schema, rescues)
         if states:
             clients = {rescue.client_id for rescue in rescues if rescue.claim_key.id in states}
             self.log.warning(
                 JOBS_RESCUED,
                 count=len(states),
-                reason=reason,
+                reason=CLIENT_DEAD if heartbeats else TOO_LONG,
                 states=dict(Counter(states.values())),
                 client_ids=sorted(filter(None, clients)),
             )
-
-    def _reading(self) -> AbstractAsyncContextManager[Connection]:
-        return self.context.connection.use("looking for jobs to rescue", STATEMENT_TIMEOUT)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
-from riverpy._leading.term_fence import TRANSACTION_LIMIT
 from riverpy._log_events import DUPLICATE_JOBS_DISCARDED
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
@@ -34,55 +34,41 @@ class JobScheduler(MaintenanceService):
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
         self.batches: Batches[int] = Batches(
-            self, "making due jobs available", self._schedule, key=lambda job_id: job_id
+            self, "making due jobs available", self._schedule, key=int
         )
-        self._left: list[int] = []
-        """The ids of jobs that this pass left unchanged, because a job is locked, or its unique key
-        would stay in use."""
+        self._unchanged: list[int] = []
+        """The ids of jobs that this pass could not change, because they are locked, or another job
+        has their unique key."""
 
     async def run_once(self, scope: StopScope) -> float:
-        """Make all due jobs available.
-
-        Raises:
-            FencedOutError: the term is over.
-            Exception: one of DATABASE_ERRORS.
-        """
-        self._left = []
+        """Make all due jobs available."""
+        self._unchanged = []
         queues = await self.context.scope()
         self.batches.begin(queues)
         for within in queues.filters():
-            if not await self._schedule_due(within):
+            if not await self.batches.handle_pages(partial(self._read_due, within)):
                 break
         return INTERVAL
 
-    async def _schedule_due(self, within: QueueFilter | None) -> bool:
-        """Make due jobs in the queues of `within` available. Return False if the pass should
-        end."""
-        while True:
-            limit = self.batches.rows
-            ids = await self._find(within, limit)
-            if not await self.batches.handle(ids):
-                return False
-            if len(ids) < limit:
-                return True
-
-    async def _find(self, within: QueueFilter | None, limit: int) -> list[int]:
-        connection, bound = self.context.connection, TRANSACTION_LIMIT.total_seconds()
+    async def _read_due(
+        self, within: QueueFilter | None, _after: int | None, limit: int
+    ) -> list[int]:
+        """Read the first due jobs that are not available yet, whatever the page before was."""
         self.context.fence.expect_valid()
-        async with connection.use("finding due jobs", bound) as open_connection:
+        async with self.read_connection("finding due jobs") as connection:
             return await job_due(
-                open_connection,
-                self.context.schema,
+                connection,
+                self.schema,
                 within=within,
                 ahead=AHEAD,
-                skipped=[*self._left, *(aside.row for aside in self.batches.aside.entries)],
+                skipped=[*self._unchanged, *(aside.row for aside in self.batches.aside.entries)],
                 limit=limit,
             )
 
     async def _schedule(self, ids: list[int]) -> None:
         async with self.batches.transaction() as connection:
             await job_lock_limit(connection, LOCK_LIMIT)
-            scheduled = await job_schedule(connection, self.context.schema, ids=ids, ahead=AHEAD)
-        self._left += scheduled.left
+            scheduled = await job_schedule(connection, self.schema, ids=ids, ahead=AHEAD)
+        self._unchanged += scheduled.left
         if scheduled.discarded:
             self.log.info(DUPLICATE_JOBS_DISCARDED, count=scheduled.discarded)

@@ -21,17 +21,12 @@ class LeaderFunctionService(MaintenanceService):
     if the function raises."""
 
     def __init__(self, context: TermContext, function: LeaderFunction) -> None:
-        """Create the leader function service, for one term."""
         self.name = f"leader function {function.name}"
         super().__init__(context)
         self._function = function
 
     async def run_once(self, scope: StopScope) -> float:
-        """Run the function to its end.
-
-        Raises:
-            Exception: what the function raised.
-        """
+        """Run the function to its end. Raise what the function raises."""
         term = LeaderTerm(self.context.fence)
         await cancelled_once(self.name, lambda: self._function.fn(term))
         self.log.info(LEADER_FUNCTION_ENDED)

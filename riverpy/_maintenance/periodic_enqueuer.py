@@ -27,7 +27,7 @@ from riverpy._log_events import (
 )
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import FAILURES_MAX, Batches
-from riverpy._maintenance.due_slots import due_slots
+from riverpy._maintenance.due_slots import due_slots, has_slots
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._plugins import Plugins
 from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement, StatementErrors
@@ -55,7 +55,6 @@ from riverpy.schedules import next_time
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
-    from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
     from riverpy._insert.inserter import Inserter
@@ -73,8 +72,6 @@ LOCKED_RETRY = 1.0
 """Seconds until the retry of a row that another transaction has locked or changed."""
 MISSING_RETRY = 60.0
 """Seconds until the next check for the table, while it is missing."""
-STATEMENT_TIMEOUT = 5.0
-"""The timeout of one read, in seconds."""
 HOOK_TIMEOUT = 30.0
 """The timeout of all hooks `periodic_jobs_start` together, in seconds."""
 BATCH_MAX = 100
@@ -96,7 +93,7 @@ SKIP_ADVICE = (
 )
 
 
-class Run(NamedTuple):
+class PlannedJob(NamedTuple):
     """A job to insert."""
 
     slot: datetime
@@ -109,13 +106,13 @@ class Plan(NamedTuple):
     row."""
 
     advance: PeriodicAdvance
-    runs: list[Run]
+    runs: list[PlannedJob]
     failed: Exception | None = None
     """Why the slot after the last run cannot be inserted."""
 
 
 class NewJob(NamedTuple):
-    """A periodic job to register."""
+    """A periodic job to register, and its row."""
 
     row: PeriodicRegistration
     job: PeriodicJob
@@ -143,7 +140,7 @@ class PeriodicEnqueuer(MaintenanceService):
         self._registered: dict[str, PeriodicJob] = {}
         """The periodic jobs by the id of their row. The row's id contains the domain, since two
         domains may use the same id for a periodic job."""
-        self._held: SetAside[str] = SetAside(
+        self._postponed: SetAside[str] = SetAside(
             delay_min=RETRY_MIN, delay_max=RETRY_MAX, now=context.timer.boottime
         )
         """The periodic jobs that failed, by the id of their row."""
@@ -158,7 +155,7 @@ class PeriodicEnqueuer(MaintenanceService):
             ),
             size=BatchSize(BATCH_MAX, context.fence.limit.total_seconds()),
             aside=None,
-            set_aside=lambda plan, error: self._hold(plan.advance.id, error),
+            set_aside=lambda plan, error: self._postpone(plan.advance.id, error),
             failures_max=FAILURES_MAX,
         )
         self._registering: Batches[NewJob] = Batches(
@@ -206,8 +203,8 @@ class PeriodicEnqueuer(MaintenanceService):
         await self._mark_used()
         if not self._registered:
             return READ_INTERVAL
-        async with self._reading("looking for due periodic jobs") as connection:
-            rows = await periodic_due(connection, self.context.schema, list(self._registered))
+        async with self.read_connection("looking for due periodic jobs") as connection:
+            rows = await periodic_due(connection, self.schema, list(self._registered))
         self._moved = 0
         self._sender.discard()
         for plans in self._plans(rows):
@@ -220,7 +217,7 @@ class PeriodicEnqueuer(MaintenanceService):
     def _seconds_until_next(self, rows: Sequence[PeriodicRow]) -> float:
         seconds = [READ_INTERVAL]
         for row in rows:
-            if held := self._held.seconds_left(row.id):
+            if held := self._postponed.seconds_left(row.id):
                 seconds.append(held)
             elif row.run_requested_at is not None:
                 seconds.append(LOCKED_RETRY)
@@ -230,13 +227,10 @@ class PeriodicEnqueuer(MaintenanceService):
 
     # -- the table
 
-    def _reading(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
-        return self.context.connection.use(purpose, STATEMENT_TIMEOUT)
-
     async def _find_table(self) -> bool:
         if not self._has_table:
-            async with self._reading("looking for the table of periodic jobs") as connection:
-                self._has_table = await periodic_exists(connection, self.context.schema)
+            async with self.read_connection("looking for the table of periodic jobs") as connection:
+                self._has_table = await periodic_exists(connection, self.schema)
         if not self._has_table and self._jobs and not self._is_missing_logged:
             self._is_missing_logged = True
             self.log.error(
@@ -246,8 +240,8 @@ class PeriodicEnqueuer(MaintenanceService):
 
     async def _states(self) -> dict[str, PeriodicJobState]:
         """Return the rows of this domain by the id of the periodic job."""
-        async with self._reading("reading the periodic jobs") as connection:
-            states = await periodic_list(connection, self.context.schema)
+        async with self.read_connection("reading the periodic jobs") as connection:
+            states = await periodic_list(connection, self.schema)
         own: dict[str, PeriodicJobState] = {}
         for state in states:
             job_id, _, domain = state.id.partition("@")
@@ -267,11 +261,11 @@ class PeriodicEnqueuer(MaintenanceService):
             job
             for job in self._jobs
             if (row_id := self._row_id(job.id)) not in self._registered
-            and not self._held.seconds_left(row_id)
+            and not self._postponed.seconds_left(row_id)
         ]
         if not new:
             return
-        async with self._reading("registering periodic jobs") as connection:
+        async with self.read_connection("registering periodic jobs") as connection:
             now = await periodic_now(connection)
         await self._registering.handle(
             NewJob(registration, job)
@@ -284,7 +278,7 @@ class PeriodicEnqueuer(MaintenanceService):
         try:
             return PeriodicRegistration(row_id, job.schedule_text, next_time(job.schedule, now))
         except Exception as error:  # from a schedule of the user
-            self._hold(row_id, error)
+            self._postpone(row_id, error)
             return None
 
     async def _register_rows(self, new: list[NewJob]) -> None:
@@ -296,7 +290,7 @@ class PeriodicEnqueuer(MaintenanceService):
         async with self._registering.transaction() as connection:
             done = await periodic_register(
                 connection,
-                self.context.schema,
+                self.schema,
                 [row for row, _ in new],
                 first=starting("first_registration"),
                 each=starting("each_term"),
@@ -314,13 +308,13 @@ class PeriodicEnqueuer(MaintenanceService):
 
     async def _mark_rows(self, ids: list[str]) -> None:
         async with self._marking.transaction() as connection:
-            await periodic_mark_used(connection, self.context.schema, ids)
+            await periodic_mark_used(connection, self.schema, ids)
 
     async def _read_unused(self, after: str | None, limit: int) -> list[str]:
-        async with self._reading("looking for unused periodic jobs") as connection:
+        async with self.read_connection("looking for unused periodic jobs") as connection:
             return await periodic_unused(
                 connection,
-                self.context.schema,
+                self.schema,
                 used=list(self._registered),
                 age=DELETE_AFTER,
                 after=after or "",
@@ -330,7 +324,7 @@ class PeriodicEnqueuer(MaintenanceService):
     async def _delete_rows(self, ids: list[str]) -> None:
         async with self._deleting.transaction() as connection:
             deleted = await periodic_delete_unused(
-                connection, self.context.schema, ids=ids, age=DELETE_AFTER
+                connection, self.schema, ids=ids, age=DELETE_AFTER
             )
         if deleted:
             self.log.info(UNUSED_PERIODIC_JOBS_DELETED, periodic_job_ids=sorted(deleted))
@@ -342,7 +336,7 @@ class PeriodicEnqueuer(MaintenanceService):
         transaction for long. Periodic jobs that failed before come last."""
         plans: list[Plan] = []
         began = self.context.timer.boottime()
-        for row in sorted(rows, key=lambda row: row.id in self._held):
+        for row in sorted(rows, key=lambda row: row.id in self._postponed):
             plan = self._plan(row)
             if plan is not None:
                 plans.append(plan)
@@ -358,7 +352,7 @@ class PeriodicEnqueuer(MaintenanceService):
         """Return the plan for a periodic job, or None if no slot is due. This calls the user's
         code."""
         job, slot = self._registered[row.id], row.next_run_at
-        if self._held.seconds_left(row.id):
+        if self._postponed.seconds_left(row.id):
             return None
         try:
             if row.run_requested_at is not None:
@@ -368,17 +362,17 @@ class PeriodicEnqueuer(MaintenanceService):
             else:
                 return None
         except Exception as error:
-            self._hold(row.id, error)
+            self._postpone(row.id, error)
             return None
         if plan.failed is not None and plan.advance.next_run_at == row.next_run_at:
-            self._hold(row.id, plan.failed)
+            self._postpone(row.id, plan.failed)
             return None
         return plan
 
     def _plan_request(self, job: PeriodicJob, row: PeriodicRow, at: datetime) -> Plan:
         """Plan a run that an operator requested. Due slots wait for the next pass."""
         prepared = self._prepare(job, at)
-        runs = [] if prepared is None else [Run(at, prepared)]
+        runs = [] if prepared is None else [PlannedJob(at, prepared)]
         return Plan(_advance(row, row.next_run_at), runs)
 
     def _plan_slots(self, job: PeriodicJob, row: PeriodicRow, first: datetime) -> Plan:
@@ -388,7 +382,7 @@ class PeriodicEnqueuer(MaintenanceService):
             return Plan(_advance(row, due.following), [])
         if due.passed_over:
             self.log.warning(MISSED_PERIODIC_SLOTS_DROPPED, periodic_job_id=job.id)
-        runs: list[Run] = []
+        runs: list[PlannedJob] = []
         for slot in due.slots:
             if row.resumed_at is not None and slot <= row.resumed_at:
                 continue
@@ -397,7 +391,7 @@ class PeriodicEnqueuer(MaintenanceService):
             except Exception as error:
                 return Plan(_advance(row, slot), runs, error)
             if prepared is not None:
-                runs.append(Run(slot, prepared))
+                runs.append(PlannedJob(slot, prepared))
         return Plan(_advance(row, due.following), runs)
 
     def _prepare(self, job: PeriodicJob, due_at: datetime) -> PreparedJob | None:
@@ -409,17 +403,17 @@ class PeriodicEnqueuer(MaintenanceService):
         opts = msgspec.structs.replace(opts, metadata=metadata)
         return self._inserter.prepare_due(args, opts, due_at=due_at)
 
-    def _hold(self, row_id: str, error: Exception) -> None:
+    def _postpone(self, row_id: str, error: Exception) -> None:
         """Postpone a periodic job that failed. The first failure is logged at level error, with a
         traceback unless it is an error of the database."""
-        is_first = row_id not in self._held
-        self._held.add(row_id, row_id, error, 0.0)
+        is_first = row_id not in self._postponed
+        self._postponed.add(row_id, row_id, error, 0.0)
         log = self.log.error if is_first else self.log.debug
         log(
             PERIODIC_JOB_INSERT_FAILED,
             periodic_job_id=row_id,
             error=describe(error),
-            retry_in=round(self._held.seconds_left(row_id), 3),
+            retry_in=round(self._postponed.seconds_left(row_id), 3),
             exc_info=error if is_first and not isinstance(error, DATABASE_ERRORS) else None,
         )
 
@@ -436,9 +430,9 @@ class PeriodicEnqueuer(MaintenanceService):
             if row_id not in done:
                 continue
             if plan.failed is not None:
-                self._hold(row_id, plan.failed)
-            elif row_id in self._held:
-                self._held.remove(row_id)
+                self._postpone(row_id, plan.failed)
+            elif row_id in self._postponed:
+                self._postponed.remove(row_id)
                 self.log.info(PERIODIC_JOB_INSERTED_AGAIN, periodic_job_id=row_id)
 
     async def _execute_plans(self, plans: Sequence[Plan]) -> set[str]:
@@ -446,9 +440,7 @@ class PeriodicEnqueuer(MaintenanceService):
         async with self.context.fence.transaction(
             self.context.connection, "inserting periodic jobs"
         ) as connection:
-            done = await periodic_advance(
-                connection, self.context.schema, [plan.advance for plan in plans]
-            )
+            done = await periodic_advance(connection, self.schema, [plan.advance for plan in plans])
             runs = [
                 (plan.advance.id, run)
                 for plan in plans
@@ -462,7 +454,7 @@ class PeriodicEnqueuer(MaintenanceService):
                 if not result.unique_skipped_as_duplicate
             }
             if inserted:
-                await periodic_set_ran(connection, self.context.schema, inserted)
+                await periodic_set_ran(connection, self.schema, inserted)
         for (row_id, run), result in zip(runs, results, strict=True):
             if result.unique_skipped_as_duplicate:
                 self._log_skipped(row_id, run.slot, result.job)
@@ -490,9 +482,8 @@ class PeriodicEnqueuer(MaintenanceService):
     async def _insert(self, jobs: list[PreparedJob], connection: Connection) -> list[InsertResult]:
         try:
             return await self._inserter.insert_prepared(jobs, tx=connection)
-        except (
-            TransactionError
-        ) as error:  # no user can end this transaction, so the connection was lost
+        except TransactionError as error:
+            # No user code can end this transaction, so the connection was lost.
             raise ConnectionError(describe(error.__cause__ or error)) from error
 
 
@@ -505,7 +496,6 @@ def _advance(row: PeriodicRow, next_run_at: datetime | None) -> PeriodicAdvance:
 def _has_slot(job: PeriodicJob, after: datetime, until: datetime) -> bool:
     """Whether the schedule has a slot between `after` and `until`."""
     try:
-        following = next_time(job.schedule, after)
+        return has_slots(job.schedule, after, until, 1)
     except Exception:  # a user's schedule may fail for a time in the past
         return False
-    return following is not None and following <= until

@@ -21,7 +21,6 @@ INTERVAL = 3600.0
 RETENTION = timedelta(hours=24)
 """How long the row of an unused queue is kept. Clients update the rows of their queues every ten
 minutes."""
-_READ_TIMEOUT = 5.0
 
 
 class QueueCleaner(MaintenanceService):
@@ -32,17 +31,10 @@ class QueueCleaner(MaintenanceService):
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
-        self.batches: Batches[str] = Batches(
-            self, "deleting unused queues", self._delete, key=lambda name: name
-        )
+        self.batches: Batches[str] = Batches(self, "deleting unused queues", self._delete, key=str)
 
     async def run_once(self, scope: StopScope) -> float:
-        """Delete all unused queues.
-
-        Raises:
-            FencedOutError: the term is over.
-            Exception: one of DATABASE_ERRORS.
-        """
+        """Delete the rows of all unused queues."""
         queues = await self.context.scope()
         self.batches.begin(queues)
         for within in queues.filters():
@@ -50,11 +42,10 @@ class QueueCleaner(MaintenanceService):
         return self.batches.delay(INTERVAL)
 
     async def _read(self, within: QueueFilter | None, after: str | None, limit: int) -> list[str]:
-        context = self.context
-        async with context.connection.use("looking for unused queues", _READ_TIMEOUT) as connection:
+        async with self.read_connection("looking for unused queues") as connection:
             return await queue_unused(
                 connection,
-                context.schema,
+                self.schema,
                 within=within,
                 age=RETENTION,
                 after=after or "",
@@ -63,8 +54,6 @@ class QueueCleaner(MaintenanceService):
 
     async def _delete(self, names: list[str]) -> None:
         async with self.batches.transaction() as connection:
-            deleted = await queue_delete_unused(
-                connection, self.context.schema, names=names, age=RETENTION
-            )
+            deleted = await queue_delete_unused(connection, self.schema, names=names, age=RETENTION)
         if deleted:
             self.log.info(UNUSED_QUEUES_DELETED, count=len(deleted), queues=sorted(deleted)[:10])

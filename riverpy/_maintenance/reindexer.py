@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import anyio
 
@@ -43,11 +43,10 @@ from riverpy._postgres.indexes import (
     index_now,
     index_rebuild,
 )
-from riverpy.schedules import next_time
+from riverpy.schedules import cron, next_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-    from contextlib import AbstractContextManager
 
     from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
@@ -55,6 +54,10 @@ if TYPE_CHECKING:
     from riverpy._postgres.indexes import Index
     from riverpy.schedules import PeriodicSchedule
 
+ResultT = TypeVar("ResultT")
+
+SCHEDULE_DEFAULT = cron("@daily")
+"""The schedule of runs if the config has none: at midnight, UTC."""
 INDEX_NAMES_DEFAULT = (
     "river_job_args_index",
     "river_job_kind",
@@ -86,15 +89,6 @@ CLOCK_INTERVAL = 3600.0
 POSTPONED_DAYS = (1, 2, 4)
 """Days for which an index is postponed after the first timeout, after the second consecutive one,
 and after later ones."""
-
-
-class Midnight:
-    """The schedule "daily at midnight, UTC"."""
-
-    def next(self, after: datetime, /) -> datetime:
-        """Return the next midnight."""
-        day = after.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        return day + timedelta(days=1)
 
 
 _POSTPONED = re.compile(
@@ -132,8 +126,8 @@ class Postponement(NamedTuple):
     def written(self, comment: str) -> str:
         """Return the comment with this postponement appended."""
         until = self.until.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat()
-        said = f"riverpy: {self.timeouts} rebuilds timed out, next after {until}Z"
-        return "\n".join(filter(None, (without_postponement(comment), said)))
+        line = f"riverpy: {self.timeouts} rebuilds timed out, next after {until}Z"
+        return "\n".join(filter(None, (without_postponement(comment), line)))
 
 
 def without_postponement(comment: str) -> str:
@@ -155,7 +149,7 @@ class Reindexer(MaintenanceService):
         """Create the reindexer.
 
         Args:
-            context: what the term's services share.
+            context: what the services of the term share.
             names: the names of the indexes.
             connect: connects to the server, not to a pooler in transaction mode.
         """
@@ -163,7 +157,7 @@ class Reindexer(MaintenanceService):
         config = context.config
         self._names = tuple(dict.fromkeys(names))
         self._connect = connect
-        self._schedule: PeriodicSchedule = config.reindexer_schedule or Midnight()
+        self._schedule: PeriodicSchedule = config.reindexer_schedule or SCHEDULE_DEFAULT
         self._timeout = config.reindexer_timeout
         self._due: datetime | None = None
         self._run_at: datetime
@@ -184,14 +178,14 @@ class Reindexer(MaintenanceService):
             self._run_at = max(self._due, now - timedelta(seconds=CLOCK_INTERVAL))
             self._pending, self._due = list(self._names), next_time(self._schedule, now)
         if self._pending or not self._is_clean:
-            if not await self._work(scope):
+            if not await self._rebuild_pending(scope):
                 return LOCKED_RETRY
             now = await self._now()
         if self._due is None:
             return CLOCK_INTERVAL
         return min(max((self._due - now).total_seconds(), 0.0), CLOCK_INTERVAL)
 
-    async def _work(self, scope: StopScope) -> bool:
+    async def _rebuild_pending(self, scope: StopScope) -> bool:
         """Drop indexes that interrupted rebuilds left, and rebuild the pending indexes. Return
         False if another session holds the lock. After an error the next call continues after the
         index that failed."""
@@ -199,16 +193,15 @@ class Reindexer(MaintenanceService):
         async with self._session() as connection:
             if not await self._lock(connection):
                 return False
-            indexes = await self._clean(connection)
-            self._leave_out({index.name for index in indexes if not index.is_owner})
+            indexes = await self._drop_all_artifacts(connection)
+            self._skip_foreign({index.name for index in indexes if not index.is_owner})
             while self._pending:
-                await self._handle(connection, self._pending.pop(0), scope)
+                await self._rebuild_if_possible(connection, self._pending.pop(0), scope)
         self._is_clean = True
         return True
 
     async def _now(self) -> datetime:
-        limit = STATEMENT_LIMIT.total_seconds()
-        async with self.context.connection.use("reading the clock", limit) as connection:
+        async with self.read_connection("reading the clock") as connection:
             return await index_now(connection)
 
     # -- the session
@@ -218,40 +211,33 @@ class Reindexer(MaintenanceService):
         with anyio.fail_after(CONNECT_TIMEOUT):
             connection = await self._connect()
         try:
-            await self._limit(connection)
+            await _set_limits(connection)
             yield connection
         finally:
             await close(connection)
 
-    async def _limit(self, connection: Connection) -> None:
-        """Set the session's timeouts for all statements except a rebuild."""
-        with _answer_within(STATEMENT_LIMIT):
-            await index_limits(
-                connection, statement=STATEMENT_LIMIT, lock=LOCK_LIMIT, idle=IDLE_LIMIT
-            )
-
     async def _lock(self, connection: Connection) -> bool:
         """Lock out other reindexers until the end of the session. Return whether the lock was
         acquired."""
-        with _answer_within(STATEMENT_LIMIT):
-            is_locked = await index_lock(connection, self.context.schema)
+        is_locked = await _answer(index_lock(connection, self.schema))
         if is_locked:
             self._lock_failures.recovered()
         else:
             self._lock_failures.failed(REINDEXING_POSTPONED, level="info")
         return is_locked
 
-    # -- artifacts
+    async def _find(self, connection: Connection, names: Sequence[str]) -> list[Index]:
+        return await _answer(index_list(connection, self.schema, names))
 
-    async def _clean(self, connection: Connection) -> list[Index]:
-        """Drop indexes that interrupted rebuilds of any process left. Return the indexes to
-        rebuild."""
-        with _answer_within(STATEMENT_LIMIT):
-            indexes = await index_list(connection, self.context.schema, self._names)
+    # -- artifacts: the indexes that an interrupted rebuild leaves
+
+    async def _drop_all_artifacts(self, connection: Connection) -> list[Index]:
+        """Drop the artifacts of all processes. Return the indexes to rebuild."""
+        indexes = await self._find(connection, self._names)
         self._warn_of_missing({index.name for index in indexes})
         for index in indexes:
             if not index.is_held:
-                await self._drop_artifacts(connection, index.name, self.context.fence.expect_valid)
+                await self._drop_artifacts(connection, index.name, must_lead=True)
         return indexes
 
     def _warn_of_missing(self, found: set[str]) -> None:
@@ -262,31 +248,28 @@ class Reindexer(MaintenanceService):
             )
         self._missing = missing
 
-    def _leave_out(self, not_owned: set[str]) -> None:
-        left_out = [name for name in self._pending if name in not_owned]
-        if left_out:
-            self._pending = [name for name in self._pending if name not in not_owned]
+    def _skip_foreign(self, foreign: set[str]) -> None:
+        """Remove the indexes that this role does not own from the pending ones."""
+        skipped = [name for name in self._pending if name in foreign]
+        if skipped:
+            self._pending = [name for name in self._pending if name not in foreign]
             self.log.warning(
                 INDEXES_OF_ANOTHER_OWNER_SKIPPED,
                 advice="make the client's role the owner of the tables, or set "
                 "reindexer_index_names=[]",
-                indexes=left_out,
+                indexes=skipped,
             )
 
-    async def _drop_artifacts(
-        self, connection: Connection, name: str, before_each: Callable[[], None]
-    ) -> bool:
+    async def _drop_artifacts(self, connection: Connection, name: str, *, must_lead: bool) -> bool:
         """Drop the artifacts that no session is building. Return whether all drops succeeded."""
-        with _answer_within(STATEMENT_LIMIT):
-            artifacts = await index_artifacts(connection, self.context.schema, name)
         is_done = True
-        for artifact in artifacts:
+        for artifact in await _answer(index_artifacts(connection, self.schema, name)):
             if not artifact.is_ownerless:
                 continue
-            before_each()
+            if must_lead:
+                self.context.fence.expect_valid()
             try:
-                with _answer_within(STATEMENT_LIMIT):
-                    await index_drop(connection, artifact)
+                await _answer(index_drop(connection, artifact))
             except PostgresError as error:
                 if connection.is_closed():
                     raise
@@ -303,9 +286,9 @@ class Reindexer(MaintenanceService):
         leader any more, but its session still locks out other reindexers."""
         with anyio.move_on_after(CLEAN_UP_LIMIT, shield=True):
             try:
-                await self._limit(connection)  # returns when the rebuild has ended
+                await _set_limits(connection)  # returns when the rebuild has ended
                 while True:
-                    if await self._drop_artifacts(connection, name, _skip_check):
+                    if await self._drop_artifacts(connection, name, must_lead=False):
                         return
                     await anyio.sleep(DROP_RETRY)
             except DATABASE_ERRORS as error:
@@ -314,16 +297,15 @@ class Reindexer(MaintenanceService):
 
     # -- rebuilding
 
-    async def _handle(self, connection: Connection, name: str, scope: StopScope) -> None:
-        with _answer_within(STATEMENT_LIMIT):
-            found = await index_list(connection, self.context.schema, [name])
-        if not found:
-            return
-        reason = await self._reason_to_skip(connection, found[0])
-        if reason is None:
-            await self._rebuild(connection, found[0], scope)
-        else:
-            self.log.warning(INDEX_REBUILD_FAILED, index=name, reason=reason)
+    async def _rebuild_if_possible(
+        self, connection: Connection, name: str, scope: StopScope
+    ) -> None:
+        for index in await self._find(connection, [name]):
+            reason = await self._reason_to_skip(connection, index)
+            if reason is None:
+                await self._rebuild(connection, index, scope)
+            else:
+                self.log.warning(INDEX_REBUILD_FAILED, index=name, reason=reason)
 
     async def _reason_to_skip(self, connection: Connection, index: Index) -> str | None:
         if index.is_held:
@@ -332,21 +314,18 @@ class Reindexer(MaintenanceService):
         if postponed is not None and index.read_at < postponed.until:
             times = "once" if postponed.timeouts == 1 else f"{postponed.timeouts} times"
             return f"its rebuild timed out {times}; next after {postponed.until}"
-        with _answer_within(STATEMENT_LIMIT):
-            artifacts = await index_artifacts(connection, self.context.schema, index.name)
+        artifacts = await _answer(index_artifacts(connection, self.schema, index.name))
         if artifacts:
             names = ", ".join(artifact.name for artifact in artifacts)
             return f"what may be left of other rebuilds could not be dropped: {names}"
         return None
 
     async def _rebuild(self, connection: Connection, index: Index, scope: StopScope) -> None:
-        with _answer_within(STATEMENT_LIMIT):
-            await index_limits(connection, statement=self._timeout, lock=None, idle=IDLE_LIMIT)
+        await _set_limits(connection, statement=self._timeout, lock=None)
         self.context.fence.expect_valid()
         began = self.context.timer.boottime()
         try:
-            with _answer_within(self._timeout):
-                await index_rebuild(connection, index)
+            await _answer(index_rebuild(connection, index), self._timeout)
         except anyio.get_cancelled_exc_class():
             if scope.cause is not None:
                 await self._clean_up(connection, index.name)
@@ -354,13 +333,15 @@ class Reindexer(MaintenanceService):
         except PostgresError as error:
             if connection.is_closed():
                 raise
-            await self._limit(connection)
-            await self._failed(connection, index, error, self.context.timer.boottime() - began)
+            await _set_limits(connection)
+            await self._handle_failure(
+                connection, index, error, self.context.timer.boottime() - began
+            )
         else:
-            await self._limit(connection)
-            await self._rebuilt(connection, index, self.context.timer.boottime() - began)
+            await _set_limits(connection)
+            await self._handle_success(connection, index, self.context.timer.boottime() - began)
 
-    async def _failed(
+    async def _handle_failure(
         self, connection: Connection, index: Index, error: PostgresError, seconds: float
     ) -> None:
         """Log a failed rebuild, and postpone the index if the rebuild timed out. The artifacts of
@@ -377,11 +358,11 @@ class Reindexer(MaintenanceService):
             timeouts=postponed.timeouts,
             next_after=postponed.until.isoformat(),
         )
-        await self._describe(connection, index, postponed.written(index.comment))
+        await self._set_comment(connection, index, postponed.written(index.comment))
 
-    async def _rebuilt(self, connection: Connection, index: Index, seconds: float) -> None:
-        with _answer_within(STATEMENT_LIMIT):
-            found = await index_list(connection, self.context.schema, [index.name])
+    async def _handle_success(self, connection: Connection, index: Index, seconds: float) -> None:
+        """Log a rebuild, and remove the postponement from the comment of the index."""
+        found = await self._find(connection, [index.name])
         self.log.info(
             INDEX_REBUILT,
             index=index.name,
@@ -389,12 +370,11 @@ class Reindexer(MaintenanceService):
             bytes_before=index.size,
             bytes_after=found[0].size if found else None,
         )
-        if without_postponement(index.comment) != index.comment:
-            await self._describe(connection, index, without_postponement(index.comment))
+        await self._set_comment(connection, index, without_postponement(index.comment))
 
-    async def _describe(self, connection: Connection, index: Index, comment: str) -> None:
-        with _answer_within(STATEMENT_LIMIT):
-            await index_comment(connection, self.context.schema, name=index.name, comment=comment)
+    async def _set_comment(self, connection: Connection, index: Index, comment: str) -> None:
+        if comment != index.comment:
+            await _answer(index_comment(connection, self.schema, name=index.name, comment=comment))
 
 
 def reindexers(context: TermContext) -> list[Reindexer]:
@@ -412,11 +392,19 @@ def reindexers(context: TermContext) -> list[Reindexer]:
     return [Reindexer(context, names, context.connect_direct)]
 
 
-def _answer_within(limit: timedelta | None) -> AbstractContextManager[object]:
-    """Return a timeout that is a little longer than `limit`, the server's timeout."""
-    seconds = None if limit is None else limit.total_seconds() + ANSWER_MARGIN
-    return anyio.fail_after(seconds)
+async def _answer(
+    statement: Awaitable[ResultT], limit: timedelta | None = STATEMENT_LIMIT
+) -> ResultT:
+    """Return the result of a statement. Our timeout is a little longer than `limit`, the server's
+    timeout of the statement."""
+    with anyio.fail_after(None if limit is None else limit.total_seconds() + ANSWER_MARGIN):
+        return await statement
 
 
-def _skip_check() -> None:
-    """Do nothing, where `expect_valid` of the fence would check the lease."""
+async def _set_limits(
+    connection: Connection,
+    statement: timedelta | None = STATEMENT_LIMIT,
+    lock: timedelta | None = LOCK_LIMIT,
+) -> None:
+    """Set the server's timeouts for the next statements of the session."""
+    await _answer(index_limits(connection, statement=statement, lock=lock, idle=IDLE_LIMIT))

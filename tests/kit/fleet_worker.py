@@ -122,11 +122,11 @@ class TermWriter(base.MaintenanceService):
     number = 0
     _began_at: datetime
 
-    async def _pass(self, scope: StopScope) -> float:
+    async def _run_pass(self, scope: StopScope) -> float:
         """Read the time before the validity of the term, since the process may be frozen between
         the two."""
         self._began_at = datetime.now(UTC)
-        return await super()._pass(scope)
+        return await super()._run_pass(scope)
 
     async def run_once(self, scope: StopScope) -> float:
         """Record the start of a pass, and write one row."""

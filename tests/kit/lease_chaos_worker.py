@@ -164,11 +164,11 @@ class LeadWriter(base.MaintenanceService):
     name = "lead writer"
     _began_at: float
 
-    async def _pass(self, scope: StopScope) -> float:
+    async def _run_pass(self, scope: StopScope) -> float:
         """Read the time before the validity of the term, since the process may be frozen between
         the two."""
         self._began_at = time.time()
-        return await super()._pass(scope)
+        return await super()._run_pass(scope)
 
     async def run_once(self, scope: StopScope) -> float:
         """Record that the term is valid, and write one row."""

@@ -597,7 +597,7 @@ async def test_changes_while_running(schema: Schema) -> None:
     async with enqueuing(schema) as one:
         assert await one.run() == 5.0
         one.jobs.add(ticks("first"))
-        assert one.enqueuer._woken.is_set()
+        assert one.enqueuer._wake_event.is_set()
         one.jobs.add_many(
             [ticks("second"), PeriodicJob(MINUTELY, Tick(), id="third", run_on_start=True)]
         )

@@ -29,7 +29,7 @@ from riverpy._maintenance.reindexer import (
     CLOCK_INTERVAL,
     INDEX_NAMES_DEFAULT,
     LOCKED_RETRY,
-    Midnight,
+    SCHEDULE_DEFAULT,
     Postponement,
     reindexers,
     without_postponement,
@@ -251,7 +251,7 @@ async def test_next_time_is_by_the_servers_clock(
 )
 def test_midnight(after: str, expected: str) -> None:
     """The default schedule is the next midnight in UTC, at midnight that of the next day."""
-    assert Midnight().next(datetime.fromisoformat(after)) == datetime.fromisoformat(expected)
+    assert SCHEDULE_DEFAULT.next(datetime.fromisoformat(after)) == datetime.fromisoformat(expected)
 
 
 class Wrong:

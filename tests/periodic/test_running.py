@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator, Sequence
 
-    from riverpy._maintenance.periodic_enqueuer import Firing
+    from riverpy._maintenance.periodic_enqueuer import Plan
     from riverpy.periodic import Missed, PeriodicJobsStart
     from tests._database import Schema
     from tests.periodic.enqueuing import Enqueuing
@@ -109,9 +109,9 @@ async def test_slow_plans_are_inserted_in_turn(
     async with enqueuing(schema, *jobs) as one:
         transact = one.enqueuer._execute_plans
 
-        async def noted(firings: Sequence[Firing]) -> set[str]:
+        async def noted(plans: Sequence[Plan]) -> set[str]:
             order.append("inserted")
-            return await transact(firings)
+            return await transact(plans)
 
         monkeypatch.setattr(one.enqueuer, "_execute_plans", noted)
         for job in jobs:
