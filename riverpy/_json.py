@@ -55,29 +55,32 @@ DEPTH_MAX = 200
 """The maximum levels of arrays and objects, so that every decoder has enough stack."""
 
 _PATH_LENGTH_MAX = 200
-_UNESCAPED = re.compile("[\0<>&\u2028\u2029\ud800-\udfff]")
-_BAD_CHARACTER = re.compile("[\0\ud800-\udfff]")
+_SPECIAL_CHARACTER = re.compile("[\0<>&\u2028\u2029\ud800-\udfff]")
+_REFUSED_CHARACTER = re.compile("[\0\ud800-\udfff]")
 _GO_ESCAPES = {char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 _PLAIN_KEY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_FLOAT = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:e([+-]\d+))?")
 _MICROSECOND = timedelta(microseconds=1)
 
 _Encoder: TypeAlias = Callable[[Any, int], str]
 
 
-class _Refusal(Exception):
-    """A value cannot be encoded. Each outer container adds its part of the path."""
+class _EncodingError(Exception):
+    """A value cannot be encoded."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
-        self.segments: list[str] = []
+        self.keys: list[str | int] = []
+        """The keys and indexes that lead to the value, innermost first."""
 
-    def error(self, path: str) -> ArgsError:
-        where = path + "".join(reversed(self.segments))
-        if len(where) > _PATH_LENGTH_MAX:
-            where = where[:_PATH_LENGTH_MAX] + "..."
-        return ArgsError(f"{where}: {self.message}", path=where)
+    def args_error(self, path: str) -> ArgsError:
+        """Return the error for the caller. `path` is the name of the whole document."""
+        for key in reversed(self.keys):
+            is_plain = isinstance(key, str) and _PLAIN_KEY.fullmatch(key)
+            path += f".{key}" if is_plain else f"[{key!a}]"
+        if len(path) > _PATH_LENGTH_MAX:
+            path = path[:_PATH_LENGTH_MAX] + "..."
+        return ArgsError(f"{path}: {self.message}", path=path)
 
 
 def encode(value: object, *, path: str = "$") -> str:
@@ -89,31 +92,31 @@ def encode(value: object, *, path: str = "$") -> str:
     """
     try:
         return _encode(value, 0)
-    except _Refusal as refusal:
-        raise refusal.error(path) from None
+    except _EncodingError as error:
+        raise error.args_error(path) from None
     except RecursionError:
-        raise _too_deep().error(path) from None
+        raise _too_deep().args_error(path) from None
 
 
 def string(value: str) -> str:
     """Encode a string, with quotes. The caller must check for NUL and lone surrogates."""
-    return _escaped(encode_basestring(value))
+    return _escape(encode_basestring(value))
 
 
-def _escaped(text: str) -> str:
-    """Apply Go's escapes to JSON text. A text that would become too large is refused first."""
-    left = SIZE_MAX - len(text)
-    if left < 5 * len(text) and (more := 5 * sum(map(text.count, _GO_ESCAPES))) > left:
-        raise _too_large(len(text) + more)
+def _escape(text: str) -> str:
+    """Check the size of the result, then apply Go's escapes to JSON text."""
+    if len(text) > SIZE_MAX // 6:  # an escape has 6 characters in place of 1
+        _check_size(len(text) + 5 * sum(map(text.count, _GO_ESCAPES)))
     for char, escape in _GO_ESCAPES.items():
         text = text.replace(char, escape)
     return text
 
 
-def _too_large(size: int) -> _Refusal:
-    return _Refusal(
-        f"the text has {size:,} characters as JSON, PostgreSQL can store {SIZE_MAX:,} bytes"
-    )
+def _check_size(size: int) -> None:
+    if size > SIZE_MAX:
+        raise _EncodingError(
+            f"the text has {size:,} characters as JSON, PostgreSQL can store {SIZE_MAX:,} bytes"
+        )
 
 
 def _encode(value: object, depth: int) -> str:
@@ -131,165 +134,114 @@ def _encoder(cls: type[object]) -> _Encoder:
 
 
 def _refuse_type(value: object, _depth: int) -> NoReturn:
-    raise _Refusal(f"the type {type(value).__qualname__} has no JSON form")
+    raise _EncodingError(f"the type {type(value).__qualname__} has no JSON form")
 
 
 def _refuse_set(value: object, _depth: int) -> NoReturn:
-    raise _Refusal(f"a {type(value).__qualname__} has no order; use a sorted list")
+    raise _EncodingError(f"a {type(value).__qualname__} has no order; use a sorted list")
 
 
-def _too_deep() -> _Refusal:
-    return _Refusal(f"nested more than {DEPTH_MAX} levels deep, or inside itself")
+def _too_deep() -> _EncodingError:
+    return _EncodingError(f"nested more than {DEPTH_MAX} levels deep, or inside itself")
 
 
 # Scalars
 
 
-def _null(_value: None, _depth: int) -> str:
-    return "null"
-
-
-def _bool(value: bool, _depth: int) -> str:
-    return "true" if value else "false"
-
-
 def _str(value: str, _depth: int) -> str:
-    if len(value) > SIZE_MAX:
-        raise _too_large(len(value))
+    _check_size(len(value))
     text = encode_basestring(value)
-    if _UNESCAPED.search(value):
+    if _SPECIAL_CHARACTER.search(value):
         _check_characters(value)
-        return _escaped(text)
+        return _escape(text)
     return text
 
 
 def _check_characters(value: str) -> None:
-    if match := _BAD_CHARACTER.search(value):
+    if match := _REFUSED_CHARACTER.search(value):
         name = (
             "a NUL character" if match[0] == "\0" else f"the lone surrogate U+{ord(match[0]):04X}"
         )
-        raise _Refusal(f"the text has {name} at index {match.start()}, which PostgreSQL refuses")
+        raise _EncodingError(
+            f"the text has {name} at index {match.start()}, which PostgreSQL refuses"
+        )
 
 
 def _int(value: int, _depth: int) -> str:
     try:
         float(value)
     except OverflowError:
-        raise _Refusal("the integer is beyond the range of a float (1.8e308)") from None
+        raise _EncodingError("the integer is beyond the range of a float (1.8e308)") from None
     return int.__repr__(value)
 
 
 def _float(value: float, _depth: int) -> str:
     if not math.isfinite(value):
-        raise _Refusal(f"{float.__repr__(value)} has no JSON form; use None or a string")
+        raise _EncodingError(f"{float.__repr__(value)} has no JSON form; use None or a string")
     text = float.__repr__(value)
     if text.endswith(".0"):
         return text[:-2]
-    if "e" not in text and not text.startswith(("0.0000", "-0.0000")):
-        return text
-    return _go_notation(text, exponent=not 1e-6 <= abs(value) < 1e21)
-
-
-def _go_notation(text: str, *, exponent: bool) -> str:
-    """Format a float like Go. Python and Go have the same digits, but another notation."""
-    match = _FLOAT.fullmatch(text)
-    assert match  # noqa: S101 (the form of repr)
-    sign, whole, fraction, power = match[1], match[2], match[3] or "", int(match[4] or 0)
-    all_digits = whole + fraction
-    stripped = all_digits.lstrip("0")
-    point = len(whole) + power - (len(all_digits) - len(stripped))
-    digits = stripped.rstrip("0")
-    if exponent:
-        mantissa = digits[0] + ("." + digits[1:] if len(digits) > 1 else "")
-        return (
-            f"{sign}{mantissa}e{point - 1:+03d}" if point > 0 else f"{sign}{mantissa}e{point - 1}"
-        )
-    if point <= 0:
-        return f"{sign}0.{'0' * -point}{digits}"
-    if point >= len(digits):
-        return sign + digits + "0" * (point - len(digits))
-    return f"{sign}{digits[:point]}.{digits[point:]}"
+    if "e" in text and not 1e-6 <= abs(value) < 1e21:
+        return text.replace("e-0", "e-")
+    return f"{Decimal(text):f}" if "e" in text else text
 
 
 def _datetime(value: datetime, _depth: int) -> str:
     offset = value.utcoffset()
     if offset is None:
-        raise _Refusal("the datetime has no time zone; add one, as in datetime.now(UTC)")
+        raise _EncodingError("the datetime has no time zone; add one, as in datetime.now(UTC)")
     if offset % timedelta(minutes=1):  # RFC 3339 has no seconds in an offset
         value, offset = value - offset, timedelta(0)
     text = value.replace(tzinfo=None).isoformat()
-    if value.microsecond:
-        text = text.rstrip("0")
-    if not offset:
-        return f'"{text}Z"'
-    minutes = abs(offset) // timedelta(minutes=1)
-    return f'"{text}{"-" if offset < timedelta(0) else "+"}{minutes // 60:02d}:{minutes % 60:02d}"'
-
-
-def _date(value: date, _depth: int) -> str:
-    return f'"{value.isoformat()}"'
-
-
-def _timedelta(value: timedelta, _depth: int) -> str:
-    return str(value // _MICROSECOND * 1000)
-
-
-def _bytes(value: bytes | bytearray, _depth: int) -> str:
-    return f'"{base64.b64encode(value).decode()}"'
-
-
-def _uuid(value: UUID, _depth: int) -> str:
-    return f'"{value}"'
+    zone = value.isoformat()[len(text) :] if offset else "Z"
+    return f'"{text.rstrip("0") if value.microsecond else text}{zone}"'
 
 
 def _decimal(value: Decimal, _depth: int) -> str:
     if not value.is_finite():
-        raise _Refusal(f"the Decimal {value} has no JSON form; use None or a string")
+        raise _EncodingError(f"the Decimal {value} has no JSON form; use None or a string")
     return f'"{value}"'
-
-
-def _enum(value: Enum, depth: int) -> str:
-    return _encode(value.value, depth)
 
 
 # Containers
 
 
-def _array(values: Iterable[object], depth: int) -> str:
+def _encode_members(
+    members: Iterable[tuple[str | int, str | None, object]], depth: int, tag: Iterable[str] = ()
+) -> str:
+    """Encode the members of an array or object, without its brackets. `tag` is text in front.
+
+    A member is its key or index, the text in front of its value, and the value. If the text is
+    None, the key is encoded as the text.
+    """
     if depth >= DEPTH_MAX:
         raise _too_deep()
-    parts: list[str] = []
-    try:
-        for value in _array_values(values):
-            parts.append(_encode(value, depth + 1))  # noqa: PERF401 (the length is the index in an error)
-    except _Refusal as refusal:
-        refusal.segments.append(f"[{len(parts)}]")
-        raise
-    return "[" + ",".join(parts) + "]"
+    parts = list(tag)
+    for key, prefix, value in members:
+        try:
+            prefix = f"{_str(str(key), depth)}:" if prefix is None else prefix
+            parts.append(prefix + _encode(value, depth + 1))
+        except _EncodingError as error:
+            error.keys.append(key)
+            raise
+    return ",".join(parts)
 
 
-def _array_values(values: Iterable[object]) -> Iterable[object]:
-    if not isinstance(values, msgspec.Struct):
-        return values
-    tag: object = values.__struct_config__.tag
-    return ([] if tag is None else [tag]) + [getattr(values, f) for f in values.__struct_fields__]
+def _array(values: Iterable[object], depth: int) -> str:
+    if isinstance(values, msgspec.Struct):
+        tag: object = values.__struct_config__.tag
+        members = [getattr(values, name) for name in values.__struct_fields__]
+        values = members if tag is None else [tag, *members]
+    items = ((index, "", value) for index, value in enumerate(values))
+    return f"[{_encode_members(items, depth)}]"
 
 
 def _map(value: Mapping[object, object], depth: int) -> str:
-    if depth >= DEPTH_MAX:
-        raise _too_deep()
     items = {_key(key): item for key, item in value.items()}
     if len(items) != len(value):
-        raise _Refusal("two keys have the same text")
-    parts: list[str] = []
-    for key in sorted(items):
-        try:
-            _check_characters(key)
-            parts.append(f"{string(key)}:{_encode(items[key], depth + 1)}")
-        except _Refusal as refusal:
-            refusal.segments.append(_segment(key))
-            raise
-    return "{" + ",".join(parts) + "}"
+        raise _EncodingError("two keys have the same text")
+    members = ((key, None, items[key]) for key in sorted(items))
+    return f"{{{_encode_members(members, depth)}}}"
 
 
 def _key(key: object) -> str:
@@ -301,117 +253,98 @@ def _key(key: object) -> str:
         return _int(key, 0)
     if isinstance(key, UUID):
         return str(key)
-    raise _Refusal(
+    raise _EncodingError(
         f"a key of an object must be a str, int, UUID or Enum, got {type(key).__qualname__}"
     )
 
 
-def _segment(key: str) -> str:
-    return f".{key}" if _PLAIN_KEY.fullmatch(key) else f"[{key!a}]"
-
-
 class _Field(NamedTuple):
+    """A field of a Struct or dataclass."""
+
     attribute: str
     name: str
+    """The key in JSON."""
     prefix: str
-    has_default: bool
-    default: object
+    """The encoded key and a colon."""
+    default: object = msgspec.NODEFAULT
+    """The value that is left out, if there is one."""
 
-    @classmethod
-    def of(
-        cls, attribute: str, name: str, *, has_default: bool = False, default: object = None
-    ) -> _Field:
-        return cls(attribute, name, string(name) + ":", has_default, default)
-
-    def is_default(self, value: object) -> bool:
-        """Whether the value equals the default. msgspec compares by identity. Here equal values
-        count, because equal args must have the same text."""
-        if type(value) is not type(self.default):
-            return False
+    def is_omitted(self, value: object) -> bool:
+        """Whether the value is left out. msgspec compares a default by identity. Here equal values
+        are left out, because equal args must have the same text."""
+        if value is msgspec.UNSET or type(value) is not type(self.default):
+            return value is msgspec.UNSET
         return value == self.default and not (value == 0 and _encode(value, 0) == "-0")
 
 
-class _FieldsEncoder:
-    """Encodes the declared fields of one class, in their order."""
+def _object_encoder(declared: list[_Field], tag: Iterable[str] = ()) -> _Encoder:
+    """Return a function that encodes the declared fields of an object, in their order."""
 
-    def __init__(self, declared: list[_Field], first: str = "") -> None:
-        self._fields = declared
-        self._first = first
-
-    def __call__(self, value: object, depth: int) -> str:
-        if depth >= DEPTH_MAX:
-            raise _too_deep()
-        parts = [self._first] if self._first else []
-        for field in self._fields:
-            member = getattr(value, field.attribute)
-            if member is msgspec.UNSET or (field.has_default and field.is_default(member)):
-                continue
-            try:
-                parts.append(field.prefix + _encode(member, depth + 1))
-            except _Refusal as refusal:
-                refusal.segments.append(_segment(field.name))
-                raise
-        return "{" + ",".join(parts) + "}"
-
-
-def _struct_encoder(cls: type[msgspec.Struct]) -> _FieldsEncoder:
-    config = cls.__struct_config__
-    names = list(zip(cls.__struct_fields__, cls.__struct_encode_fields__, strict=True))
-    defaults: list[object] = [msgspec.NODEFAULT] * (len(names) - len(cls.__struct_defaults__))
-    defaults += cls.__struct_defaults__
-    declared = [
-        _Field.of(
-            attribute,
-            name,
-            has_default=config.omit_defaults and default is not msgspec.NODEFAULT,
-            default=_default_value(default),
+    def encode_object(value: object, depth: int) -> str:
+        members = (
+            (field.name, field.prefix, member)
+            for field in declared
+            if not field.is_omitted(member := getattr(value, field.attribute))
         )
-        for (attribute, name), default in zip(names, defaults, strict=True)
+        return f"{{{_encode_members(members, depth, tag)}}}"
+
+    return encode_object
+
+
+def _struct_encoder(cls: type[msgspec.Struct]) -> _Encoder:
+    config, names = cls.__struct_config__, cls.__struct_encode_fields__
+    defaults = list(map(_default_value, cls.__struct_defaults__)) if config.omit_defaults else []
+    defaults = [msgspec.NODEFAULT] * (len(names) - len(defaults)) + defaults
+    declared = [
+        _Field(attribute, name, f"{string(name)}:", default)
+        for attribute, name, default in zip(cls.__struct_fields__, names, defaults, strict=True)
     ]
     if config.tag is None:
-        return _FieldsEncoder(declared)
-    return _FieldsEncoder(
-        declared, f"{string(config.tag_field or 'type')}:{_encode(config.tag, 0)}"
-    )
+        return _object_encoder(declared)
+    tag = f"{string(config.tag_field or 'type')}:{_encode(config.tag, 0)}"
+    return _object_encoder(declared, [tag])
 
 
 def _default_value(default: object) -> object:
-    factory: object = getattr(default, "factory", None)  # msgspec's object for a default_factory
+    """Return the value of a default of msgspec, which may be an object with a factory."""
+    factory: object = getattr(default, "factory", None)
     for empty in (list[object], dict[object, object], set[object], bytearray):
         if factory is (get_origin(empty) or empty):
             return empty()
     return default
 
 
-def _dataclass_encoder(cls: type[DataclassInstance]) -> _FieldsEncoder:
-    return _FieldsEncoder([_Field.of(field.name, field.name) for field in fields(cls)])
+def _dataclass_encoder(cls: type[DataclassInstance]) -> _Encoder:
+    names = [field.name for field in fields(cls)]
+    return _object_encoder([_Field(name, name, f"{string(name)}:") for name in names])
 
 
-_ENCODERS: tuple[tuple[type, _Encoder], ...] = (
-    (Enum, _enum),
-    (bool, _bool),
+_ENCODERS: tuple[tuple[Any, _Encoder], ...] = (
+    (Enum, lambda member, depth: _encode(member.value, depth)),
+    (bool, lambda value, _depth: "true" if value else "false"),
     (str, _str),
     (int, _int),
     (float, _float),
-    (NoneType, _null),
+    (NoneType, lambda _value, _depth: "null"),
     (Mapping, _map),
-    (list, _array),
-    (tuple, _array),
+    ((list, tuple), _array),
     (datetime, _datetime),
-    (date, _date),
-    (timedelta, _timedelta),
-    (bytes, _bytes),
-    (bytearray, _bytes),
-    (UUID, _uuid),
+    (date, lambda value, _depth: f'"{value.isoformat()}"'),
+    (timedelta, lambda value, _depth: str(value // _MICROSECOND * 1000)),
+    ((bytes, bytearray), lambda value, _depth: f'"{base64.b64encode(value).decode()}"'),
+    (UUID, lambda value, _depth: f'"{value}"'),
     (Decimal, _decimal),
-    (set, _refuse_set),
-    (frozenset, _refuse_set),
+    ((set, frozenset), _refuse_set),
 )
+"""The types that can be encoded, each with its encoder. A subclass stands before its base class."""
 
 
 # JSON text from callers
 
-_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\.")
+_ESCAPE = re.compile(
+    r"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w"  # a pair of surrogates
+    r"|\\u(?:(?P<nul>0000)|(?P<surrogate>[dD][89a-fA-F]\w\w))|\\."
+)
 _NEEDS_ESCAPE_SCAN = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 _NESTING = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*"')
 
@@ -427,11 +360,11 @@ def normalize(text: str, *, path: str = "$") -> str:
     try:
         _check_text(text)
         compact = msgspec.json.format(text, indent=-1)
-        return _escaped(compact) if _UNESCAPED.search(compact) else compact
-    except _Refusal as refusal:
-        raise refusal.error(path) from None
+        return _escape(compact) if _SPECIAL_CHARACTER.search(compact) else compact
+    except _EncodingError as error:
+        raise error.args_error(path) from None
     except RecursionError:
-        raise _too_deep().error(path) from None
+        raise _too_deep().args_error(path) from None
 
 
 def normalize_object(text: str, *, path: str = "$") -> str:
@@ -462,7 +395,7 @@ def _check_text(text: str) -> None:
             parse_constant=_refuse_constant,
         )
     except json.JSONDecodeError as error:
-        raise _Refusal(f"the text is not JSON: {error}") from None
+        raise _EncodingError(f"the text is not JSON: {error}") from None
     if _NEEDS_ESCAPE_SCAN.search(text):
         _check_escapes(text)
     if text.count("[") + text.count("{") > DEPTH_MAX:
@@ -471,27 +404,21 @@ def _check_text(text: str) -> None:
 
 def _check_number(text: str) -> str:
     if not math.isfinite(float(text)):
-        raise _Refusal(f"the number {text[:40]} is beyond the range of a float (1.8e308)")
+        raise _EncodingError(f"the number {text[:40]} is beyond the range of a float (1.8e308)")
     return text
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _Refusal(f"{name} has no JSON form")
+    raise _EncodingError(f"{name} has no JSON form")
 
 
 def _check_escapes(text: str) -> None:
-    high_ends_at = -1
-    """The end of a high surrogate whose low surrogate must follow."""
     for match in _ESCAPE.finditer(text):
-        code = int(match[1] or "20", 16)
-        if high_ends_at >= 0 and not (0xDC00 <= code <= 0xDFFF and match.start() == high_ends_at):
-            raise _Refusal(f"a lone surrogate is escaped at index {high_ends_at - 6}")
-        if code == 0 or (high_ends_at < 0 and 0xDC00 <= code <= 0xDFFF):
-            name = "a lone surrogate" if code else "a NUL character"
-            raise _Refusal(f"{name} is escaped at index {match.start()}, which PostgreSQL refuses")
-        high_ends_at = match.end() if 0xD800 <= code <= 0xDBFF else -1
-    if high_ends_at >= 0:
-        raise _Refusal(f"a lone surrogate is escaped at index {high_ends_at - 6}")
+        if match.lastgroup is not None:
+            name = "a NUL character" if match["nul"] else "a lone surrogate"
+            raise _EncodingError(
+                f"{name} is escaped at index {match.start()}, which PostgreSQL refuses"
+            )
 
 
 def _check_nesting(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Decodes args with msgspec, but durations in the form in which `_json` encodes them."""
+"""Decodes args with msgspec. A duration is an integer of nanoseconds, as `_json` encodes it."""
 
 from __future__ import annotations
 
@@ -16,34 +16,32 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PLAIN_TYPES = (dict, list, str, int, float, bool, NoneType)
-"""The types of decoded JSON when no type is given."""
+"""The types of values that were decoded without a given type."""
 
 
 def decoder(cls: type[T]) -> Callable[[str], T]:
-    """Return a function that decodes the text of `_json.encode` into `cls`.
-
-    The function follows msgspec's rules, except for durations: a duration is a number of
-    nanoseconds, as in Go, and not of seconds.
+    """Return a function that decodes the text of `_json.encode` into `cls`. It follows msgspec's
+    rules, but a duration is a number of nanoseconds, as in Go, and not of seconds.
 
     Raises:
         NameError: an annotation cannot be resolved.
-        TypeError: the type, or the type of a field, cannot be decoded. The text has the field.
+        TypeError: the type, or the type of a field, cannot be decoded. The text names the field.
     """
     try:
         decode = msgspec.json.Decoder(cls).decode
         info = inspect.type_info(cls)
     except TypeError as error:
         raise TypeError(f"{_unsupported_field(cls)}{error}") from None
-    if (found := _custom_type(info, "$", set())) is not None:
+    if (found := _find_custom_type(info, "$", set())) is not None:
         path, custom = found
         raise TypeError(f"{path}: the type {custom.__qualname__} cannot be decoded from JSON")
-    if not _holds_duration(info, set()):
+    if not _has_duration(info, set()):
         return decode
     plain = msgspec.json.Decoder[Any]()
 
     def decode_durations(text: str) -> T:
         return msgspec.convert(
-            _with_durations(plain.decode(text), info),
+            _convert_durations(plain.decode(text), info),
             cls,
             builtin_types=(timedelta,),
             str_keys=True,
@@ -53,7 +51,8 @@ def decoder(cls: type[T]) -> Callable[[str], T]:
 
 
 def _unsupported_field(cls: type[Any]) -> str:
-    """Return the path of the first field that msgspec does not support, with a colon, or ""."""
+    """Return the path of the first field that msgspec does not support, as "$.name: ". Return "" if
+    msgspec supports all fields."""
     names: Sequence[str] = getattr(cls, "__struct_fields__", ())
     if is_dataclass(cls):
         names = [field.name for field in fields(cls)]
@@ -66,8 +65,9 @@ def _unsupported_field(cls: type[Any]) -> str:
     return ""
 
 
-def _custom_type(info: inspect.Type, path: str, seen: set[int]) -> tuple[str, type] | None:
-    """Return the first class that has no values in JSON, with its path."""
+def _find_custom_type(info: inspect.Type, path: str, seen: set[int]) -> tuple[str, type] | None:
+    """Return the first class that has no values in JSON, with its path. `seen` has the types that
+    were checked before, by `id`."""
     if isinstance(info, inspect.CustomType):
         cls = info.cls
         is_plain = any(issubclass(plain, cls) for plain in _PLAIN_TYPES)
@@ -76,7 +76,7 @@ def _custom_type(info: inspect.Type, path: str, seen: set[int]) -> tuple[str, ty
         return None
     seen.add(id(info))
     for segment, inner in _inner_types(info):
-        if (found := _custom_type(inner, path + segment, seen)) is not None:
+        if (found := _find_custom_type(inner, path + segment, seen)) is not None:
             return found
     return None
 
@@ -105,56 +105,53 @@ def _inner_types(info: inspect.Type) -> list[tuple[str, inspect.Type]]:
             return []
 
 
-def _holds_duration(info: inspect.Type, seen: set[int]) -> bool:
+def _has_duration(info: inspect.Type, seen: set[int]) -> bool:
+    """Whether the type, or one of its inner types, is a duration."""
     if isinstance(info, inspect.TimeDeltaType):
         return True
     if id(info) in seen:
         return False
     seen.add(id(info))
-    return any(_holds_duration(inner, seen) for _, inner in _inner_types(info))
+    return any(_has_duration(inner, seen) for _, inner in _inner_types(info))
 
 
-def _with_durations(value: Any, info: inspect.Type) -> Any:
-    """Replace integers by durations where `info` has a duration."""
+def _convert_durations(value: Any, info: inspect.Type) -> Any:
+    """Replace integers by durations where the type `info` has a duration."""
     match info, value:
         case inspect.TimeDeltaType(), int():
-            return _duration(value)
+            try:
+                return timedelta(microseconds=value // 1000)
+            except OverflowError:
+                return value  # msgspec then raises an error that names the place
         case inspect.UnionType(), _:
-            chosen = [one for one in info.types if _may_be(one, value)]
-            return _with_durations(value, chosen[0]) if len(chosen) == 1 else value
+            possible = [member for member in info.types if _is_possible(member, value)]
+            return _convert_durations(value, possible[0]) if len(possible) == 1 else value
         case inspect.Metadata(), _:
-            return _with_durations(value, info.type)
-        case (
-            (inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType()),
-            dict(),
-        ):
-            types = {field.encode_name: field.type for field in info.fields}
-            return {
-                key: _with_durations(item, types[key]) if key in types else item
-                for key, item in cast("dict[str, Any]", value).items()
-            }
+            return _convert_durations(value, info.type)
         case inspect.DictType(), dict():
             items = cast("dict[str, Any]", value).items()
-            return {key: _with_durations(item, info.value_type) for key, item in items}
-        case (inspect.NamedTupleType(), list()):
-            items = cast("list[Any]", value)
-            if len(items) <= len(info.fields):
-                types = [field.type for field in info.fields]
-                return list(map(_with_durations, items, types[: len(items)]))
-            return items
+            return {key: _convert_durations(item, info.value_type) for key, item in items}
+        case ((inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType()), dict()):
+            types = {field.encode_name: field.type for field in info.fields}
+            return {
+                key: _convert_durations(item, types[key]) if key in types else item
+                for key, item in cast("dict[str, Any]", value).items()
+            }
         case ((inspect.ListType() | inspect.VarTupleType()), list()):
-            return [_with_durations(item, info.item_type) for item in cast("list[Any]", value)]
-        case inspect.TupleType(), list():
+            return [_convert_durations(item, info.item_type) for item in cast("list[Any]", value)]
+        case ((inspect.StructType() | inspect.NamedTupleType() | inspect.TupleType()), list()):
             items = cast("list[Any]", value)
-            if len(items) == len(info.item_types):
-                return list(map(_with_durations, items, info.item_types))
-            return items
+            types = [inner for _, inner in _inner_types(info)]
+            if isinstance(info, inspect.StructType) and info.tag is not None:
+                types.insert(0, inspect.AnyType())
+            # If the lengths differ too much, msgspec then raises an error that names the place.
+            return [*map(_convert_durations, items, types), *items[len(types) :]]
         case _:
             return value
 
 
-def _may_be(info: inspect.Type, value: object) -> bool:
-    """Whether a decoded value can belong to this member of a union."""
+def _is_possible(info: inspect.Type, value: object) -> bool:
+    """Whether a decoded value may have this type, a member of a union."""
     match info:
         case inspect.TimeDeltaType() | inspect.IntType():
             return isinstance(value, int)
@@ -169,10 +166,3 @@ def _may_be(info: inspect.Type, value: object) -> bool:
             return isinstance(value, list)
         case _:
             return False
-
-
-def _duration(nanoseconds: int) -> timedelta | int:
-    try:
-        return timedelta(microseconds=nanoseconds // 1000)
-    except OverflowError:
-        return nanoseconds  # msgspec then raises an error that names the place

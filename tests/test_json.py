@@ -308,6 +308,10 @@ class Other(msgspec.Struct, tag=True):
     wait: int = 0
 
 
+class Row(msgspec.Struct, tag=True, array_like=True):
+    wait: timedelta
+
+
 @dataclass
 class Everything:
     at: datetime
@@ -325,6 +329,7 @@ class Everything:
     big: int
     ratio: float
     either: list[Inner | Other]
+    row: Row
     again: Everything | None = None
 
 
@@ -345,6 +350,7 @@ def everything() -> Everything:
         big=2**63 - 1,
         ratio=3.0,
         either=[Inner(timedelta(1)), Inner(), Other(5)],
+        row=Row(timedelta(seconds=2)),
     )
 
 
