@@ -1,16 +1,13 @@
-"""Stream: an async iterator over the events of a client, with a limited buffer. The client never
-waits for the reader."""
+"""Streams: async iterators over the events of a client. Each has a limited buffer, and the client
+never waits for a reader."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from riverpy._log import get_logger
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 ItemT = TypeVar("ItemT")
 StreamT = TypeVar("StreamT", bound="Stream[Any]")
@@ -29,7 +26,7 @@ class Stream(Generic[ItemT]):
         self._closed = False
         self._log = get_logger()
         self.dropped = 0
-        """The number of items that were dropped unread."""
+        """The number of items that the full stream has dropped."""
 
     @property
     def _is_full(self) -> bool:
@@ -55,12 +52,7 @@ class Stream(Generic[ItemT]):
         self._owner.add(self)
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         self._owner.remove(self)
         self.close()
 
@@ -82,14 +74,14 @@ class Streams(Generic[StreamT]):
     def __init__(self) -> None:
         self._open: list[StreamT] = []
         self.dropped = 0
-        """The number of items that were dropped unread, in all streams so far."""
+        """The number of items that full streams have dropped, in all streams so far."""
 
     def add(self, stream: StreamT) -> None:
-        """Open a stream."""
+        """Add a stream that was opened."""
         self._open.append(stream)
 
     def remove(self, stream: StreamT) -> None:
-        """Remove a stream."""
+        """Remove a stream, if it is still open."""
         if stream in self._open:
             self._open.remove(stream)
 
