@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from riverpy._postgres.queue_filter import QueueFilter
+from riverpy._postgres.sql_files import QueueFilter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.job_maintenance import RunningClaim
-    from riverpy._postgres.queue_filter import QueueFilter
+    from riverpy._postgres.sql_files import QueueFilter
     from riverpy.worker import WorkUnit
 
 INTERVAL_MAX = 30.0

@@ -14,7 +14,7 @@ from riverpy._postgres.job_maintenance import job_due, job_lock_limit, job_sched
 if TYPE_CHECKING:
     from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.queue_filter import QueueFilter
+    from riverpy._postgres.sql_files import QueueFilter
 
 INTERVAL = 5.0
 """Seconds between two passes."""

@@ -14,7 +14,7 @@ from riverpy._postgres.queues import queue_delete_unused, queue_unused
 if TYPE_CHECKING:
     from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.queue_filter import QueueFilter
+    from riverpy._postgres.sql_files import QueueFilter
 
 INTERVAL = 3600.0
 """Seconds between two passes."""

@@ -6,8 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.jobs import ClaimKey
-from riverpy._postgres.queue_filter import fetch_filtered
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import fetch_filtered, query
 from riverpy.job import wire_timestamp
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from asyncpg import Record
 
     from riverpy._postgres.driver import Transaction
-    from riverpy._postgres.queue_filter import QueueFilter
+    from riverpy._postgres.sql_files import QueueFilter
 
 DUE_ACTION = "due"
 """The `action` of notifications that announce when jobs become due."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from riverpy._postgres.queue_filter import fetch_filtered
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import fetch_filtered, query
 from riverpy.job import timestamp
 from riverpy.queue import Queue
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from asyncpg import Record
 
     from riverpy._postgres.driver import Transaction
-    from riverpy._postgres.queue_filter import QueueFilter
+    from riverpy._postgres.sql_files import QueueFilter
 
 _FILE = "river_queue"
 

@@ -17,8 +17,8 @@ from riverpy._postgres.job_maintenance import (
     job_stuck,
     job_stuck_rows,
 )
-from riverpy._postgres.queue_filter import QueueFilter
 from riverpy._postgres.queues import queue_delete_unused
+from riverpy._postgres.sql_files import QueueFilter
 from riverpy.job import JobColumn
 from tests.maintenance.rows import insert_ended, insert_jobs, states_of
 
