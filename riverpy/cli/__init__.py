@@ -3,6 +3,7 @@ runs."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from importlib import import_module
@@ -14,7 +15,6 @@ import click
 from riverpy._names import DISTRIBUTION
 from riverpy.cli._logging import log_to_stderr
 from riverpy.cli._run import debug_option, expected_errors, show_error
-from riverpy.cli._streams import open_missing_streams
 
 _COMMANDS = {
     "bench": "Measure how fast jobs are inserted, worked and picked up.",
@@ -60,7 +60,7 @@ class _Commands(click.Group):
         """Run a command and exit. An error is printed as one line on stderr."""
         if not standalone_mode:
             return super().main(*args, standalone_mode=False, **kwargs)
-        open_missing_streams()
+        _open_missing_streams()
         log_to_stderr()
         try:
             result = super().main(*args, standalone_mode=False, **kwargs)
@@ -80,3 +80,18 @@ class _Commands(click.Group):
 @debug_option
 def main() -> None:
     """The River job queue for asyncio Python on PostgreSQL."""
+
+
+def _open_missing_streams() -> None:
+    """Open the null device in place of each closed stdin, stdout and stderr.
+
+    Otherwise the next descriptor that is opened, for example a socket, becomes a standard stream,
+    and output for the terminal is sent to the database.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            stream = open(number, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)

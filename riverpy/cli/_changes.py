@@ -29,14 +29,6 @@ NOTE_INTERVAL = 2.0
 """Seconds between two notes about the progress, with `--json`."""
 
 
-class ItemNames(NamedTuple):
-    """The words for the changed items, in messages and in `--json` output."""
-
-    singular: str
-    plural: str
-    key: str
-
-
 class ItemResult(NamedTuple):
     """The result of changing one item."""
 
@@ -45,42 +37,10 @@ class ItemResult(NamedTuple):
     message: str
 
 
-class _ResultPrinter:
-    """Prints each result at once, or with `--json` all results as one object at the end."""
-
-    def __init__(self, names: ItemNames, total: int, *, as_json: bool) -> None:
-        self._names = names
-        self._total = total
-        self._as_json = as_json
-        self._results: list[dict[str, object]] = []
-        self._noted_at = time.monotonic()
-        self.has_failed = False
-
-    def add(self, item: object, result: ItemResult) -> None:
-        """Add the result of one item."""
-        self._results.append({self._names.key: item, **result._asdict()})
-        self.has_failed = self.has_failed or result.action == FAILED
-        if self._as_json:
-            self._print_progress()
-        elif result.action == FAILED:
-            print_note(f"riverpy: {result.message}")
-        else:
-            click.echo(result.message)
-
-    def finish(self) -> None:
-        """Print the JSON object, even if it does not have the results of all items."""
-        if self._as_json and self._results:
-            print_json({self._names.plural: self._results})
-
-    def _print_progress(self) -> None:
-        if time.monotonic() - self._noted_at >= NOTE_INTERVAL:
-            self._noted_at = time.monotonic()
-            print_note(f"{len(self._results):,} of {self._total:,} {self._names.plural}")
-
-
 def change_each(
     database: DatabaseSettings,
-    names: ItemNames,
+    noun: str,
+    key: str,
     items: Sequence[ItemT],
     change: Callable[[Client, ItemT, Transaction], Awaitable[ItemResult]],
     *,
@@ -88,35 +48,48 @@ def change_each(
 ) -> None:
     """Apply `change` to each item in order. If one item fails, the others are still changed.
 
+    Each result is printed at once, or with `--json` all results as one object at the end.
+
+    Args:
+        noun: the word for an item, in messages.
+        key: the key of an item in the `--json` output.
+
     Raises:
         Exit: with code 1, if an item failed.
         CommandError: the database failed. Only the items whose results are printed are changed.
     """
-    printer = _ResultPrinter(names, len(items), as_json=as_json)
+    results: list[dict[str, object]] = []
+    noted_at = time.monotonic()
+
+    def report(item: ItemT, result: ItemResult) -> None:
+        nonlocal noted_at
+        results.append({key: item, **result._asdict()})
+        if not as_json and result.action == FAILED:
+            print_note(f"riverpy: {result.message}")
+        elif not as_json:
+            click.echo(result.message)
+        elif time.monotonic() - noted_at >= NOTE_INTERVAL:
+            noted_at = time.monotonic()
+            print_note(f"{len(results):,} of {len(items):,} {noun}s")
 
     async def change_all() -> None:
-        async with connected(database) as (connection, schema, _state):
-            client = Client(config=Config(schema=schema))
+        async with connected(database) as found:
+            client = Client(config=Config(schema=found.schema))
             for number, item in enumerate(items, 1):
                 try:
-                    result = await with_timeout("it", _change_one(client, item, connection, change))
+                    report(item, await _change_one(client, noun, item, found.connection, change))
                 except DATABASE_ERRORS as error:
-                    if _is_refused(error):
-                        message = f"{names.singular} {item} cannot be changed: {describe(error)}"
-                        printer.add(item, ItemResult(FAILED, message))
-                        continue
                     show_traceback(error)
                     rest = "; those after it are unchanged" if number < len(items) else ""
-                    raise CommandError(
-                        f"changing {names.singular} {item} failed: {describe(error)}{rest}"
-                    ) from error
-                printer.add(item, result)
+                    text = f"changing {noun} {item} failed: {describe(error)}{rest}"
+                    raise CommandError(text) from error
 
     try:
         run(change_all)
     finally:
-        printer.finish()
-    if printer.has_failed:
+        if as_json and results:
+            print_json({f"{noun}s": results})
+    if any(result["action"] == FAILED for result in results):
         raise click.exceptions.Exit(EXIT_FAILURE)
 
 
@@ -129,12 +102,20 @@ def _is_refused(error: Exception) -> bool:
 
 async def _change_one(
     client: Client,
+    noun: str,
     item: ItemT,
     connection: Connection,
     change: Callable[[Client, ItemT, Transaction], Awaitable[ItemResult]],
 ) -> ItemResult:
-    try:
+    async def change_in_transaction() -> ItemResult:
         async with connection.transaction():
             return await change(client, item, connection)
+
+    try:
+        return await with_timeout("it", change_in_transaction())
     except (JobDamagedError, NotFoundError, UniqueConflictError) as error:
         return ItemResult(FAILED, str(error))
+    except DATABASE_ERRORS as error:
+        if not _is_refused(error):
+            raise
+        return ItemResult(FAILED, f"{noun} {item} cannot be changed: {describe(error)}")

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import anyio
 
 from riverpy._postgres.driver import close, connect
-from riverpy._postgres.periodic import periodic_exists
-from riverpy._postgres.schema import DOMAINS_VERSION, OWN_LINE, check_schema, migrate_command
+from riverpy._postgres.schema import OWN_LINE, check_schema, migrate_command
 from riverpy.errors import SchemaMissingError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from riverpy._postgres.driver import Connection
     from riverpy._postgres.schema import SchemaState
     from riverpy.cli._options import DatabaseSettings
 
+ArgsP = ParamSpec("ArgsP")
 ResultT = TypeVar("ResultT")
 
 STATEMENT_TIMEOUT = 10.0
@@ -26,16 +26,39 @@ STATEMENT_TIMEOUT = 10.0
 the table."""
 
 
-class Connected(NamedTuple):
+class CommandConnection(NamedTuple):
     """A connection to a database that has River's tables."""
 
     connection: Connection
     schema: str | None
     state: SchemaState
+    url: str
+
+    async def read(
+        self,
+        statement: Callable[Concatenate[Connection, str | None, ArgsP], Awaitable[ResultT]],
+        *args: ArgsP.args,
+        **kwargs: ArgsP.kwargs,
+    ) -> ResultT:
+        """Return the result of a statement that reads a few rows."""
+        result = statement(self.connection, self.schema, *args, **kwargs)
+        return await with_timeout("reading the database", result)
+
+    def has_version(self, version: int) -> bool:
+        """Whether the database has this version of riverpy's own tables."""
+        return version in self.state.versions(OWN_LINE)
+
+    def expect_version(self, version: int, tables: str) -> None:
+        """Raise SchemaMissingError, with the command to run, if riverpy's own tables do not have
+        this version. `tables` names the missing ones."""
+        if not self.has_version(version):
+            up = f"riverpy migrate up --line {OWN_LINE}"
+            command = migrate_command(up, self.schema, self.url)
+            raise SchemaMissingError(f"the database lacks the {tables}: run `{command}`")
 
 
 @asynccontextmanager
-async def connected(database: DatabaseSettings) -> AsyncGenerator[Connected]:
+async def connected(database: DatabaseSettings) -> AsyncGenerator[CommandConnection]:
     """Connect, and check that River's tables exist.
 
     Raises:
@@ -47,7 +70,7 @@ async def connected(database: DatabaseSettings) -> AsyncGenerator[Connected]:
         state = await with_timeout(
             "reading the schema", check_schema(connection, database.schema, url=url)
         )
-        yield Connected(connection, database.schema, state)
+        yield CommandConnection(connection, database.schema, state, url)
     finally:
         await close(connection)
 
@@ -61,24 +84,3 @@ async def with_timeout(purpose: str, result: Awaitable[ResultT]) -> ResultT:
     reason = f"{purpose} took longer than {STATEMENT_TIMEOUT:g} s"
     with anyio.fail_after(STATEMENT_TIMEOUT, reason=reason):
         return await result
-
-
-def expect_domains(database: DatabaseSettings, found: Connected) -> None:
-    """Raise SchemaMissingError, with the command to run, if the tables of domains are missing."""
-    if DOMAINS_VERSION not in found.state.versions(OWN_LINE):
-        raise _missing(database, found, "tables of domains")
-
-
-async def expect_periodic_jobs(database: DatabaseSettings, found: Connected) -> None:
-    """Raise SchemaMissingError, with the command to run, if the table of periodic jobs is
-    missing."""
-    exists = periodic_exists(found.connection, found.schema)
-    if not await with_timeout("looking for the table of periodic jobs", exists):
-        raise _missing(database, found, "table of periodic jobs")
-
-
-def _missing(database: DatabaseSettings, found: Connected, what: str) -> SchemaMissingError:
-    command = migrate_command(
-        f"riverpy migrate up --line {OWN_LINE}", found.schema, database.required_url()
-    )
-    return SchemaMissingError(f"the database lacks the {what}: run `{command}`")

@@ -12,15 +12,7 @@ from riverpy._dsn import show_url
 from riverpy.cli._embedded import running_dev_server
 from riverpy.cli._output import print_note
 from riverpy.cli._run import debug_flag, debug_option
-from riverpy.cli._settings import (
-    DATABASE_URL,
-    DEBUG,
-    SCHEMA,
-    SettingsError,
-    Sources,
-    Value,
-    setting_option,
-)
+from riverpy.cli._settings import DATABASE_URL, DEBUG, SCHEMA, SettingsError, Sources
 from riverpy.cli._types import TEXT, IntegerType
 from riverpy.job import JobState
 
@@ -70,8 +62,6 @@ HOW_TO_GIVE_A_DATABASE = (
     "`riverpy dev` in this directory, or with `riverpy db start`, which prints its URL"
 )
 
-_NOT_SET: Value[str] = Value(msgspec.UNSET, "default")
-
 
 class DatabaseSettings(msgspec.Struct, frozen=True):
     """The database of a command."""
@@ -80,10 +70,8 @@ class DatabaseSettings(msgspec.Struct, frozen=True):
     """The URL of the database. None: no database is configured."""
     schema: str | None
     """The schema of River's tables. None: the search path of the database decides."""
-    url_value: Value[str] = _NOT_SET
-    """The URL and its source."""
-    schema_value: Value[str] = _NOT_SET
-    """The schema and its source."""
+    url_source: str = "default"
+    schema_source: str = "default"
 
     def required_url(self) -> str:
         """Return the URL. Default: the database of a running `riverpy dev` in the current
@@ -97,8 +85,8 @@ class DatabaseSettings(msgspec.Struct, frozen=True):
             if found is None:
                 raise SettingsError(f"no database is given: {HOW_TO_GIVE_A_DATABASE}")
             return found
-        if not self.url_value.source.startswith("--"):
-            _note_other_database(self.url, self.url_value.source)
+        if not self.url_source.startswith("--"):
+            _note_other_database(self.url, self.url_source)
         return self.url
 
 
@@ -130,26 +118,9 @@ def database_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
     ) -> ResultT:
         sources = Sources()
         sources.value(DEBUG, debug_flag())  # report a wrong value at once, not when an error occurs
-        url_value = sources.value(DATABASE_URL, database_url)
-        schema_value = sources.value(SCHEMA, schema)
-        database = DatabaseSettings(
-            url_value.or_none(), schema_value.or_none(), url_value, schema_value
-        )
+        url = sources.value(DATABASE_URL, database_url)
+        name = sources.value(SCHEMA, schema)
+        database = DatabaseSettings(url.or_none(), name.or_none(), url.source, name.source)
         return command(*args, database=database, **kwargs)
 
-    for option in (
-        debug_option,
-        setting_option(
-            SCHEMA,
-            metavar="NAME",
-            help="Schema of River's tables. Default: the search path of the database.",
-        ),
-        setting_option(
-            DATABASE_URL,
-            metavar="URL",
-            help="URL of the database, such as postgres://user@host/name. Default: "
-            "RIVERPY_DATABASE_URL, DATABASE_URL, PGHOST and related variables, or the file.",
-        ),
-    ):
-        with_database = option(with_database)
-    return with_database
+    return DATABASE_URL.option()(SCHEMA.option()(debug_option(with_database)))

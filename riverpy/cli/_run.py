@@ -24,7 +24,7 @@ from riverpy._log_events import LEFTOVER_TASKS_CANCELLED, PROCESS_EXIT_IGNORED
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.driver import describe as describe_error
 from riverpy.cli._output import print_note, printable
-from riverpy.cli._settings import DEBUG, SettingsError, Sources, setting_option
+from riverpy.cli._settings import DEBUG, SettingsError, Sources
 from riverpy.errors import ConfigError, InsertError, RiverError
 
 if TYPE_CHECKING:
@@ -210,12 +210,7 @@ def _set_debug(ctx: click.Context, _param: click.Parameter, value: bool | None) 
         ctx.find_root().meta[_DEBUG] = value
 
 
-debug_option = setting_option(
-    DEBUG,
-    help="Show the tracebacks of errors. Default: no.",
-    expose_value=False,
-    callback=_set_debug,
-)
+debug_option = DEBUG.option(expose_value=False, callback=_set_debug)
 """Adds `--debug/--no-debug` to a command."""
 
 

@@ -17,26 +17,26 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import click
 import msgspec
 
-from riverpy._dsn import (
-    PG_VARIABLES,
-    environment_url,
-    mask_url,
-    server_of,
-    show_url,
-    validate_url,
-)
+from riverpy._dsn import PG_VARIABLES, environment_url, mask_url, server_of, show_url
 from riverpy._duration import format_duration, parse_duration
-from riverpy._names import validate_client_id, validate_domain, validate_schema
+from riverpy._names import validate_client_id, validate_schema
 from riverpy._tools.health.address import Address
-from riverpy.cli._output import print_table
-from riverpy.cli._types import ParsedType, check_queues, format_queues, parse_queues
+from riverpy.cli._types import (
+    DOMAIN,
+    DURATION,
+    URL,
+    ParsedType,
+    format_queues,
+    parse_queues,
+    validated_type,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from datetime import timedelta
 
 T = TypeVar("T")
-F = TypeVar("F", bound="Callable[..., Any]")
+CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 
 OTHER_VARIABLES = ("RIVERPY_EMBEDDED_DIR", "RIVERPY_PG_BIN")
 """Environment variables of riverpy that are not settings of a command."""
@@ -50,17 +50,20 @@ class SettingsError(click.UsageError):
     """A setting is wrong. The text names the source of the wrong value."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Setting(Generic[T]):
     """A setting, such as option `--soft-stop`, variable RIVERPY_SOFT_STOP and key `soft-stop`."""
 
     name: str
-    parse: Callable[[str], T]
-    show: Callable[[T], str] = str
-    parse_toml: Callable[[object], T] | None = None
-    """Parses the value in the file. Default: the value is text, for `parse`."""
+    type: click.ParamType[T]
+    help: str
+    """The help of the option."""
+    metavar: str | None = None
+    """The name of the option's value in the help. Default: as click names it."""
     default: str = "-"
     """The default value, in words."""
+    show: Callable[[T], str] = str
+    """Returns the text that shows a value, without passwords."""
 
     @property
     def parameter(self) -> str:
@@ -72,107 +75,140 @@ class Setting(Generic[T]):
         """The name of the setting's environment variable."""
         return "RIVERPY_" + self.parameter.upper()
 
+    def option(self, *names: str, **attributes: Any) -> Callable[[CommandT], CommandT]:
+        """Return the option, `--NAME/--no-NAME` for a boolean. Without it, its value is None.
+
+        Args:
+            names: more names of the option.
+            attributes: arguments of `click.option` in place of the usual ones.
+        """
+        flag, kind = f"--{self.name}", self.type
+        if self.type is click.BOOL:
+            flag, kind = f"{flag}/--no-{self.name}", None
+        usual: dict[str, Any] = {
+            "type": kind,
+            "metavar": self.metavar,
+            "default": None,
+            "help": self.help,
+        }
+        return click.option(*names, flag, **(usual | attributes))
+
 
 class Value(msgspec.Struct, Generic[T], frozen=True):
     """The value of a setting and the source of the value. Without a value it is UNSET."""
 
-    value: T | msgspec.UnsetType
-    source: str
+    value: T | msgspec.UnsetType = msgspec.UNSET
+    source: str = "default"
 
     def or_none(self) -> T | None:
         """Return the value; None if it is unset."""
         return None if self.value is msgspec.UNSET else self.value
 
 
-def _validated(validate: Callable[[str], object]) -> Callable[[str], str]:
-    """Return a parser that only validates the text."""
-
-    def parse(text: str) -> str:
-        validate(text)
-        return text
-
-    return parse
-
-
-def _positive_duration(text: str) -> timedelta:
+def _parse_positive_duration(text: str) -> timedelta:
     duration = parse_duration(text)
     if not duration:
         raise ValueError(f"expected a duration above zero, got {text!r}")
     return duration
 
 
-def _boolean(text: str) -> bool:
-    match text.lower():
-        case "1" | "true" | "yes" | "on":
-            return True
-        case "0" | "false" | "no" | "off":
-            return False
-        case _:
-            raise ValueError(f"{text!r} is not true or false")
+def _boolean_setting(name: str, default: str, help_text: str) -> Setting[bool]:
+    return Setting(
+        name, click.BOOL, help_text, default=default, show=lambda is_on: str(is_on).lower()
+    )
 
 
-def _toml_boolean(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"expected true or false, got {value!r}")  # noqa: TRY004
-    return value
-
-
-def _toml_queues(value: object) -> dict[str, int]:
-    try:
-        queues = msgspec.convert(value, dict[str, int])
-    except msgspec.ValidationError:
-        raise ValueError(
-            f"expected a table of names and slots, such as {{ default = 50 }}, got {value!r}"
-        ) from None
-    if not queues:
-        raise ValueError("expected at least one queue, such as { default = 50 }")
-    check_queues(queues)
-    return queues
-
-
-def _one_of(*choices: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in choices:
-            raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
-        return text.lower()
-
-    return parse
-
-
-def _boolean_setting(name: str, default: str) -> Setting[bool]:
-    return Setting(name, _boolean, lambda on: str(on).lower(), _toml_boolean, default)
-
-
-DATABASE_URL: Setting[str] = Setting("database-url", _validated(validate_url), show_url)
-SCHEMA: Setting[str] = Setting(
+DATABASE_URL = Setting(
+    "database-url",
+    URL,
+    "URL of the database, such as postgres://user@host/name. Default: RIVERPY_DATABASE_URL,"
+    " DATABASE_URL, PGHOST and related variables, or the file.",
+    metavar="URL",
+    show=show_url,
+)
+SCHEMA = Setting(
     "schema",
-    _validated(validate_schema),
+    validated_type("schema", validate_schema),
+    "Schema of River's tables. Default: the search path of the database.",
+    metavar="NAME",
     default="the client's, else by search path",
 )
-QUEUES: Setting[dict[str, int]] = Setting(
-    "queues", parse_queues, format_queues, _toml_queues, "the client's"
+QUEUES = Setting(
+    "queues",
+    ParsedType("queues", parse_queues),
+    "Queues to work, and how many jobs of each run at the same time. Default: the client's.",
+    metavar="NAME:SLOTS,…",
+    default="the client's",
+    show=format_queues,
 )
-POLL_ONLY = _boolean_setting("poll-only", "the client's, else false")
-KNOWN_KINDS_ONLY = _boolean_setting("known-kinds-only", "the client's, else true")
-CANDIDATE = _boolean_setting("candidate", "the client's, else true")
-LEADER_DOMAIN: Setting[str] = Setting(
-    "leader-domain", _validated(validate_domain), default="the client's, else default"
+POLL_ONLY = _boolean_setting(
+    "poll-only",
+    "the client's, else false",
+    "Find jobs only by polling, without LISTEN. Default: the client's, else no.",
 )
-SOFT_STOP: Setting[timedelta] = Setting(
-    "soft-stop", parse_duration, format_duration, default="the client's, else 30s"
+KNOWN_KINDS_ONLY = _boolean_setting(
+    "known-kinds-only",
+    "the client's, else true",
+    "Claim only jobs of kinds that this program has a worker for. Default: the client's, else yes.",
 )
-DEAD_AFTER: Setting[timedelta] = Setting(
-    "dead-after", _positive_duration, format_duration, default="the client's, else 1m"
+CANDIDATE = _boolean_setting(
+    "candidate",
+    "the client's, else true",
+    "Take part in leader election. Default: the client's, else yes.",
 )
-NAME: Setting[str] = Setting(
-    "name", _validated(validate_client_id), default="the client's, else the host's"
+LEADER_DOMAIN = Setting(
+    "leader-domain",
+    DOMAIN,
+    "Claim the queues for this leader domain, which has its own leader. Default: the client's, else"
+    " `default`.",
+    metavar="NAME",
+    default="the client's, else default",
 )
-HEALTH: Setting[Address] = Setting("health", Address.parse, default="none")
-LOG: Setting[str] = Setting("log", _one_of("console", "json"), default="console")
-LOG_LEVEL: Setting[str] = Setting(
-    "log-level", _one_of("debug", "info", "warning", "error"), default="info"
+SOFT_STOP = Setting(
+    "soft-stop",
+    DURATION,
+    "How long running jobs may continue after a stop. Default: the client's, else 30s.",
+    metavar="DURATION",
+    default="the client's, else 30s",
+    show=format_duration,
 )
-DEBUG = _boolean_setting("debug", "false")
+DEAD_AFTER = Setting(
+    "dead-after",
+    ParsedType("duration", _parse_positive_duration),
+    "How long this worker may send no heartbeat until other workers get its running jobs. Default:"
+    " the client's, else 1m.",
+    metavar="DURATION",
+    default="the client's, else 1m",
+    show=format_duration,
+)
+NAME = Setting(
+    "name",
+    validated_type("name", validate_client_id),
+    "First part of the client's id, which is stored in claimed jobs. Default: the host name.",
+    metavar="NAME",
+    default="the client's, else the host's",
+)
+HEALTH = Setting(
+    "health",
+    ParsedType("address", Address.parse),
+    "Serve /livez, /readyz, /metrics and /events on this address; without a host, only for this"
+    " machine. Default: off.",
+    metavar="[HOST]:PORT",
+    default="none",
+)
+LOG = Setting(
+    "log",
+    click.Choice(["console", "json"], case_sensitive=False),
+    "Format of the log on stderr. Default: console.",
+    default="console",
+)
+LOG_LEVEL = Setting(
+    "log-level",
+    click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    "Lowest level that is logged. Default: info.",
+    default="info",
+)
+DEBUG = _boolean_setting("debug", "false", "Show the tracebacks of errors. Default: no.")
 
 SETTINGS: tuple[Setting[Any], ...] = (
     DATABASE_URL,
@@ -223,75 +259,48 @@ class Sources:
             variables.append("DATABASE_URL")
         for variable in variables:
             if text := self._environ.get(variable):
-                return Value(_checked(variable, setting.parse, text), variable)
+                return Value(_parse(setting, text, variable), variable)
         if setting is DATABASE_URL and (given := [v for v in PG_VARIABLES if self._environ.get(v)]):
             source = ", ".join(given)
-            _checked(source, self._check_server, environment_url(self._environ))
-            return Value(setting.parse(environment_url(self._environ)), source)
+            url = environment_url(self._environ)
+            try:
+                server_of(url, self._environ)
+            except ValueError as error:
+                raise SettingsError(mask_url(f"{source}: {error}")) from None
+            return Value(_parse(setting, url, source), source)
         if setting.name in self._table:
-            return Value(self._from_file(setting), str(self._path))
-        return Value(msgspec.UNSET, "default")
-
-    def _check_server(self, url: str) -> None:
-        server_of(url, self._environ)
-
-    def _from_file(self, setting: Setting[T]) -> T:
-        value = self._table[setting.name]
-        source = f"{self._path}: {setting.name}"
-        if setting.parse_toml is not None:
-            return _checked(source, setting.parse_toml, value)
-        if not isinstance(value, str):
-            raise SettingsError(f"{source}: expected text in quotes, got {value!r}")
-        return _checked(source, setting.parse, value)
+            source = f"{self._path}: {setting.name}"
+            text = _text_of_toml(setting, self._table[setting.name], source)
+            return Value(_parse(setting, text, source), str(self._path))
+        return Value()
 
 
-def setting_option(
-    setting: Setting[Any],
-    *,
-    help: str,  # noqa: A002 (click's name)
-    metavar: str | None = None,
-    **attributes: Any,
-) -> Callable[[F], F]:
-    """Return the click option for a setting, `--NAME/--no-NAME` for a boolean one. Without the
-    option the value is None."""
-    flag = f"--{setting.name}"
-    if setting.parse is _boolean:
-        flag, kind = f"{flag}/--no-{setting.name}", None
-    else:
-        kind = ParsedType(setting.name, setting.parse)
-    return click.option(flag, type=kind, metavar=metavar, default=None, help=help, **attributes)
-
-
-class Settings:
-    """The values of all settings, with their sources."""
-
-    def __init__(self, values: Iterable[tuple[Setting[Any], Value[Any]]]) -> None:
-        self._values = {setting.name: (setting, value) for setting, value in values}
-
-    def __getitem__(self, setting: Setting[T]) -> Value[T]:
-        return self._values[setting.name][1]
-
-    def print(self) -> None:
-        """Print a table of names, values without passwords, and sources."""
-        rows = [
-            (
-                setting.name,
-                setting.default if value.value is msgspec.UNSET else setting.show(value.value),
-                value.source,
-            )
-            for setting, value in self._values.values()
-        ]
-        print_table(("SETTING", "VALUE", "SOURCE"), rows)
-
-
-def _checked(source: str, parse: Callable[[Any], T], value: object) -> T:
+def _parse(setting: Setting[T], text: str, source: str) -> T:
     try:
-        return parse(value)
-    except ValueError as error:
-        raise SettingsError(mask_url(f"{source}: {error}")) from None
+        return setting.type.convert(text, None, None)
+    except click.BadParameter as error:
+        raise SettingsError(f"{source}: {error.message}") from None
+
+
+def _text_of_toml(setting: Setting[Any], value: object, source: str) -> str:
+    """Return the text that an environment variable would have for this value of the file."""
+    expected = "text in quotes"
+    if setting.type is click.BOOL:
+        if isinstance(value, bool):
+            return setting.show(value)
+        expected = "true or false"
+    elif setting is QUEUES:
+        if isinstance(value, dict):
+            return format_queues(cast("dict[str, object]", value))
+        expected = "a table of names and slots, such as { default = 50 }"
+    elif isinstance(value, str):
+        return value
+    raise SettingsError(f"{source}: expected {expected}, got {value!r}")
 
 
 def _check_variables(environ: Mapping[str, str]) -> None:
+    """Raise SettingsError for an unknown variable of riverpy. A Kubernetes Service whose name
+    begins with `riverpy` has variables that are ignored."""
     known = [*(setting.variable for setting in SETTINGS), *OTHER_VARIABLES]
     services = [
         name.removesuffix(SERVICE_SUFFIX) for name in environ if name.endswith(SERVICE_SUFFIX)
@@ -306,11 +315,12 @@ def _check_variables(environ: Mapping[str, str]) -> None:
             and variable not in known
             and not variable.startswith(foreign)
         ):
-            hint = _hint(variable, known, prefix="RIVERPY_")
+            hint = _spelling_hint(variable, known, prefix="RIVERPY_")
             raise SettingsError(f"unknown variable {variable}{hint}")
 
 
 def _read_file(directory: Path) -> tuple[Path | None, dict[str, object]]:
+    """Return the path of the nearest settings file, and its settings."""
     for parent in (directory, *directory.parents):
         path = parent / "riverpy.toml"
         if path.is_file():
@@ -321,10 +331,10 @@ def _read_file(directory: Path) -> tuple[Path | None, dict[str, object]]:
             table = (
                 cast("dict[str, object]", tool).get("riverpy") if isinstance(tool, dict) else None
             )
-            if table is not None and not isinstance(table, dict):
-                raise SettingsError(f"{path}: tool.riverpy must be a table, got {table!r}")
             if isinstance(table, dict):
                 return path, _check_keys(path, cast("dict[str, object]", table))
+            if table is not None:
+                raise SettingsError(f"{path}: tool.riverpy must be a table, got {table!r}")
     return None, {}
 
 
@@ -339,11 +349,11 @@ def _check_keys(path: Path, table: dict[str, object]) -> dict[str, object]:
     known = [setting.name for setting in SETTINGS]
     for key in table:
         if key not in known:
-            raise SettingsError(f"{path}: unknown key {key!r}{_hint(key, known)}")
+            raise SettingsError(f"{path}: unknown key {key!r}{_spelling_hint(key, known)}")
     return table
 
 
-def _hint(name: str, known: list[str], prefix: str = "") -> str:
+def _spelling_hint(name: str, known: list[str], prefix: str = "") -> str:
     endings = [word.removeprefix(prefix) for word in known]
     near = get_close_matches(name.removeprefix(prefix), endings, n=1)
     return f"; did you mean {prefix}{near[0]}?" if near else f"; known are {', '.join(known)}"

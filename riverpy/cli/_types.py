@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from riverpy._dsn import mask_url
+from riverpy._dsn import mask_url, validate_url
 from riverpy._duration import parse_duration
 from riverpy._names import validate_domain, validate_queue
 from riverpy.config import MAX_WORKERS_MAX
@@ -40,18 +39,6 @@ def parse_timestamp(text: str) -> datetime:
         raise ValueError(f"{text!r} is outside the years 1 to 9999 in UTC") from None
 
 
-def parse_queue(text: str) -> str:
-    """Return the name of a queue. Raises ConfigError if it is not allowed."""
-    validate_queue(text)
-    return text
-
-
-def parse_domain(text: str) -> str:
-    """Return the name of a leader domain. Raises ConfigError if it is not allowed."""
-    validate_domain(text)
-    return text
-
-
 def parse_queues(text: str) -> dict[str, int]:
     """Parse queues and their numbers of slots from a text like `default:50,mail:5`.
 
@@ -65,20 +52,14 @@ def parse_queues(text: str) -> dict[str, int]:
             raise ValueError(f"{part!r} is not NAME:SLOTS, such as default:50,mail:5")
         if name in queues:
             raise ValueError(f"queue {name!r} is given twice")
+        validate_queue(name)
+        if not 1 <= int(slots) <= MAX_WORKERS_MAX:
+            raise ValueError(f"queue {name!r} needs 1 to {MAX_WORKERS_MAX} slots, got {slots}")
         queues[name] = int(slots)
-    check_queues(queues)
     return queues
 
 
-def check_queues(queues: Mapping[str, int]) -> None:
-    """Raise ValueError for a queue with a wrong name or number of slots."""
-    for name, slots in queues.items():
-        validate_queue(name)
-        if not 1 <= slots <= MAX_WORKERS_MAX:
-            raise ValueError(f"queue {name!r} needs 1 to {MAX_WORKERS_MAX} slots, got {slots}")
-
-
-def format_queues(queues: Mapping[str, int]) -> str:
+def format_queues(queues: Mapping[str, object]) -> str:
     """Return a text that `parse_queues` accepts."""
     return ",".join(f"{name}:{slots}" for name, slots in queues.items())
 
@@ -90,34 +71,8 @@ class IntegerType(click.IntRange):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            self.fail(_number_error(self, value), param, ctx)
-
-
-class NumberType(click.FloatRange):
-    """A number within limits, with or without a fraction."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        try:
-            number = super().convert(value, param, ctx)
-        except click.BadParameter:
-            self.fail(_number_error(self, value), param, ctx)
-        if math.isnan(number):
-            self.fail(_number_error(self, value), param, ctx)
-        return number
-
-
-def _number_error(limits: click.IntRange | click.FloatRange, value: object) -> str:
-    is_whole = isinstance(limits, click.IntRange)
-    try:
-        (int if is_whole else float)(str(value))
-    except ValueError:
-        what = f"{value!r} is not a {'whole ' if is_whole else ''}number"
-    else:
-        what = f"{value} is out of range"
-    most = "or more" if limits.max is None else f"to {limits.max}"
-    return f"{what}: {limits.min} {most}"
+            limits = "" if self.max is None else f" to {self.max}"
+            self.fail(f"{value!r} is not a whole number from {self.min}{limits}", param, ctx)
 
 
 class ParsedType(click.ParamType[T]):
@@ -137,31 +92,35 @@ class ParsedType(click.ParamType[T]):
             self.fail(mask_url(str(error)), param, ctx)
 
 
-class TextType(click.ParamType[str]):
-    """A text that the database can store. Python passes invalid UTF-8 as lone surrogates, which are
-    refused."""
+def validated_type(name: str, validate: Callable[[str], object]) -> ParsedType[str]:
+    """Return the type of a text for which `validate` raises no ValueError."""
 
-    name = "text"
-
-    def __init__(self, *, may_be_empty: bool = True) -> None:
-        self._may_be_empty = may_be_empty
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        text = str(value)
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            self.fail(f"{text!a} is not UTF-8 (at index {error.start})", param, ctx)
-        if not text and not self._may_be_empty:
-            self.fail("the text must not be empty", param, ctx)
+    def parse(text: str) -> str:
+        validate(text)
         return text
 
+    return ParsedType(name, parse)
 
-TEXT = TextType()
-NAME = TextType(may_be_empty=False)
+
+def _validate_text(text: str) -> None:
+    """Raise ValueError for a text that the database cannot store: Python passes invalid UTF-8 as
+    lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{text!a} is not UTF-8 (at index {error.start})") from None
+
+
+def _validate_name(text: str) -> None:
+    _validate_text(text)
+    if not text:
+        raise ValueError("the text must not be empty")
+
+
+TEXT = validated_type("text", _validate_text)
+NAME = validated_type("text", _validate_name)
+QUEUE = validated_type("queue", validate_queue)
+DOMAIN = validated_type("domain", validate_domain)
+URL = validated_type("url", validate_url)
 DURATION = ParsedType("duration", parse_duration)
 TIMESTAMP = ParsedType("time", parse_timestamp)
-QUEUE = ParsedType("queue", parse_queue)
-DOMAIN = ParsedType("domain", parse_domain)

@@ -10,7 +10,7 @@ from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import DatabaseSettings, database_options, json_option
 from riverpy.cli._output import print_json, print_note, print_table
 from riverpy.cli._run import run
-from riverpy.cli._types import IntegerType, NumberType
+from riverpy.cli._types import IntegerType
 from riverpy.config import MAX_WORKERS_MAX
 from riverpy.migrate import migrate_all
 
@@ -50,7 +50,7 @@ Ctrl-C.
 )
 @click.option(
     "--sleep-ms",
-    type=NumberType(0, 10_000),
+    type=click.FloatRange(0, 10_000),
     default=0.0,
     help="Milliseconds that a job sleeps, on average; each varies by up to half of it. Default: 0.",
 )
@@ -80,7 +80,7 @@ def bench(
     configure_logging("console", "warning")
     load = Load(jobs=jobs, slots=slots, sleep=sleep_ms / 1e3, prefetch=prefetch)
     if embedded:
-        if database.url_value.source == "--database-url":
+        if database.url_source == "--database-url":
             raise click.UsageError("--embedded and --database-url exclude each other")
         with embedded_server(SERVER) as url:
             run(migrate_all, url)

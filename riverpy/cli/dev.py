@@ -21,7 +21,7 @@ from riverpy.cli._embedded import dev_server_name, start_server
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_note
 from riverpy.cli._run import EXIT_USAGE, CommandError, run
-from riverpy.cli._settings import Sources, setting_option
+from riverpy.cli._settings import Sources
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT
 from riverpy.migrate import migrate_all
 
@@ -59,15 +59,11 @@ the command ends within 2 s. Options after -- are those of `riverpy worker`.
     metavar="HOST:PORT",
     help="Address of the worker's health server, as for `riverpy worker`.",
 )
-@setting_option(
-    _settings.SOFT_STOP,
-    metavar="DURATION",
-    help="How long running jobs may continue after a stop or a change. Default: 5s.",
+@_settings.SOFT_STOP.option(
+    help="How long running jobs may continue after a stop or a change. Default: 5s."
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Lowest level that is logged. Default: debug, which logs each job.",
+@_settings.LOG_LEVEL.option(
+    help="Lowest level that is logged. Default: debug, which logs each job."
 )
 @database_options
 def dev(
@@ -103,7 +99,7 @@ def dev(
         url = database.url or _start_embedded(stack)
         if database.url is not None:
             print_note(
-                f"riverpy dev: using {show_url(url)} from {database.url_value.source}, "
+                f"riverpy dev: using {show_url(url)} from {database.url_source}, "
                 "not an embedded database of this directory"
             )
         run(_migrate, url, database.schema)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from riverpy._dsn import validate_url
 from riverpy._duration import format_duration
 from riverpy._tools.doctor.check_runner import CheckRunner, Request
 from riverpy._tools.doctor.finding import LEVEL_NAMES, Finding, Level, worst_level
@@ -21,7 +20,7 @@ from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import has_color, print_json, print_text
 from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, one_line, run, show_traceback
 from riverpy.cli._target import entered, load
-from riverpy.cli._types import DURATION, ParsedType
+from riverpy.cli._types import DURATION, URL
 
 if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
@@ -43,17 +42,12 @@ class DoctorOutput(msgspec.Struct, frozen=True):
     findings: list[Finding]
 
 
-def _parse_url(text: str) -> str:
-    validate_url(text)
-    return text
-
-
 @click.command
 @click.argument("target", metavar="[MODULE:ATTR]", required=False)
 @click.option(
     "--listen-url",
     metavar="URL",
-    type=ParsedType("url", _parse_url),
+    type=URL,
     help="URL on which clients listen, if it is not the database URL. It is tested too.",
 )
 @click.option(

@@ -13,11 +13,12 @@ from riverpy._names import (
     domain_lease,
 )
 from riverpy._postgres.domains import domain_assign_queue, domain_lock, domain_queue
+from riverpy._postgres.schema import DOMAINS_VERSION
 from riverpy._tools.doctor.domains import NO_PENDING_WORK, domain_problems
 from riverpy._tools.doctor.finding import LEVEL_NAMES, Finding
 from riverpy._tools.domain_map import DomainMap, read_domains
 from riverpy._tools.text import count, span
-from riverpy.cli._connected import connected, expect_domains, with_timeout
+from riverpy.cli._connected import connected, with_timeout
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_table, print_text, printable
 from riverpy.cli._run import CommandError, run
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from riverpy._postgres.domains import DomainLeader, QueueOwnership
-    from riverpy.cli._connected import Connected
+    from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
 
 
@@ -215,10 +216,8 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
 
 async def _read(database: DatabaseSettings) -> DomainMap:
     async with connected(database) as found:
-        expect_domains(database, found)
-        return await with_timeout(
-            "reading the domains", read_domains(found.connection, found.schema)
-        )
+        found.expect_version(DOMAINS_VERSION, "tables of domains")
+        return await found.read(read_domains)
 
 
 def _change(
@@ -250,20 +249,18 @@ async def assign_queue(
         CommandError: the domain has the queue already, or as `allow`. Nothing was changed.
     """
     async with connected(database) as found:
-        expect_domains(database, found)
+        found.expect_version(DOMAINS_VERSION, "tables of domains")
         before: str | None = None
         purpose = "waiting for the leaders' transactions"
         while before is None:
             before = await with_timeout(purpose, _try_to_assign(found, queue, to, allow))
-        seen = await with_timeout(
-            "reading the domains", read_domains(found.connection, found.schema)
-        )
+        seen = await found.read(read_domains)
     leader = _holder(seen.lead(to))
     return ChangeOutput(queue, before, to, None if leader is None else leader.holder)
 
 
 async def _try_to_assign(
-    found: Connected, queue: str, to: str, allow: Callable[[QueueOwnership], None]
+    found: CommandConnection, queue: str, to: str, allow: Callable[[QueueOwnership], None]
 ) -> str | None:
     """Assign the queue, and return its old domain. None: another session has moved the queue, and
     nothing was changed."""

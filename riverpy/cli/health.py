@@ -13,7 +13,7 @@ from riverpy._duration import format_duration
 from riverpy._postgres.clients import client_count
 from riverpy._postgres.driver import DATABASE_ERRORS, InsufficientPrivilegeError
 from riverpy._postgres.queues import queue_lag, queue_waiting
-from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, OWN_LINE
+from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION
 from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.domain_map import read_domains
 from riverpy._tools.health.http_client import NO_HEALTH_SERVER, http_get, parse_address
@@ -27,9 +27,8 @@ from riverpy.cli._types import DURATION, ParsedType
 from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:
-    from riverpy._postgres.driver import Connection
-    from riverpy._postgres.schema import SchemaState
     from riverpy._tools.health.address import Address
+    from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
 
 QUEUES_MAX = 1_000
@@ -113,11 +112,11 @@ async def _read_database(database: DatabaseSettings, max_lag: timedelta) -> Prob
 
 
 async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
-    async with connected(database) as (connection, schema, state):
-        await with_timeout("reading the role of the server", expect_primary(connection))
+    async with connected(database) as found:
+        await with_timeout("reading the role of the server", expect_primary(found.connection))
         checks: dict[str, Check] = {}
-        if CLIENTS_VERSION in state.versions(OWN_LINE):
-            living = await with_timeout("reading the clients", client_count(connection, schema))
+        if found.has_version(CLIENTS_VERSION):
+            living = await found.read(client_count)
             checks["workers"] = Check(
                 ok=living > 0,
                 reason=f"{living} with heartbeats" if living else "none sends heartbeats",
@@ -125,11 +124,9 @@ async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeR
         else:
             reason = "not known: riverpy's own tables are missing (riverpy migrate up)"
             checks["workers"] = Check(ok=True, reason=reason)
-        checks["leaders"] = await _leaders(connection, schema, state, max_lag)
-        names = await with_timeout(
-            "reading the queues", queue_waiting(connection, schema, QUEUES_MAX)
-        )
-        lags = await with_timeout("reading the waiting jobs", queue_lag(connection, schema, names))
+        checks["leaders"] = await _leaders(found, max_lag)
+        names = await found.read(queue_waiting, QUEUES_MAX)
+        lags = await found.read(queue_lag, names)
     queue, lag = max(lags.items(), key=lambda one: one[1], default=(None, None))
     if queue is None or lag is None or not lag:
         checks["lag"] = Check(ok=True, reason="no due job waits")
@@ -140,14 +137,12 @@ async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeR
     return ProbeResult.of(checks)
 
 
-async def _leaders(
-    connection: Connection, schema: str | None, state: SchemaState, max_lag: timedelta
-) -> Check:
-    if DOMAINS_VERSION not in state.versions(OWN_LINE):
+async def _leaders(found: CommandConnection, max_lag: timedelta) -> Check:
+    if not found.has_version(DOMAINS_VERSION):
         reason = "not known: riverpy's own tables are missing (riverpy migrate up)"
         return Check(ok=True, reason=reason)
     try:
-        seen = await with_timeout("reading the leaders", read_domains(connection, schema))
+        seen = await found.read(read_domains)
     except InsufficientPrivilegeError as error:
         show_traceback(error)
         return Check(ok=True, reason=f"not known: {describe(error)}")

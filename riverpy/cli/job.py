@@ -9,7 +9,7 @@ import click
 
 from riverpy._postgres import jobs
 from riverpy._postgres.damaged_jobs import damage_error, naming_damage, read_parts
-from riverpy.cli._changes import UNCHANGED, ItemNames, ItemResult, change_each
+from riverpy.cli._changes import UNCHANGED, ItemResult, change_each
 from riverpy.cli._connected import connected
 from riverpy.cli._job_output import DamagedOutput, JobOutput, print_job, print_jobs
 from riverpy.cli._options import (
@@ -38,7 +38,6 @@ ResultT = TypeVar("ResultT")
 READ_TIMEOUT = 30.0
 """The timeout for reading jobs, in seconds."""
 _ID = IntegerType(1, 2**63 - 1)
-_JOB = ItemNames("job", "jobs", "id")
 
 _ids_argument = click.argument("job_ids", metavar="ID...", type=_ID, nargs=-1, required=True)
 
@@ -127,7 +126,7 @@ def cancel(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool)
     when its code has ended. A job that has already ended is not changed. The exit code is 1 if a
     job does not exist; the others are cancelled.
     """
-    change_each(database, _JOB, job_ids, _cancel, as_json=as_json)
+    change_each(database, "job", "id", job_ids, _cancel, as_json=as_json)
 
 
 @job.command
@@ -140,7 +139,7 @@ def retry(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool) 
     A job without attempts left gets one more. A running job is not changed. The exit code is 1 if a
     job does not exist, or if another job has its unique key; the others are retried.
     """
-    change_each(database, _JOB, job_ids, _retry, as_json=as_json)
+    change_each(database, "job", "id", job_ids, _retry, as_json=as_json)
 
 
 async def _cancel(client: Client, job_id: int, tx: Transaction) -> ItemResult:
@@ -170,7 +169,7 @@ async def _read(
     database: DatabaseSettings, read: Callable[[Connection], Awaitable[ResultT]]
 ) -> ResultT:
     """Return the result of `read` on a connection to the database."""
-    async with connected(database) as (connection, _schema, _state):
+    async with connected(database) as found:
         reason = f"reading jobs took longer than {READ_TIMEOUT:g} s"
         with anyio.fail_after(READ_TIMEOUT, reason=reason):
-            return await read(connection)
+            return await read(found.connection)

@@ -16,9 +16,9 @@ from riverpy._postgres.clients import client_candidates
 from riverpy._postgres.domains import domain_leaders
 from riverpy._postgres.leaders import leader_get, leader_request_resign
 from riverpy._postgres.leases import lease_request_resign
-from riverpy._postgres.schema import CLIENTS_VERSION, OWN_LINE
+from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION
 from riverpy._tools.domain_map import read_domains
-from riverpy.cli._connected import connected, expect_domains, with_timeout
+from riverpy.cli._connected import connected, with_timeout
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_table
 from riverpy.cli._run import EXIT_FAILURE, run
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.domains import DomainLeader
     from riverpy._postgres.leaders import LeaderRow
-    from riverpy.cli._connected import Connected
+    from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
 
 WAIT_DEFAULT = timedelta(seconds=10)
@@ -178,22 +178,19 @@ def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json:
 
 async def _read_show(database: DatabaseSettings, domain: str) -> ShowOutput:
     async with connected(database) as found:
-        await _expect_domain(found, database, domain)
-        leader = await _read_leader(found, database, domain)
+        await _expect_domain(found, domain)
+        leader = await _read_leader(found, domain)
         candidates = None
-        if CLIENTS_VERSION in found.state.versions(OWN_LINE):
-            rows = await with_timeout(
-                "reading the candidates",
-                client_candidates(found.connection, found.schema, domain=domain),
-            )
+        if found.has_version(CLIENTS_VERSION):
+            rows = await found.read(client_candidates, domain=domain)
             candidates = [CandidateOutput(*candidate) for candidate in rows]
         return ShowOutput(leader, candidates)
 
 
 async def _resign(database: DatabaseSettings, domain: str, wait: float) -> ResignOutput:
     async with connected(database) as found:
-        await _expect_domain(found, database, domain)
-        before = after = await _read_leader(found, database, domain)
+        await _expect_domain(found, domain)
+        before = after = await _read_leader(found, domain)
         if before is None or before.expired:
             return ResignOutput(resigned=False, before=before, after=before)
         await with_timeout("requesting a resignation", _request_resign(found, domain))
@@ -201,12 +198,12 @@ async def _resign(database: DatabaseSettings, domain: str, wait: float) -> Resig
             while after is None or after.is_term_of(before):
                 await anyio.sleep(READ_INTERVAL)
                 with anyio.CancelScope(shield=True):  # a read has its own timeout
-                    after = await _read_leader(found, database, domain)
+                    after = await _read_leader(found, domain)
         resigned = after is None or not after.is_term_of(before)
         return ResignOutput(resigned, before, after)
 
 
-async def _expect_domain(found: Connected, database: DatabaseSettings, domain: str) -> None:
+async def _expect_domain(found: CommandConnection, domain: str) -> None:
     """Check that the domain exists.
 
     Raises:
@@ -215,8 +212,8 @@ async def _expect_domain(found: Connected, database: DatabaseSettings, domain: s
     """
     if domain == DEFAULT_DOMAIN:
         return
-    expect_domains(database, found)
-    seen = await with_timeout("reading the domains", read_domains(found.connection, found.schema))
+    found.expect_version(DOMAINS_VERSION, "tables of domains")
+    seen = await found.read(read_domains)
     known = {*seen.others, *(one.domain for one in seen.leaders)} - {SCHEMA_LEASE}
     if domain not in known:
         alike = get_close_matches(domain, known)
@@ -226,7 +223,7 @@ async def _expect_domain(found: Connected, database: DatabaseSettings, domain: s
         )
 
 
-async def _request_resign(found: Connected, domain: str) -> None:
+async def _request_resign(found: CommandConnection, domain: str) -> None:
     if domain == DEFAULT_DOMAIN:
         await leader_request_resign(found.connection, found.schema)
     else:
@@ -234,14 +231,11 @@ async def _request_resign(found: Connected, domain: str) -> None:
         await lease_request_resign(found.connection, found.schema, name=name)
 
 
-async def _read_leader(
-    found: Connected, database: DatabaseSettings, domain: str
-) -> LeaderOutput | None:
-    purpose = "reading the leader"
+async def _read_leader(found: CommandConnection, domain: str) -> LeaderOutput | None:
     if domain == DEFAULT_DOMAIN:
-        row = await with_timeout(purpose, leader_get(found.connection, found.schema))
+        row = await found.read(leader_get)
         return None if row is None else LeaderOutput.of(row)
-    rows = await with_timeout(purpose, domain_leaders(found.connection, found.schema))
+    rows = await found.read(domain_leaders)
     lead = next((one for one in rows if one.domain == domain), None)
     return None if lead is None else LeaderOutput.of_domain(lead)
 

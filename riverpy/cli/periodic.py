@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -11,7 +10,8 @@ import msgspec
 from riverpy._postgres import periodic as table
 from riverpy._postgres.domains import domain_leaders
 from riverpy._postgres.leaders import leader_get
-from riverpy.cli._connected import connected, expect_periodic_jobs, with_timeout
+from riverpy._postgres.schema import PERIODIC_VERSION
+from riverpy.cli._connected import connected
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
 from riverpy.cli._run import run
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Connection, Transaction
     from riverpy.cli._options import DatabaseSettings
-    from riverpy.periodic import PeriodicJobState
 
 ResultT = TypeVar("ResultT")
 
@@ -93,7 +92,7 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
 
     For a schedule in your own code, only the next one is known.
     """
-    state = run(_call, database, partial(_get, job_id=job_id))
+    state = run(_call, database, table.periodic_get, job_id)
     schedule = parse_schedule(state.schedule)
     slots = [] if state.next_run_at is None else [state.next_run_at]
     while schedule is not None and slots and len(slots) < count:
@@ -128,7 +127,7 @@ def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
     5 seconds. If the leader does not have this periodic job, the next leader that has it inserts
     the job.
     """
-    leader_id = run(_call, database, partial(_run, job_id=job_id))
+    leader_id = run(_call, database, _run, job_id)
     if as_json:
         print_json({"id": job_id, "action": "run requested", "leader_id": leader_id})
     elif leader_id is None:
@@ -165,17 +164,14 @@ def _change(
     *,
     as_json: bool,
 ) -> None:
-    async def apply(connection: Connection, schema: str | None) -> None:
-        await change(connection, schema, job_id)
-
-    run(_call, database, apply)
+    run(_call, database, change, job_id)
     if as_json:
         print_json({"id": job_id, "action": action})
     else:
         click.echo(f"{job_id}: {action}")
 
 
-async def _run(connection: Connection, schema: str | None, *, job_id: str) -> str | None:
+async def _run(connection: Connection, schema: str | None, job_id: str) -> str | None:
     """Request a run, and return the leader of the domain that the id names."""
     await table.periodic_run(connection, schema, job_id)
     _, _, domain = job_id.partition("@")
@@ -186,14 +182,10 @@ async def _run(connection: Connection, schema: str | None, *, job_id: str) -> st
     return None if leader is None or leader.remaining < 0 else leader.leader_id
 
 
-async def _get(connection: Connection, schema: str | None, *, job_id: str) -> PeriodicJobState:
-    return await table.periodic_get(connection, schema, job_id)
-
-
 async def _call(
-    database: DatabaseSettings, act: Callable[[Connection, str | None], Awaitable[ResultT]]
+    database: DatabaseSettings, statement: Callable[..., Awaitable[ResultT]], *args: str
 ) -> ResultT:
-    """Return the result of `act` on a connection to a database with periodic jobs."""
+    """Connect to a database with periodic jobs, and return the result of a statement."""
     async with connected(database) as found:
-        await expect_periodic_jobs(database, found)
-        return await with_timeout("the table of periodic jobs", act(found.connection, found.schema))
+        found.expect_version(PERIODIC_VERSION, "table of periodic jobs")
+        return await found.read(statement, *args)

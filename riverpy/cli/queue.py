@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from riverpy.cli._changes import UNCHANGED, ItemNames, ItemResult, change_each
+from riverpy.cli._changes import UNCHANGED, ItemResult, change_each
 from riverpy.cli._connected import connected, with_timeout
 from riverpy.cli._options import database_options, json_option, limit_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from riverpy.queue import Queue
 
 _ALL = "*"
-_QUEUE = ItemNames("queue", "queues", "name")
 
 _names_argument = click.argument("names", metavar="NAME...", type=NAME, nargs=-1, required=True)
 
@@ -70,7 +69,7 @@ def pause(database: DatabaseSettings, *, names: Sequence[str], as_json: bool) ->
     Running jobs keep running, and jobs can still be inserted. Clients that listen react at once,
     others within 2 seconds. The exit code is 1 if a queue does not exist; the others are paused.
     """
-    change_each(database, _QUEUE, names, _pause, as_json=as_json)
+    change_each(database, "queue", "name", names, _pause, as_json=as_json)
 
 
 @queue.command
@@ -82,16 +81,14 @@ def resume(database: DatabaseSettings, *, names: Sequence[str], as_json: bool) -
 
     The exit code is 1 if a queue does not exist; the others are resumed.
     """
-    change_each(database, _QUEUE, names, _resume, as_json=as_json)
+    change_each(database, "queue", "name", names, _resume, as_json=as_json)
 
 
 async def _list(database: DatabaseSettings, limit: int) -> list[Queue]:
-    async with connected(database) as (connection, schema, _state):
-        client = Client(config=Config(schema=schema))
-        async with connection.transaction():
-            return await with_timeout(
-                "reading queues", client.queue_list(limit=limit, tx=connection)
-            )
+    async with connected(database) as found, found.connection.transaction():
+        client = Client(config=Config(schema=found.schema))
+        reading = client.queue_list(limit=limit, tx=found.connection)
+        return await with_timeout("reading queues", reading)
 
 
 async def _pause(client: Client, name: str, tx: Transaction) -> ItemResult:

@@ -9,7 +9,7 @@ import time
 from contextlib import nullcontext
 from datetime import timedelta
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 import click
@@ -37,6 +37,7 @@ from riverpy._tools.health.worker_health import WorkerHealth
 from riverpy.cli import _settings
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import HOW_TO_GIVE_A_DATABASE, database_options
+from riverpy.cli._output import print_table
 from riverpy.cli._run import (
     EXIT_ABANDONED,
     EXIT_FAILURE,
@@ -50,7 +51,7 @@ from riverpy.cli._run import (
     run_until_complete,
     show_error,
 )
-from riverpy.cli._settings import Settings, SettingsError, Sources, setting_option
+from riverpy.cli._settings import Setting, SettingsError, Sources, Value
 from riverpy.cli._signals import (
     StoppedBeforeStart,
     StopPlan,
@@ -72,6 +73,9 @@ if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
     from riverpy.client import Client
     from riverpy.worker import WorkUnit
+
+_Values = dict[Setting[Any], Value[Any]]
+"""The values of all settings."""
 
 DATABASE_WAIT = 10.0
 """The longest time that a starting worker waits for a writable database, in seconds."""
@@ -105,67 +109,19 @@ def _parse_queues(
 
 @click.command(epilog=_EPILOG)
 @click.argument("target", metavar="MODULE:ATTR")
-@click.option(
-    "-q",
-    "--queues",
-    multiple=True,
-    metavar="NAME:SLOTS,…",
-    callback=_parse_queues,
-    help="Queues to work, and how many jobs of each run at the same time. Default: the client's.",
-)
+@_settings.QUEUES.option("-q", multiple=True, type=click.STRING, callback=_parse_queues)
 @database_options
-@setting_option(
-    _settings.POLL_ONLY,
-    help="Find jobs only by polling, without LISTEN. Default: the client's, else no.",
-)
-@setting_option(
-    _settings.KNOWN_KINDS_ONLY,
-    help="Claim only jobs of kinds that this program has a worker for. Default: the client's, else"
-    " yes.",
-)
-@setting_option(
-    _settings.CANDIDATE,
-    help="Take part in leader election. Default: the client's, else yes.",
-)
-@setting_option(
-    _settings.LEADER_DOMAIN,
-    metavar="NAME",
-    help="Claim the queues for this leader domain, which has its own leader. Default: the client's,"
-    " else `default`.",
-)
-@setting_option(
-    _settings.SOFT_STOP,
-    metavar="DURATION",
-    help="How long running jobs may continue after a stop. Default: the client's, else 30s.",
-)
-@setting_option(
-    _settings.DEAD_AFTER,
-    metavar="DURATION",
-    help="How long this worker may send no heartbeat until other workers get its running jobs."
-    " Default: the client's, else 1m.",
-)
-@setting_option(
-    _settings.NAME,
-    metavar="NAME",
-    help="First part of the client's id, which is stored in claimed jobs. Default: the host name.",
-)
-@setting_option(
-    _settings.HEALTH,
-    metavar="[HOST]:PORT",
-    help="Serve /livez, /readyz, /metrics and /events on this address; without a host, only for"
-    " this machine. Default: off.",
-)
+@_settings.POLL_ONLY.option()
+@_settings.KNOWN_KINDS_ONLY.option()
+@_settings.CANDIDATE.option()
+@_settings.LEADER_DOMAIN.option()
+@_settings.SOFT_STOP.option()
+@_settings.DEAD_AFTER.option()
+@_settings.NAME.option()
+@_settings.HEALTH.option()
 @click.option("--drain", is_flag=True, help="Stop when the queues have no more jobs to work.")
-@click.option(
-    "--log",
-    type=click.Choice(["console", "json"]),
-    help="Format of the log on stderr. Default: console.",
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Lowest level that is logged. Default: info.",
-)
+@_settings.LOG.option()
+@_settings.LOG_LEVEL.option()
 @click.option("--print-config", is_flag=True, help="Print each setting and its source, and exit.")
 def worker(
     target: str,
@@ -182,17 +138,15 @@ def worker(
     tried. The current directory is on Python's path.
     """
     sources = Sources()
-    given = {
-        _settings.DATABASE_URL: database.url_value,
-        _settings.SCHEMA: database.schema_value,
-        _settings.DEBUG: sources.value(_settings.DEBUG, debug_flag()),
+    settings: _Values = {
+        _settings.DATABASE_URL: Value(database.url or UNSET, database.url_source),
+        _settings.SCHEMA: Value(database.schema or UNSET, database.schema_source),
     }
-    settings = Settings(
-        (setting, given.get(setting) or sources.value(setting, flags[setting.parameter]))
-        for setting in _settings.SETTINGS
-    )
+    for setting in _settings.SETTINGS[len(settings) :]:
+        flag = debug_flag() if setting is _settings.DEBUG else flags[setting.parameter]
+        settings[setting] = sources.value(setting, flag)
     if print_config:
-        settings.print()
+        _print_settings(settings)
         return
     stream = configure_logging(
         settings[_settings.LOG].or_none() or "console",
@@ -207,10 +161,22 @@ def worker(
     sys.exit(code)
 
 
+def _print_settings(settings: _Values) -> None:
+    rows = [
+        (
+            setting.name,
+            setting.default if value.value is UNSET else setting.show(value.value),
+            value.source,
+        )
+        for setting, value in settings.items()
+    ]
+    print_table(("SETTING", "VALUE", "SOURCE"), rows)
+
+
 class _WorkerProcess:
     """The worker process, from the loaded target to the exit code."""
 
-    def __init__(self, settings: Settings, stream: LogStream, *, drain: bool) -> None:
+    def __init__(self, settings: _Values, stream: LogStream, *, drain: bool) -> None:
         self._settings = settings
         self._stream = stream
         self._is_draining = drain

@@ -139,9 +139,9 @@ async def test_jobs_there(schema: Schema) -> None:
     ("args", "message"),
     [
         ([], "no database is given"),
-        (["-n", "0", "--embedded"], "0 is out of range: 1 or more"),
-        (["--slots", "0", "--embedded"], "0 is out of range: 1 to 10000"),
-        (["--slots", "10001", "--embedded"], "10001 is out of range"),
+        (["-n", "0", "--embedded"], "'0' is not a whole number from 1"),
+        (["--slots", "0", "--embedded"], "'0' is not a whole number from 1 to 10000"),
+        (["--slots", "10001", "--embedded"], "'10001' is not a whole number"),
         (["--embedded", "--database-url", "postgres://u:s3cret@h/d"], "exclude each other"),
     ],
 )

@@ -177,8 +177,8 @@ async def test_at_once(files: Path, fresh_database_url: str) -> None:
     [
         (["--dir", "/nope"], "'/nope' does not exist"),
         (["--dir", "/etc/passwd"], "'/etc/passwd' is a file"),
-        (["--jobs", "0"], "0 is out of range: 1 or more"),
-        (["--jobs", "-1"], "-1 is out of range: 1 or more"),
+        (["--jobs", "0"], "'0' is not a whole number from 1"),
+        (["--jobs", "-1"], "'-1' is not a whole number from 1"),
         (["--jobs", "many"], "'many' is not a whole number"),
     ],
 )

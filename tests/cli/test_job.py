@@ -279,7 +279,7 @@ async def test_no_answer(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ([], 2, "riverpy: Missing argument 'ID...'"),
         (["1", "x"], 2, "riverpy: Invalid value for 'ID...': 'x' is not a whole number"),
-        (["0"], 2, "riverpy: Invalid value for 'ID...': 0 is out of range"),
+        (["0"], 2, "riverpy: Invalid value for 'ID...': '0' is not a whole number"),
         (["1"], 1, "riverpy: cannot connect to 127.0.0.1"),
     ],
 )

@@ -179,7 +179,7 @@ async def test_unknown_id(schema: Schema, verb: str) -> None:
 
 async def test_missing_table(schema: Schema) -> None:
     """Without the table each command names the one that makes it, with the database and schema."""
-    await schema.execute("ALTER TABLE riverpy_periodic RENAME TO elsewhere")
+    await schema.execute("UPDATE river_migration SET line = 'hidden' WHERE line = 'riverpy'")
     try:
         for args in (["list"], ["next", "a"], ["run", "a"], ["pause", "a"], ["resume", "a"]):
             result = await command(schema, *args)
@@ -187,4 +187,4 @@ async def test_missing_table(schema: Schema) -> None:
             assert "run `riverpy migrate up --line riverpy --database-url " in result.stderr
             assert f" --schema {schema.name}`" in result.stderr
     finally:
-        await schema.execute("ALTER TABLE elsewhere RENAME TO riverpy_periodic")
+        await schema.execute("UPDATE river_migration SET line = 'riverpy' WHERE line = 'hidden'")
