@@ -298,15 +298,14 @@ def _expect_result(name: str, task: asyncio.Task[None]) -> None:
         task.result()
 
 
-def single_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the only error inside nested groups. If there are several, return the group."""
-    inner = list(group.exceptions)
-    if len(inner) > 1:
-        return group
-    error = inner[0]
-    if isinstance(error, BaseExceptionGroup):
-        return single_error(cast("BaseExceptionGroup[BaseException]", error))
-    return error
+def single_error(error: BaseException) -> BaseException:
+    """Return the only error inside nested exception groups. An error that is no group is returned
+    unchanged, and so is a group of several errors."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    first, *others = group.exceptions
+    return group if others else single_error(first)
 
 
 class TestSignal:
@@ -317,22 +316,16 @@ class TestSignal:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._events: list[anyio.Event] | None = None
-        self._seen = 0
-        self._taken = 0
+        self._emitted: asyncio.Semaphore | None = None
 
     def init(self) -> None:
         """Start counting from zero."""
-        self._events = []
-        self._seen = self._taken = 0
+        self._emitted = asyncio.Semaphore(0)
 
     def emit(self) -> None:
         """Count the event, and wake the waiting test."""
-        if self._events is None:
-            return
-        self._seen += 1
-        for event in self._events:
-            event.set()
+        if self._emitted is not None:
+            self._emitted.release()
 
     async def wait(self) -> None:
         """Wait for the next event that was not waited for yet.
@@ -340,16 +333,8 @@ class TestSignal:
         Raises:
             TimeoutError: no event happened within 30 s. The text has the name of the signal.
         """
-        if self._events is None:
+        if self._emitted is None:
             raise RuntimeError(f"signal {self._name!r} was not initialised by the test")
-        with anyio.move_on_after(SIGNAL_TIMEOUT):
-            while self._seen <= self._taken:
-                event = anyio.Event()
-                self._events.append(event)
-                try:
-                    await event.wait()
-                finally:
-                    self._events.remove(event)
-            self._taken += 1
-            return
-        raise TimeoutError(f"signal {self._name!r} did not come within {SIGNAL_TIMEOUT:g} s")
+        reason = f"signal {self._name!r} did not come within {SIGNAL_TIMEOUT:g} s"
+        with anyio.fail_after(SIGNAL_TIMEOUT, reason=reason):
+            await self._emitted.acquire()

@@ -38,47 +38,31 @@ USER_PREFIX = "s:"
 """The prefix of the names of leases of user code in the table of leases."""
 
 _QUEUE = re.compile(r"[a-z0-9]+(?:[_|\-][a-z0-9]+)*")
+_QUEUE_RULE = "must have lower-case letters and digits, in groups joined by a single '_' or '-'"
 _KIND = re.compile(r"\w[\w\-\[\]<>/.\u00b7:+]+", re.ASCII)
 _TAG = re.compile(r"\w[\w\-]+\w", re.ASCII)
 _LEASE = re.compile(r"[!-~]+")
 _SCHEMA = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_STORABLE = re.compile(r"[^\0\ud800-\udfff]+")
+"""Text that PostgreSQL can store."""
+_STORABLE_RULE = "must have no NUL and no lone surrogate"
 
 
 def validate_queue(name: str) -> None:
     """Raise ConfigError unless the name has at most 64 characters: lower-case letters and digits,
     in groups joined by `_` or `-`."""
-    _expect_text("a queue name", name)
-    if not name:
-        raise ConfigError("a queue name must not be empty")
-    if len(name) > QUEUE_LENGTH_MAX:
-        raise ConfigError(
-            f"a queue name must have at most {QUEUE_LENGTH_MAX} characters, got {len(name)}: "
-            f"{name[:80]!r}"
-        )
-    if not _QUEUE.fullmatch(name):
-        raise ConfigError(
-            "a queue name must have lower-case letters and digits, in groups joined by a single "
-            f"'_' or '-', got {name!r}"
-        )
+    _validate("a queue name", name, QUEUE_LENGTH_MAX, _QUEUE, _QUEUE_RULE)
 
 
 def validate_domain(name: str) -> None:
     """Raise ConfigError unless the name follows the rule of queue names."""
-    if len(name) > QUEUE_LENGTH_MAX or not _QUEUE.fullmatch(name):
-        raise ConfigError(
-            f"a domain name must have 1 to {QUEUE_LENGTH_MAX} characters: lower-case letters and "
-            f"digits in groups joined by a single '_' or '-', got {name[:80]!r}"
-        )
+    _validate("a domain name", name, QUEUE_LENGTH_MAX, _QUEUE, _QUEUE_RULE)
 
 
 def validate_lease_name(name: str) -> None:
     """Raise ConfigError unless the name has 1 to 100 printable ASCII characters and no space."""
-    _expect_text("the name of a lease", name)
-    if len(name) > LEASE_LENGTH_MAX or not _LEASE.fullmatch(name):
-        raise ConfigError(
-            f"the name of a lease must have 1 to {LEASE_LENGTH_MAX} printable ASCII characters and "
-            f"no space, got {name[:120]!r}"
-        )
+    rule = "must have printable ASCII characters and no space"
+    _validate("the name of a lease", name, LEASE_LENGTH_MAX, _LEASE, rule)
 
 
 def domain_lease(domain: str) -> str:
@@ -87,45 +71,29 @@ def domain_lease(domain: str) -> str:
 
 
 def validate_kind(kind: str, noun: str = "a job kind") -> None:
-    """Raise ConfigError unless the kind follows River's rule. `noun` is used in the error text."""
-    _expect_text(noun, kind)
-    if not kind:
-        raise ConfigError(f"{noun} must not be empty")
-    if len(kind) > KIND_LENGTH_MAX:
-        raise ConfigError(
-            f"{noun} must have at most {KIND_LENGTH_MAX} characters, got {len(kind)}: {kind[:80]!r}"
-        )
-    if not _KIND.fullmatch(kind):
-        raise ConfigError(
-            f"{noun} must start with an ASCII letter, digit or '_', followed by one or more of "
-            f"these or of '-[]<>/.\u00b7:+', got {kind!r}"
-        )
+    """Raise ConfigError unless the kind follows River's rule. The error text begins with
+    `noun`."""
+    rule = (
+        "must start with an ASCII letter, digit or '_', followed by one or more of these or of "
+        "'-[]<>/.\u00b7:+'"
+    )
+    _validate(noun, kind, KIND_LENGTH_MAX, _KIND, rule)
 
 
 def validate_tag(tag: str) -> None:
     """Raise ConfigError unless the tag has 3 to 255 ASCII letters, digits, `_` and `-`, and no `-`
     at either end."""
-    if len(tag) > TAG_LENGTH_MAX:
-        raise ConfigError(
-            f"a tag must have at most {TAG_LENGTH_MAX} characters, got {len(tag)}: {tag[:80]!r}"
-        )
-    if not _TAG.fullmatch(tag):
-        raise ConfigError(
-            "a tag must have 3 or more ASCII letters, digits, '_' and '-', and no '-' at either "
-            f"end, got {tag!r}"
-        )
+    rule = "must have 3 or more ASCII letters, digits, '_' and '-', and no '-' at either end"
+    _validate("a tag", tag, TAG_LENGTH_MAX, _TAG, rule)
 
 
 def validate_schema(name: str) -> None:
     """Raise ConfigError unless the name has at most 46 letters, digits and `_`, and no digit
     first."""
-    _expect_text("a schema name", name)
-    check_schema_length(name)
-    if not _SCHEMA.fullmatch(name):
-        raise ConfigError(
-            "a schema name must have ASCII letters, digits and '_', and no digit first, got "
-            f"{name!r}"
-        )
+    if isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        check_schema_length(name)
+    rule = "must have ASCII letters, digits and '_', and no digit first"
+    _validate("a schema name", name, SCHEMA_LENGTH_MAX, _SCHEMA, rule)
 
 
 def check_schema_length(name: str) -> None:
@@ -146,27 +114,15 @@ def process_id(name: str | None) -> str:
     return host[: CLIENT_ID_LENGTH_MAX - len(tail)] + tail
 
 
-def validate_client_id(client_id: str) -> None:
-    """Raise ConfigError unless the id has 1 to 100 characters that PostgreSQL can store."""
-    _expect_text("a client id", client_id)
-    is_bad = "\0" in client_id or not _is_storable(client_id)
-    if is_bad or not 1 <= len(client_id) <= CLIENT_ID_LENGTH_MAX:
-        raise ConfigError(
-            f"a client id must have 1 to {CLIENT_ID_LENGTH_MAX} characters, no NUL and no "
-            f"lone surrogate, got {client_id[:120]!r}"
-        )
+def validate_client_id(client_id: str, noun: str = "a client id") -> None:
+    """Raise ConfigError unless the id has 1 to 100 characters that PostgreSQL can store. The error
+    text begins with `noun`."""
+    _validate(noun, client_id, CLIENT_ID_LENGTH_MAX, _STORABLE, _STORABLE_RULE)
 
 
 def validate_execution_key(key: str) -> None:
     """Raise ConfigError unless the key has 1 to 255 characters that PostgreSQL can store."""
-    _expect_text("a key", key)
-    if not 1 <= len(key) <= EXECUTION_KEY_LENGTH_MAX:
-        raise ConfigError(
-            f"a key must have 1 to {EXECUTION_KEY_LENGTH_MAX} characters, got {len(key)}: "
-            f"{key[:80]!r}"
-        )
-    if "\0" in key or not _is_storable(key):
-        raise ConfigError(f"a key must have no NUL and no lone surrogate, got {key[:80]!r}")
+    _validate("a key", key, EXECUTION_KEY_LENGTH_MAX, _STORABLE, _STORABLE_RULE)
 
 
 def expect_one_of(name: str, value: object, choices: object) -> None:
@@ -176,14 +132,18 @@ def expect_one_of(name: str, value: object, choices: object) -> None:
         raise ConfigError(f"{name} must be one of {allowed}, got {value!r}")
 
 
-def _is_storable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _expect_text(noun: str, value: object) -> None:
+def _validate(
+    noun: str, value: object, length_max: int, pattern: re.Pattern[str], rule: str
+) -> None:
+    """Raise ConfigError unless the value is a text that matches the pattern. The error texts begin
+    with `noun`, and `rule` describes the pattern."""
     if not isinstance(value, str):
         raise ConfigError(f"{noun} must be a string, got {type(value).__name__}")
+    if not value:
+        raise ConfigError(f"{noun} must not be empty")
+    if len(value) > length_max:
+        raise ConfigError(
+            f"{noun} must have at most {length_max} characters, got {len(value)}: {value[:80]!r}"
+        )
+    if not pattern.fullmatch(value):
+        raise ConfigError(f"{noun} {rule}, got {value!r}")

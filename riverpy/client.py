@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from riverpy._calls.executions import ExecutionCalls
 from riverpy._calls.jobs import JobCalls
+from riverpy._calls.leases import LeaseCalls
 from riverpy._calls.periodic_jobs import PeriodicJobCalls
 from riverpy._calls.queues import QueueCalls
 from riverpy._clients.process import Opener
@@ -24,7 +25,6 @@ from riverpy._insert.errors import channel_named
 from riverpy._insert.inserter import ACQUIRE_TIMEOUT, NO_CONNECTION, Inserter
 from riverpy._insert.row import InsertRules
 from riverpy._leading.subscriptions import Leadership, LeadershipSubscription
-from riverpy._leases.calls import LeaseCalls
 from riverpy._lifecycle import single_error
 from riverpy._log import get_logger
 from riverpy._log_events import HELD_POOL_CONNECTIONS_CLOSED

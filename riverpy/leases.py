@@ -15,12 +15,12 @@ from riverpy._clients.process import Opener
 from riverpy._clock import Timer
 from riverpy._dsn import validate_url
 from riverpy._leases.engine import LeaseEngine
-from riverpy._leases.lease import Lease, process_holder_id
+from riverpy._leases.lease import Lease
 from riverpy._leases.memory import MemoryLeases, MemoryTransaction
 from riverpy._leases.store import UserLeaseTable
 from riverpy._leases.timing import LeaseTiming, expect_wait
 from riverpy._lifecycle import StopCause
-from riverpy._names import validate_client_id, validate_lease_name, validate_schema
+from riverpy._names import process_id, validate_client_id, validate_lease_name, validate_schema
 from riverpy.config import ELECT_JITTER_SHARE, LEASE_TTL_MAX
 from riverpy.errors import ClientStateError, ConfigError
 
@@ -63,8 +63,8 @@ class LeaseManager:
                 `MemoryLeases`. Two managers may share a pool or a `MemoryLeases`, but not a
                 connection.
             schema: the schema of River's tables; None: the search path decides.
-            holder: the name of this process as a holder, 1 to 100 characters, different in each
-                process. None: the host, the process id and a random part.
+            holder: the name of this manager as a holder, 1 to 100 characters, different for each
+                manager. None: the host, the process id and a random part.
             ttl: how long a lease lasts without a renewal: 100 milliseconds to a day.
             renew_interval: the time from one renewal, or attempt to acquire, to the next. `ttl` is
                 at least 2.4 times as long, so that one renewal may fail.
@@ -77,16 +77,15 @@ class LeaseManager:
         timing = _timing(ttl, renew_interval)
         if max_held is not None and (type(max_held) is not int or max_held < 1):
             raise ConfigError(f"max_held must be a number, 1 or more, or None, got {max_held!r}")
-        _expect_texts(schema=schema, holder=holder)
         if not isinstance(pooler, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"pooler must be True or False, got {pooler!r}")
         if schema is not None:
             validate_schema(schema)
         if holder is not None:
-            validate_client_id(holder)
+            validate_client_id(holder, "a holder")
         if isinstance(database, str):
             validate_url(database)
-        self._holder = process_holder_id() if holder is None else holder
+        self._holder = process_id(None) if holder is None else holder
         store: LeaseStore = (
             database
             if isinstance(database, MemoryLeases)
@@ -102,7 +101,7 @@ class LeaseManager:
 
     @property
     def holder(self) -> str:
-        """The name of this process as a holder."""
+        """The name of this manager as a holder of leases."""
         return self._holder
 
     async def __aenter__(self) -> Self:
@@ -199,12 +198,6 @@ class LeaseManager:
         if self._is_closed:
             raise ClientStateError("the manager of leases is closed: make another")
         self._opener.check("the manager of leases")
-
-
-def _expect_texts(**values: object) -> None:
-    for name, value in values.items():
-        if value is not None and not isinstance(value, str):
-            raise ConfigError(f"{name} takes a text, got {type(value).__name__}")
 
 
 def _timing(ttl: timedelta, renew_interval: timedelta) -> LeaseTiming:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.driver import Pool, Transaction
     from riverpy.config import Config
 
 
@@ -21,6 +21,12 @@ class ClientCalls(ABC):
     """
 
     _config: Config
+    _database: str | Pool | None
+
+    @property
+    @abstractmethod
+    def is_running(self) -> bool:
+        """Whether the client is running: between the start and the end of `run` or `working`."""
 
     @property
     @abstractmethod
@@ -31,6 +37,11 @@ class ClientCalls(ABC):
     @abstractmethod
     def database_url(self) -> str | None:
         """The URL of the database; None: the client was created without a URL."""
+
+    @abstractmethod
+    def _open_pool(self) -> Pool:
+        """Return the client's pool. Raise ClientStateError unless the client is open in this
+        process and event loop."""
 
     @abstractmethod
     def _transaction(

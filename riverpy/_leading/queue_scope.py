@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from riverpy._postgres.sql_files import QueueFilter
 
@@ -15,44 +15,30 @@ FILTER_MAX = 100
 
 
 @dataclass(frozen=True)
-class AllQueues:
-    """Every queue."""
+class QueueScope:
+    """The queues that a leader maintains: only some queues, or all queues except some."""
+
+    queues: frozenset[str] = frozenset()
+    is_only: bool = False
+    """True: the scope has only `queues`. False: it has all other queues."""
 
     def __contains__(self, queue: str) -> bool:
-        return True
+        return (queue in self.queues) is self.is_only
 
     def without(self, queues: Iterable[str]) -> QueueScope:
-        """All of these queues except some."""
-        return AllQueuesExcept(frozenset(queues))
+        """Return the scope that lacks these queues too."""
+        change = self.queues.difference if self.is_only else self.queues.union
+        return QueueScope(change(queues), self.is_only)
 
-    def whole(self) -> QueueFilter:
-        """One filter for all of them."""
-        return QueueFilter((), is_only=False)
-
-    def filters(self) -> Sequence[QueueFilter | None]:
-        """None, once: one statement without a filter."""
-        return (None,)
-
-
-@dataclass(frozen=True)
-class OnlyQueues:
-    """The given queues. An empty set means no queue, never all."""
-
-    queues: frozenset[str]
-
-    def __contains__(self, queue: str) -> bool:
-        return queue in self.queues
-
-    def without(self, queues: Iterable[str]) -> QueueScope:
-        """All of these queues except some."""
-        return OnlyQueues(self.queues.difference(queues))
-
-    def whole(self) -> QueueFilter:
-        """One filter for all of them."""
-        return QueueFilter(tuple(sorted(self.queues)), is_only=True)
+    def filter(self) -> QueueFilter:
+        """Return one filter for the whole scope."""
+        return QueueFilter(tuple(sorted(self.queues)), self.is_only)
 
     def filters(self) -> Sequence[QueueFilter | None]:
-        """One filter for each `FILTER_MAX` queues, and no filter for no queue."""
+        """Return the filters of statements that together handle the whole scope. A scope of some
+        queues has one filter for each `FILTER_MAX` queues. None: a statement for all queues."""
+        if not self.is_only:
+            return [self.filter() if self.queues else None]
         names = sorted(self.queues)
         return [
             QueueFilter(tuple(names[first : first + FILTER_MAX]), is_only=True)
@@ -60,32 +46,20 @@ class OnlyQueues:
         ]
 
 
-@dataclass(frozen=True)
-class AllQueuesExcept:
-    """Every queue except the given ones. An empty set has the same filters as `AllQueues`."""
-
-    queues: frozenset[str]
-
-    def __contains__(self, queue: str) -> bool:
-        return queue not in self.queues
-
-    def without(self, queues: Iterable[str]) -> QueueScope:
-        """All of these queues except some."""
-        return AllQueuesExcept(self.queues.union(queues))
-
-    def whole(self) -> QueueFilter:
-        """One filter for all of them."""
-        return QueueFilter(tuple(sorted(self.queues)), is_only=False)
-
-    def filters(self) -> Sequence[QueueFilter | None]:
-        """One filter, because several would overlap."""
-        return (self.whole(),) if self.queues else AllQueues().filters()
+ALL_QUEUES = QueueScope()
+NO_QUEUES = QueueScope(is_only=True)
 
 
-QueueScope: TypeAlias = AllQueues | OnlyQueues | AllQueuesExcept
-NOTHING = OnlyQueues(frozenset())
+def only_queues(queues: Iterable[str]) -> QueueScope:
+    """Return the scope of these queues. Without queues it is empty."""
+    return QueueScope(frozenset(queues), is_only=True)
 
 
-async def everything() -> QueueScope:
+def all_queues_except(queues: Iterable[str]) -> QueueScope:
+    """Return the scope of all queues except these."""
+    return QueueScope(frozenset(queues))
+
+
+async def read_all_queues() -> QueueScope:
     """Return all queues: the scope of a leader if there are no other domains."""
-    return AllQueues()
+    return ALL_QUEUES

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from riverpy._leading.queue_scope import everything
+from riverpy._leading.queue_scope import read_all_queues
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,7 +34,7 @@ class TermContext:
     timer: Timer
     connect_direct: Callable[[], Awaitable[Connection]] | None = None
     """Opens a connection that bypasses a pooler in transaction mode. None: that is not possible."""
-    scope: Callable[[], Awaitable[QueueScope]] = everything
+    scope: Callable[[], Awaitable[QueueScope]] = read_all_queues
     """Returns the queues to maintain. Each pass calls this function, since queues come and go.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -73,7 +73,7 @@ class TermRunner:
             try:
                 await self._run_services(scope)
             except Exception as error:
-                await self._failed(scope, _single_error(error))
+                await self._failed(scope, single_error(error))
 
     async def _run_services(self, scope: StopScope) -> None:
         context, services = self._make(self._lease)
@@ -128,13 +128,6 @@ class TermRunner:
             attempts=ATTEMPTS_MAX,
             **_error_keys(error),
         )
-
-
-def _single_error(error: Exception) -> BaseException:
-    """Return the error of the service that failed, without the exception groups around it."""
-    if isinstance(error, BaseExceptionGroup):
-        return single_error(cast("BaseExceptionGroup[BaseException]", error))
-    return error
 
 
 def _error_keys(error: BaseException) -> dict[str, Any]:

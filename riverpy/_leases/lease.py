@@ -11,7 +11,6 @@ import anyio
 from riverpy._lifecycle import StopCause
 from riverpy._log import get_logger
 from riverpy._log_events import LEASE_CHECK_FAILED
-from riverpy._names import process_id
 from riverpy._postgres.driver import PostgresError
 from riverpy.errors import LeaseLostError
 
@@ -31,17 +30,6 @@ STORE_TIMEOUT = 5.0
 NOT_RENEWED = "the lease could not be renewed in time"
 REFUSED = "the database refused its fence"
 _SERIALIZATION_FAILURE = "40001"
-_holder: tuple[int, str] | None = None
-
-
-def process_holder_id() -> str:
-    """Return the id of this process as a holder: host, process id and a random part. The id stays
-    the same in one process. A forked process has another id."""
-    global _holder
-    pid = os.getpid()
-    if _holder is None or _holder[0] != pid:
-        _holder = pid, process_id(None)
-    return _holder[1]
 
 
 class Lease:

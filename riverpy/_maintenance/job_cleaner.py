@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._leading.queue_scope import NOTHING
+from riverpy._leading.queue_scope import NO_QUEUES
 from riverpy._log_events import FINISHED_JOBS_DELETED
 from riverpy._maintenance.base import READ_TIMEOUT, MaintenanceService
 from riverpy._maintenance.batches import PAGE_MIN, Batches
@@ -48,7 +48,7 @@ class Rule(NamedTuple):
 def rules_of(config: Config, scope: QueueScope) -> list[Rule]:
     """Return the rules of a configuration for the queues of `scope`. The retention of a job's kind
     has precedence over the retention of its queue, and the queue's over the default."""
-    if scope == NOTHING:
+    if scope == NO_QUEUES:
         return []
     return [
         Rule(state, retention, jobs)
@@ -62,15 +62,15 @@ def _scopes_of(
 ) -> Iterator[tuple[timedelta, JobScope | None]]:
     kinds = tuple(config.retention_by_kind)
     for retention, names in _grouped(config.retention_by_kind, state).items():
-        yield retention, JobScope(*scope.whole(), tuple(names), only_kinds=True)
+        yield retention, JobScope(*scope.filter(), tuple(names), only_kinds=True)
     for retention, names in _grouped(config.retention_by_queue, state).items():
         if within := tuple(name for name in names if name in scope):
             yield retention, JobScope(within, True, kinds)
     retention = _retention_of(config.retention, state)
     others = scope.without(config.retention_by_queue)
-    if retention is None or others == NOTHING:
+    if retention is None or others == NO_QUEUES:
         return
-    jobs = JobScope(*others.whole(), kinds)
+    jobs = JobScope(*others.filter(), kinds)
     yield retention, None if jobs == JobScope() else jobs
 
 

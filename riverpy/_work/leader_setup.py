@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy._leading.domain_queues import DomainQueues, of_default, of_domain, orphans
+from riverpy._leading.domain_queues import DomainQueues
 from riverpy._leading.election import Election, receive_leadership
 from riverpy._leading.leader_stores import DomainLeaseStore, LeaderRowStore, SchemaLeaseStore
 from riverpy._leading.term_context import TermContext
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from riverpy._clock import Timer
-    from riverpy._leading.domain_queues import Owner
-    from riverpy._leading.queue_scope import QueueScope
     from riverpy._leases.lease import Lease
     from riverpy._leases.store import LeaseStore
     from riverpy._lifecycle import StopScope
@@ -55,15 +53,11 @@ class LeaderSetup:
         config = run.config
         self.timer = timer
         self._is_default = config.domain == DEFAULT_DOMAIN
-        self.is_divided = not self._is_default
-        """Whether domains may own queues. If so, the services of a leader read the owners of queues
-        before each pass. Otherwise they check at intervals whether a domain owns a queue."""
         self._own = LeaderSlot(
             self,
             run,
             DEFAULT_DOMAIN if self._is_default else domain_lease(config.domain),
             self._own_store(run),
-            of_default if self._is_default else of_domain(config.domain),
             domain=config.domain,
             changed=run.client.leadership.publish,
         )
@@ -109,7 +103,6 @@ class LeaderSetup:
 
     def owners_changed(self) -> None:
         """Read the owners of queues again, because an owner has changed."""
-        self.is_divided = True
         for slot in self.slots:
             slot.forget_owners()
             slot.wake()
@@ -146,7 +139,6 @@ class LeaderSlot:
         run: RunContext,
         lease_name: str,
         store: LeaseStore,
-        choose: Callable[[Sequence[Owner]], QueueScope],
         *,
         domain: str,
         changed: Callable[[LeadershipChange], None] | None = None,
@@ -158,12 +150,10 @@ class LeaderSlot:
             run: the context of the run.
             lease_name: the name of the lease that the leader holds.
             store: the store of this lease.
-            choose: selects the queues that the leader maintains.
-            domain: the domain of the leader.
+            domain: the domain of the leader, or the name of the schema lease.
             changed: called at once when a term begins or ends.
         """
-        self._setup, self._run, self._choose = setup, run, choose
-        self._timer = setup.timer
+        self._run, self._domain, self._timer = run, domain, setup.timer
         self._queues: DomainQueues | None = None
         self._services: Sequence[MaintenanceService] = ()
         self.engine = LeaseEngine(
@@ -218,9 +208,8 @@ class LeaderSlot:
         self._queues = DomainQueues(
             connection,
             run.schema,
-            self._choose,
-            is_divided=lambda: self._setup.is_divided,
-            listens=not run.config.poll_only,
+            self._domain,
+            has_notifications=not run.config.poll_only,
             timer=self._timer,
             dead_after=run.config.dead_after,
             contact=run.heartbeat.contact,
@@ -257,7 +246,7 @@ class SchemaSlot(LeaderSlot):
     def __init__(self, setup: LeaderSetup, run: RunContext) -> None:
         """Create the schema slot."""
         self._store = SchemaLeaseStore(run.connections.reserved, run.schema)
-        super().__init__(setup, run, SCHEMA_LEASE, self._store, orphans, domain=SCHEMA_LEASE)
+        super().__init__(setup, run, SCHEMA_LEASE, self._store, domain=SCHEMA_LEASE)
 
     def make_services(self, context: TermContext) -> list[MaintenanceService]:
         """Return the services of a term."""

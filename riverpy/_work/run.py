@@ -325,8 +325,6 @@ class Run:
             expect_feature(state, DOMAINS_VERSION, schema, url=url)
         warn_of_missing_features(state, schema, url=url)
         self._own_versions = frozenset(state.versions(OWN_LINE))
-        if DOMAINS_VERSION in self._own_versions and self._leader_setup is not None:
-            self._leader_setup.is_divided = True
         await self._singletons.prepare()
         await self._connections.claims.open()
         await self._connections.results.open()

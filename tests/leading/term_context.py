@@ -12,7 +12,7 @@ import anyio.lowlevel
 from riverpy import Config, Workers
 from riverpy._clock import Timer
 from riverpy._leading.leader_stores import LeaderRowStore
-from riverpy._leading.queue_scope import AllQueues
+from riverpy._leading.queue_scope import ALL_QUEUES
 from riverpy._leading.term_context import TermContext
 from riverpy._leading.term_fence import TermFence
 from riverpy._leases.lease import Lease
@@ -81,7 +81,7 @@ class HeldTerm:
         self.term: LeaseAnswer
         """The answer of the database that granted the lease."""
         self.store: LeaderRowStore
-        self.scope: QueueScope = AllQueues()
+        self.scope: QueueScope = ALL_QUEUES
         """The queue scope that the context returns."""
 
     async def run(self, service: MaintenanceService, scope: StopScope | None = None) -> float:

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from riverpy._clock import Timer
 from riverpy._leading import domain_queues
-from riverpy._leading.queue_scope import AllQueues, AllQueuesExcept
+from riverpy._leading.queue_scope import ALL_QUEUES, all_queues_except
 from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection, connect_maintenance
 from riverpy._postgres.domains import OwnedQueue, owner_exists
 
@@ -41,20 +41,21 @@ class StoppedTimer(Timer):
 
 
 def default_queues(
-    *, is_divided: bool, listens: bool = True, timer: Timer | None = None
+    *, has_table: bool, has_notifications: bool = True, timer: Timer | None = None
 ) -> domain_queues.DomainQueues:
     """Create the DomainQueues of a leader of `default`."""
     connection: Any = Connection()
-    return domain_queues.DomainQueues(
+    queues = domain_queues.DomainQueues(
         connection,
         None,
-        domain_queues.of_default,
-        is_divided=lambda: is_divided,
-        listens=listens,
+        "default",
+        has_notifications=has_notifications,
         timer=timer or Timer(),
         dead_after=timedelta(minutes=1),
         contact=lambda: 1e6,
     )
+    queues._has_table = has_table
+    return queues
 
 
 async def test_claim_during_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,12 +70,12 @@ async def test_claim_during_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
         return answer
 
     monkeypatch.setattr(domain_queues, "owner_read", owner_read)
-    queues = default_queues(is_divided=True)
-    assert await queues.scope() == AllQueuesExcept(frozenset())
-    assert await queues.scope() == AllQueuesExcept(frozenset({"one"}))
+    queues = default_queues(has_table=True)
+    assert await queues.scope() == ALL_QUEUES
+    assert await queues.scope() == all_queues_except({"one"})
     queues.forget()
-    assert await queues.scope() == AllQueuesExcept(frozenset())
-    assert await queues.scope() == AllQueuesExcept(frozenset())
+    assert await queues.scope() == ALL_QUEUES
+    assert await queues.scope() == ALL_QUEUES
     assert answers == []
 
 
@@ -96,13 +97,13 @@ async def test_table_created_during_a_term(monkeypatch: pytest.MonkeyPatch) -> N
         checks.clear()
         monkeypatch.setattr(domain_queues, "owner_exists", owner_exists)
         monkeypatch.setattr(domain_queues, "owner_read", owner_read)
-        queues = default_queues(is_divided=False, listens=listens, timer=timer)
-        assert await queues.scope() == AllQueues()
+        queues = default_queues(has_table=False, has_notifications=listens, timer=timer)
+        assert await queues.scope() == ALL_QUEUES
         timer.skipped += 299
-        assert await queues.scope() == AllQueues()
+        assert await queues.scope() == ALL_QUEUES
         timer.skipped += 1
         for _ in range(2):
-            assert await queues.scope() == AllQueuesExcept(frozenset({"one"}))
+            assert await queues.scope() == all_queues_except({"one"})
             timer.skipped += 1
         assert checks == [0, 300]
 
@@ -121,9 +122,8 @@ async def test_role_without_the_grant(schema: Schema) -> None:
     queues = domain_queues.DomainQueues(
         connection,
         schema.name,
-        domain_queues.of_default,
-        is_divided=lambda: True,
-        listens=False,
+        "default",
+        has_notifications=False,
         timer=Timer(),
         dead_after=timedelta(minutes=1),
         contact=lambda: 1e6,
@@ -133,7 +133,7 @@ async def test_role_without_the_grant(schema: Schema) -> None:
         with capture_logs() as log:
             for _ in range(2):
                 queues.forget()
-                assert await queues.scope() == AllQueuesExcept(frozenset())
+                assert await queues.scope() == ALL_QUEUES
         (entry,) = log
         assert entry["log_level"] == "warning"
         assert "GRANT SELECT, INSERT, UPDATE, DELETE ON riverpy_queue_owner" in entry["advice"]
@@ -144,7 +144,7 @@ async def test_role_without_the_grant(schema: Schema) -> None:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await queues.scope()
         await schema.execute(f"GRANT SELECT ON riverpy_queue_owner TO {role}")
-        assert await queues.scope() == AllQueuesExcept(frozenset({"q"}))
+        assert await queues.scope() == all_queues_except({"q"})
     finally:
         await connection.close()
         await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
@@ -173,7 +173,7 @@ async def test_orphans_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(domain_queues, "owner_read", owner_read)
     timer = StoppedTimer()
-    queues = default_queues(is_divided=True, timer=timer)
+    queues = default_queues(has_table=True, timer=timer)
     assert await maintained() == set()
     timer.skipped += 59
     assert await maintained() == set()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._leading.queue_scope import NOTHING
+from riverpy._leading.queue_scope import NO_QUEUES
 from riverpy._maintenance.client_cleaner import INTERVAL, ClientCleaner
 from riverpy.errors import FencedOutError
 from tests.leading.term_context import held_term
@@ -44,7 +44,7 @@ async def test_dead_for_long(quick: HeldTerm, log: list[dict[str, Any]]) -> None
     """Clients that are dead for ten minutes are forgotten, but for those whose jobs still run;
     whatever queues the term maintains."""
     schema = quick.schema
-    quick.scope = NOTHING
+    quick.scope = NO_QUEUES
     for client_id in ("gone", "busy", "dead"):
         await register(schema, client_id)
     for client_id in ("busy", "another"):

@@ -12,7 +12,7 @@ import anyio
 import msgspec
 
 from riverpy import Job, JobRetention, Workers
-from riverpy._leading.queue_scope import AllQueues, AllQueuesExcept, OnlyQueues
+from riverpy._leading.queue_scope import ALL_QUEUES, all_queues_except, only_queues
 from riverpy._maintenance import batches
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 LEADERS = 4
 ROUNDS = 12
 SCOPES = [
-    AllQueues(),
-    OnlyQueues(frozenset({"default"})),
-    OnlyQueues(frozenset({"default", "other"})),
-    AllQueuesExcept(frozenset({"other"})),
+    ALL_QUEUES,
+    only_queues({"default"}),
+    only_queues({"default", "other"}),
+    all_queues_except({"other"}),
 ]
 """These overlap."""
 SOON = timedelta(milliseconds=1)

@@ -10,7 +10,7 @@ import pytest
 
 from riverpy import JobRetention
 from riverpy._clock import Clock
-from riverpy._leading.queue_scope import NOTHING, OnlyQueues
+from riverpy._leading.queue_scope import NO_QUEUES, only_queues
 from riverpy._lifecycle import ServiceGroup
 from riverpy._maintenance import batches
 from riverpy._maintenance.job_cleaner import INTERVAL, SWEEP_INTERVAL, JobCleaner
@@ -87,7 +87,7 @@ async def test_no_queue_is_meant(held: HeldTerm, schema: Schema) -> None:
     """JC6: a cleaner of no queue sends no statement."""
     kept = {await insert_ended(schema, "completed", "10 years")}
     await held.take_over()
-    held.scope = NOTHING
+    held.scope = NO_QUEUES
     await held.run(JobCleaner(held.context))
     assert await ids_of(schema) == kept
 
@@ -176,7 +176,7 @@ async def test_some_queues(schema: Schema) -> None:
         await insert_ended(schema, "completed", "3 hours", queue="'a'", kind="'kk'")
         await insert_ended(schema, "completed", "3 hours", queue="'c'", kind="'kk'")
         await insert_ended(schema, "completed", "25 hours", queue="'c'")
-        held.scope = OnlyQueues(frozenset({"a", "c"}))
+        held.scope = only_queues({"a", "c"})
         await held.run(JobCleaner(held.context))
     assert await ids_of(schema) == kept
 

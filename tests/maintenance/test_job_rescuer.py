@@ -14,7 +14,7 @@ import pytest
 from msgspec import UNSET
 
 from riverpy import Job, JobRow, Worker, Workers
-from riverpy._leading.queue_scope import OnlyQueues
+from riverpy._leading.queue_scope import only_queues
 from riverpy._leading.term_fence import FenceBusyError
 from riverpy._log_events import JOBS_OF_UNKNOWN_KIND_SKIPPED, JOBS_RESCUED, ROW_SET_ASIDE
 from riverpy._maintenance import batches, job_rescuer
@@ -259,7 +259,7 @@ async def test_only_its_queues(quick: HeldTerm) -> None:
     for queue in ("mine", "others"):
         await insert(schema, queue=queue)
         await insert(schema, queue=queue, by="unknown", age=OLD)
-    quick.scope = OnlyQueues(frozenset({"mine", "also mine"}))
+    quick.scope = only_queues({"mine", "also mine"})
     await quick.run(await observing(quick))
     assert await states(schema) == ["available"] * 2 + ["running"] * 2
 

@@ -13,7 +13,7 @@ import pytest
 
 from riverpy import Job, JobSnooze
 from riverpy._clock import Clock
-from riverpy._leading.queue_scope import NOTHING, OnlyQueues
+from riverpy._leading.queue_scope import NO_QUEUES, only_queues
 from riverpy._maintenance import batches
 from riverpy._maintenance.job_scheduler import INTERVAL, JobScheduler
 from riverpy.errors import FencedOutError
@@ -353,7 +353,7 @@ async def test_idle_queue(held: HeldTerm, schema: Schema) -> None:
 async def test_some_queues(held: HeldTerm, schema: Schema) -> None:
     """A scheduler of some queues moves only their jobs; one of none asks nothing."""
     ids = {queue: await waiting(schema, queue=f"'{queue}'") for queue in ("aa", "bb", "cc")}
-    held.scope = OnlyQueues(frozenset({"aa", "cc", "dd"}))
+    held.scope = only_queues({"aa", "cc", "dd"})
     await held.run(JobScheduler(held.context))
     states = await states_of(schema)
     assert {queue: states[job_id] for queue, job_id in ids.items()} == {
@@ -362,7 +362,7 @@ async def test_some_queues(held: HeldTerm, schema: Schema) -> None:
         "cc": "available",
     }
     await held.take_over()
-    held.scope = NOTHING
+    held.scope = NO_QUEUES
     await held.run(JobScheduler(held.context))
 
 

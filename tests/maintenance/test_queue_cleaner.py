@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from riverpy._leading.queue_scope import NOTHING, OnlyQueues
+from riverpy._leading.queue_scope import NO_QUEUES, only_queues
 from riverpy._maintenance import batches
 from riverpy._maintenance.queue_cleaner import INTERVAL, QueueCleaner
 from riverpy.errors import FencedOutError
@@ -67,11 +67,11 @@ async def test_some_queues(held: HeldTerm, schema: Schema) -> None:
     """A cleaner of some queues forgets only those; one of none asks nothing."""
     for name in ("aa", "bb", "cc"):
         await insert_queue(schema, name, "25 hours")
-    held.scope = OnlyQueues(frozenset({"aa", "cc", "dd"}))
+    held.scope = only_queues({"aa", "cc", "dd"})
     await held.run(QueueCleaner(held.context))
     assert await names_of(schema) == ["bb"]
     await held.take_over()
-    held.scope = NOTHING
+    held.scope = NO_QUEUES
     await held.run(QueueCleaner(held.context))
     assert await names_of(schema) == ["bb"]
 

@@ -10,7 +10,13 @@ import msgspec
 import pytest
 
 from riverpy import Job, JobRetention, Workers
-from riverpy._leading.queue_scope import FILTER_MAX, NOTHING, AllQueues, AllQueuesExcept, OnlyQueues
+from riverpy._leading.queue_scope import (
+    ALL_QUEUES,
+    FILTER_MAX,
+    NO_QUEUES,
+    all_queues_except,
+    only_queues,
+)
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
@@ -182,12 +188,12 @@ async def run(held: HeldTerm, service: MaintenanceService) -> None:
     await held.run(service)
 
 
-def only(*queues: str) -> OnlyQueues:
-    return OnlyQueues(frozenset(queues))
+def only(*queues: str) -> QueueScope:
+    return only_queues(queues)
 
 
-def all_but(*queues: str) -> AllQueuesExcept:
-    return AllQueuesExcept(frozenset(queues))
+def all_but(*queues: str) -> QueueScope:
+    return all_queues_except(queues)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +222,7 @@ async def test_rows_of_the_scope(
     ("first", "second", "meant"),
     [
         (only("aa"), only("aa", "bb"), {"aa", "bb"}),
-        (NOTHING, only("cc"), {"cc"}),
+        (NO_QUEUES, only("cc"), {"cc"}),
         (all_but("aa", "bb"), all_but("bb"), {"aa", "cc"}),
     ],
     ids=["one more", "the first", "one less left out"],
@@ -254,13 +260,13 @@ async def test_no_queue(schema: Schema, case: Case, monkeypatch: pytest.MonkeyPa
     await put(schema, case)
     sent = record_statements(monkeypatch, "context")
     async with held_term(schema, workers=registry(), **case.settings) as held:
-        held.scope = NOTHING
+        held.scope = NO_QUEUES
         await run(held, case.make(held.context))
     assert sent == []
     assert await done_in(schema, case) == frozenset()
 
 
-@pytest.mark.parametrize("scope", [AllQueues(), all_but()], ids=["all", "all but none"])
+@pytest.mark.parametrize("scope", [ALL_QUEUES, all_but()], ids=["all", "all but none"])
 async def test_all_queues(
     schema: Schema, case: Case, scope: QueueScope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,7 +301,7 @@ async def test_many_queues(schema: Schema, case: Case) -> None:
     many = frozenset(f"q{number:03}" for number in range(2 * FILTER_MAX + 1))
     await put(schema, case, many | QUEUES)
     async with held_term(schema, workers=registry(), **case.settings) as held:
-        held.scope = OnlyQueues(many)
+        held.scope = only_queues(many)
         await run(held, case.make(held.context))
     assert await done_in(schema, case, many | QUEUES) == many
 
@@ -303,11 +309,11 @@ async def test_many_queues(schema: Schema, case: Case) -> None:
 def test_filters() -> None:
     """A long list of queues is cut, and nothing is in two parts; a scope of none has no part."""
     many = frozenset(map(str, range(2 * FILTER_MAX + 1)))
-    parts = [part.queues for part in OnlyQueues(many).filters() if part is not None]
+    parts = [part.queues for part in only_queues(many).filters() if part is not None]
     assert [len(part) for part in parts] == [FILTER_MAX, FILTER_MAX, 1]
     assert frozenset().union(*parts) == many
-    assert list(NOTHING.filters()) == []
-    assert list(AllQueuesExcept(frozenset()).filters()) == list(AllQueues().filters()) == [None]
-    assert [part is not None and len(part.queues) for part in AllQueuesExcept(many).filters()] == [
-        len(many)
-    ]
+    assert list(NO_QUEUES.filters()) == []
+    assert list(all_queues_except(frozenset()).filters()) == list(ALL_QUEUES.filters()) == [None]
+    assert [
+        part is not None and len(part.queues) for part in all_queues_except(many).filters()
+    ] == [len(many)]

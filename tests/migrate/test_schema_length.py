@@ -9,8 +9,17 @@ import anyio
 import pytest
 from click.testing import CliRunner
 
-from riverpy import Client, Config, ConfigError, Job, LeaseManager, QueueConfig, RawArgs, Workers
-from riverpy._leases import lease
+from riverpy import (
+    Client,
+    Config,
+    ConfigError,
+    Job,
+    LeaseManager,
+    MemoryLeases,
+    QueueConfig,
+    RawArgs,
+    Workers,
+)
 from riverpy._names import SCHEMA_TOO_LONG, validate_client_id
 from riverpy.cli import main
 from riverpy.config import DURATION_MAX
@@ -99,8 +108,7 @@ def test_limits_hold_for_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     holder of leases, whatever the host's name, and the age of a rescue."""
     for name in ("h" * 64, "x" * 200, "ho\udcffst", "", "é\0"):
         monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
-        monkeypatch.setattr(lease, "_holder", None)
         validate_client_id(Client().id)
-        validate_client_id(lease.process_holder_id())
+        validate_client_id(LeaseManager(MemoryLeases()).holder)
     most = Config(job_timeout=DURATION_MAX).rescue_age
     assert Config(rescue_after=most, job_timeout=DURATION_MAX).rescue_age == most

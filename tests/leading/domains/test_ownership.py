@@ -198,8 +198,8 @@ async def test_claims_wait_for_each_other(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"leader_domain": ""}, "a domain name must have"),
-        ({"leader_domain": "a" * 65}, "1 to 64 characters"),
+        ({"leader_domain": ""}, "a domain name must not be empty"),
+        ({"leader_domain": "a" * 65}, "at most 64 characters"),
         ({"leader_domain": "A"}, "lower-case"),
         ({"leader_domain": "a b"}, "lower-case"),
         ({"leader_domain": "@schema"}, "lower-case"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from riverpy._calls.base import ClientCalls
 from riverpy._clock import Timer
 from riverpy._leases.client_leases import ClientLeases
 from riverpy._leases.engine import LeaseEngine
@@ -21,32 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from datetime import timedelta
 
-    from riverpy._postgres.driver import Pool
-    from riverpy.config import Config
     from riverpy.leases import Lease
     from riverpy.singletons import LeaderFn, Restart, SingletonFn
 
 
-class LeaseCalls(ABC):
+class LeaseCalls(ClientCalls):
     """The methods of a client that use leases and singletons."""
-
-    _config: Config
-    _database: str | Pool | None
-
-    @property
-    @abstractmethod
-    def id(self) -> str:
-        """The client's id."""
-
-    @property
-    @abstractmethod
-    def is_running(self) -> bool:
-        """Whether the client works."""
-
-    @abstractmethod
-    def _open_pool(self) -> Pool:
-        """Return the client's pool. Raise ClientStateError unless the client is open in this
-        process and event loop."""
 
     def singleton(
         self,
