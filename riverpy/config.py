@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import msgspec
 
 from riverpy._dsn import mask_url, validate_url
 from riverpy._names import (
     DEFAULT_DOMAIN,
+    expect_one_of,
     validate_client_id,
     validate_domain,
     validate_kind,
@@ -35,48 +36,37 @@ MAX_WORKERS_MAX = 10_000
 _QUEUES_FORM = 'queues={"default": QueueConfig(max_workers=100)}'
 DURATION_MAX = timedelta(days=365_000)
 """The longest duration. A longer one would lead to times that PostgreSQL cannot store."""
-_SWITCHES = (
-    "candidate",
-    "durable_claims",
-    "insert_notify",
-    "known_kinds_only",
-    "pooler",
-    "poll_only",
-    "skip_job_kind_validation",
-    "skip_unknown_job_check",
-    "trace_internal",
-)
-_DURATIONS = ("fetch_poll_interval", "hard_stop_timeout", "job_stuck_threshold")
-_LIMITS = (
-    "job_timeout",
-    "quiet_interval",
-    "reindexer_timeout",
-    "rescue_after",
-    "soft_stop_timeout",
-)
-"""The names of the durations that may be None."""
-_CONFLICT_POLICIES = ("error", "warn", "takeover")
+ConflictPolicy: TypeAlias = Literal["error", "warn", "takeover"]
 JOB_TIMEOUT_DEFAULT = timedelta(minutes=1)
-JOB_STUCK_THRESHOLD_DEFAULT = timedelta(seconds=10)
 SOFT_STOP_TIMEOUT_DEFAULT = timedelta(seconds=30)
 HARD_STOP_TIMEOUT_DEFAULT = timedelta(seconds=10)
-FETCH_POLL_INTERVAL_DEFAULT = timedelta(seconds=1)
-POOL_SIZE_DEFAULT = 10
-ELECT_INTERVAL_DEFAULT = timedelta(seconds=5)
-LEADER_TTL_DEFAULT = timedelta(seconds=15)
 LEASE_TTL_MAX = timedelta(days=1)
 """The longest TTL of a lease in riverpy's table."""
 LEADER_DURATION_MIN = timedelta(milliseconds=100)
 """The shortest duration for leases and heartbeats. With a shorter one, a slow round trip or a busy
 event loop would end a leader's term."""
+_ZERO = (timedelta(0), "zero")
+_MILLISECOND = (timedelta(milliseconds=1), "one millisecond")
+_LEADER_MIN = (LEADER_DURATION_MIN, "100 milliseconds")
+_DURATION_MINIMUMS = {
+    "fetch_cooldown": _ZERO,
+    "soft_stop_timeout": _ZERO,
+    "elect_interval": _LEADER_MIN,
+    "leader_ttl": _LEADER_MIN,
+    "dead_after": _LEADER_MIN,
+}
+"""The shortest values. For all other durations: `_MILLISECOND`."""
+_NUMBER_MAXIMA = {
+    "max_workers": MAX_WORKERS_MAX,
+    "max_attempts": MAX_ATTEMPTS_MAX,
+    "pool_size": 1000,
+}
+"""The largest values. The smallest is 1."""
 ELECT_JITTER_SHARE = 0.2
 """The random part of the wait between two attempts to become leader, as a share of
 `elect_interval`, to which it is added."""
-DEAD_AFTER_DEFAULT = timedelta(minutes=1)
 RESCUE_AFTER_DEFAULT = timedelta(hours=1)
 RETENTION_DEFAULT = timedelta(hours=24)
-DISCARDED_RETENTION_DEFAULT = timedelta(days=7)
-REINDEXER_TIMEOUT_DEFAULT = timedelta(minutes=1)
 
 
 class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,16 +86,7 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
     claim. The job's timeout starts when its code starts."""
 
     def __post_init__(self) -> None:
-        _expect_type("max_workers", self.max_workers, int)
-        _expect_switch("prefetch", self.prefetch)
-        if not 1 <= self.max_workers <= MAX_WORKERS_MAX:
-            raise ConfigError(
-                f"max_workers must be between 1 and {MAX_WORKERS_MAX}, got {self.max_workers}"
-            )
-        if self.fetch_cooldown is not None:
-            _expect_positive("fetch_cooldown", self.fetch_cooldown, allow_zero=True)
-        if self.fetch_poll_interval is not None:
-            _expect_positive("fetch_poll_interval", self.fetch_poll_interval)
+        _check_fields(self)
 
 
 class JobRetention(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,14 +96,14 @@ class JobRetention(msgspec.Struct, frozen=True, kw_only=True):
     """How long a cancelled job is kept. Default 24 hours."""
     completed: timedelta | None = RETENTION_DEFAULT
     """How long a completed job is kept. Default 24 hours."""
-    discarded: timedelta | None = DISCARDED_RETENTION_DEFAULT
+    discarded: timedelta | None = timedelta(days=7)
     """How long a discarded job is kept. Default 7 days."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value: timedelta | None = getattr(self, name)
             if value is not None:
-                _expect_positive(f"the retention of {name} jobs", value, allow_zero=True)
+                _check_duration(f"the retention of {name} jobs", value, _ZERO)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +126,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """When a failed job is retried. Default: n^4 seconds after failure n, with 10 % jitter."""
     error_handler: ErrorHandler | None = None
     """Called after each failed attempt. It may cancel the job. Default None."""
-    job_stuck_threshold: timedelta = JOB_STUCK_THRESHOLD_DEFAULT
+    job_stuck_threshold: timedelta = timedelta(seconds=10)
     """How long a job may keep running after it was cancelled. After that it is stuck, which is
     logged. Default 10 seconds."""
     job_stuck_handler: JobStuckHandler | None = None
@@ -156,7 +137,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     hard_stop_timeout: timedelta = HARD_STOP_TIMEOUT_DEFAULT
     """How long a stop waits for cancelled jobs to end and for results to be stored. Default 10
     seconds."""
-    fetch_poll_interval: timedelta = FETCH_POLL_INTERVAL_DEFAULT
+    fetch_poll_interval: timedelta = timedelta(seconds=1)
     """How often an idle queue is polled. Default 1 second."""
     quiet_interval: timedelta | None = None
     """For a database that stops while it is idle: the minimum time between two checks for lost
@@ -170,7 +151,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     listen_url: str | None = None
     """A URL for the listening connection that bypasses the pooler. Default None: the database
     URL."""
-    pool_size: int = POOL_SIZE_DEFAULT
+    pool_size: int = 10
     """The maximum number of connections for inserts and other calls: 1 to 1,000. Default 10."""
     durable_claims: bool = False
     """Wait for the disk at each claim. Default False: if the server crashes, a job that was claimed
@@ -192,10 +173,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     candidate: bool = True
     """Take part in leader election. One client is the leader and runs maintenance for all. If
     False, this client never inserts its periodic jobs, and warns if it has any. Default True."""
-    elect_interval: timedelta = ELECT_INTERVAL_DEFAULT
+    elect_interval: timedelta = timedelta(seconds=5)
     """How often the leader renews its lease and other clients try to acquire it. Default 5 seconds,
     at least 100 ms."""
-    leader_ttl: timedelta = LEADER_TTL_DEFAULT
+    leader_ttl: timedelta = timedelta(seconds=15)
     """How long a lease lasts without a renewal. Default 15 seconds. At least 2.4 times
     `elect_interval`. At most one day with a `leader_domain`, and for leases and singletons."""
     max_leases: int | None = None
@@ -209,11 +190,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     domain_queues: Sequence[str] | None = None
     """The queues that this client claims for its `leader_domain`. Default None: the queues that it
     works."""
-    on_domain_conflict: Literal["error", "warn", "takeover"] = "error"
+    on_domain_conflict: ConflictPolicy = "error"
     """What to do at start if a queue belongs to another domain. "error": refuse to start. "warn":
     work the queue, and leave its maintenance to the other domain. "takeover": claim the queue, or
     refuse to start if the other domain has a live client. Default "error"."""
-    dead_after: timedelta = DEAD_AFTER_DEFAULT
+    dead_after: timedelta = timedelta(minutes=1)
     """The time without a heartbeat after which a client is dead and its running jobs are rescued.
     A client writes six heartbeats in this time. Default 1 minute, at least 100 ms."""
     rescue_after: timedelta | None = None
@@ -240,7 +221,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     `hooks` and `middleware`. Default empty."""
     reindexer_schedule: PeriodicSchedule | None = None
     """When the indexes are rebuilt. Default None: daily at midnight, UTC."""
-    reindexer_timeout: timedelta | None = REINDEXER_TIMEOUT_DEFAULT
+    reindexer_timeout: timedelta | None = timedelta(minutes=1)
     """How long the rebuild of one index may take. Default 1 minute. None: no limit."""
     reindexer_index_names: Sequence[str] | None = None
     """Which indexes are rebuilt. Empty: none. Default None: River's list."""
@@ -261,6 +242,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return min(RESCUE_AFTER_DEFAULT + self.job_timeout, DURATION_MAX)
 
     def __post_init__(self) -> None:
+        _check_fields(self)
         if self.schema is not None:
             validate_schema(self.schema)
         if self.id is not None:
@@ -270,14 +252,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         if self.listen_url is not None:
             _expect_type("listen_url", self.listen_url, str)
             validate_url(self.listen_url)
-        _expect_type("max_attempts", self.max_attempts, int)
-        if not 1 <= self.max_attempts <= MAX_ATTEMPTS_MAX:
-            raise ConfigError(
-                f"max_attempts must be between 1 and {MAX_ATTEMPTS_MAX}, got {self.max_attempts}"
-            )
-        _expect_type("pool_size", self.pool_size, int)
-        if not 1 <= self.pool_size <= 1000:
-            raise ConfigError(f"pool_size must be between 1 and 1000, got {self.pool_size}")
         _expect_method("retry_policy", self.retry_policy, "next_retry")
         if is_async(self.retry_policy.next_retry):
             raise ConfigError(
@@ -287,29 +261,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             _expect_method("error_handler", self.error_handler, "handle_error")
         if self.job_stuck_handler is not None:
             _expect_method("job_stuck_handler", self.job_stuck_handler, "handle_stuck")
-        for name in _DURATIONS:
-            _expect_positive(name, getattr(self, name))
-        for name in _LIMITS:
-            if (limit := getattr(self, name)) is not None:
-                _expect_positive(name, limit, allow_zero=name == "soft_stop_timeout")
-        for name in _SWITCHES:
-            _expect_switch(name, getattr(self, name))
         Plugins(self.plugins, self.hooks, self.middleware)  # checks the objects
-        if self.max_leases is not None:
-            _expect_type("max_leases", self.max_leases, int)
-            if self.max_leases < 1:
-                raise ConfigError(f"max_leases must be 1 or more, or None, got {self.max_leases}")
-        self._check_leading()
+        if self.max_leases is not None and self.max_leases < 1:
+            raise ConfigError(f"max_leases must be 1 or more, or None, got {self.max_leases}")
+        self._check_leader_ttl()
         self._check_domain()
         self._check_maintenance()
 
-    def _check_leading(self) -> None:
-        for name in ("elect_interval", "leader_ttl", "dead_after"):
-            value: timedelta = getattr(self, name)
-            _expect_type(name, value, timedelta)
-            if value < LEADER_DURATION_MIN:
-                raise ConfigError(f"{name} must be 100 milliseconds or more, got {value}")
-            _expect_positive(name, value)
+    def _check_leader_ttl(self) -> None:
         minimum = 2 * (1 + ELECT_JITTER_SHARE) * self.elect_interval
         if self.leader_ttl < minimum:
             raise ConfigError(
@@ -336,11 +295,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
                 f"leader_ttl must be {LEASE_TTL_MAX} or less in a leader_domain, got "
                 f"{self.leader_ttl}"
             )
-        if self.on_domain_conflict not in _CONFLICT_POLICIES:
-            raise ConfigError(
-                "on_domain_conflict must be 'error', 'warn' or 'takeover', got "
-                f"{self.on_domain_conflict!r}"
-            )
+        expect_one_of("on_domain_conflict", self.on_domain_conflict, ConflictPolicy)
 
     def _check_maintenance(self) -> None:
         rescue_after, job_timeout = self.rescue_after, self.job_timeout
@@ -434,15 +389,28 @@ def _expect_method(name: str, value: object, method: str) -> None:
         )
 
 
-def _expect_switch(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be True or False, got {value!r}")
-
-
-def _expect_positive(name: str, value: timedelta, *, allow_zero: bool = False) -> None:
+def _check_duration(name: str, value: timedelta, minimum: tuple[timedelta, str]) -> None:
     _expect_type(name, value, timedelta)
-    if value < timedelta(0) or (not allow_zero and value < timedelta(milliseconds=1)):
-        minimum = "zero" if allow_zero else "one millisecond"
-        raise ConfigError(f"{name} must be {minimum} or more, got {value}")
+    shortest, text = minimum
+    if value < shortest:
+        raise ConfigError(f"{name} must be {text} or more, got {value}")
     if value > DURATION_MAX:
         raise ConfigError(f"{name} must be {DURATION_MAX.days} days or less, got {value}")
+
+
+def _check_fields(settings: QueueConfig | Config) -> None:
+    """Check the fields that are switches, numbers or durations, which their annotations show."""
+    for name, annotation in type(settings).__annotations__.items():
+        type_name = annotation.removesuffix(" | None")
+        if type_name != annotation and getattr(settings, name) is None:
+            continue
+        value: Any = getattr(settings, name)
+        if type_name == "timedelta":
+            _check_duration(name, value, _DURATION_MINIMUMS.get(name, _MILLISECOND))
+        elif type_name == "int":
+            _expect_type(name, value, int)
+            maximum = _NUMBER_MAXIMA.get(name)
+            if maximum is not None and not 1 <= value <= maximum:
+                raise ConfigError(f"{name} must be between 1 and {maximum}, got {value}")
+        elif type_name == "bool" and not isinstance(value, bool):
+            raise ConfigError(f"{name} must be True or False, got {value!r}")

@@ -29,30 +29,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-__all__ = [
-    "ArgsError",
-    "ClientIdInUseError",
-    "ClientStateError",
-    "ConfigError",
-    "DatabaseError",
-    "DomainConflictError",
-    "FencedOutError",
-    "InsertError",
-    "JobCancel",
-    "JobDamagedError",
-    "JobRunningError",
-    "JobSnooze",
-    "LeaseLostError",
-    "MigrationError",
-    "NotFoundError",
-    "RiverError",
-    "SchemaMissingError",
-    "ServerVersionError",
-    "TransactionError",
-    "UniqueConflictError",
-    "UnknownJobKindError",
-]
-
 
 class RiverError(Exception):
     """The base class of riverpy's errors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,16 +19,7 @@ MAX_ATTEMPTS_MAX = 32_767
 PRIORITY_DEFAULT = 1
 PRIORITY_MAX = 4
 QUEUE_DEFAULT = "default"
-UNIQUE_STATES_DEFAULT = frozenset(
-    {
-        JobState.AVAILABLE,
-        JobState.COMPLETED,
-        JobState.PENDING,
-        JobState.RETRYABLE,
-        JobState.RUNNING,
-        JobState.SCHEDULED,
-    }
-)
+UNIQUE_STATES_DEFAULT = frozenset(JobState) - {JobState.CANCELLED, JobState.DISCARDED}
 UNIQUE_STATES_REQUIRED = (
     JobState.AVAILABLE,
     JobState.PENDING,
@@ -90,15 +81,6 @@ class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
     overrides the tags of the args class."""
     unique_opts: UniqueOpts | None = None
     """The options that make the job unique. Default None: the job is not unique."""
-
-
-@runtime_checkable
-class JobArgsWithInsertOpts(Protocol):
-    """Args that have their own default options."""
-
-    def insert_opts(self) -> InsertOpts:
-        """Return the default options for this job. The options of the insert override them."""
-        ...
 
 
 class InsertManyParams(msgspec.Struct, frozen=True):
