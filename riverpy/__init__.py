@@ -5,7 +5,7 @@ from __future__ import annotations
 from riverpy._leading.leader_term import LeaderTerm
 from riverpy._leading.subscriptions import LeadershipSubscription
 from riverpy._lifecycle import StopCause
-from riverpy._work.stop_report import StopReport
+from riverpy._work.stop import StopReport
 from riverpy._work.subscriptions import Subscription
 from riverpy.client import Client
 from riverpy.config import Config, JobRetention, QueueConfig

@@ -53,8 +53,7 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Pool, Transaction
     from riverpy._postgres.jobs import ClaimKey
-    from riverpy._work.status import RunStatus
-    from riverpy._work.stop_report import StopReport
+    from riverpy._work.stop import StopReport
     from riverpy.config import QueueConfig
     from riverpy.events import EventKind
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
@@ -114,8 +113,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         self._run: Run | None = None
         self._early_stop: Callable[[Run], None] | None = None
         """The stop that was requested before the run started."""
-        self._status: RunStatus | None = None
-        """The status of the current run or of the last one."""
+        self._last_run: Run | None = None
+        """The current run, or the run that ended last."""
         self._made_id: tuple[int, str] | None = None
         self._abandoned: frozenset[ClaimKey] = frozenset()
         self._children = ChildProcesses()
@@ -420,11 +419,11 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
     def stats(self) -> ClientStats:
         """Return the current state of the client and the counts of its run, for metrics and health
         checks. The method sends no statement to the database."""
-        if self._status is None:
+        if self._last_run is None:
             return ClientStats(
                 client_id=self.id, domain=self._config.domain, leases=self._leases.stats
             )
-        return self._status.stats()
+        return self._last_run.stats()
 
     # -- working
 
@@ -450,14 +449,13 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             self._opener.check("the client")
         if self._run is not None:
             raise ClientStateError("the client runs already")
-        run = self._run = self._new_run()
-        self._status = run.status
+        run = self._run = self._last_run = self._new_run()
         if self._early_stop is not None:
             self._early_stop(run)
         try:
             async with AsyncExitStack() as opened:
                 if not self.is_open:
-                    with run.until_stop_asked():
+                    with run.until_stop_requested():
                         await opened.enter_async_context(self)
                 return await run.run(drain=drain, task_status=task_status)
         finally:

@@ -6,10 +6,13 @@ import random
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from riverpy._error_text import error_text
+from riverpy._log_events import RETRY_POLICY_FAILED
 
+if TYPE_CHECKING:
+    from riverpy._log import LimitedLog
     from riverpy.job import Job, JobRow
+    from riverpy.worker import WorkUnit
 
 RETRY_DELAY_MAX = timedelta(microseconds=9_223_372_036_854_775)
 """The longest delay, about 292 years: 2^63 - 1 ns as in River, rounded down to a microsecond."""
@@ -44,21 +47,31 @@ class DefaultRetryPolicy:
 
 
 def retry_delay(
-    job: Job[Any], next_retry: Callable[[Job[Any]], timedelta | None] | None, policy: RetryPolicy
+    job: Job[Any], unit: WorkUnit | None, policy: RetryPolicy, log: LimitedLog
 ) -> timedelta:
     """Return how long a job waits after a failed attempt: the delay of its worker, or else of the
     client's policy.
 
-    Raises:
-        ValueError: the delay is negative.
-        Exception: user code raised it.
+    If the worker or the policy raises or returns a negative delay, this is logged, and River's
+    default policy is used.
     """
-    delay = next_retry(job) if next_retry is not None else None
-    if delay is None:
-        delay = policy.next_retry(job)
-    if delay < timedelta(0):
-        raise ValueError(f"it gave {delay}")
-    return min(delay, RETRY_DELAY_MAX)
+    try:
+        delay = unit.next_retry(job) if unit is not None and unit.next_retry is not None else None
+        if delay is None:
+            delay = policy.next_retry(job)
+        if delay >= timedelta(0):
+            return min(delay, RETRY_DELAY_MAX)
+        problem = f"it gave {delay}"
+    except BaseException as error:  # a SystemExit of user code would end the event loop
+        problem = error_text(error)
+    log.warning(
+        RETRY_POLICY_FAILED,
+        effect="the default retry policy is used",
+        job_id=job.id,
+        kind=job.kind,
+        error=problem,
+    )
+    return DefaultRetryPolicy().next_retry(job)
 
 
 class ErrorHandler(Protocol):

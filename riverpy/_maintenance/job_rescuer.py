@@ -14,7 +14,6 @@ from riverpy._lifecycle import only_exceptions
 from riverpy._log_events import (
     JOBS_OF_UNKNOWN_KIND_SKIPPED,
     JOBS_RESCUED,
-    RETRY_POLICY_FAILED,
     STUCK_JOB_DECODING_FAILED,
 )
 from riverpy._maintenance.base import MaintenanceService
@@ -31,7 +30,7 @@ from riverpy._postgres.job_maintenance import (
 )
 from riverpy._postgres.jobs import ClaimKey
 from riverpy.job import Job, JobColumn, wire_timestamp
-from riverpy.retry import DefaultRetryPolicy, retry_delay
+from riverpy.retry import retry_delay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
@@ -282,18 +281,7 @@ class JobRescuer(MaintenanceService):
         return self._retry_delay(job, unit)
 
     def _retry_delay(self, job: _StuckJob, unit: WorkUnit | None) -> timedelta:
-        try:
-            with only_exceptions(f"the retry policy for {job.kind!r}"):
-                return retry_delay(job, unit and unit.next_retry, self._config.retry_policy)
-        except Exception as error:
-            self._limited_log.warning(
-                RETRY_POLICY_FAILED,
-                effect="the default retry policy is used",
-                job_id=job.id,
-                kind=job.kind,
-                error=describe(error),
-            )
-            return DefaultRetryPolicy().next_retry(job)
+        return retry_delay(job, unit, self._config.retry_policy, self._limited_log)
 
     # -- both
 

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 
 from riverpy._postgres.jobs import ClaimKey, Settlement, StoredOutcome
 from riverpy.events import EventKind
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from riverpy._lifecycle import StopCause
-    from riverpy._work.plan import Plan
-
+    from riverpy.worker import WorkUnit
 
 _FINAL_EVENTS = {
     JobState.CANCELLED: EventKind.JOB_CANCELLED,
@@ -51,6 +51,7 @@ class Attempt(Job[Any]):
         "deadline",
         "ended",
         "free_slot",
+        "has_own_timeout",
         "is_replaced",
         "outcome",
         "started",
@@ -59,25 +60,22 @@ class Attempt(Job[Any]):
         "stored_row",
         "task",
         "timeout",
-        "timeout_is_default",
         "unit",
     )
 
     def __init__(
         self,
         row: Sequence[Any],
-        plan: Plan | None,
+        unit: tuple[WorkUnit | None, float],
         free_slot: Callable[[], None],
         claimed: float,
     ) -> None:
+        """`unit` is the work unit of the kind, and its timeout in seconds."""
         self._row = row
         self._updates = None
-        if plan is None:
-            self.unit, self.timeout, self.timeout_is_default = None, math.inf, False
-        else:
-            self.unit = plan.unit
-            self.timeout = plan.timeout
-            self.timeout_is_default = plan.timeout_is_default
+        self.unit, self.timeout = unit
+        self.has_own_timeout = False
+        """Whether the worker's method `timeout` returned the timeout of this attempt."""
         self.free_slot = free_slot
         """The callback that frees the slot of the attempt. It is called once."""
         self.deadline = math.inf
@@ -166,7 +164,7 @@ class Attempt(Job[Any]):
     def timeout_error(self) -> TimeoutError:
         """Return the error of an attempt that exceeds its timeout."""
         text = f"job exceeded its timeout of {self.timeout:g} s"
-        if self.timeout_is_default:
+        if self.unit is not None and self.unit.timeout is UNSET and not self.has_own_timeout:
             text += " (the client's job_timeout; give the worker a timeout of its own to change it)"
         return TimeoutError(text)
 

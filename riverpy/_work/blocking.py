@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import anyio
 
-from riverpy._work.child_process import pack_job, unpack_result
-from riverpy._work.returns import returned_type
+from riverpy._work.child_process import pack_job, returned_type, unpack_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,6 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 import anyio
 
 from riverpy._work.failure import error_text, trace_text
-from riverpy._work.returns import returned_type
 from riverpy.job import Job
 
 if TYPE_CHECKING:
@@ -231,6 +230,11 @@ def _read(pipe: IO[bytes], size: int) -> bytes:
             raise EOFError
         data += part
     return bytes(data)
+
+
+def returned_type(value: object) -> str | None:
+    """Return the name of the type of a returned value; None: the code returned None."""
+    return None if value is None else type(value).__name__
 
 
 def pack_job(function: Callable[[Job[Any]], object], attempt: Attempt) -> bytes:

@@ -87,7 +87,7 @@ class ClientStatusReporter:
         self._wake = asyncio.Event()
         self._log = get_logger()
 
-    def stopping(self) -> None:
+    def report_stopping(self) -> None:
         """Write at once that the client is stopping. Then other clients no longer count it as a
         leader candidate."""
         self._is_stopping = True
@@ -149,9 +149,9 @@ class ClientStatusReporter:
 
     def _make_status(self) -> _Status:
         slots = dict(self._slots)
-        for attempt, keeps_slot in self._running.stuck.keeps_slot.items():
+        for attempt, keeps_slot in self._running.stuck.items():
             slots[attempt.queue] += not keeps_slot
-        ids = sorted(attempt.id for attempt in self._running.stuck.keeps_slot)
+        ids = sorted(attempt.id for attempt in self._running.stuck)
         aside = sorted(self._set_aside(), key=lambda row: row.since) if self._has_state else []
         return _Status(
             slots=list(slots.values()),

@@ -21,6 +21,8 @@ from riverpy._clock import Backoff
 from riverpy._lifecycle import TestSignal, finish
 from riverpy._log import get_logger
 from riverpy._log_events import (
+    JOB_CANCELLED_AFTER_ITS_ATTEMPT,
+    JOB_ENDED,
     JOB_RESULT_BATCH_FAILED,
     JOB_RESULT_REFUSED,
     JOB_RESULT_REPLACED,
@@ -77,18 +79,16 @@ class Completer:
     """Stores results in the order in which attempts end. Results that the database delays come
     later."""
 
-    def __init__(
-        self,
-        run: RunContext,
-        stored: Callable[[list[Attempt]], None],
-    ) -> None:
-        """`stored` is called after each statement, with the attempts whose results were stored."""
+    def __init__(self, run: RunContext, expect_due_job: Callable[[str, float], None]) -> None:
+        """`expect_due_job` is called with the name of a queue, and the seconds until a job of this
+        queue is due again."""
         self._connection, self._schema = run.connections.results, run.schema
         self._backlog_max = max(BACKLOG_MAX, 2 * sum(run.client.slots.values()))
         self._skip_locked = run.config.pooler
         """Behind a pooler the connection has no `lock_timeout`, so each statement skips locked
         rows."""
-        self._stored, self._counters = stored, run.counters
+        self._counters, self._subscriptions = run.counters, run.client.subscriptions
+        self._expect_due_job = expect_due_job
         self._plain = self._sender()
         self._settled = self._sender(_fitting)
         """The sender for attempts that did not simply complete."""
@@ -109,6 +109,7 @@ class Completer:
         end."""
         self._scope = anyio.CancelScope(shield=True)
         self._log = get_logger()
+        self._logs_jobs = self._log.is_debug_enabled
         self._limited_log = self._log.limited()
         self.flushed = TestSignal("Completer.flushed")
 
@@ -285,7 +286,7 @@ class Completer:
             self._queues_to_notify.update(one.queue for one in stored if one.is_due)
         if self._logged:
             self._log_recovery(attempts)
-        self._stored(stored)
+        self._report(stored)
 
     def _set_aside(self, attempt: Attempt, error: Exception) -> None:
         """Log a result that the database refuses, although the statement holds no other result."""
@@ -347,6 +348,40 @@ class Completer:
         text = "the result of this attempt could not be stored"
         attempt.outcome = failed(attempt, text, describe(error), UNSTORABLE_RETRY_DELAY)
         self._settled.add(attempt)
+
+    def _report(self, attempts: list[Attempt]) -> None:
+        """Count, log and publish stored results: either only plain completions, or no plain
+        completion."""
+        self._counters.count_ends(attempts)
+        if self._logs_jobs:
+            self._log_ends(attempts)
+        if not attempts or attempts[0].is_plain:
+            self._subscriptions.publish_attempts(attempts)
+            return
+        self._subscriptions.publish_attempts([one for one in attempts if one.has_event])
+        for attempt in attempts:
+            if attempt.outcome is not None and attempt.state_stored == JobState.AVAILABLE:
+                self._expect_due_job(attempt.queue, attempt.outcome.delay or 0.0)
+            if attempt.state_stored == JobState.CANCELLED != attempt.target_state:
+                self._limited_log.info(
+                    JOB_CANCELLED_AFTER_ITS_ATTEMPT,
+                    job_id=attempt.id,
+                    kind=attempt.kind,
+                    queue=attempt.queue,
+                )
+
+    def _log_ends(self, attempts: list[Attempt]) -> None:
+        for attempt in attempts:
+            self._log.debug(
+                JOB_ENDED,
+                job_id=attempt.id,
+                kind=attempt.kind,
+                queue=attempt.queue,
+                attempt=attempt.attempt,
+                outcome=attempt.event.value,
+                state=attempt.state_stored,
+                seconds=round(attempt.ended - (attempt.started or attempt.ended), 6),
+            )
 
     async def _send(self, attempts: list[Attempt], *, skip_locked: bool) -> list[Attempt]:
         """Send the results, and return the attempts whose results are stored now."""
@@ -454,7 +489,7 @@ class Completer:
             attempt.use_stored_end(tuple(row))
             attempt.stored, attempt.state_stored = now, row[JobColumn.STATE]
             ended.append(attempt)
-        self._stored(ended)
+        self._report(ended)
         return [attempt for attempt in attempts if attempt.id not in found]
 
 

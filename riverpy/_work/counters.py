@@ -1,19 +1,26 @@
-"""Counters: count the work of a client at almost no cost per job."""
+"""Counters: count the work of a client at almost no cost per job. Metrics: calls the `metric_emit`
+hooks."""
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from riverpy._lifecycle import only_exceptions
+from riverpy._log import RepeatedFailureLog, get_logger
+from riverpy._log_events import METRIC_HOOK_FAILED
 from riverpy.events import EventKind
+from riverpy.hooks import JobGetAvailableCount, JobGetAvailableDuration
 from riverpy.job import JobColumn, JobState
 from riverpy.stats import UNKNOWN_KINDS, Histogram, KindStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from riverpy._work.attempt import Attempt
+    from riverpy.hooks import HookMetricEmit, Metric
 
 # Each kind has at most 20 series in a metrics store: 6 outcomes, these buckets and 3 more.
 RUN_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0, 3600.0)
@@ -153,3 +160,28 @@ class Counters:
         self.failing, self.more_failing_kinds = {}, set()
         self.has_failures.clear()
         return taken
+
+
+class Metrics:
+    """Calls the `metric_emit` hooks of one run. Errors of hooks are only logged."""
+
+    def __init__(self, hooks: Sequence[HookMetricEmit]) -> None:
+        log = get_logger()
+        self._hooks = [(hook, RepeatedFailureLog(log)) for hook in hooks]
+
+    def emit_claim(self, queue: str, count: int, seconds: float) -> None:
+        """Call the hooks with the duration of a claim in seconds, and the number of its jobs."""
+        if self._hooks:
+            duration = timedelta(seconds=seconds)
+            self._emit(JobGetAvailableDuration(queue=queue, duration=duration))
+            self._emit(JobGetAvailableCount(queue=queue, count=count))
+
+    def _emit(self, metric: Metric) -> None:
+        for hook, failures in self._hooks:
+            try:
+                with only_exceptions("metric_emit"):
+                    hook.metric_emit(metric)
+            except Exception as error:
+                failures.failed(METRIC_HOOK_FAILED, hook=type(hook).__name__, error=repr(error))
+            else:
+                failures.recovered()

@@ -15,25 +15,25 @@ from msgspec import UNSET
 from riverpy._lifecycle import StopCause
 from riverpy._log import get_logger
 from riverpy._log_events import (
+    CANCELLED_JOB_COMPLETED,
     ERROR_CLASSIFICATION_FAILED,
     ERROR_HANDLER_FAILED,
     JOB_FAILED,
+    JOB_RETURN_VALUE_IGNORED,
     JOB_STARTED,
-    RETRY_POLICY_FAILED,
 )
 from riverpy._plugins import Plugins, plugins_of
 from riverpy._work import outcomes
 from riverpy._work.attempt import Attempt, Outcome
 from riverpy._work.blocking import BlockingRunner
+from riverpy._work.child_process import returned_type
 from riverpy._work.failure import deciding_error, error_text, message_text, trace_text
 from riverpy._work.middleware import WorkStack
-from riverpy._work.plan import Plan, timeout_seconds
-from riverpy._work.returns import ReturnLog, returned_type
 from riverpy.context import running_job
 from riverpy.errors import JobCancel, JobSnooze
 from riverpy.events import EventKind
 from riverpy.job import JobColumn, JobState
-from riverpy.retry import DefaultRetryPolicy, retry_delay
+from riverpy.retry import retry_delay
 from riverpy.worker import check_timeout
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ CANCEL_GRACE_SHARE = 0.3
 is earlier than `CANCEL_GRACE_MAX`."""
 UNCLASSIFIED_RETRY_DELAY = 60.0
 """Seconds until the retry of a job whose error riverpy could not classify."""
+UNKNOWN_KIND = None, math.inf
+"""The unit and the timeout of a kind without a worker."""
 _start_order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
 
@@ -76,7 +78,6 @@ class Executor:
     ) -> None:
         """`may_start` returns whether the client may still work the jobs that it claimed."""
         self._config, self._running, self._may_start = config, running, may_start
-        self._default_policy = DefaultRetryPolicy()
         hard_stop = config.hard_stop_timeout.total_seconds()
         grace = min(CANCEL_GRACE_MAX, hard_stop * CANCEL_GRACE_SHARE)
         self._blocking = BlockingRunner(children, grace)
@@ -87,9 +88,10 @@ class Executor:
         self._log = get_logger()
         self._logs_jobs = self._log.is_debug_enabled
         self._limited_log = self._log.limited()
-        self._returns = ReturnLog()
-        self._plans = {
-            kind: Plan(unit, config.job_timeout)
+        self._kinds_with_value: set[str] = set()
+        """The kinds whose returned values were logged as ignored."""
+        self._units = {
+            kind: (unit, _seconds(unit.resolve_timeout(config.job_timeout)))
             for kind in workers
             if (unit := workers.get(kind)) is not None
         }
@@ -102,8 +104,8 @@ class Executor:
         """Return the stack of each kind, and the stack of unknown kinds. A stack without hooks and
         middleware is None. If all stacks are None, the dict is empty."""
         stacks = {
-            kind: self._make_stack(plugins, plugins_of(plan.unit.args_type), plan.unit)
-            for kind, plan in self._plans.items()
+            kind: self._make_stack(plugins, plugins_of(unit.args_type), unit)
+            for kind, (unit, _) in self._units.items()
         }
         unknown = self._make_stack(plugins, Plugins(), None)
         has_any = unknown is not None or any(stacks.values())
@@ -126,9 +128,9 @@ class Executor:
 
         Returns the attempts that did not start, in the order in which they should start.
         """
-        plans, now = self._plans, time.monotonic()
+        units, now = self._units, time.monotonic()
         attempts = [
-            Attempt(row, plans.get(row[JobColumn.KIND]), free_slot, now)
+            Attempt(row, units.get(row[JobColumn.KIND], UNKNOWN_KIND), free_slot, now)
             for row in sorted(rows, key=_start_order)
         ]
         self._running.add(attempts)
@@ -202,7 +204,29 @@ class Executor:
         else:
             returned = await self._blocking.in_process(unit.work, attempt)
         if returned is not None or attempt.cause is not None:
-            self._returns.report(attempt, returned)
+            self._log_return(attempt, returned)
+
+    def _log_return(self, attempt: Attempt, returned: str | None) -> None:
+        """Log a returned value, once for each kind, and a return after a cancellation. `returned`
+        is the name of the type of the value."""
+        if returned is not None and attempt.kind not in self._kinds_with_value:
+            self._kinds_with_value.add(attempt.kind)
+            self._log.warning(
+                JOB_RETURN_VALUE_IGNORED,
+                kind=attempt.kind,
+                job_id=attempt.id,
+                type=returned,
+                advice="return nothing, or keep the value with job.record_output(…)",
+            )
+        if attempt.cause is not None:
+            self._limited_log.warning(
+                CANCELLED_JOB_COMPLETED,
+                job_id=attempt.id,
+                kind=attempt.kind,
+                queue=attempt.queue,
+                reason=attempt.cause.value,
+                seconds=round(time.monotonic() - attempt.started, 3),
+            )
 
     def _set_timeout(
         self, attempt: Attempt, unit: WorkUnit, timeout: timedelta | UnsetType | None
@@ -211,7 +235,7 @@ class Executor:
             return
         check_timeout(attempt.kind, timeout)
         resolved = unit.resolve_timeout(self._config.job_timeout, timeout)
-        attempt.timeout, attempt.timeout_is_default = timeout_seconds(resolved), False
+        attempt.timeout, attempt.has_own_timeout = _seconds(resolved), True
         attempt.deadline = time.monotonic() + attempt.timeout
         self._running.watch(attempt.deadline)
 
@@ -254,7 +278,9 @@ class Executor:
             text, trace = message_text(error), ""
         else:
             text, trace = error_text(error), trace_text(error)
-        delay = self._retry_delay(attempt).total_seconds()
+        delay = retry_delay(
+            attempt, attempt.unit, self._config.retry_policy, self._limited_log
+        ).total_seconds()
         outcome = outcomes.failed(attempt, text, trace, delay)
         self._log.debug(
             JOB_FAILED,
@@ -267,26 +293,6 @@ class Executor:
             trace=trace,
         )
         return outcome
-
-    def _retry_delay(self, attempt: Attempt) -> timedelta:
-        """Return the retry delay: from the worker, otherwise from the client's retry policy.
-
-        If the worker or the policy raises or returns a negative delay, River's default policy is
-        used.
-        """
-        unit = attempt.unit
-        try:
-            return retry_delay(attempt, unit and unit.next_retry, self._config.retry_policy)
-        except BaseException as error:
-            problem = error_text(error)
-        self._limited_log.warning(
-            RETRY_POLICY_FAILED,
-            effect="the default retry policy is used",
-            job_id=attempt.id,
-            kind=attempt.kind,
-            error=problem,
-        )
-        return self._default_policy.next_retry(attempt)
 
     async def _call_error_handler(
         self, attempt: Attempt, error: BaseException, outcome: Outcome
@@ -310,3 +316,8 @@ class Executor:
                 final=True,
                 error=outcome.error,
             )
+
+
+def _seconds(timeout: timedelta | None) -> float:
+    """Return the seconds of a timeout; infinity: there is no timeout."""
+    return math.inf if timeout is None else timeout.total_seconds()

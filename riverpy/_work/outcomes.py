@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import timedelta
+
+import msgspec
 
 from riverpy._lifecycle import StopCause
 from riverpy._work.attempt import Attempt, Outcome
 from riverpy._work.failure import error_entry, storable
-from riverpy._work.snoozes import SNOOZES_KEY, next_snoozes
 from riverpy.events import EventKind
 from riverpy.job import JobColumn, JobState
 from riverpy.retry import RETRY_DELAY_MAX
@@ -17,6 +19,13 @@ AVAILABLE_DELAY_MAX = timedelta(seconds=5)
 """A job with a delay up to this one becomes `available` at once, not `scheduled` or `retryable`.
 River's scheduler has the same interval."""
 REMOTE_CANCEL = "job cancelled remotely"
+SNOOZES_KEY = "snoozes"
+"""The metadata key of the number of snoozes, as in River."""
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_NUMBER = re.compile(r"[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?", re.ASCII)
+_DIGITS_MAX = 25
+"""The maximum number of characters of an integer that is read exactly. A 64-bit integer has at most
+19 digits."""
 
 
 def snoozed(attempt: Attempt, delay: timedelta) -> Outcome:
@@ -88,3 +97,30 @@ def _error_entry(attempt: Attempt, text: str, trace: str) -> str:
         error=storable(text),
         trace=trace,
     )
+
+
+def next_snoozes(metadata: str) -> int:
+    """Return the number of snoozes after one more snooze, from a job's metadata as JSON text.
+
+    Values that are not integers are read as in River. A number, also in a string, becomes its
+    integer part. `true` becomes 1. Every other value becomes 0. River's count overflows after 64
+    bits. riverpy's count stays at the maximum.
+    """
+    try:
+        members = msgspec.json.decode(metadata, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return 1
+    raw = members.get(SNOOZES_KEY)
+    count = 0 if raw is None else _integer(bytes(raw).decode())
+    return min(count, _INT64_MAX - 1) + 1
+
+
+def _integer(text: str) -> int:
+    if text == "true":
+        return 1
+    text = text.strip('"')
+    if not _NUMBER.fullmatch(text):
+        return 0
+    is_exact = len(text) <= _DIGITS_MAX and text.lstrip("+-").isdigit()
+    number = int(text) if is_exact else float(text)
+    return int(min(max(number, _INT64_MIN), _INT64_MAX))

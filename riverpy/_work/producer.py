@@ -27,6 +27,7 @@ from riverpy._work.claim_cursor import WHOLE_QUEUE, ClaimCursor, Position, Queue
 from riverpy._work.prefetch import Prefetch
 from riverpy._work.unclaimable import UnclaimableJobs
 from riverpy.events import EventKind
+from riverpy.stats import QueueStats
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -97,7 +98,7 @@ class Producer:
         self._claims, self._heartbeat = run.connections.claims, run.heartbeat
         self._executor, self._running, self._completer = executor, running, completer
         self._subscriptions, self._claim_failed = run.client.subscriptions, claim_failed
-        self.slots = self._free_slots = config.max_workers
+        self._slots = self._free_slots = config.max_workers
         self._empty_claims = 0
         """The number of empty claims in a row."""
         self._claimed_at = 0.0
@@ -107,7 +108,7 @@ class Producer:
         self._claim_max = max(CLAIM_SIZE_MIN, config.max_workers // 2)
         self._cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
         poll_interval = config.fetch_poll_interval or run.config.fetch_poll_interval
-        self.poll_interval = poll_interval.total_seconds()
+        self._poll_interval = poll_interval.total_seconds()
         """Seconds between two polls of an idle queue."""
         self._backoff = Backoff(BACKOFF_MIN, BACKOFF_MAX)
         # A loop that waits for more jobs must not wake when a slot becomes free, so there are
@@ -137,17 +138,6 @@ class Producer:
         return not self._resumed.is_set()
 
     @property
-    def running(self) -> int:
-        """The number of slots in which a job runs."""
-        return self.slots - self._free_slots
-
-    @property
-    def claim_age(self) -> float | None:
-        """Seconds since the last successful claim, or else since the start of claiming; None:
-        claiming has not started."""
-        return time.monotonic() - self._claimed_at if self._claimed_at else None
-
-    @property
     def skipped(self) -> list[int]:
         """The ids of the jobs that cannot be claimed. Claims skip these jobs."""
         return self._unclaimable.skipped
@@ -156,6 +146,22 @@ class Producer:
     def set_aside(self) -> list[SetAsideEntry[int]]:
         """The entries of the jobs that cannot be claimed. The row of an entry is the job id."""
         return self._unclaimable.set_aside
+
+    def stats(self) -> QueueStats:
+        """Return the current state and the counts of the queue."""
+        counters, claimed_at = self._counters, self._claimed_at
+        return QueueStats(
+            slots=self._slots,
+            running=self._slots - self._free_slots,
+            paused=self.paused,
+            poll_interval=self._poll_interval,
+            claim_age=time.monotonic() - claimed_at if claimed_at else None,
+            claims=counters.claims.histogram(),
+            batches=counters.batches.histogram(),
+            claim_failures=counters.claim_failures,
+            waits=counters.waits.histogram(),
+            set_aside=tuple(self.skipped),
+        )
 
     def notify(self) -> None:
         """Claim now and again after `FOLLOW_UP_DELAYS`, because a notification was received or may
@@ -223,7 +229,7 @@ class Producer:
             self._release_prefetched()
 
     async def _claim_until_stopped(self, scope: StopScope) -> None:
-        turn_max = CLAIM_TIMEOUT + max(2 * self.poll_interval, BACKOFF_MAX.total_seconds() * 2)
+        turn_max = CLAIM_TIMEOUT + max(2 * self._poll_interval, BACKOFF_MAX.total_seconds() * 2)
         while True:
             scope.expect_no_progress()
             await self._resumed.wait()
@@ -445,6 +451,6 @@ class Producer:
     def _next_poll(self) -> float:
         """Return the seconds until the next poll."""
         if self._is_synchronized:
-            return self.poll_interval * random.uniform(1 - POLL_SPREAD, 1)  # noqa: S311 (no secret)
-        jitter = max(self.poll_interval * POLL_JITTER, POLL_JITTER_MIN)
-        return self.poll_interval + random.uniform(0, jitter)  # noqa: S311
+            return self._poll_interval * random.uniform(1 - POLL_SPREAD, 1)  # noqa: S311 (no secret)
+        jitter = max(self._poll_interval * POLL_JITTER, POLL_JITTER_MIN)
+        return self._poll_interval + random.uniform(0, jitter)  # noqa: S311

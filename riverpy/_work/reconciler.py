@@ -118,7 +118,7 @@ class Reconciler:
         self._sweep_at = 0.0
         self._settled_at = 0.0
         """The time at which the youngest failed claim counts as lost, in monotonic seconds."""
-        self.in_doubt = False
+        self.has_uncertain_claim = False
         """Whether a claim without an answer may have claimed jobs that do not run here."""
         self._touch_at = 0.0
         self._rescue_after_id: int | None = 0
@@ -198,7 +198,7 @@ class Reconciler:
 
     def claim_failed(self) -> None:
         """Check for lost claims, because a claim without an answer may have claimed jobs."""
-        self.in_doubt = True
+        self.has_uncertain_claim = True
         self._expect_lost_claims()
 
     def _expect_lost_claims(self) -> None:
@@ -243,7 +243,7 @@ class Reconciler:
             self._sweep_at = self._settled_at
         else:
             self._sweep_at = began + self.interval
-            self.in_doubt = bool(self._releases.aside)
+            self.has_uncertain_claim = bool(self._releases.aside)
         if retry_at := min(self._releases.next_due, self._rescues.next_due):
             self._sweep_at = min(self._sweep_at, max(retry_at, began + RETRY))
 
@@ -324,11 +324,11 @@ class Reconciler:
         Call this method after the producers have ended. The timeout is `timeout` seconds, or
         `LAST_SWEEP_TIMEOUT` if that is longer.
         """
-        if not self.in_doubt:
+        if not self.has_uncertain_claim:
             return
         with anyio.move_on_after(max(timeout, LAST_SWEEP_TIMEOUT), shield=True):
             sweep = partial(self._release_lost_claims, age=0.0)
-            self.in_doubt = not await self._try_step("last claims", sweep)
+            self.has_uncertain_claim = not await self._try_step("last claims", sweep)
 
     async def _release_lost_claims(self, *, age: float) -> None:
         """Release jobs that this client has claimed, if they do not run and no result waits.

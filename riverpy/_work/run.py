@@ -14,9 +14,10 @@ request. The soft stop timeout counts from the stop request.
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
@@ -27,14 +28,17 @@ from riverpy._leading.membership import Membership
 from riverpy._leases.singletons import SingletonRunners
 from riverpy._lifecycle import ServiceGroup, single_error
 from riverpy._log import get_logger
-from riverpy._log_events import CLIENT_STOP_STARTED
+from riverpy._log_events import CLIENT_STOP_STARTED, PERIODIC_JOBS_IGNORED
 from riverpy._names import DEFAULT_DOMAIN, DISTRIBUTION
 from riverpy._plugins import Plugins
 from riverpy._postgres.clients import Registration
+from riverpy._postgres.domains import OWNERS_ACTION
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS
+from riverpy._postgres.job_maintenance import DUE_ACTION
 from riverpy._postgres.jobs import job_any_available
 from riverpy._postgres.leases import TOPIC as LEASE_TOPIC
-from riverpy._postgres.notifier import Notifier
+from riverpy._postgres.notifier import Notifier, decode_message
+from riverpy._postgres.periodic import CHANGED_ACTION, EVENT_TOPIC
 from riverpy._postgres.schema import (
     CLIENTS_VERSION,
     DOMAINS_VERSION,
@@ -48,23 +52,18 @@ from riverpy._postgres.schema import (
 from riverpy._postgres.set_aside import report_rows
 from riverpy._work.client_status import ClientStatusReporter
 from riverpy._work.completer import Completer
-from riverpy._work.counters import Counters
+from riverpy._work.counters import Counters, Metrics
 from riverpy._work.executor import Executor
 from riverpy._work.leader_setup import LeaderSetup
 from riverpy._work.loop_watch import LoopWatch
-from riverpy._work.metrics import Metrics
-from riverpy._work.notifications import NotificationRouter
-from riverpy._work.periodic_warning import PeriodicWarning
 from riverpy._work.producer import Producer
 from riverpy._work.reconciler import Reconciler
-from riverpy._work.result_reporter import ResultReporter
 from riverpy._work.run_context import RunConnections, RunContext
 from riverpy._work.running_attempts import RunningAttempts
-from riverpy._work.status import RunStatus
-from riverpy._work.stop_budget import StopBudget
-from riverpy._work.stop_report import StopReport, log_left
+from riverpy._work.stop import StopReport, StopTimeouts, log_report
 from riverpy._work.summary import Summary
 from riverpy.errors import ClientIdInUseError, DomainConflictError
+from riverpy.stats import ClientStats
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -82,6 +81,9 @@ DRAIN_POLL_INTERVAL = 0.05
 """Seconds between two checks of the queues, in a run that ends when its queues are empty."""
 DRAIN_STATEMENT_TIMEOUT = 10.0
 """Seconds for the statement that checks the queues."""
+LAG_MIN = 1.0
+"""Seconds. A longer lag of the event loop extends the deadlines by which services must make
+progress."""
 
 
 class Run:
@@ -97,21 +99,32 @@ class Run:
         self._client, self._config = client, client.config
         config = client.config
         self._log = get_logger()
-        self._stop_asked, self._hard_asked = asyncio.Event(), asyncio.Event()
-        self._budget = StopBudget(config.soft_stop_timeout, config.hard_stop_timeout)
-        self._start_scope: anyio.CancelScope | None = None
-        self._maintenance_left = False
-        self._singletons_left: tuple[str, ...] = ()
+        self.state: Literal["starting", "working", "stopping", "stopped"] = "starting"
+        self._started_at = time.monotonic()
+        self._groups: list[ServiceGroup] = []
+        self._stop_requested = asyncio.Event()
+        self._stop_timeouts = StopTimeouts(config.soft_stop_timeout, config.hard_stop_timeout)
+        self._scope_until_stop: anyio.CancelScope | None = None
+        """A scope that a stop request cancels; None: no step of the run can be cancelled."""
+        self._is_maintenance_abandoned = False
+        self._abandoned_singletons: tuple[str, ...] = ()
         self._status_reporter: ClientStatusReporter | None = None
         self._own_versions: frozenset[int] = frozenset()
         """The migrations of riverpy's own tables that the database has."""
+        self._warned_periodic_jobs: set[str] = set()
+        """The ids of the periodic jobs that were logged as ignored."""
 
         self._connections = RunConnections(client, self._resync)
         self._registration = self._make_registration()
         self._heartbeat = self._make_heartbeat()
-        self._context = context = self._make_context()
-        reporter = ResultReporter(context.counters, client.subscriptions, self._expect)
-        self._completer = Completer(context, reporter.report)
+        self._context = context = RunContext(
+            client,
+            self._connections,
+            self._heartbeat,
+            Counters(client.workers, client.queues),
+            Metrics(Plugins(config.plugins, config.hooks).metric_emit),
+        )
+        self._completer = Completer(context, self._expect_due_job)
         self.running = RunningAttempts(config, self._completer.add)
         self._executor = Executor(
             client.workers,
@@ -131,20 +144,10 @@ class Run:
         )
         self._singletons = SingletonRunners(client.singletons, client.leases, Timer())
         self._membership = self._make_membership()
-        self._leader_setup = self._make_leader_setup()
+        self._leader_setup = LeaderSetup(context, Timer()) if config.candidate else None
         self._leader_watch = self._make_leader_watch()
-        self._periodic_warning = None if config.candidate else PeriodicWarning(client.periodic_jobs)
         self._notifier = None if config.poll_only else self._make_notifier()
-        self.status = RunStatus(
-            context,
-            running=self.running,
-            completer=self._completer,
-            producers=self.producers,
-            leader_setup=self._leader_setup,
-            singletons=self._singletons,
-            notifier=self._notifier,
-        )
-        self._summary = Summary(context.counters, self.status.stats, client.id)
+        self._summary = Summary(context.counters, self.stats, client.id)
 
     def _make_registration(self) -> Registration:
         client, config = self._client, self._config
@@ -168,16 +171,6 @@ class Run:
             displaced=self.stop_hard,
         )
 
-    def _make_context(self) -> RunContext:
-        client, config = self._client, self._config
-        return RunContext(
-            client,
-            self._connections,
-            self._heartbeat,
-            Counters(client.workers, client.queues),
-            Metrics(Plugins(config.plugins, config.hooks).metric_emit),
-        )
-
     def _make_producers(self) -> dict[str, Producer]:
         return {
             name: Producer(
@@ -187,7 +180,7 @@ class Run:
                 executor=self._executor,
                 running=self.running,
                 completer=self._completer,
-                claim_failed=self._claim_failed,
+                claim_failed=lambda: self._reconciler.claim_failed(),
             )
             for name, queue in self._client.queues.items()
         }
@@ -204,9 +197,6 @@ class Run:
             heartbeat=self._heartbeat,
             timer=Timer(),
         )
-
-    def _make_leader_setup(self) -> LeaderSetup | None:
-        return LeaderSetup(self._context, Timer()) if self._config.candidate else None
 
     def _make_leader_watch(self) -> LeaderWatch:
         return LeaderWatch(
@@ -229,13 +219,9 @@ class Run:
             quiet=0.0 if quiet is None else quiet.total_seconds(),
             trace_internal=self._config.trace_internal,
         )
-        NotificationRouter(
-            self.producers,
-            self.running,
-            self._reconciler,
-            self._client.periodic_jobs,
-            self._leader_setup,
-        ).subscribe(notifier)
+        notifier.subscribe("river_insert", self._receive_insert)
+        notifier.subscribe("river_control", self._receive_control)
+        notifier.subscribe(EVENT_TOPIC, self._receive_event)
         notifier.subscribe(LEASE_TOPIC, self._client.leases.receive)
         if self._leader_setup is not None:
             for topic, receive in self._leader_setup.topics.items():
@@ -243,16 +229,48 @@ class Run:
         notifier.on_resync(self._resync)
         return notifier
 
+    # -- notifications. Unknown and invalid ones are ignored.
+
+    def _receive_insert(self, payload: str) -> None:
+        message = decode_message(payload)
+        if message is not None and message.queue in self.producers:
+            self.producers[message.queue].notify()
+
+    def _receive_control(self, payload: str) -> None:
+        message = decode_message(payload)
+        if message is None:
+            return
+        match message.action:
+            case "cancel" if message.job_id:
+                self.running.cancel(message.job_id, message.queue)
+                if message.queue in self.producers:
+                    self.producers[message.queue].cancel(message.job_id)
+            case "pause" | "resume":
+                self._reconciler.set_paused(message.queue, paused=message.action == "pause")
+            case _:  # metadata_changed and actions of later versions
+                pass
+
+    def _receive_event(self, payload: str) -> None:
+        message = decode_message(payload)
+        if message is None:
+            return
+        if message.action == CHANGED_ACTION:
+            self._client.periodic_jobs.wake()
+        elif message.action == OWNERS_ACTION and self._leader_setup is not None:
+            self._leader_setup.owners_changed()
+        elif message.action == DUE_ACTION:
+            for seconds in message.seconds:
+                self._expect_due_job(message.queue, seconds)
+
     # -- callbacks of the parts
 
     def _is_notified(self) -> bool:
+        """Whether notifications arrive."""
         return self._notifier is not None and self._notifier.proven
 
-    def _claim_failed(self) -> None:
-        self._reconciler.claim_failed()
-
-    def _expect(self, queue: str, delay: float) -> None:
-        self.producers[queue].expect_due_job(delay)
+    def _expect_due_job(self, queue: str, delay: float) -> None:
+        if queue in self.producers:
+            self.producers[queue].expect_due_job(delay)
 
     def _resync(self) -> None:
         """Check pauses, cancels, claims and leases again, because notifications may have been
@@ -262,9 +280,10 @@ class Run:
         if self._leader_setup is not None:
             self._leader_setup.resync()
 
-    def _set_aside(self) -> list[SetAsideRow]:
-        """Return the rows of jobs and of maintenance that are set aside."""
-        claims = [row for one in self.producers.values() for row in one.set_aside]
+    def _skipped_rows(self) -> list[SetAsideRow]:
+        """Return the rows of jobs and of maintenance that are skipped for a while, because their
+        statements fail."""
+        claims = [row for producer in self.producers.values() for row in producer.set_aside]
         return [
             *report_rows("claim", claims),
             *report_rows("result", self._completer.set_aside, lambda attempt: attempt.id),
@@ -272,12 +291,72 @@ class Run:
             *([] if self._leader_setup is None else self._leader_setup.set_aside),
         ]
 
-    # -- running
+    def _warn_of_periodic_jobs(self) -> None:
+        """Log once each periodic job that this client will not insert, because only a leader
+        inserts periodic jobs.
+
+        River refuses such a configuration. riverpy accepts it, because another client may insert
+        the same jobs.
+        """
+        ids = [job.id for job in self._client.periodic_jobs]
+        new_ids = [job_id for job_id in ids if job_id not in self._warned_periodic_jobs]
+        if new_ids:
+            self._warned_periodic_jobs.update(new_ids)
+            self._log.warning(
+                PERIODIC_JOBS_IGNORED,
+                reason="the client has candidate=False",
+                advice="configure periodic jobs in clients with candidate=True",
+                periodic_job_ids=new_ids,
+            )
+
+    # -- status
 
     @property
     def is_leader(self) -> bool:
         """Whether this client is the leader, and its lease is valid now."""
         return self._leader_setup is not None and self._leader_setup.is_leader
+
+    def stats(self) -> ClientStats:
+        """Return the current state and the counts of the run."""
+        client, counters = self._client, self._context.counters
+        leases = None if self._leader_setup is None else self._leader_setup.engine.held
+        connections = {one.name: one.is_up for one in self._connections.all}
+        is_listening = self._notifier is not None and self.state != "stopped"
+        if self._notifier is not None:
+            connections["listener"] = self._notifier.is_up
+        return ClientStats(
+            state=self.state,
+            client_id=client.id,
+            domain=self._config.domain,
+            uptime=time.monotonic() - self._started_at,
+            is_leader=self.is_leader,
+            listener=("proven" if self._is_notified() else "deaf") if is_listening else "off",
+            connections=connections,
+            outages=self._connections.outage.count,
+            backlog=len(self._completer.unstored),
+            results_set_aside=tuple(entry.row.id for entry in self._completer.set_aside),
+            results_refused=counters.results_refused,
+            dropped_events=client.subscriptions.dropped,
+            heartbeat_age=self._heartbeat.age,
+            lease_renewals=leases.renewals if leases else 0,
+            lease_renewal_failures=leases.renewal_failures if leases else 0,
+            loop_lag=counters.loop_lag.histogram(),
+            stuck=tuple(name for group in self._groups for name in group.stuck()),
+            stuck_jobs=len(self.running.stuck),
+            kinds={kind: of_kind.stats() for kind, of_kind in counters.kinds.items()},
+            queues={name: producer.stats() for name, producer in self.producers.items()},
+            singletons=self._singletons.stats,
+            leases=client.leases.stats,
+        )
+
+    def _record_lag(self, seconds: float) -> None:
+        """Record how many seconds the event loop was late."""
+        self._context.counters.loop_lag.add(seconds)
+        if seconds > LAG_MIN:
+            for group in self._groups:
+                group.postpone(seconds)
+
+    # -- running
 
     async def run(self, *, drain: bool, task_status: TaskStatus[None]) -> StopReport:
         """Work until stopped or, with `drain`, until the queues are empty.
@@ -287,18 +366,19 @@ class Run:
                 database.
             Exception: one of DATABASE_ERRORS at the start, or a fault of riverpy in a service.
         """
-        if self._periodic_warning is not None:
-            self._periodic_warning.warn()
+        if self._leader_setup is None:
+            self._client.periodic_jobs.wake = self._warn_of_periodic_jobs
+            self._warn_of_periodic_jobs()
         try:
-            with self.until_stop_asked():
+            with self.until_stop_requested():
                 await self._open_connections()
             async with (
-                self._completer.running(self._budget.wait_stored),
+                self._completer.running(self._stop_timeouts.wait_stored),
                 self._ending_maintenance(),
                 ServiceGroup() as services,
             ):
-                self.status.add_group(services)
-                with self.until_stop_asked():
+                self._groups.append(services)
+                with self.until_stop_requested():
                     await self._start_services(services)
                 try:
                     await self._claim(task_status, drain=drain)
@@ -313,7 +393,7 @@ class Run:
             self._executor.close()
             self._heartbeat.end()
             await self._connections.close()
-            self.status.state = "stopped"
+            self.state = "stopped"
 
     async def _open_connections(self) -> None:
         """Connect, and check the schema."""
@@ -342,7 +422,7 @@ class Run:
                 self._status_reporter = ClientStatusReporter(
                     self._context,
                     self.running,
-                    self._set_aside,
+                    self._skipped_rows,
                     has_state=STATE_VERSION in own_versions,
                     is_marked=DOMAINS_VERSION in own_versions and self._membership is None,
                 )
@@ -350,7 +430,7 @@ class Run:
             await services.start(self._leader_watch)
         await services.start(self._reconciler)
         await services.start(self._summary)
-        await services.start(LoopWatch(self.running, self.status.record_lag))
+        await services.start(LoopWatch(self.running, self._record_lag))
         if self._notifier is not None:
             await services.start(self._notifier)
 
@@ -365,62 +445,52 @@ class Run:
         """Claim jobs, take part in leader election and run singletons until stopped."""
         elections = () if self._leader_setup is None else self._leader_setup.elections
         async with ServiceGroup() as claiming:
-            self.status.add_group(claiming)
-            with self.until_stop_asked():
+            self._groups.append(claiming)
+            with self.until_stop_requested():
                 for service in (*self.producers.values(), *elections, *self._singletons):
                     await claiming.start(service)
-            if not self._stop_asked.is_set():
-                self.status.state = "working"
+            if not self._stop_requested.is_set():
+                self.state = "working"
             task_status.started()
-            await self._until_stopped(drain=drain)
+            if drain:
+                with self.until_stop_requested():
+                    while True:
+                        if await self._is_empty():
+                            break
+                        await anyio.sleep(DRAIN_POLL_INTERVAL)
+                self.stop()
+            await self._stop_requested.wait()
 
     # -- stopping
 
     def stop(self) -> None:
         """Stop claiming, and let running jobs end."""
-        if not self._stop_asked.is_set():
-            self._budget.start()
-            self.status.state = "stopping"
+        if not self._stop_requested.is_set():
+            self._stop_timeouts.start()
+            self.state = "stopping"
             self._report_stopping()
-            self._stop_asked.set()
-        if self._start_scope is not None:
-            self._start_scope.cancel()
+            self._stop_requested.set()
+        if self._scope_until_stop is not None:
+            self._scope_until_stop.cancel()
 
     def stop_hard(self) -> None:
         """Stop, and cancel running jobs."""
-        self._hard_asked.set()
-        self._budget.start_hard()
+        self.running.end_drain()
+        self._stop_timeouts.start_hard()
         self.stop()
 
     def _report_stopping(self) -> None:
         if self._status_reporter is not None:
-            self._status_reporter.stopping()
+            self._status_reporter.report_stopping()
 
     @contextmanager
-    def until_stop_asked(self) -> Generator[None]:
-        """Run the block, a step of the start. A stop request cancels the block at once."""
-        with anyio.CancelScope() as self._start_scope:
-            if self._stop_asked.is_set():
-                self._start_scope.cancel()
+    def until_stop_requested(self) -> Generator[None]:
+        """Run the block. A stop request cancels the block at once."""
+        with anyio.CancelScope() as self._scope_until_stop:
+            if self._stop_requested.is_set():
+                self._scope_until_stop.cancel()
             yield
-        self._start_scope = None
-
-    async def _until_stopped(self, *, drain: bool) -> None:
-        if not drain:
-            await self._stop_asked.wait()
-            return
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._cancel_when_stopped, tasks.cancel_scope)
-            while True:
-                if await self._is_empty():
-                    break
-                await anyio.sleep(DRAIN_POLL_INTERVAL)
-            tasks.cancel_scope.cancel()
-        self.stop()
-
-    async def _cancel_when_stopped(self, scope: anyio.CancelScope) -> None:
-        await self._stop_asked.wait()
-        scope.cancel()
+        self._scope_until_stop = None
 
     async def _is_empty(self) -> bool:
         """Whether no job runs, no result waits to be stored, and no job is available.
@@ -450,21 +520,25 @@ class Run:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a job runs, a result waits to be stored, or a claim is in doubt."""
-        return bool(self.running or self._completer.unstored or self._reconciler.in_doubt)
+        """Whether a job runs, a result waits to be stored, or a claim without an answer may have
+        claimed jobs."""
+        return bool(
+            self.running or self._completer.unstored or self._reconciler.has_uncertain_claim
+        )
 
     async def _drain(self) -> None:
+        """Wait for running jobs after a stop request, then cancel the jobs that still run."""
         if self.running.is_run_cancelled:  # there is no time to wait
-            self._budget.start_hard()
-        left = 0.0 if self.running.is_run_cancelled else self._budget.soft_left()
-        if self.running and left != 0.0:
-            seconds = None if left is None else round(left, 1)
+            self._stop_timeouts.start_hard()
+        soft = 0.0 if self.running.is_run_cancelled else self._stop_timeouts.soft_left()
+        if self.running and soft != 0.0:
+            seconds = None if soft is None else round(soft, 1)
             self._log.info(CLIENT_STOP_STARTED, running=len(self.running), seconds=seconds)
         try:
-            with anyio.CancelScope(shield=left == 0.0):
-                await self.running.drain(left, self._hard_asked, self._budget.left_for_jobs)
+            with anyio.CancelScope(shield=soft == 0.0):
+                await self.running.drain(soft, self._stop_timeouts.left_for_jobs)
         finally:  # also after a cancellation of this task
-            await self._reconciler.release_last_claims(self._budget.left_for_jobs())
+            await self._reconciler.release_last_claims(self._stop_timeouts.left_for_jobs())
 
     @asynccontextmanager
     async def _ending_maintenance(self) -> AsyncGenerator[None]:
@@ -472,28 +546,29 @@ class Run:
         try:
             yield
         finally:
-            if self._leader_setup is not None:
-                with anyio.CancelScope(shield=True):
-                    is_clear = await self._leader_setup.close(self._maintenance_time())
-                    self._maintenance_left = not is_clear
             with anyio.CancelScope(shield=True):
-                self._singletons_left = await self._singletons.close(self._maintenance_time())
+                if self._leader_setup is not None:
+                    has_ended = await self._leader_setup.close(self._maintenance_timeout())
+                    self._is_maintenance_abandoned = not has_ended
+                self._abandoned_singletons = await self._singletons.close(
+                    self._maintenance_timeout()
+                )
 
-    def _maintenance_time(self) -> float:
+    def _maintenance_timeout(self) -> float:
         """Return the seconds that maintenance and singletons may take to end."""
-        if self.running.is_run_cancelled or not self._budget.is_started:
+        if self.running.is_run_cancelled or not self._stop_timeouts.is_started:
             return MAINTENANCE_END_MIN
-        return max(self._budget.left(), MAINTENANCE_END_MIN)
+        return max(self._stop_timeouts.left(), MAINTENANCE_END_MIN)
 
     async def _end(self) -> StopReport:
         report = StopReport(
             tuple(sorted(self.running.claim_keys())),
             len(self._completer.unstored),
-            self._reconciler.in_doubt,
-            maintenance_left=self._maintenance_left,
-            singletons_left=self._singletons_left,
+            self._reconciler.has_uncertain_claim,
+            self._is_maintenance_abandoned,
+            self._abandoned_singletons,
         )
-        log_left(report)
+        log_report(report)
         if report.is_clean:
             await self._heartbeat.leave()
         if self._heartbeat.is_displaced:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from riverpy._leases.client_leases import ClientLeases
     from riverpy._postgres.driver import Connection
     from riverpy._work.child_process import ChildProcesses
-    from riverpy._work.counters import Counters
-    from riverpy._work.metrics import Metrics
+    from riverpy._work.counters import Counters, Metrics
     from riverpy._work.subscriptions import Subscriptions
     from riverpy.config import Config, QueueConfig
     from riverpy.periodic import PeriodicJobs

@@ -11,16 +11,22 @@ import asyncio
 import contextvars
 import math
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import anyio
 
 from riverpy._lifecycle import StopCause
 from riverpy._log import get_logger
-from riverpy._log_events import RUNNING_JOBS_CANCELLED
+from riverpy._log_events import (
+    RUNNING_JOBS_CANCELLED,
+    STUCK_JOB_ENDED,
+    STUCK_JOB_FOUND,
+    STUCK_JOB_HANDLER_FAILED,
+)
 from riverpy._work.failure import is_cancellation
 from riverpy._work.outcomes import set_released
-from riverpy._work.stuck_attempts import StuckAttempts
+from riverpy.stuck import StuckJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,8 +53,13 @@ class RunningAttempts:
         self._idle.set()
         self._timer: asyncio.TimerHandle | None = None
         self._scan_at = math.inf
+        self._drain_scope = anyio.CancelScope()
         self._log = get_logger()
-        self.stuck = StuckAttempts(config.job_stuck_handler)
+        self._limited_log = self._log.limited()
+        self._stuck_handler = config.job_stuck_handler
+        self.stuck: dict[Attempt, bool] = {}
+        """The attempts that still run long after their cancellation. The value is whether the
+        attempt keeps its slot. The user's handler decides this."""
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -76,7 +87,7 @@ class RunningAttempts:
         attempt.task = None  # avoids a reference cycle between the attempt and its coroutine
         self._attempts.discard(attempt)
         self._finished(attempt)
-        if not self.stuck.keeps_slot or self.stuck.remove(attempt):
+        if not self.stuck or self._remove_stuck(attempt):
             attempt.free_slot()
         if not self._attempts:
             self._idle.set()
@@ -101,54 +112,45 @@ class RunningAttempts:
             if attempt in self._attempts:
                 self._stop(attempt, StopCause.JOB_CANCELLED)
 
-    def stop_all(self, cause: StopCause) -> None:
-        """Cancel every attempt."""
-        for attempt in self:
-            self._stop(attempt, cause)
-
     def set_cause(self, attempt: Attempt, error: BaseException) -> None:
         """Record a hard stop as the cause if the attempt was cancelled together with the run."""
         if attempt.cause is None and self.is_run_cancelled and is_cancellation(error):
             attempt.cause = StopCause.HARD_STOP
 
     async def wait_idle(self) -> None:
-        """Wait until no attempt is left."""
+        """Wait until all attempts have ended."""
         while self._attempts:
             await self._idle.wait()
 
-    async def drain(
-        self, soft: float | None, hard_asked: asyncio.Event, hard: Callable[[], float]
-    ) -> None:
+    async def drain(self, soft: float | None, hard: Callable[[], float]) -> None:
         """Wait for the attempts to end. Then cancel the remaining attempts and wait for their end.
 
         Args:
             soft: seconds until running attempts are cancelled; None: no limit.
-            hard_asked: an event that cancels running attempts at once.
             hard: returns the seconds that cancelled attempts may take to end.
         """
+        if soft is not None:
+            self._drain_scope.deadline = anyio.current_time() + soft
         try:
-            with anyio.move_on_after(soft):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._cancel_when_set, hard_asked, tasks.cancel_scope)
-                    await self.wait_idle()
-                    tasks.cancel_scope.cancel()
+            with self._drain_scope:
+                await self.wait_idle()
         finally:
             await self._end(hard)
+
+    def end_drain(self) -> None:
+        """Cancel the attempts that `drain` waits for, now or as soon as it is called."""
+        self._drain_scope.cancel()
 
     async def _end(self, hard: Callable[[], float]) -> None:
         if self._attempts:
             self._log.info(RUNNING_JOBS_CANCELLED, running=len(self._attempts))
-            self.stop_all(StopCause.HARD_STOP)
+            for attempt in self:
+                self._stop(attempt, StopCause.HARD_STOP)
             # A task that was cancelled before its first step did not call `finish`.
             self.release([one for one in self if one.task and one.task.done()])
             with anyio.move_on_after(hard(), shield=True):
                 await self.wait_idle()
         self._stop_timer()
-
-    @staticmethod
-    async def _cancel_when_set(event: asyncio.Event, scope: anyio.CancelScope) -> None:
-        await event.wait()
-        scope.cancel()
 
     def _stop(self, attempt: Attempt, cause: StopCause) -> None:
         """Record the cause, then cancel the task. The first cause is kept.
@@ -199,7 +201,7 @@ class RunningAttempts:
             first = min(first, attempt.deadline)
         self.watch(first)
         for attempt in stuck:
-            self.stuck.add(attempt, now)
+            self._add_stuck(attempt, now)
 
     def _time_left(self, attempt: Attempt, now: float) -> float:
         """Return the seconds that an attempt still has at its deadline.
@@ -212,3 +214,44 @@ class RunningAttempts:
             return max(limit, SCAN_INTERVAL_MIN)
         left = attempt.started + attempt.timeout - now
         return left if attempt.cause is None and left > SCAN_INTERVAL_MIN else 0.0
+
+    def _add_stuck(self, attempt: Attempt, now: float) -> None:
+        """Call the handler for a stuck attempt, log the attempt, and free its slot if the handler
+        returned True."""
+        running = timedelta(seconds=now - attempt.started)
+        self.stuck[attempt] = True
+        job = StuckJob(attempt.id, attempt.kind, attempt.queue, running, len(self.stuck))
+        gives_slot = False
+        if self._stuck_handler is not None:
+            try:
+                gives_slot = bool(self._stuck_handler.handle_stuck(job))
+            except BaseException:  # user code must not end the event loop
+                self._limited_log.exception(STUCK_JOB_HANDLER_FAILED, job_id=job.id, kind=job.kind)
+        self.stuck[attempt] = not gives_slot
+        self._limited_log.warning(
+            STUCK_JOB_FOUND,
+            job_id=job.id,
+            kind=job.kind,
+            queue=job.queue,
+            reason=attempt.cause and attempt.cause.value,
+            seconds=round(running.total_seconds(), 3),
+            keeps_slot=not gives_slot,
+            stuck=job.total,
+        )
+        if gives_slot:
+            attempt.free_slot()
+
+    def _remove_stuck(self, attempt: Attempt) -> bool:
+        """Remove an attempt that ended. Returns whether the attempt still has its slot."""
+        keeps_slot = self.stuck.pop(attempt, None)
+        if keeps_slot is None:  # it was not stuck
+            return True
+        self._limited_log.info(
+            STUCK_JOB_ENDED,
+            job_id=attempt.id,
+            kind=attempt.kind,
+            queue=attempt.queue,
+            seconds=round(attempt.ended - attempt.started, 3),
+            stuck=len(self.stuck),
+        )
+        return keeps_slot

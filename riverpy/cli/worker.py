@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from riverpy._postgres.jobs import ClaimKey
-    from riverpy._work.stop_report import StopReport
+    from riverpy._work.stop import StopReport
     from riverpy.cli._log_stream import LogStream
     from riverpy.cli._options import DatabaseSettings
     from riverpy.client import Client

@@ -13,7 +13,7 @@ import pytest
 
 from riverpy import Client, Config, QueueConfig, Workers
 from riverpy._lifecycle import ServiceGroup
-from riverpy._work.stop_budget import StopBudget
+from riverpy._work.stop import StopTimeouts
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ async def one_cycle(parts: Run, name: str, rng: random.Random) -> None:
         async with AsyncExitStack() as stack:
             if name == "completer":
                 await stack.enter_async_context(
-                    parts._completer.running(StopBudget(None, timedelta(seconds=1)).wait_stored)
+                    parts._completer.running(StopTimeouts(None, timedelta(seconds=1)).wait_stored)
                 )
             else:
                 group = await stack.enter_async_context(ServiceGroup())

@@ -27,7 +27,7 @@ from riverpy._names import (
 from riverpy._tools.health.address import Address
 from riverpy._tools.health.http import HttpError, parse
 from riverpy._tools.text import masked_query
-from riverpy._work.snoozes import SNOOZES_KEY, next_snoozes
+from riverpy._work.outcomes import SNOOZES_KEY, next_snoozes
 from riverpy.errors import RiverError
 from riverpy.insert_opts import UniqueOpts
 from riverpy.schedules import cron

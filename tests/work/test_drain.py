@@ -117,7 +117,7 @@ async def test_claim_in_flight(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Non
                 await rig.schema.fetchval("SELECT 1")
                 assert not ended.is_set()
                 assert client._run is not None
-                assert not client._run._stop_asked.is_set()
+                assert not client._run._stop_requested.is_set()
             await proxy.release()
     assert await rig.states() == {"completed": 1}
 

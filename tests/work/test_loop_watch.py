@@ -92,7 +92,7 @@ async def test_blocked_by_no_job(rig: Rig, log: list[dict[str, Any]]) -> None:
     async with rig.working() as client:
         run = client._run
         assert run is not None
-        waiting = Attempt([0] * 20, None, lambda: None, 0.0)
+        waiting = Attempt([0] * 20, (None, 0.0), lambda: None, 0.0)
         run.running.add([waiting])  # like a prefetched job, without a task
         asyncio.get_running_loop().call_soon(block_until_told, log)
         after = await until_told(log, EVENT_LOOP_RESUMED)

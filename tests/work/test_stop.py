@@ -408,7 +408,7 @@ async def test_run_is_cancelled_while_it_drains(
         " VALUES ('task', '{}', 25, 'running', 1, now(), array[$1])",
         client.id,
     )
-    client._run._reconciler.in_doubt = True
+    client._run._reconciler.has_uncertain_claim = True
     client.stop()
     async with asyncio.timeout(PATIENCE):
         while not any(entry["event"] == CLIENT_STOP_STARTED for entry in log):

@@ -9,13 +9,13 @@ from datetime import timedelta
 import anyio
 import pytest
 
-from riverpy._work.stop_budget import StopBudget
+from riverpy._work.stop import StopTimeouts
 from tests.work.rig import PATIENCE
 
 
-def budget(soft: float | None, hard: float) -> StopBudget:
+def budget(soft: float | None, hard: float) -> StopTimeouts:
     """Return a budget of so many seconds."""
-    return StopBudget(None if soft is None else timedelta(seconds=soft), timedelta(seconds=hard))
+    return StopTimeouts(None if soft is None else timedelta(seconds=soft), timedelta(seconds=hard))
 
 
 @pytest.fixture

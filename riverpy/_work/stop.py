@@ -1,0 +1,145 @@
+"""Stopping a run: its timeouts, and the report of what had not ended."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from riverpy._log import get_logger
+from riverpy._log_events import (
+    CLAIM_LEFT_UNANSWERED,
+    JOB_RESULTS_LEFT_UNSTORED,
+    JOBS_ABANDONED,
+    MAINTENANCE_ABANDONED,
+    SINGLETONS_ABANDONED,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+    from datetime import timedelta
+
+    from riverpy._postgres.jobs import ClaimKey
+
+STORING_SHARE = 0.4
+"""The share of the hard stop timeout that is reserved for storing the last results."""
+STORING_MIN = 1.0
+"""The minimum time for storing the last results, in seconds. A smaller `STORING_SHARE` of the hard
+stop timeout has precedence."""
+
+
+class StopTimeouts:
+    """Computes the remaining seconds of each step of one stop."""
+
+    def __init__(self, soft: timedelta | None, hard: timedelta) -> None:
+        """The time starts with `start`.
+
+        Args:
+            soft: how long jobs may keep running; None: no limit.
+            hard: how long cancelled jobs and the storing of results may take.
+        """
+        self._soft = math.inf if soft is None else soft.total_seconds()
+        self._hard = hard.total_seconds()
+        self._started_at: float | None = None
+        self._deadline = math.inf
+        self._stored_scope: anyio.CancelScope | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether a stop was requested. A run also ends after a fault or a cancellation, without a
+        stop request."""
+        return self._started_at is not None
+
+    def start(self) -> None:
+        """Start the time of a stop request."""
+        self._started_at = time.monotonic()
+        self._shorten(self._soft + self._hard)
+
+    def start_hard(self) -> None:
+        """Shorten the remaining time to the hard stop timeout."""
+        self._shorten(self._hard)
+
+    def soft_left(self) -> float | None:
+        """Return the seconds that jobs may keep running; None: no limit; 0: no stop was
+        requested."""
+        if self._started_at is None:
+            return 0.0
+        left = self._started_at + self._soft - time.monotonic()
+        return None if left == math.inf else max(left, 0.0)
+
+    def left_for_jobs(self) -> float:
+        """Return the seconds that cancelled jobs may take to end."""
+        return max(self.left() - self._hard * STORING_SHARE, 0.0)
+
+    def left(self) -> float:
+        """Return the remaining seconds. If there is no deadline, the hard stop timeout starts
+        now."""
+        if self._deadline == math.inf:
+            self.start_hard()
+        return max(self._deadline - time.monotonic(), 0.0)
+
+    async def wait_stored(self, ended: asyncio.Event) -> None:
+        """Wait until the event is set or the deadline has passed. Cancellations are ignored."""
+        minimum = min(self._hard * STORING_SHARE, STORING_MIN)
+        until = anyio.current_time() + max(self.left(), minimum)
+        with anyio.CancelScope(shield=True, deadline=until) as self._stored_scope:
+            await ended.wait()
+        self._stored_scope = None
+
+    def _shorten(self, seconds: float) -> None:
+        self._deadline = min(self._deadline, time.monotonic() + seconds)
+        if self._stored_scope is not None:
+            until = anyio.current_time() + seconds
+            self._stored_scope.deadline = min(self._stored_scope.deadline, until)
+
+
+class StopReport(msgspec.Struct, frozen=True):
+    """The attempts, results and services that had not ended when a run stopped. The report is empty
+    after a clean stop."""
+
+    abandoned: tuple[ClaimKey, ...] = ()
+    """The attempts whose code did not end in time. The rows of their jobs stay `running`."""
+    unstored: int = 0
+    """The number of results that could not be stored in time. The rows of their jobs stay
+    `running`."""
+
+    claims_in_doubt: bool = False
+    """Whether the answer to a claim was lost and the claim could not be checked. Jobs that this
+    client claimed but did not run may stay `running`."""
+    maintenance_left: bool = False
+    """Whether maintenance still runs, because a hook does not end. The database refuses writes
+    through riverpy after the end of the term, but not writes over the user's own connection."""
+    singletons_left: tuple[str, ...] = ()
+    """The names of the singletons whose function still runs, because it ignores the cancellation or
+    runs in a thread. The database refuses writes through the fence of the lease."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether all attempts, maintenance and singletons ended, all results were stored, and no
+        claim is in doubt."""
+        return self == StopReport()
+
+
+def log_report(report: StopReport) -> None:
+    """Log one event for each kind of thing that had not ended."""
+    log = get_logger()
+    if report.abandoned:
+        log.error(
+            JOBS_ABANDONED,
+            count=len(report.abandoned),
+            job_ids=[claim_key.id for claim_key in report.abandoned[:20]],
+        )
+    if report.unstored:
+        log.error(JOB_RESULTS_LEFT_UNSTORED, count=report.unstored)
+    if report.claims_in_doubt:
+        log.error(
+            CLAIM_LEFT_UNANSWERED,
+            effect="jobs may be claimed that never ran; they are rescued later",
+        )
+    if report.maintenance_left:
+        log.error(MAINTENANCE_ABANDONED)
+    if report.singletons_left:
+        log.error(SINGLETONS_ABANDONED, singletons=report.singletons_left)
