@@ -103,7 +103,7 @@ class IdClaim:
                 return now.heartbeat.value
             step = min(READ_INTERVAL_MAX, holder.heartbeat.limit * READ_SHARE)
             await self._timer.sleep(min(step, silent.next_in))
-            async with self._connection.use("reading a heartbeat", TIMEOUT) as connection:
+            async with self._connection.acquire("reading a heartbeat", TIMEOUT) as connection:
                 now = await client_registered_run(
                     connection, self._schema, client_id=self._client_id
                 )
@@ -129,7 +129,7 @@ class IdClaim:
         """Try to register, in place of the run whose last heartbeat is `dead`. Return the time of
         the registration in microseconds since 2000, or the run that has the id."""
         async with (
-            self._connection.use("registering", TIMEOUT) as connection,
+            self._connection.acquire("registering", TIMEOUT) as connection,
             connection.transaction(isolation="read_committed"),
         ):
             if dead is not None:

@@ -197,7 +197,7 @@ class Heartbeat:
         if self.registered_at is None:
             return
         try:
-            async with self._connections[0].use("leaving", UNREGISTER_TIMEOUT) as connection:
+            async with self._connections[0].acquire("leaving", UNREGISTER_TIMEOUT) as connection:
                 await client_unregister(
                     connection,
                     self._config.schema,
@@ -237,7 +237,7 @@ class Heartbeat:
 
     async def _write_on(self, connection: DedicatedConnection) -> bool:
         """Write one heartbeat. Return whether this run still has the client's id."""
-        async with connection.use("writing a heartbeat", self._timeout) as opened:
+        async with connection.acquire("writing a heartbeat", self._timeout) as opened:
             if self.registered_at is None:  # the table was missing at the start
                 self.registered_at = await client_register(
                     opened, self._config.schema, self._registration

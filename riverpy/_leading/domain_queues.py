@@ -103,7 +103,7 @@ class DomainQueues:
     async def _read(self) -> Sequence[OwnedQueue]:
         """Read the queues that have an owner. If the table of owners is missing, there are none."""
         purpose = "reading the owners of queues"
-        async with self._connection.use(purpose, STATEMENT_TIMEOUT) as connection:
+        async with self._connection.acquire(purpose, STATEMENT_TIMEOUT) as connection:
             # A migration creates the table without a notification.
             self._has_table = self._has_table or await owner_exists(connection, self._schema)
             if not self._has_table:

@@ -57,7 +57,7 @@ class LeaderRowStore(LeaseStore):
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAnswer | None:
         """Try to become leader."""
-        async with self._connection.use("electing a leader", timeout) as connection:
+        async with self._connection.acquire("electing a leader", timeout) as connection:
             return await leader_elect(connection, self._schema, leader_id=holder, ttl=ttl)
 
     async def renew(
@@ -65,7 +65,7 @@ class LeaderRowStore(LeaseStore):
     ) -> dict[str, bool]:
         """Extend the term."""
         held: dict[str, bool] = {}
-        async with self._connection.use("renewing the leader lease", timeout) as connection:
+        async with self._connection.acquire("renewing the leader lease", timeout) as connection:
             for name, epoch in terms:
                 if await leader_renew(
                     connection,
@@ -79,7 +79,7 @@ class LeaderRowStore(LeaseStore):
 
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
         """Resign. Returns False if the term had ended before."""
-        async with self._connection.use("releasing the leader lease", timeout) as connection:
+        async with self._connection.acquire("releasing the leader lease", timeout) as connection:
             return await leader_resign(
                 connection, self._schema, leader_id=holder, elected_at=time_of(epoch)
             )
@@ -132,7 +132,7 @@ class SchemaLeaseStore(DomainLeaseStore):
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAnswer | None:
         """Try to acquire the lease, unless a riverpy client is the leader of `default`."""
-        async with self._connection.use("acquiring the schema lease", timeout) as connection:
+        async with self._connection.acquire("acquiring the schema lease", timeout) as connection:
             lead = await default_leader(connection, self._schema)
             if lead.is_registered:
                 return _DENIED

@@ -108,7 +108,7 @@ class LeaderWatch:
         if self._domain is None and self._is_leader():  # no check is needed
             return
         try:
-            async with self._connection.use("checking the leader", STATEMENT_TIMEOUT) as opened:
+            async with self._connection.acquire("checking the leader", STATEMENT_TIMEOUT) as opened:
                 status = await self._read(opened)
         except DATABASE_ERRORS as error:
             self._log.debug(LEADER_CHECK_FAILED, error=describe(error))

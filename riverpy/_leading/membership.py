@@ -121,7 +121,7 @@ class Membership:
                     client_ids=sorted(undecided),
                     seconds=dead_after,
                 )
-            async with self._reserved.use("reading heartbeats", JOIN_TIMEOUT) as connection:
+            async with self._reserved.acquire("reading heartbeats", JOIN_TIMEOUT) as connection:
                 observer.observe(*await client_heartbeats(connection, self._config.schema))
             silent = observer.silent(dead_after)
             dead = silent.heartbeats
@@ -136,7 +136,7 @@ class Membership:
         schema = self._config.schema
         wanted = sorted(set(self._config.domain_queues or self._registration.queues))
         async with (
-            self._reserved.use("joining the leader domain", JOIN_TIMEOUT) as connection,
+            self._reserved.acquire("joining the leader domain", JOIN_TIMEOUT) as connection,
             connection.transaction(isolation="read_committed"),
         ):
             await owner_lock(connection, schema)
@@ -165,7 +165,7 @@ class Membership:
             scope.expect_progress(within=interval + STATEMENT_TIMEOUT)
             await self._timer.sleep(interval)
             try:
-                async with self._connection.use(
+                async with self._connection.acquire(
                     "writing a heartbeat of the domain", STATEMENT_TIMEOUT
                 ) as connection:
                     owners = await self._update(connection)

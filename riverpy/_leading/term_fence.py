@@ -74,7 +74,7 @@ class TermFence:
         is_entered = False
         try:
             async with (
-                connection.use(purpose, self.limit.total_seconds()) as open_connection,
+                connection.acquire(purpose, self.limit.total_seconds()) as open_connection,
                 _transaction(open_connection),
             ):
                 if not await self.passes(open_connection):

@@ -146,7 +146,9 @@ class LeaseStore(ABC):
 class _Connections(Protocol):
     """A source of a connection for each statement."""
 
-    def use(self, purpose: str, timeout: float, /) -> AbstractAsyncContextManager[Transaction]: ...
+    def acquire(
+        self, purpose: str, timeout: float, /
+    ) -> AbstractAsyncContextManager[Transaction]: ...
 
 
 class LeaseTable(LeaseStore):
@@ -181,7 +183,7 @@ class LeaseTable(LeaseStore):
             TransactionError: the caller's connection is in a transaction.
         """
         with suppress(LockNotAvailableError, SerializationError):
-            async with self._others.use("acquiring a lease", timeout) as connection:
+            async with self._others.acquire("acquiring a lease", timeout) as connection:
                 return await self._acquire(connection, name, holder, ttl)
         return None
 
@@ -207,7 +209,7 @@ class LeaseTable(LeaseStore):
             TransactionError: the caller's connection is in a transaction.
         """
         rows = [(self.prefix + name, epoch) for name, epoch in terms]
-        async with self._renewals.use("renewing leases", timeout) as connection:
+        async with self._renewals.acquire("renewing leases", timeout) as connection:
             _expect_no_transaction(connection)
             held = await lease_renew(connection, self._schema, holder=holder, terms=rows)
         return {row.removeprefix(self.prefix): is_renewed for row, is_renewed in held.items()}
@@ -218,7 +220,7 @@ class LeaseTable(LeaseStore):
         Raises:
             TransactionError: the caller's connection is in a transaction.
         """
-        async with self._others.use("releasing a lease", timeout) as connection:
+        async with self._others.acquire("releasing a lease", timeout) as connection:
             _expect_no_transaction(connection)
             return await lease_release(
                 connection, self._schema, name=self.prefix + name, epoch=epoch, holder=holder
@@ -316,7 +318,7 @@ class UserLeaseTable(LeaseTable):
         """
         if self._owned:
             await self._owned[0].open()
-        async with self._renewals.use(
+        async with self._renewals.acquire(
             "checking for the table of leases", OPEN_TIMEOUT
         ) as connection:
             state = await read_schema_state(connection, self._schema)

@@ -73,7 +73,7 @@ class MaintenanceService(ABC):
 
     def read_connection(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
         """Return a context manager that lends a connection for reads. `purpose` is for the log."""
-        return self.context.connection.use(purpose, READ_TIMEOUT)
+        return self.context.connection.acquire(purpose, READ_TIMEOUT)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Start, wait until the other services have started, and make passes until stopped."""

@@ -182,7 +182,7 @@ class JobCleaner(MaintenanceService):
 
     async def _read(self, rule: Rule, limit: int) -> list[EndedJob]:
         self.context.fence.expect_valid()
-        async with self.context.cleaning.use("reading ended jobs", READ_TIMEOUT) as connection:
+        async with self.context.cleaning.acquire("reading ended jobs", READ_TIMEOUT) as connection:
             return await job_ended(
                 connection,
                 self.schema,

@@ -55,8 +55,7 @@ _FATAL = {"FATAL", "PANIC"}
 
 class StatementTimeoutError(TimeoutError):
     """Our own timeout ended a running statement, which had at least half of the time. Any other
-    TimeoutError of `use` means that no statement was sent, because the wait for the connection, or
-    a new connection, took too long."""
+    TimeoutError of `DedicatedConnection.acquire` means that no statement was sent."""
 
 
 @contextmanager
@@ -227,7 +226,7 @@ class DedicatedConnection:
             pooled: whether the connection leads to a pooler, so that it has no `statement_timeout`.
                 Then our own timeout of a statement does not mean that the connection is lost.
             trace_internal: whether the driver's instrumentation makes spans of the statements.
-            wait: seconds that a call of `use` may wait for the connection, in addition to the
+            wait: seconds that a call of `acquire` may wait for the connection, in addition to the
                 timeout. None: half of the timeout, and not in addition.
             reconnected: called after the connection was lost and made again.
         """
@@ -268,32 +267,32 @@ class DedicatedConnection:
             self._keep(await self._connect())
 
     @asynccontextmanager
-    async def use(self, purpose: str, bound: float) -> AsyncGenerator[Connection]:
-        """Use the connection alone, for at most `bound` seconds. A lost connection is made again
+    async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
+        """Use the connection alone, for at most `timeout` seconds. A lost connection is made again
         within this time.
 
-        An error after which the session may be unusable cuts the connection. If no statement was
-        sent in the first half of the time, `use` fails, because a statement in the rest of the time
-        could fail only for lack of time.
+        An error after which the session may be unusable cuts the connection. If there is no
+        connection after half of the time, no statement is sent, because the rest might be too
+        short for it.
 
         Raises:
-            StatementTimeoutError: `bound` expired while the connection was used; the text has the
+            StatementTimeoutError: `timeout` expired while the connection was used; the text has the
                 purpose.
-            TimeoutError: `bound`, or half of it, expired before the connection was used. No
+            TimeoutError: `timeout`, or half of it, expired before the connection was used. No
                 statement was sent.
             Exception: one of DATABASE_ERRORS.
         """
-        reason = f"{purpose} took longer than {bound:.3g} s"
+        reason = f"{purpose} took longer than {timeout:.3g} s"
         is_cut = is_replaced = False
         try:
-            async with self._turn(purpose, bound) as left:
+            async with self._turn(purpose, timeout) as left:
                 with self._untraced(), anyio.fail_after(left, reason=reason) as scope:
                     self._expect_open()
                     connection = self._connection
                     if connection is None or connection.is_closed():
                         self._log_closed(connection)
                         connection = await self._reconnect()
-                        if scope.deadline - anyio.current_time() < bound / 2:
+                        if scope.deadline - anyio.current_time() < timeout / 2:
                             raise TimeoutError(f"{purpose} waited for the connection for too long")
                     try:
                         yield connection
@@ -315,18 +314,18 @@ class DedicatedConnection:
             raise
 
     @asynccontextmanager
-    async def _turn(self, purpose: str, bound: float) -> AsyncGenerator[float]:
+    async def _turn(self, purpose: str, timeout: float) -> AsyncGenerator[float]:
         """Wait until no other task uses the connection. Yield the seconds that are left."""
         waited = (
             f"{purpose} waited too long for connection {self.name!r}, which is in use or is being "
             "made again"
         )
         began = anyio.current_time()
-        with anyio.fail_after(bound / 2 if self._wait is None else self._wait, reason=waited):
+        with anyio.fail_after(timeout / 2 if self._wait is None else self._wait, reason=waited):
             await self._lock.acquire()
         try:
             took = anyio.current_time() - began
-            yield bound - took if self._wait is None else bound
+            yield timeout - took if self._wait is None else timeout
         finally:
             self._lock.release()
 
@@ -350,7 +349,7 @@ class DedicatedConnection:
         self._outage.forget(self.name)
 
     async def close(self) -> None:
-        """Close the connection for good. A running `use` fails."""
+        """Close the connection for good. A running `acquire` fails."""
         self._is_closed = True
         self.rest()
         connection, self._connection = self._connection, None
@@ -419,14 +418,17 @@ class InjectedConnection:
         self._lock = anyio.Lock()
 
     @asynccontextmanager
-    async def use(self, purpose: str, bound: float) -> AsyncGenerator[Transaction]:
-        """Use the connection alone, for at most `bound` seconds.
+    async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Transaction]:
+        """Use the connection alone, for at most `timeout` seconds.
 
         Raises:
             TimeoutError: the time is over; the text has the purpose.
             Exception: one of DATABASE_ERRORS.
         """
-        with untraced(), anyio.fail_after(bound, reason=f"{purpose} took longer than {bound:g} s"):
+        with (
+            untraced(),
+            anyio.fail_after(timeout, reason=f"{purpose} took longer than {timeout:g} s"),
+        ):
             async with self._lock:
                 yield self._connection
 
@@ -439,15 +441,15 @@ class SharedPool:
         self._pool = pool
 
     @asynccontextmanager
-    async def use(self, purpose: str, bound: float) -> AsyncGenerator[Transaction]:
-        """Use a connection for at most `bound` seconds, including the wait for it.
+    async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Transaction]:
+        """Use a connection for at most `timeout` seconds, including the wait for it.
 
         Raises:
             TimeoutError: the time is over; the text has the purpose.
             Exception: one of DATABASE_ERRORS.
         """
-        reason = f"{purpose} took longer than {bound:.3g} s"
-        with untraced(), anyio.fail_after(bound, reason=reason):
+        reason = f"{purpose} took longer than {timeout:.3g} s"
+        with untraced(), anyio.fail_after(timeout, reason=reason):
             connection = await self._pool.acquire()
             try:
                 yield connection

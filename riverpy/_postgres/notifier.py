@@ -228,7 +228,9 @@ class Notifier:
         try:
             with anyio.fail_after(PROBE_TIMEOUT):
                 if first:
-                    async with self._reserved.use("sending a probe", PROBE_TIMEOUT) as connection:
+                    async with self._reserved.acquire(
+                        "sending a probe", PROBE_TIMEOUT
+                    ) as connection:
                         is_sent = await self._send_probe(connection, token)
                     self._is_tested = is_sent
                 elif self._connection is not None:

@@ -111,7 +111,9 @@ class ClientStatusReporter:
         if now == self._reported or registered_at is None:
             return INTERVAL
         try:
-            async with self._connection.use("reporting the client status", TIMEOUT) as connection:
+            async with self._connection.acquire(
+                "reporting the client status", TIMEOUT
+            ) as connection:
                 if self._has_state:
                     state = "stopping" if now.is_stopping else "working"
                     await client_set_state(

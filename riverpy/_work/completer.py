@@ -251,7 +251,7 @@ class Completer:
         fail. After a failure the next flush tries again, or a poll finds the jobs.
         """
         try:
-            async with self._connection.use(
+            async with self._connection.acquire(
                 "notifying queues of available jobs", STATEMENT_TIMEOUT
             ) as connection:
                 await jobs.job_notify_queues(
@@ -385,7 +385,7 @@ class Completer:
 
     async def _send(self, attempts: list[Attempt], *, skip_locked: bool) -> list[Attempt]:
         """Send the results, and return the attempts whose results are stored now."""
-        async with self._connection.use("storing job results", STATEMENT_TIMEOUT) as connection:
+        async with self._connection.acquire("storing job results", STATEMENT_TIMEOUT) as connection:
             if not skip_locked:
                 states = await self._write(connection, attempts)
             else:

@@ -289,12 +289,11 @@ class Producer:
         # If fewer slots are free when the claim returns, the other jobs are prefetched or released.
         wanted = 1 if retry is not None else min(max(self._room(), 1), self._claim_max)
         limit, self._claiming = self._unclaimable.limit(wanted), None
-        # The timeout of `use` limits the claim. The timeout of the scope limits a claim that runs
-        # when a stop is requested.
+        # `acquire` limits the claim. The scope limits a claim that runs when a stop is requested.
         longest = CLAIM_TIMEOUT + CLAIM_TIMEOUT_STOPPING
         try:
             with scope.shielded(longest, after_stop=CLAIM_TIMEOUT_STOPPING):
-                async with self._claims.use("claiming jobs", CLAIM_TIMEOUT) as connection:
+                async with self._claims.acquire("claiming jobs", CLAIM_TIMEOUT) as connection:
                     if self.paused:  # paused while this task waited for the connection
                         return True
                     if not self._heartbeat.may_claim:  # expired while the loop was blocked

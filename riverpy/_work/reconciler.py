@@ -284,7 +284,7 @@ class Reconciler:
             self._touch_at = time.monotonic() + TOUCH_INTERVAL
 
     async def _touch(self, names: list[str]) -> None:
-        async with self._claims.use("renewing queues", STATEMENT_TIMEOUT) as connection:
+        async with self._claims.acquire("renewing queues", STATEMENT_TIMEOUT) as connection:
             rows = await queues.queue_touch(connection, self._schema, names)
         self._paused.update(name for name, paused in rows.items() if paused)
 
@@ -296,7 +296,7 @@ class Reconciler:
 
     async def _read_paused(self) -> None:
         self._changed_pauses.clear()
-        async with self._reserved.use("reading pauses", RESERVED_TIMEOUT) as connection:
+        async with self._reserved.acquire("reading pauses", RESERVED_TIMEOUT) as connection:
             paused = await queues.queue_paused(connection, self._schema, list(self._producers))
         self._adopt_pauses(paused)
 
@@ -313,7 +313,7 @@ class Reconciler:
 
     async def _read_cancel_marks(self, asked: list[Attempt]) -> None:
         ids = [attempt.id for attempt in asked]
-        async with self._reserved.use("reading cancels", RESERVED_TIMEOUT) as connection:
+        async with self._reserved.acquire("reading cancels", RESERVED_TIMEOUT) as connection:
             marked = set(await jobs.job_cancel_marks(connection, self._schema, ids))
         # Cancel attempts, not jobs: the job may have been cancelled, retried and claimed again.
         self._running.cancel_attempts(attempt for attempt in asked if attempt.id in marked)
@@ -336,7 +336,7 @@ class Reconciler:
         The rows are read over the connection for claims. No claim runs while this method uses the
         connection, so all active attempts are known. A claim that is lost now cannot return later.
         """
-        async with self._claims.use("finding lost claims", STATEMENT_TIMEOUT) as connection:
+        async with self._claims.acquire("finding lost claims", STATEMENT_TIMEOUT) as connection:
 
             async def read(skipped: list[int]) -> list[ClaimKey]:
                 return await jobs.job_claimed_by(
@@ -366,7 +366,7 @@ class Reconciler:
                 self._wake_producers()
 
     async def _release(self, lost: list[ClaimKey]) -> None:
-        async with self._claims.use("releasing lost claims", STATEMENT_TIMEOUT) as connection:
+        async with self._claims.acquire("releasing lost claims", STATEMENT_TIMEOUT) as connection:
             self._done += len(await jobs.job_release(connection, self._schema, lost))
 
     async def _rescue_earlier_run(self) -> None:
@@ -395,7 +395,7 @@ class Reconciler:
     async def _read_page(self, registered_at: int, after: int) -> None:
         """Read a page of jobs that this client id claimed before `registered_at`. The page is read
         over the connection for claims, as for lost claims."""
-        async with self._claims.use("finding jobs to rescue", STATEMENT_TIMEOUT) as connection:
+        async with self._claims.acquire("finding jobs to rescue", STATEMENT_TIMEOUT) as connection:
 
             async def read(skipped: list[int]) -> list[RunningClaim]:
                 return await job_running_of(
@@ -418,7 +418,7 @@ class Reconciler:
         self._rescue_after_id = claims[-1].claim_key.id if len(claims) == PAGE else None
 
     async def _rescue(self, rescues: list[Rescue]) -> None:
-        async with self._claims.use("rescuing jobs", STATEMENT_TIMEOUT) as connection:
+        async with self._claims.acquire("rescuing jobs", STATEMENT_TIMEOUT) as connection:
             done = await job_rescue(connection, self._schema, rescues)
         self._done += len(done)
 

@@ -399,7 +399,7 @@ class Run:
         """Connect, and check the schema."""
         schema, url, reserved = self._config.schema, self._client.url, self._connections.reserved
         await reserved.open()
-        async with reserved.use("checking the schema", CONNECT_TIMEOUT) as connection:
+        async with reserved.acquire("checking the schema", CONNECT_TIMEOUT) as connection:
             state = await check_schema(connection, schema, url=url)
         if self._membership is not None:
             expect_feature(state, DOMAINS_VERSION, schema, url=url)
@@ -505,7 +505,7 @@ class Run:
         queues = [producer.queue for producer in claiming]
         skipped = [job_id for producer in claiming for job_id in producer.skipped]
         try:
-            async with self._connections.claims.use(
+            async with self._connections.claims.acquire(
                 "checking for jobs", DRAIN_STATEMENT_TIMEOUT
             ) as connection:
                 return not self._is_busy and not await job_any_available(

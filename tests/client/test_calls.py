@@ -340,7 +340,7 @@ async def test_pause_reaches_a_working_client(schema: Schema) -> None:
             event = await anext(events)
             assert (event.kind, event.queue) == (EventKind.QUEUE_PAUSED, "default")
             assert client._run is not None
-            async with client._run._connections.claims.use("seeing no claim in flight", 10):
+            async with client._run._connections.claims.acquire("seeing no claim in flight", 10):
                 pass
             waiting = (await client.insert(Task())).job.id
             other = (await client.insert(Task(), InsertOpts(queue="other"))).job.id

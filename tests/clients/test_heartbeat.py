@@ -46,9 +46,9 @@ class FakeConnection:
         self.server = server
 
     @asynccontextmanager
-    async def use(self, purpose: str, bound: float) -> AsyncGenerator[FakeConnection]:
+    async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[FakeConnection]:
         if self.is_broken:
-            await self.server.timer.sleep(bound)
+            await self.server.timer.sleep(timeout)
             raise TimeoutError(purpose)
         yield self
 
@@ -369,7 +369,7 @@ async def test_claims_wait_for_a_sign_of_life(
         await rig.work(client, Task())
         assert client._run is not None
         claims = client._run._connections.claims
-        async with claims.use("test", 20) if waits else asyncio.timeout(20):
+        async with claims.acquire("test", 20) if waits else asyncio.timeout(20):
             if waits:
                 await rig.insert_rows(1)
                 client._run.producers["default"].wake()
@@ -452,7 +452,7 @@ async def test_locked_table_costs_no_connection(rig: Rig) -> None:
         async def pids() -> list[int]:
             found: list[int] = []
             for dedicated in heartbeat._connections:
-                async with dedicated.use("test", 20) as connection:
+                async with dedicated.acquire("test", 20) as connection:
                     found.append(connection.get_server_pid())
             return found
 

@@ -27,7 +27,7 @@ class Connection:
     """A connection that sends nothing."""
 
     @asynccontextmanager
-    async def use(self, _purpose: str, _bound: float) -> AsyncGenerator[None]:
+    async def acquire(self, _purpose: str, _timeout: float) -> AsyncGenerator[None]:
         yield
 
 

@@ -34,9 +34,9 @@ class FakeServer:
         self.is_broken = False
 
     @asynccontextmanager
-    async def use(self, purpose: str, bound: float) -> AsyncGenerator[FakeServer]:
+    async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[FakeServer]:
         if self.is_broken:
-            await self.timer.sleep(bound)
+            await self.timer.sleep(timeout)
             raise TimeoutError(purpose)
         yield self
 

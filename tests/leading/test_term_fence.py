@@ -90,13 +90,13 @@ async def test_limits(
 
     plain = await plain_connection(held, options)
     try:
-        async with plain.use("a test", 10.0) as connection:
+        async with plain.acquire("a test", 10.0) as connection:
             before = await read(connection)
         async with fence_of(held, ttl).transaction(plain, "a test") as connection:
             assert await read(connection) == limits
             if int(await connection.fetchval("SHOW server_version_num")) >= 170000:
                 assert await connection.fetchval("SHOW transaction_timeout") == limits[2]
-        async with plain.use("a test", 10.0) as connection:
+        async with plain.acquire("a test", 10.0) as connection:
             assert await read(connection) == before
     finally:
         await plain.close()
@@ -108,7 +108,7 @@ async def test_end_of_a_busy_transaction(held: HeldTerm) -> None:
     for own, ttl in (("40s", 1.5), ("500ms", 30.0)):
         plain = await plain_connection(held, {})
         try:
-            async with plain.use("a test", 20.0) as connection:
+            async with plain.acquire("a test", 20.0) as connection:
                 if connection.get_server_version().major < 17:
                     return  # there only single statements and pauses are limited
                 await connection.execute(f"SET transaction_timeout = '{own}'")
@@ -127,7 +127,7 @@ async def test_two_fences_in_one_transaction(held: HeldTerm) -> None:
     """A second fence does not extend the limit of the first."""
     plain = await plain_connection(held, {})
     try:
-        async with plain.use("a test", 20.0) as connection, connection.transaction():
+        async with plain.acquire("a test", 20.0) as connection, connection.transaction():
             until: list[int] = []
             for ttl in (1.5, 30.0):
                 assert await fence_of(held, ttl).passes(connection)

@@ -29,12 +29,12 @@ async def test_busy_connection_is_not_cut(schema: Schema) -> None:
         "busy", partial(connect, schema.url, application_name="riverpy busy"), ConnectionOutage()
     )
     await connection.open()
-    async with connection.use("asking", 10) as used:
+    async with connection.acquire("asking", 10) as used:
         pid = await used.fetchval("select pg_backend_pid()")
     waiting, release = anyio.Event(), anyio.Event()
 
     async def hold() -> None:
-        async with connection.use("holding", 30):
+        async with connection.acquire("holding", 30):
             waiting.set()
             await release.wait()
 
@@ -45,14 +45,14 @@ async def test_busy_connection_is_not_cut(schema: Schema) -> None:
             with pytest.raises(
                 TimeoutError, match="waiting its turn waited too long for connection"
             ):
-                async with connection.use("waiting its turn", 4.0) as late:
+                async with connection.acquire("waiting its turn", 4.0) as late:
                     await late.fetchval("select pg_sleep(1)")
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(hold)
         await waiting.wait()
         await wait()
-    async with connection.use("asking", 10) as used:
+    async with connection.acquire("asking", 10) as used:
         assert await used.fetchval("select pg_backend_pid()") == pid
     await connection.close()
 
@@ -65,7 +65,7 @@ async def test_time_runs_out_while_it_cannot_be_made() -> None:
 
     connection = DedicatedConnection("refused", refuse, ConnectionOutage())
     with pytest.raises(TimeoutError, match=r"asking took longer than 0.05 s: too many clients"):
-        async with connection.use("asking", 0.05):
+        async with connection.acquire("asking", 0.05):
             pass
 
 
@@ -209,7 +209,7 @@ async def _closing(connection: DedicatedConnection) -> AsyncGenerator[None]:
 
 
 async def _use(connection: DedicatedConnection) -> None:
-    async with connection.use("asking", 10) as used:
+    async with connection.acquire("asking", 10) as used:
         await used.fetchval("select 1")
 
 

@@ -468,7 +468,7 @@ async def test_fence_holds_up_a_takeover(schema: Schema) -> None:
 
 async def expire_from(fenced: Fenced, session: Session) -> None:
     """Let the lease run out although a fence is on it: no other way than a short renewal."""
-    async with session.connection.use("a short renewal", BOUND) as connection:
+    async with session.connection.acquire("a short renewal", BOUND) as connection:
         await leader_renew(
             connection,
             session.schema.name,

@@ -141,7 +141,7 @@ async def test_listener_that_cannot_be_tested(
 
         run._notifier._resync = tell
         with anyio.fail_after(PATIENCE):
-            async with run._connections.reserved.use("a test", PATIENCE):
+            async with run._connections.reserved.acquire("a test", PATIENCE):
                 monkeypatch.setattr(notifier, "PROBE_TIMEOUT", 0.02)
                 proxy.cut("riverpy listener")
                 await resynced.wait()

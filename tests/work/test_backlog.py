@@ -37,20 +37,20 @@ class SlowDatabase:
 
     def __init__(self, client: Any) -> None:
         self._results = client._run._connections.results
-        self._use = self._results.use
+        self._acquire = self._results.acquire
         self._turns = anyio.Semaphore(0)
         self.is_slow = True
         self.waits = False
         """Whether all allowed statements were used."""
-        self._results.use = self.use
+        self._results.acquire = self.acquire
 
     @asynccontextmanager
-    async def use(self, purpose: str, bound: float) -> AsyncGenerator[Any]:
+    async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Any]:
         if self.is_slow and purpose == "storing job results":
             self.waits = not self._turns.value
             await self._turns.acquire()
             self.waits = False
-        async with self._use(purpose, bound) as connection:
+        async with self._acquire(purpose, timeout) as connection:
             yield connection
 
     def take(self, turns: int) -> None:

@@ -38,7 +38,7 @@ async def hold_claims(client: Client, proxy: Proxy) -> None:
     assert run is not None
     while run.producers["default"]._follow_ups:  # empty claims
         await asyncio.sleep(0.01)
-    async with run._connections.claims.use("holding", 2 * PATIENCE):
+    async with run._connections.claims.acquire("holding", 2 * PATIENCE):
         proxy.hold(CLAIMS)
 
 

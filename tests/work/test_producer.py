@@ -270,7 +270,7 @@ async def test_follow_up_claims_after_a_notification(
             )
             while len(claims) == before or run.producers["default"]._follow_ups:
                 await asyncio.sleep(0)
-            async with run._connections.claims.use("seeing no claim in flight", PATIENCE):
+            async with run._connections.claims.acquire("seeing no claim in flight", PATIENCE):
                 looks = len(claims) - before
         await rig.insert_rows(1)  # without a notification
     assert await rig.states() == {"available": 1}

@@ -232,7 +232,7 @@ async def test_drain_waits_for_a_lost_claim(rig: Rig, monkeypatch: pytest.Monkey
         await started.wait()
         await client.queue_pause("default")
         assert (await rig.event()).kind is EventKind.QUEUE_PAUSED
-        async with client._run._connections.claims.use("seeing no claim in flight", 10):  # type: ignore[union-attr]
+        async with client._run._connections.claims.acquire("seeing no claim in flight", 10):  # type: ignore[union-attr]
             await client.insert(Task())
         proxy.hold("riverpy claims")
         await client.queue_resume("default")

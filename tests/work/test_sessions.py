@@ -68,7 +68,7 @@ async def test_limits_of_the_sessions(rig: Rig, own: str | None, expected: str) 
                 run._connections.results,
                 run._connections.reserved,
             ):
-                async with dedicated.use("looking", 5) as connection:
+                async with dedicated.acquire("looking", 5) as connection:
                     limit = await connection.fetchval("SHOW statement_timeout")
                     known = await connection.fetchval(
                         "SELECT setting FROM pg_settings"
