@@ -56,8 +56,15 @@ def size(number: float) -> str:
 
 def count(number: int, noun: str, *, plural: str | None = None, limit: int | None = None) -> str:
     """Return `1 job`, `2 jobs`, or, if counting ended at `limit`, `at least 1,000 jobs`."""
-    least = "at least " if limit is not None and number >= limit else ""
-    return f"{least}{number:,} {noun if number == 1 else plural or noun + 's'}"
+    prefix = "at least " if limit is not None and number >= limit else ""
+    return f"{prefix}{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def waiting(number: int, noun: str, *, of: str = "", is_partial: bool = False) -> str:
+    """Return a text such as `1 job waits` or `2 jobs wait`, with `of` before the verb. `is_partial`
+    is whether counting ended at a limit."""
+    limit = number if is_partial else None
+    return f"{count(number, noun, limit=limit)}{of} wait{'s' if number == 1 else ''}"
 
 
 def names(values: Iterable[str]) -> str:

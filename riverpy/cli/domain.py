@@ -14,8 +14,8 @@ from riverpy._names import (
 )
 from riverpy._postgres.domains import domain_assign_queue, domain_lock, domain_queue
 from riverpy._postgres.schema import DOMAINS_VERSION
-from riverpy._tools.doctor.domains import NO_PENDING_WORK, domain_problems
-from riverpy._tools.doctor.finding import LEVEL_NAMES, Finding
+from riverpy._tools.doctor.domains import PendingWork, domain_problems
+from riverpy._tools.doctor.finding import LEVEL_NAMES, Finding, named
 from riverpy._tools.domain_map import DomainMap, read_domains
 from riverpy._tools.text import count, span
 from riverpy.cli._connected import connected, with_timeout
@@ -116,7 +116,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     output = ListOutput(
         domains=[_domain(seen, name) for name in (DEFAULT_DOMAIN, *seen.others)],
         schema=_holder(seen.lead(SCHEMA_LEASE)),
-        problems=domain_problems(seen, NO_PENDING_WORK),
+        problems=named("domains", domain_problems(seen, PendingWork())),
     )
     if as_json:
         print_json(output)

@@ -190,3 +190,22 @@ delete from /* schema */ riverpy_client as client
 using gone
 where client.client_id = gone.client_id
 returning client.client_id;
+
+
+-- name: client_list
+-- The registered clients, dead ones last, and the age of their heartbeats in seconds by the server's clock. The columns
+-- slots, stuck, state and set_aside may be missing, so they are read through jsonb.
+select
+  client_id, queues, kinds, candidate and coalesce(to_jsonb(client) ->> 'state', '') <> 'stopping' as candidate,
+  poll_only, version,
+  /* finite */ (started_at) as started_at,
+  extract(epoch from now() - /* finite */ (started_at))::float8 as running,
+  extract(epoch from now() - /* finite */ (heartbeat_at))::float8 as silent,
+  extract(epoch from dead_after)::float8 as dead_after,
+  coalesce(to_jsonb(client) ->> 'state', '') = 'stopping' as is_stopping,
+  to_jsonb(client) ->> 'slots' as slots,
+  to_jsonb(client) ->> 'stuck' as stuck,
+  to_jsonb(client) ->> 'set_aside' as set_aside
+from /* schema */ riverpy_client as client
+order by heartbeat_at not between now() - dead_after and now() + dead_after, started_at, client_id
+limit @limit::bigint;

@@ -39,7 +39,7 @@ select clock_timestamp();
 -- How many connections clients have, how many they can have, and how many riverpy has.
 select
   count(*) as used,
-  current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint as most,
+  current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint as max_connections,
   count(*) filter (where application_name ~ '^riverpy') as own
 from pg_stat_activity
 where datid is not null and coalesce(backend_type, 'client backend') = 'client backend';
@@ -85,13 +85,17 @@ limit 3;
 -- The privileges of this role on each table and sequence of River and riverpy.
 select
   class.relname::text as name,
-  has_table_privilege(class.oid, 'SELECT') as can_select,
-  class.relkind <> 'S' and has_table_privilege(class.oid, 'INSERT') as can_insert,
-  class.relkind <> 'S' and has_table_privilege(class.oid, 'UPDATE') as can_update,
-  class.relkind <> 'S' and has_table_privilege(class.oid, 'DELETE') as can_delete,
-  class.relkind = 'S' and has_sequence_privilege(class.oid, 'USAGE') as can_use,
-  class.relname = 'river_job' and class.relkind <> 'S' and has_column_privilege(class.oid, 'kind', 'UPDATE')
-    as can_update_kind,
+  array(
+    select given.privilege
+    from unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) as given (privilege)
+    where class.relkind <> 'S' and has_table_privilege(class.oid, given.privilege)
+  )
+  || case when class.relkind = 'S' and has_sequence_privilege(class.oid, 'USAGE') then array['USAGE'] else '{}' end
+  || case
+    when class.relname = 'river_job' and class.relkind <> 'S' and has_column_privilege(class.oid, 'kind', 'UPDATE')
+    then array['UPDATE (kind)']
+    else '{}'
+  end as privileges,
   pg_has_role(class.relowner, 'USAGE') as is_owner
 from pg_catalog.pg_class as class
 join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
@@ -104,24 +108,6 @@ order by class.relname;
 select has_schema_privilege(oid, 'USAGE') as can_use, has_schema_privilege(oid, 'CREATE') as can_create
 from pg_catalog.pg_namespace
 where nspname = @schema;
-
-
--- name: doctor_clients
--- The registered clients, and the age of their heartbeats in seconds by the server's clock. The columns slots, stuck,
--- state and set_aside may be missing, so they are read through jsonb.
-select
-  client_id, queues, kinds, candidate and coalesce(to_jsonb(client) ->> 'state', '') <> 'stopping' as candidate,
-  poll_only, version,
-  extract(epoch from now() - /* finite */ (heartbeat_at))::float8 as silent,
-  extract(epoch from dead_after)::float8 as dead_after,
-  extract(epoch from now() - /* finite */ (started_at))::float8 as running,
-  to_jsonb(client) ->> 'slots' as slots,
-  to_jsonb(client) ->> 'stuck' as stuck,
-  coalesce(to_jsonb(client) ->> 'state', '') = 'stopping' as is_stopping,
-  to_jsonb(client) ->> 'set_aside' as set_aside
-from /* schema */ riverpy_client as client
-order by started_at, client_id
-limit 10000;
 
 
 -- name: doctor_running
@@ -176,7 +162,7 @@ with recursive place (state, queue) as (
 )
 select
   waits.state::text, waits.queue, waiting.jobs,
-  waiting.jobs >= (select share.jobs from share) as is_cut,
+  waiting.jobs >= (select share.jobs from share) as is_partial,
   extract(epoch from now() - /* finite */ (first.scheduled_at))::float8 as due_for
 from waits
 cross join lateral (
@@ -281,7 +267,7 @@ limit 5000;
 select
   index.relname::text as name,
   part.indisvalid as is_valid,
-  index.relname ~ '_cc(new|old)[0-9]*$' as is_artifact,
+  index.relname ~ '_cc(new|old)[0-9]*$' as is_rebuild_remnant,
   exists (
     select from pg_locks
     where

@@ -14,26 +14,6 @@ select
   set_config('application_name', 'riverpy top', true);
 
 
--- name: top_clients
--- The riverpy clients, dead ones too until their rows are deleted. Heartbeats are compared with the server's clock. The
--- columns slots, stuck, state and set_aside may be missing, so they are read through jsonb.
-select
-  client_id,
-  version,
-  queues,
-  candidate and coalesce(to_jsonb(client) ->> 'state', '') <> 'stopping' as candidate,
-  /* finite */ (started_at) as started_at,
-  extract(epoch from now() - /* finite */ (heartbeat_at))::float8 as silent_for,
-  heartbeat_at not between now() - dead_after and now() + dead_after as is_silent,
-  coalesce(jsonb_array_length(nullif(to_jsonb(client) -> 'stuck', 'null')), 0) as stuck,
-  to_jsonb(client) ->> 'slots' as slots,
-  coalesce(to_jsonb(client) ->> 'state', '') = 'stopping' as is_stopping,
-  coalesce((to_jsonb(client) -> 'set_aside' ->> 'count')::bigint, 0) as aside
-from /* schema */ riverpy_client as client
-order by is_silent, started_at, client_id
-limit @limit::bigint;
-
-
 -- name: top_kinds
 -- The kinds of available jobs that no client with a recent heartbeat has, among the first @limit jobs of each queue. No
 -- row if no such client is registered, because all clients may be River's in another language. At most @kinds kinds,

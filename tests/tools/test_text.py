@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from riverpy._tools.doctor.finding import Finding, Level, worst_level
+from riverpy._tools.doctor.finding import Level, fail, warn, worst_level
 from riverpy._tools.text import count, masked_query, names, size, span
 
 
@@ -45,4 +45,4 @@ def test_numbers_and_names() -> None:
     assert count(10, "job", limit=10) == "at least 10 jobs"
     assert names("abcdefg") == '"a", "b", "c", "d", "e" and 2 more'
     assert worst_level([]) is Level.OK
-    assert worst_level([Finding(Level.FAIL, "a", ""), Finding(Level.WARN, "a", "")]) is Level.FAIL
+    assert worst_level([fail("", ""), warn("", "")]) is Level.FAIL

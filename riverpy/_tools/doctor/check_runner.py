@@ -11,21 +11,18 @@ from riverpy._postgres.driver import DATABASE_ERRORS, describe, is_damage
 from riverpy._postgres.schema import read_schema_state
 from riverpy._tools.doctor.client_reports import check_set_aside, check_stuck
 from riverpy._tools.doctor.clients import check_clients
-from riverpy._tools.doctor.damaged_jobs import check_damaged
 from riverpy._tools.doctor.domains import check_domains
-from riverpy._tools.doctor.failing_kinds import check_failing
-from riverpy._tools.doctor.finding import Finding, fail, warn
-from riverpy._tools.doctor.foreign_keys import check_references
-from riverpy._tools.doctor.kinds import check_kinds
+from riverpy._tools.doctor.finding import Finding, fail, limited, named, warn
+from riverpy._tools.doctor.kinds import Program, check_failing, check_kinds, check_program
 from riverpy._tools.doctor.leader import check_leader
 from riverpy._tools.doctor.leases import check_leases
 from riverpy._tools.doctor.listeners import check_listeners, check_listening
 from riverpy._tools.doctor.notification_queue import check_notification_queue
-from riverpy._tools.doctor.program import Program, check_program
-from riverpy._tools.doctor.running_jobs import check_running
+from riverpy._tools.doctor.running_jobs import check_damaged, check_running, check_unregistered
 from riverpy._tools.doctor.server import (
     check_clock,
     check_connections,
+    check_pooler,
     check_server,
     check_settings,
 )
@@ -34,10 +31,16 @@ from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 from riverpy._tools.doctor.storage import (
     check_indexes,
     check_locks,
+    check_references,
     check_snapshots,
     check_vacuum,
 )
-from riverpy._tools.doctor.tables import check_grants, check_migrations, check_tables
+from riverpy._tools.doctor.tables import (
+    check_grants,
+    check_migrations,
+    check_tables,
+    row_security_finding,
+)
 from riverpy._tools.doctor.waiting_jobs import check_periodic, check_queues, check_scheduled
 from riverpy._tools.domain_map import PRIVILEGE_MISSING
 from riverpy.errors import ConfigError, RiverError
@@ -76,6 +79,7 @@ _CHECKS: tuple[tuple[str, Callable[[DatabaseSnapshot], Awaitable[list[Finding]]]
     ("stuck", check_stuck),
     ("set aside", check_set_aside),
     ("running", check_running),
+    ("unregistered", check_unregistered),
     ("queues", check_queues),
     ("kinds", check_kinds),
     ("failing", check_failing),
@@ -121,7 +125,7 @@ class CheckRunner:
         report: Callable[[Finding], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._request, self._report, self._failed = request, report, failed
+        self._request, self._report_finding, self._failed = request, report, failed
         self._session = Session(request.url)
         self._forbidden: dict[str, str] = {}
         """The checks for which the role lacks a privilege, each with the server's error."""
@@ -134,45 +138,48 @@ class CheckRunner:
             server = await self._connect()
             if server is not None:
                 await self._check_all(server)
-                self._report_unseen(server)
+                self._report_skipped_checks(server)
         except SessionLostError as error:
             self._failed(error)
             text = f"the connection was lost and cannot be made again: {error}"
-            self._report(fail("connect", text, _UNREACHABLE))
+            self._report("connect", fail(text, _UNREACHABLE))
         finally:
             await self._session.close()
 
     async def _connect(self) -> ServerRow | None:
         try:
-            server, findings = await check_server(self._session)
+            server, finding = await check_server(self._session)
         except (*DATABASE_ERRORS, RiverError) as error:
             self._failed(error)
-            self._report(fail("connect", describe(error), _connection_fix(error)))
+            self._report("connect", fail(describe(error), _connection_fix(error)))
             return None
-        for finding in findings:
-            self._report(finding)
+        self._report("connect", finding)
         return server
 
     async def _check_all(self, server: ServerRow) -> None:
-        await self._run_check("settings", partial(check_settings, self._session, server.role))
-        await self._run_check("clock", partial(check_clock, self._session))
-        await self._run_check("connections", partial(check_connections, self._session))
+        session = self._session
+        await self._run_check("pooler", partial(check_pooler, session, server))
+        await self._run_check("settings", partial(check_settings, session, server.role))
+        await self._run_check("clock", partial(check_clock, session))
+        await self._run_check("connections", partial(check_connections, session))
         state = await self._read_schema()
         if state is not None and not server.is_standby:
             await self._check_jobs(server, state)
 
     async def _read_schema(self) -> SchemaState | None:
         """Return the migrations of River's tables; None: the tables cannot be checked further."""
+        schema, url = self._request.schema, self._request.url
         try:
-            async with self._session.reading() as connection:
-                state = await read_schema_state(connection, self._request.schema)
+            state = await self._session.read(read_schema_state, schema)
         except (*DATABASE_ERRORS, RiverError) as error:
             self._failed(error)
             fix = "name the schema with --schema, create it, or let this role use it (`grants`)"
-            self._report(fail("schema", describe(error), fix))
+            self._report("schema", fail(describe(error), fix))
             return None
-        for finding in check_migrations(state, self._request.schema, self._request.url):
-            self._report(finding)
+        if "river_migration" in state.row_security.hidden:  # the migrations cannot be read
+            self._report("grants", row_security_finding(state.row_security, schema=state.schema))
+        else:
+            self._report("schema", *check_migrations(state, schema, url))
         return state if not state.needed() else None
 
     async def _check_jobs(self, server: ServerRow, state: SchemaState) -> None:
@@ -190,21 +197,27 @@ class CheckRunner:
             await self._run_check("code", partial(check_program, self._request.program, snapshot))
 
     async def _run_check(self, name: str, check: Callable[[], Awaitable[list[Finding]]]) -> None:
+        findings: list[Finding] = []
         try:
             findings = await check()
         except (*DATABASE_ERRORS, ConfigError) as error:
             self._failed(error)
-            unseen = {PRIVILEGE_MISSING: self._forbidden, _TABLE_MISSING: self._without_table}
-            if (checks := unseen.get(getattr(error, "sqlstate", None) or "")) is not None:
-                checks[name] = describe(error)
-                return
-            fix = _DAMAGED if is_damage(error) else _SLOW
-            findings = [warn(name, f"this check failed: {describe(error)}", fix)]
-        for finding in findings:
-            self._report(finding)
+            sqlstate = getattr(error, "sqlstate", None)
+            if sqlstate == PRIVILEGE_MISSING:
+                self._forbidden[name] = describe(error)
+            elif sqlstate == _TABLE_MISSING:
+                self._without_table[name] = describe(error)
+            else:
+                fix = _DAMAGED if is_damage(error) else _SLOW
+                findings = [warn(f"this check failed: {describe(error)}", fix)]
+        self._report(name, *findings)
 
-    def _report_unseen(self, server: ServerRow) -> None:
-        """Report the checks that did not run."""
+    def _report(self, name: str, *findings: Finding) -> None:
+        for finding in named(name, limited(findings)):
+            self._report_finding(finding)
+
+    def _report_skipped_checks(self, server: ServerRow) -> None:
+        """Report the checks that could not run."""
         role_fix = (
             f'run riverpy doctor with the role of the workers, or grant "{server.role}" SELECT on '
             "River's tables"
@@ -216,7 +229,7 @@ class CheckRunner:
             if checks:
                 errors = "; ".join(dict.fromkeys(checks.values()))
                 text = f"{reason}: {', '.join(checks)} ({errors})"
-                self._report(warn("unseen", text, fix, {"checks": list(checks)}))
+                self._report("skipped", warn(text, fix, checks=list(checks)))
 
 
 def _connection_fix(error: BaseException) -> str:

@@ -1,4 +1,5 @@
-"""Checks of the reports that live clients write: stuck jobs, and rows that were set aside."""
+"""Checks of the reports that live clients write: stuck jobs, and rows that a client skips for a
+while because their statements fail."""
 
 from __future__ import annotations
 
@@ -6,14 +7,15 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from riverpy._postgres.schema import SLOTS_VERSION, STATE_VERSION
-from riverpy._tools.doctor.finding import Finding, Level, limited, ok, warn
+from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.text import NAMES_MAX, count, jobs, names, one_error, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from riverpy._tools.clients import ClientRow, SetAsideRow
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
-    from riverpy._tools.doctor.statements import ClientRow, RunningRow, SetAside, SetAsideRow
+    from riverpy._tools.doctor.statements import RunningRow
 
 _STUCK_FIX = (
     "restart that worker. Its jobs were already cancelled, by their timeout or by a user: a second "
@@ -29,30 +31,26 @@ _SET_ASIDE_FIX = (
 
 async def check_stuck(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report jobs that still run after their cancellation, and the slots of these jobs."""
-    clients = await snapshot.clients()
-    if clients is None or not snapshot.has(SLOTS_VERSION):
-        text = "not known: the columns for it are missing (see `schema`)"
-        return [ok("stuck", text, {"stuck": None})]
-    reporting = [client for client in clients if client.is_alive and client.stuck]
+    if not snapshot.has(SLOTS_VERSION):
+        return [ok("not known: the columns for it are missing (see `schema`)", stuck=None)]
+    reporting = [client for client in await snapshot.live_clients() if client.stuck]
     if not reporting:
-        return [ok("stuck", "no cancelled job still runs", {"stuck": 0})]
-    rows = [row for row in await snapshot.running(clients) if row.is_stuck]
-    return limited(
-        [
-            _stuck(client, [row for row in rows if row.client_id == client.client_id])
-            for client in reporting
-        ]
-    )
+        return [ok("no cancelled job still runs", stuck=0)]
+    rows = [row for row in await snapshot.running() if row.is_stuck]
+    return [
+        _stuck_jobs(client, [row for row in rows if row.client_id == client.client_id])
+        for client in reporting
+    ]
 
 
-def _stuck(client: ClientRow, rows: Sequence[RunningRow]) -> Finding:
+def _stuck_jobs(client: ClientRow, rows: Sequence[RunningRow]) -> Finding:
     number, slots = len(client.stuck), None if client.slots is None else sum(client.slots)
     full_queues = _full_queues(client, rows)
     is_full = slots is not None and number >= slots
     used = count(number, "slot") if slots is None else f"{number:,} of {count(slots, 'slot')}"
     text = f"{client.client_id}: cancelled jobs that still run use {used}: {jobs(client.stuck)}"
     if rows:
-        text += f" ({'; '.join(_described(row) for row in rows[:NAMES_MAX])})"
+        text += f" ({'; '.join(map(_described_group, rows[:NAMES_MAX]))})"
     if is_full:
         text += ". This client can work no other job"
     elif full_queues:
@@ -60,26 +58,23 @@ def _stuck(client: ClientRow, rows: Sequence[RunningRow]) -> Finding:
     kinds: Counter[str] = Counter()
     for row in rows:
         kinds[row.kind] += row.jobs
-    return Finding(
-        Level.FAIL if is_full or full_queues else Level.WARN,
-        "stuck",
+    return (fail if is_full or full_queues else warn)(
         text,
         _STUCK_FIX,
-        {
-            "client_id": client.client_id,
-            "stuck": number,
-            "slots": slots,
-            "job_ids": client.stuck,
-            "kinds": dict(kinds),
-            "longest": max((round(row.longest, 3) for row in rows), default=None),
-            "full_queues": full_queues,
-        },
+        client_id=client.client_id,
+        stuck=number,
+        slots=slots,
+        job_ids=client.stuck,
+        kinds=dict(kinds),
+        longest=max((round(row.longest, 3) for row in rows), default=None),
+        full_queues=full_queues,
     )
 
 
-def _described(row: RunningRow) -> str:
-    most = "" if row.jobs == 1 else "up to "
-    return f'{row.jobs:,} of kind "{row.kind}" in queue "{row.queue}" for {most}{span(row.longest)}'
+def _described_group(row: RunningRow) -> str:
+    limit = "" if row.jobs == 1 else "up to "
+    place = f'kind "{row.kind}" in queue "{row.queue}"'
+    return f"{row.jobs:,} of {place} for {limit}{span(row.longest)}"
 
 
 def _full_queues(client: ClientRow, rows: Sequence[RunningRow]) -> list[str]:
@@ -92,25 +87,22 @@ def _full_queues(client: ClientRow, rows: Sequence[RunningRow]) -> list[str]:
 
 
 async def check_set_aside(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report rows that clients have set aside, because every statement for such a row fails."""
-    clients = await snapshot.clients()
-    if clients is None or not snapshot.has(STATE_VERSION):
-        text = "not known: the column for it is missing (see `schema`)"
-        return [ok("set aside", text, {"rows": None})]
-    findings: list[Finding] = []
-    for client in clients:
-        if client.is_alive and client.set_aside is not None:
-            findings += _set_aside(client.client_id, client.set_aside)
-    return limited(findings) or [ok("set aside", "no client has set a row aside", {"rows": 0})]
-
-
-def _set_aside(client_id: str, set_aside: SetAside) -> list[Finding]:
-    """Return one finding for each operation and error."""
-    groups: dict[tuple[str, str], list[SetAsideRow]] = {}
-    for row in set_aside.rows:
-        groups.setdefault((row.what, row.error), []).append(row)
-    unnamed = set_aside.count - len(set_aside.rows)
-    return [_set_aside_rows(client_id, rows, unnamed) for rows in groups.values()]
+    """Report rows that clients skip for a while, with one finding for each client, operation and
+    error."""
+    if not snapshot.has(STATE_VERSION):
+        return [ok("not known: the column for it is missing (see `schema`)", rows=None)]
+    groups: dict[tuple[str, str, str], list[SetAsideRow]] = {}
+    unnamed: dict[str, int] = {}
+    for client in await snapshot.live_clients():
+        if client.set_aside is not None:
+            for row in client.set_aside.rows:
+                groups.setdefault((client.client_id, row.what, row.error), []).append(row)
+            unnamed[client.client_id] = client.set_aside.count - len(client.set_aside.rows)
+    findings = [
+        _set_aside_rows(client_id, rows, unnamed[client_id])
+        for (client_id, _, _), rows in groups.items()
+    ]
+    return findings or [ok("no client has set a row aside", rows=0)]
 
 
 def _set_aside_rows(client_id: str, rows: Sequence[SetAsideRow], unnamed: int) -> Finding:
@@ -124,16 +116,13 @@ def _set_aside_rows(client_id: str, rows: Sequence[SetAsideRow], unnamed: int) -
     if unnamed:
         text += f". This client has set {count(unnamed, 'more row')} aside"
     return warn(
-        "set aside",
         text,
         _SET_ASIDE_FIX,
-        {
-            "client_id": client_id,
-            "what": first.what,
-            "rows": [row.row for row in rows],
-            "since": first.since,
-            "tries": tries,
-            "error": first.error,
-            "unnamed": unnamed,
-        },
+        client_id=client_id,
+        what=first.what,
+        rows=[row.row for row in rows],
+        since=first.since,
+        tries=tries,
+        error=first.error,
+        unnamed=unnamed,
     )

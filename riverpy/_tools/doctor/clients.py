@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.domains import ORPHANED_AFTER
-from riverpy._tools.doctor.finding import Finding, fail, limited, ok, warn
+from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.leader import heartbeat_age
 from riverpy._tools.doctor.snapshot import RUNNING_LIMIT
 from riverpy._tools.text import count, names, span
@@ -14,8 +14,8 @@ from riverpy._tools.text import count, names, span
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from riverpy._tools.clients import ClientRow
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
-    from riverpy._tools.doctor.statements import ClientRow
     from riverpy._tools.domain_map import DomainMap
 
 RELEASE_TIMEOUT = 60.0
@@ -28,22 +28,21 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
     clients = await snapshot.clients()
     leader = await snapshot.leader()
     if clients is None:
-        text = "not known: the table of clients is missing (see `schema`)"
-        return [ok("clients", text, {"clients": None})]
-    running = await snapshot.running(clients)
+        return [ok("not known: the table of clients is missing (see `schema`)", clients=None)]
+    running = await snapshot.running()
     domains = await snapshot.domains()
     jobs = {
         client.client_id: sum(row.jobs for row in running if row.client_id == client.client_id)
         for client in clients
     }
-    live = [client for client in clients if client.is_alive]
-    problems = [_late(client) for client in live if not client.is_on_time]
+    live = await snapshot.live_clients()
+    problems = [_late_heartbeat(client) for client in live if not is_on_time(client)]
     for client in clients:
         if not client.is_alive:
             queues = {row.queue for row in running if row.client_id == client.client_id}
             unreleased = _unreleased(client, domains, queues)
-            problems.append(_dead(client, jobs[client.client_id], unreleased))
-    data = _clients_data(clients, jobs)
+            problems.append(_dead_client(client, jobs[client.client_id], unreleased))
+    facts = [_client_facts(client, jobs[client.client_id]) for client in clients]
     if live:
         total = sum(jobs[client.client_id] for client in live)
         text = (
@@ -51,44 +50,45 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
             f"{count(total, 'running job', limit=RUNNING_LIMIT)}: "
             f"{names(client.client_id for client in live)}"
         )
-        summary = ok("clients", text, data)
+        summary = ok(text, clients=facts)
     elif leader is not None and not leader.has_expired and not leader.is_registered:
         text = "no riverpy client runs. The leader is a client in another language"
-        summary = ok("clients", text, data)
+        summary = ok(text, clients=facts)
     else:
         fix = "start a worker: riverpy worker MODULE:ATTR"
-        summary = warn("clients", "no riverpy client runs on this schema", fix, data)
-    return [summary, *limited(problems)]
+        summary = warn("no riverpy client runs on this schema", fix, clients=facts)
+    return [summary, *problems]
 
 
-def _clients_data(clients: Sequence[ClientRow], jobs: dict[str, int]) -> dict[str, object]:
+def _client_facts(client: ClientRow, jobs: int) -> dict[str, object]:
     return {
-        "clients": [
-            {
-                "client_id": client.client_id,
-                "version": client.version,
-                "alive": client.is_alive,
-                "silent": round(client.silent, 3),
-                "candidate": client.candidate,
-                "stopping": client.is_stopping,
-                "poll_only": client.poll_only,
-                "queues": client.queues,
-                "kinds": client.kinds,
-                "running_jobs": jobs[client.client_id],
-            }
-            for client in clients
-        ]
+        "client_id": client.client_id,
+        "version": client.version,
+        "alive": client.is_alive,
+        "silent": round(client.silent, 3),
+        "candidate": client.candidate,
+        "stopping": client.is_stopping,
+        "poll_only": client.poll_only,
+        "queues": client.queues,
+        "kinds": client.kinds,
+        "running_jobs": jobs,
     }
 
 
-def _late(client: ClientRow) -> Finding:
+def is_on_time(client: ClientRow) -> bool:
+    """Return whether the last heartbeat is younger than half of `dead_after`. A client writes six
+    heartbeats in `dead_after`."""
+    return client.silent <= client.dead_after / 2
+
+
+def _late_heartbeat(client: ClientRow) -> Finding:
     return warn(
-        "clients",
         f"{client.client_id} {heartbeat_age(client)}. A leader treats it as dead when the leader "
         f"itself has seen no heartbeat for {span(client.dead_after)}",
         "its event loop is blocked, its process or machine is stopped, or it has no connection to "
         "the database: read its log",
-        {"client_id": client.client_id, "silent": round(client.silent, 3)},
+        client_id=client.client_id,
+        silent=round(client.silent, 3),
     )
 
 
@@ -110,7 +110,7 @@ def _unreleased(client: ClientRow, domains: DomainMap | None, queues: Iterable[s
     return found
 
 
-def _dead(client: ClientRow, jobs: int, unreleased: Sequence[str]) -> Finding:
+def _dead_client(client: ClientRow, jobs: int, unreleased: Sequence[str]) -> Finding:
     text = f"{client.client_id} is dead: it {heartbeat_age(client)}"
     data: dict[str, object] = {
         "client_id": client.client_id,
@@ -119,25 +119,21 @@ def _dead(client: ClientRow, jobs: int, unreleased: Sequence[str]) -> Finding:
     }
     if not jobs:
         fix = "nothing: it left no running job, and a leader deletes its row 10 minutes after this"
-        return warn("clients", text, fix, data)
+        return warn(text, fix, **data)
     text += f". {count(jobs, 'job')} that it claimed {'is' if jobs == 1 else 'are'} still running"
     if unreleased:
-        return fail(
-            "clients",
-            f"{text}. No leader releases {'; '.join(unreleased)}",
-            "start a client of that domain. It releases the jobs: see `domains`",
-            data,
-        )
+        text += f". No leader releases {'; '.join(unreleased)}"
+        fix = "start a client of that domain. It releases the jobs: see `domains`"
+        return fail(text, fix, **data)
     if client.silent - client.dead_after < RELEASE_TIMEOUT:
         fix = (
             "wait: a riverpy leader releases the jobs after it has seen no heartbeat for "
             f"{span(client.dead_after)}"
         )
-        return warn("clients", text, fix, data)
+        return warn(text, fix, **data)
     return fail(
-        "clients",
         f"{text}, and no leader releases them",
         "only a leader that is a riverpy client releases them: see `leader` and `domains`. Or "
         "start a client with the same id",
-        data,
+        **data,
     )

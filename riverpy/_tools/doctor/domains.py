@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE
 from riverpy._postgres.domains import ORPHANED_AFTER
-from riverpy._tools.doctor.finding import Finding, Level, fail, limited, ok, warn
+from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.leader import CANDIDATE_FIX, ELECTION_TIMEOUT, not_elected
 from riverpy._tools.doctor.waiting_jobs import late_periodic_jobs
 from riverpy._tools.text import count, names, span
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
     from riverpy._tools.domain_map import DomainMap
@@ -25,15 +25,12 @@ if TYPE_CHECKING:
 class PendingWork:
     """The jobs and periodic jobs that wait for a leader or a worker."""
 
-    due: frozenset[str]
+    due: Sequence[str] = ()
     """The names of the queues with due jobs."""
-    running: Mapping[str, int]
+    running: Mapping[str, int] = field(default_factory=dict[str, int])
     """The number of running jobs of dead clients, by queue."""
-    periodic: Mapping[str, list[str]]
+    periodic: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
     """The ids of the late periodic jobs, by domain."""
-
-
-NO_PENDING_WORK = PendingWork(frozenset(), {}, {})
 
 
 async def check_domains(snapshot: DatabaseSnapshot) -> list[Finding]:
@@ -41,41 +38,38 @@ async def check_domains(snapshot: DatabaseSnapshot) -> list[Finding]:
     domains = await snapshot.domains()
     if domains is None:
         text = "not known: their tables are missing or cannot be read (see `schema`, `grants`)"
-        return [ok("domains", text, {"domains": None})]
-    data: dict[str, object] = {
-        "domains": {
-            domain: {
-                "led": domains.has_leader(domain),
-                "clients": [client.client_id for client in domains.live_clients(domain)],
-                "queues": [row.queue for row in domains.owned(domain)],
-            }
-            for domain in domains.others
+        return [ok(text, domains=None)]
+    if not domains.others:
+        return [ok("only default. Its leader maintains all queues", domains={})]
+    facts = {
+        domain: {
+            "led": domains.has_leader(domain),
+            "clients": [client.client_id for client in domains.live_clients(domain)],
+            "queues": [row.queue for row in domains.owned(domain)],
         }
+        for domain in domains.others
     }
-    text = "only default. Its leader maintains all queues"
-    if domains.others:
-        text = f"{count(len(domains.others), 'domain')} beside default: {names(domains.others)}"
-    pending = await _pending_work(snapshot) if domains.others else NO_PENDING_WORK
-    return [ok("domains", text, data), *limited(domain_problems(domains, pending))]
+    text = f"{count(len(domains.others), 'domain')} beside default: {names(domains.others)}"
+    return [ok(text, domains=facts), *domain_problems(domains, await _pending_work(snapshot))]
 
 
 async def _pending_work(snapshot: DatabaseSnapshot) -> PendingWork:
-    clients = await snapshot.clients() or []
-    dead = {client.client_id for client in clients if not client.is_alive}
+    dead = {client.client_id for client in await snapshot.clients() or () if not client.is_alive}
     running: Counter[str] = Counter()
-    for row in await snapshot.running(clients):
+    for row in await snapshot.running():
         if row.client_id in dead:
             running[row.queue] += row.jobs
     periodic: dict[str, list[str]] = {}
     for row in late_periodic_jobs(await snapshot.periodic()):
-        if row.domain != DEFAULT_DOMAIN:
-            periodic.setdefault(row.domain, []).append(row.id)
-    due = frozenset(row.queue for row in await snapshot.backlogs() if (row.due_for or 0) >= 0)
+        periodic.setdefault(row.domain, []).append(row.id)
+    due = [row.queue for row in await snapshot.backlogs() if (row.due_for or 0) >= 0]
     return PendingWork(due, running, periodic)
 
 
 def domain_problems(domains: DomainMap, pending: PendingWork) -> list[Finding]:
     """Return the problems of the domains."""
+    if not domains.others:
+        return []
     found: list[Finding] = []
     for domain in domains.others:
         if domains.live_clients(domain):
@@ -83,13 +77,14 @@ def domain_problems(domains: DomainMap, pending: PendingWork) -> list[Finding]:
         else:
             found += _no_clients(domains, domain, pending)
         found += _different_settings(domains, domain)
-    if domains.others:
-        found += _shared_queues(domains)
-        found += _unowned_queues(domains)
-        found += _foreign_leader(domains)
-        found += _old_clients(domains)
-        found += _no_schema_leader(domains)
-    return found
+    return [
+        *found,
+        *_shared_queues(domains),
+        *_unowned_queues(domains),
+        *_foreign_leader(domains),
+        *_old_clients(domains),
+        *_no_schema_leader(domains),
+    ]
 
 
 def _no_leader(domains: DomainMap, domain: str) -> list[Finding]:
@@ -107,11 +102,11 @@ def _no_leader(domains: DomainMap, domain: str) -> list[Finding]:
     effect = "scheduled jobs and retries of its queues do not become available"
     if all(client.is_stopping for client in clients):
         text += f", and all its clients are stopping: {effect}"
-        return [warn("domains", text, "start a client of that domain", data)]
+        return [warn(text, "start a client of that domain", **data)]
     if not candidates:
         text += f", and no client of it takes part in leader election: {effect}"
-        return [fail("domains", text, CANDIDATE_FIX, data)]
-    return [not_elected("domains", text, candidates, "riverpy_lease", data)]
+        return [fail(text, CANDIDATE_FIX, **data)]
+    return [not_elected(text, candidates, "riverpy_lease", **data)]
 
 
 def _no_clients(domains: DomainMap, domain: str, pending: PendingWork) -> list[Finding]:
@@ -139,31 +134,26 @@ def _no_clients(domains: DomainMap, domain: str, pending: PendingWork) -> list[F
     due = [queue for queue in unmaintained if queue in pending.due]
     running = {queue: pending.running[queue] for queue in unmaintained if queue in pending.running}
     late = pending.periodic.get(domain, [])
-    failures: list[str] = []
     if due:
-        failures.append(f"jobs are due in {names(due)}")
+        facts.append(f"jobs are due in {names(due)}")
     if running:
         jobs = count(sum(running.values()), "running job")
-        failures.append(f"{jobs} of dead clients in {names(running)} are not released")
+        facts.append(f"{jobs} of dead clients in {names(running)} are not released")
     if late:
-        failures.append(f"no other leader inserts its periodic jobs, which are late: {names(late)}")
+        facts.append(f"no other leader inserts its periodic jobs, which are late: {names(late)}")
     return [
-        Finding(
-            Level.FAIL if failures else Level.WARN,
-            "domains",
+        (fail if due or running or late else warn)(
             f'no client of domain "{domain}" wrote a heartbeat for {span(silent)}: '
-            + "; ".join([*facts, *failures]),
+            + "; ".join(facts),
             f"start a worker of it (riverpy worker --leader-domain {quote(domain)}), or give its "
             f"queues away: riverpy domain move {quote(queues[0])} --to {DEFAULT_DOMAIN}",
-            {
-                "domain": domain,
-                "silent": round(silent, 3),
-                "queues": queues,
-                "unkept": unmaintained,
-                "due": due,
-                "running": running,
-                "late": late,
-            },
+            domain=domain,
+            silent=round(silent, 3),
+            queues=queues,
+            unmaintained=unmaintained,
+            due=due,
+            running=running,
+            late=late,
         )
     ]
 
@@ -180,13 +170,13 @@ def _different_settings(domains: DomainMap, domain: str) -> list[Finding]:
     first, second, *_ = by_settings.values()
     return [
         warn(
-            "domains",
             f'clients of domain "{domain}" have {len(by_settings)} different sets of periodic jobs '
             f"or retention, and only the leader's set is used: {names(first)} against "
             f"{names(second)}",
             "while a new version is rolled out, nothing. Otherwise give all of them the same set, "
             "or domains of their own",
-            {"domain": domain, "sets": list(by_settings.values())},
+            domain=domain,
+            sets=list(by_settings.values()),
         )
     ]
 
@@ -206,18 +196,15 @@ def _shared_queues(domains: DomainMap) -> list[Finding]:
         ids = [client.client_id for client in others]
         found.append(
             warn(
-                "domains",
                 f'queue "{row.queue}" belongs to domain "{row.domain}", whose leader maintains it. '
                 f"Clients of {names(names_of_others)} also work it: {names(ids)}",
                 "if that is intended (on_domain_conflict), nothing. Otherwise remove the queue "
                 f"from these clients, or move it: riverpy domain move {quote(row.queue)} --to "
                 f"{quote(names_of_others[0])}",
-                {
-                    "queue": row.queue,
-                    "domain": row.domain,
-                    "domains": names_of_others,
-                    "clients": ids,
-                },
+                queue=row.queue,
+                domain=row.domain,
+                domains=names_of_others,
+                clients=ids,
             )
         )
     return found
@@ -226,25 +213,21 @@ def _shared_queues(domains: DomainMap) -> list[Finding]:
 def _unowned_queues(domains: DomainMap) -> list[Finding]:
     """Report each domain whose clients work queues that belong to no domain."""
     owned = {row.queue for row in domains.owners}
+    effect = "the leader of default maintains it"
+    if not domains.has_leader(DEFAULT_DOMAIN):
+        effect = "no leader maintains it, because default has none"
     found: list[Finding] = []
     for domain in domains.others:
         worked = {queue for client in domains.live_clients(domain) for queue in client.queues}
         queues = sorted(worked - owned)
-        if not queues:
-            continue
-        effect = "the leader of default maintains it"
-        if not domains.has_leader(DEFAULT_DOMAIN):
-            effect = "no leader maintains it, because default has none"
-        found.append(
-            warn(
-                "domains",
+        if queues:
+            text = (
                 f'clients of domain "{domain}" work queue {names(queues)}, which belongs to no '
-                f"domain: {effect}",
-                "if that is intended, nothing. Otherwise: riverpy domain claim "
-                f"{quote(queues[0])} --domain {quote(domain)}",
-                {"domain": domain, "queues": queues},
+                f"domain: {effect}"
             )
-        )
+            command = f"riverpy domain claim {quote(queues[0])} --domain {quote(domain)}"
+            fix = f"if that is intended, nothing. Otherwise: {command}"
+            found.append(warn(text, fix, domain=domain, queues=queues))
     return found
 
 
@@ -253,25 +236,20 @@ def _foreign_leader(domains: DomainMap) -> list[Finding]:
     lead = domains.lead(DEFAULT_DOMAIN)
     if lead is None or not domains.has_foreign_default():
         return []
-    kinds = sorted(
-        {
-            kind
-            for domain in domains.others
-            for client in domains.live_clients(domain)
-            for kind in client.kinds
-        }
-    )
+    clients = [client for client in domains.members if client.domain != DEFAULT_DOMAIN]
+    kinds = sorted({kind for client in clients for kind in client.kinds})
     queues = [row.queue for row in domains.owners]
     return [
         warn(
-            "domains",
             f"{lead.holder} is the leader of default. It is not a riverpy client and does not "
             f"support domains: it also maintains queue {names(queues)}, with its own retention, "
             "and it discards jobs that run for long if it has no worker for them. At risk: "
             f"{names(kinds) or 'no kind'}",
             "register stubs for these kinds in Go (docs/go.md), let only riverpy clients take part "
             "in leader election, or give these queues a schema of their own (docs/domains.md)",
-            {"leader_id": lead.holder, "kinds_at_risk": kinds, "queues": queues},
+            leader_id=lead.holder,
+            kinds_at_risk=kinds,
+            queues=queues,
         )
     ]
 
@@ -302,11 +280,12 @@ def _old_clients(domains: DomainMap) -> list[Finding]:
         effect = f"An older version also maintains {affected}"
     return [
         warn(
-            "domains",
             f"{text}. {effect} and deletes finished jobs by its own retention",
             "run `riverpy migrate up`, then restart the client with this version of riverpy. A "
             "client reports its support at its start",
-            {"leader_id": leader, "candidates": candidates, "queues": queues},
+            leader_id=leader,
+            candidates=candidates,
+            queues=queues,
         )
     ]
 
@@ -325,9 +304,8 @@ def _no_schema_leader(domains: DomainMap) -> list[Finding]:
     ids = [client.client_id for client in candidates]
     return [
         warn(
-            "domains",
             f"default has no riverpy leader, and no client holds {SCHEMA_LEASE}: {effect}",
             f"read the log of {names(ids)}, and see `grants` and `locks` here",
-            {"candidates": ids},
+            candidates=ids,
         )
     ]

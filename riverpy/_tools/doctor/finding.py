@@ -10,10 +10,10 @@ import msgspec
 from riverpy._tools.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 FINDINGS_MAX = 10
-"""The maximum number of findings of one check that are shown."""
+"""The maximum number of problems of one check that are shown."""
 
 
 class Level(StrEnum):
@@ -31,12 +31,12 @@ LEVEL_NAMES = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL"}
 _ORDER = list(Level)
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One result of a check. `--json` prints these fields."""
 
     level: Level
-    name: str
-    """The name of the check. This name does not change between versions."""
+    name: str = ""
+    """The name of the check. `named` sets it. It does not change between versions."""
     text: str
     """The result, in one line."""
     fix: str | None = None
@@ -45,19 +45,24 @@ class Finding(msgspec.Struct, frozen=True):
     """The values behind the text. Durations are in seconds, sizes in bytes."""
 
 
-def ok(name: str, text: str, data: dict[str, object] | None = None) -> Finding:
+def ok(text: str, /, **data: object) -> Finding:
     """Return a finding of level OK."""
-    return Finding(Level.OK, name, text, None, data or {})
+    return Finding(level=Level.OK, text=text, data=data)
 
 
-def warn(name: str, text: str, fix: str, data: dict[str, object] | None = None) -> Finding:
+def warn(text: str, fix: str, /, **data: object) -> Finding:
     """Return a finding of level WARN."""
-    return Finding(Level.WARN, name, text, fix, data or {})
+    return Finding(level=Level.WARN, text=text, fix=fix, data=data)
 
 
-def fail(name: str, text: str, fix: str, data: dict[str, object] | None = None) -> Finding:
+def fail(text: str, fix: str, /, **data: object) -> Finding:
     """Return a finding of level FAIL."""
-    return Finding(Level.FAIL, name, text, fix, data or {})
+    return Finding(level=Level.FAIL, text=text, fix=fix, data=data)
+
+
+def named(name: str, findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings with the name of their check."""
+    return [msgspec.structs.replace(finding, name=name) for finding in findings]
 
 
 def worst_level(findings: Iterable[Finding]) -> Level:
@@ -65,12 +70,14 @@ def worst_level(findings: Iterable[Finding]) -> Level:
     return max((finding.level for finding in findings), key=_ORDER.index, default=Level.OK)
 
 
-def limited(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the worst `FINDINGS_MAX` findings, and one more finding that counts the rest."""
+def limited(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that are ok, the worst `FINDINGS_MAX` problems, and one more finding that
+    counts the remaining problems."""
     ordered = sorted(findings, key=lambda finding: _ORDER.index(finding.level), reverse=True)
-    more = ordered[FINDINGS_MAX:]
-    if not more:
-        return ordered
-    text = f"and {count(len(more), 'more like this', plural='more like these')}"
-    rest = Finding(worst_level(more), more[0].name, text, more[0].fix, {"more": len(more)})
-    return [*ordered[:FINDINGS_MAX], rest]
+    problems = [finding for finding in ordered if finding.level is not Level.OK]
+    shown = ordered[len(problems) :] + problems[:FINDINGS_MAX]
+    if more := problems[FINDINGS_MAX:]:
+        text = f"and {count(len(more), 'more like this', plural='more like these')}"
+        level, fix = worst_level(more), more[0].fix
+        shown.append(Finding(level=level, text=text, fix=fix, data={"more": len(more)}))
+    return shown

@@ -1,45 +1,98 @@
-"""Check of the kinds of waiting jobs for which no worker is registered."""
+"""Checks of the kinds of waiting jobs: kinds without a worker, and kinds whose attempts fail."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import timedelta
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from riverpy._tools.doctor.finding import Finding, fail, limited, ok, warn
-from riverpy._tools.doctor.snapshot import TOUCHED_LIMIT, kinds_limit
-from riverpy._tools.doctor.statements import doctor_queues
-from riverpy._tools.text import count, names, one_error
+from riverpy._log_events import JOBS_FAILED
+from riverpy._tools.doctor.finding import Finding, fail, ok, warn
+from riverpy._tools.doctor.snapshot import KINDS_LIMIT, TOUCHED_LIMIT, kinds_limit
+from riverpy._tools.doctor.statements import doctor_discarded
+from riverpy._tools.text import count, names, one_error, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from riverpy._tools.clients import ClientRow
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
-    from riverpy._tools.doctor.statements import BacklogRow, ClientRow, KindRow
+    from riverpy._tools.doctor.statements import BacklogRow, KindRow
 
 UNKNOWN_KIND = "job kind is not registered"
 """The first words of the error of a job whose client has no worker for the kind. River writes the
 same words."""
+DISCARDED_WINDOW = timedelta(hours=1)
+"""Jobs that were discarded within this time are reported."""
+ATTEMPTS_LEFT_WARN = 1
+"""A kind is reported if one of its jobs has this number of attempts left, or fewer."""
+FAILED_JOBS_WARN = 10
+"""A kind is reported if this number of its failed jobs wait for their next attempt, or more."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program whose worker does not run yet."""
+
+    name: str
+    """The name of the client or the workers, in the form MODULE:ATTR."""
+    kinds: frozenset[str]
+    queues: frozenset[str]
+    """The queues that the program works; empty: the program names no queue."""
+
+
+async def check_program(program: Program, snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report the kinds of waiting jobs that the program would claim and fail."""
+    backlogs = [
+        row
+        for row in await snapshot.backlogs()
+        if not program.queues or row.queue in program.queues
+    ]
+    rows = await snapshot.kinds(backlogs)
+    missing = [row for row in rows if row.kind not in program.kinds]
+    where = f"queue {names(sorted(program.queues))}" if program.queues else "any queue"
+    summary = ok(
+        f"{program.name} has {count(len(program.kinds), 'kind')}. Jobs of "
+        f"{count(len(rows), 'kind')} wait in {where}",
+        kinds=sorted(program.kinds),
+        queues=sorted(program.queues),
+        missing_kinds=[row.kind for row in missing],
+    )
+    fix = (
+        "register a worker for the kind before this program works the queue. Otherwise it can "
+        "claim such jobs and fail them, and each failure uses an attempt"
+    )
+    return [
+        summary,
+        *(
+            warn(
+                f'{program.name} lacks kind "{row.kind}". {_waiting_jobs(row, backlogs)}',
+                fix,
+                kind=row.kind,
+                jobs=row.jobs,
+                job_id=row.id,
+                queues=row.queues,
+            )
+            for row in missing
+        ),
+    ]
 
 
 async def check_kinds(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the kinds of waiting jobs for which no live client has a worker."""
-    clients = await snapshot.clients()
-    live = [client for client in clients or () if client.is_alive]
+    live = await snapshot.live_clients()
     if not live:
-        return [ok("kinds", "not known: no riverpy client runs", {"kinds": None})]
+        return [ok("not known: no riverpy client runs", kinds=None)]
     backlogs = await snapshot.backlogs()
     rows = await snapshot.kinds(backlogs)
     worked = {kind for client in live for kind in client.kinds}
     unknown = [row for row in rows if row.kind not in worked]
     foreign = await _foreign_queues(snapshot, live) if unknown else set[str]()
-    problems = [_unknown(row, backlogs, live, foreign) for row in unknown]
+    known = {row.kind: row.kind in worked for row in rows}
     return [
-        ok(
-            "kinds",
-            f"{count(len(rows), 'kind')} of waiting jobs",
-            {"kinds": {row.kind: row.kind in worked for row in rows}},
-        ),
-        *limited(problems),
+        ok(f"{count(len(rows), 'kind')} of waiting jobs", kinds=known),
+        *(_unknown_kind(row, backlogs, live, foreign) for row in unknown),
     ]
 
 
@@ -48,58 +101,111 @@ async def _foreign_queues(snapshot: DatabaseSnapshot, live: Sequence[ClientRow])
     these are all queues. Otherwise they are the recently updated queues that no riverpy client
     works."""
     leader = await snapshot.leader()
-    async with snapshot.session.reading() as connection:
-        rows = await doctor_queues(connection, snapshot.schema)
+    rows = await snapshot.queues()
     if leader is not None and not leader.has_expired and leader.is_registered is False:
         return {row.name for row in rows}
     worked = {queue for client in live for queue in client.queues}
     return {row.name for row in rows if row.touched < TOUCHED_LIMIT and row.name not in worked}
 
 
-def _unknown(
+def _unknown_kind(
     row: KindRow, backlogs: Sequence[BacklogRow], live: Sequence[ClientRow], foreign: set[str]
 ) -> Finding:
     worked = [queue for queue in row.queues if any(queue in client.queues for client in live)]
-    limit = kinds_limit(backlogs)
-    is_partial = any(one.jobs > limit for one in backlogs if one.queue in row.queues)
-    jobs = f"{'at least ' if is_partial else ''}{count(row.jobs, 'job')}"
-    text = (
-        f'no riverpy worker has kind "{row.kind}". {jobs} of this kind '
-        f"wait{'s' if row.jobs == 1 else ''} in queue {names(row.queues)}, for example job "
-        f"{row.id}"
-    )
+    text = f'no riverpy worker has kind "{row.kind}". {_waiting_jobs(row, backlogs)}'
     if foreign & set(row.queues):
         text += " (a client in another language may have the kind)"
-    data: dict[str, object] = {
-        "kind": row.kind,
-        "jobs": row.jobs,
-        "job_id": row.id,
-        "queues": row.queues,
-        "failed": row.failed,
-        "attempts_left": row.attempts_left,
-    }
-    if row.failed and worked and UNKNOWN_KIND in (row.error or ""):
-        return _failed(row, text, worked, data)
     where = "" if worked else ", for this queue"
     fix = f"start or deploy a worker that has the kind{where}. Until then the jobs wait unchanged"
-    return warn("kinds", text, fix, data)
+    is_claimed = row.failed and worked and UNKNOWN_KIND in (row.error or "")
+    if is_claimed:
+        number = "All" if row.failed == row.jobs else f"{row.failed:,}"
+        pause = f"riverpy queue pause {' '.join(quote(queue) for queue in worked)}"
+        text += (
+            f". Clients without this kind claim the jobs and fail them. {number} of them failed "
+            f"already{_attempts_left(row)}. After the last attempt a job is discarded. The newest "
+            f"error: {one_error(row.error or '')}"
+        )
+        fix = (
+            f"stop the failures now with {pause}, which also stops all other jobs of the queue. "
+            "Deploy a worker that has the kind, and set known_kinds_only (River in Go: "
+            "FetchOnlyKnownKinds) in the other workers. riverpy job retry ID runs a discarded job "
+            "again"
+        )
+    return (fail if is_claimed else warn)(
+        text,
+        fix,
+        kind=row.kind,
+        jobs=row.jobs,
+        job_id=row.id,
+        queues=row.queues,
+        failed=row.failed,
+        attempts_left=row.attempts_left,
+    )
 
 
-def _failed(row: KindRow, text: str, worked: Sequence[str], data: dict[str, object]) -> Finding:
-    """Report a kind whose jobs are claimed by clients that have no worker for it."""
-    left = ""
-    if row.attempts_left is not None:
-        left = f", and one has only {count(row.attempts_left, 'attempt')} left"
-    number = "All" if row.failed == row.jobs else f"{row.failed:,}"
-    pause = f"riverpy queue pause {' '.join(quote(queue) for queue in worked)}"
-    return fail(
-        "kinds",
-        f"{text}. Clients without this kind claim the jobs and fail them. {number} of them failed "
-        f"already{left}. After the last attempt a job is discarded. The newest error: "
-        f"{one_error(row.error or '')}",
-        f"stop the failures now with {pause}, which also stops all other jobs of the queue. "
-        "Deploy a worker that has the kind, and set known_kinds_only (River in Go: "
-        "FetchOnlyKnownKinds) in the other workers. riverpy job retry ID runs a discarded job "
-        "again",
-        data,
+def _waiting_jobs(row: KindRow, backlogs: Sequence[BacklogRow]) -> str:
+    """Return a sentence about the waiting jobs of a kind."""
+    limit = kinds_limit(backlogs)
+    is_partial = any(one.jobs > limit for one in backlogs if one.queue in row.queues)
+    return (
+        f"{waiting(row.jobs, 'job', of=' of this kind', is_partial=is_partial)} in queue "
+        f"{names(row.queues)}, for example job {row.id}"
+    )
+
+
+def _attempts_left(row: KindRow) -> str:
+    if row.attempts_left is None:
+        return ""
+    return f", and one has only {count(row.attempts_left, 'attempt')} left"
+
+
+async def check_failing(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report the kinds with failed jobs that wait for their next attempt, or with jobs that were
+    discarded."""
+    rows = {row.kind: row for row in await snapshot.kinds(await snapshot.backlogs()) if row.failed}
+    live = await snapshot.live_clients()
+    worked = {kind for client in live for kind in client.kinds}
+    discarded = await snapshot.session.read(
+        doctor_discarded, snapshot.schema, window=DISCARDED_WINDOW, limit=KINDS_LIMIT
+    )
+    failed = sum(row.failed for row in rows.values())
+    text = "no failed job waits for its next attempt"
+    if rows:
+        of = f" of {count(len(rows), 'kind')}"
+        text = f"{waiting(failed, 'failed job', of=of)} for the next attempt"
+    failures = {kind: row.failed for kind, row in rows.items()}
+    found = [
+        _failing_kind(kind, rows.get(kind), discarded.get(kind, 0))
+        for kind in sorted({*rows, *discarded})
+        if not live or kind in worked or kind not in rows  # the check `kinds` reports the others
+    ]
+    problems = [finding for finding in found if finding is not None]
+    return [ok(text, failed=failures, discarded=discarded), *problems]
+
+
+def _failing_kind(kind: str, row: KindRow | None, discarded: int) -> Finding | None:
+    failed, attempts_left = (row.failed, row.attempts_left) if row else (0, None)
+    is_close = attempts_left is not None and attempts_left <= ATTEMPTS_LEFT_WARN
+    if not (discarded or is_close or failed >= FAILED_JOBS_WARN):
+        return None
+    facts: list[str] = []
+    if discarded:
+        jobs = count(discarded, "job was", plural="jobs were", limit=KINDS_LIMIT)
+        facts.append(f"{jobs} discarded in the last hour")
+    if row is not None:
+        jobs = waiting(failed, "job", of=" failed and")
+        facts.append(f"{jobs} for the next attempt{_attempts_left(row)}")
+    text = f'kind "{kind}" fails: {"; ".join(facts)}'
+    if row is not None and row.error:
+        text += f". The newest error: {one_error(row.error)}"
+    return warn(
+        text,
+        f"read the errors in the workers' logs (`{JOBS_FAILED}`) or with riverpy job show ID. "
+        "After you have corrected the code, riverpy job retry ID runs a job again, also a "
+        f"discarded one. To list them: riverpy job list --state discarded --kind {quote(kind)}",
+        kind=kind,
+        failed=failed,
+        attempts_left=attempts_left,
+        discarded=discarded,
     )

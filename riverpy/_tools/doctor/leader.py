@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from riverpy._postgres.domains import DomainMember
-    from riverpy._tools.doctor.snapshot import DatabaseSnapshot, Leader
-    from riverpy._tools.doctor.statements import ClientRow
+    from riverpy._tools.clients import ClientRow, Leader
+    from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 
 ELECTION_TIMEOUT = 20.0
 """Seconds after the start of a client within which it becomes leader, if there is no leader."""
@@ -48,14 +48,13 @@ async def check_leader(snapshot: DatabaseSnapshot) -> list[Finding]:
         if client.client_id == row.leader_id and not client.is_alive:
             return [
                 warn(
-                    "leader",
                     f"{text}, but it {heartbeat_age(client)}",
                     f"if its process has ended, its lease expires in {span(row.remaining)}. "
                     "Otherwise read its log",
-                    data,
+                    **data,
                 )
             ]
-    return [ok("leader", f"{text}, lease for {span(row.remaining)}", data)]
+    return [ok(f"{text}, lease for {span(row.remaining)}", **data)]
 
 
 async def _check_no_leader(
@@ -78,61 +77,47 @@ async def _check_no_leader(
         "candidates": [client.client_id for client in candidates],
     }
     if candidates:
-        return not_elected("leader", text, candidates, "river_leader", data)
+        return not_elected(text, candidates, "river_leader", **data)
     if live and all(client.is_stopping for client in live):
         ids = names(client.client_id for client in live)
         text += f", and all running clients are stopping ({ids}): {_EFFECT}"
-        return warn("leader", text, _START_WORKER, data)
+        return warn(text, _START_WORKER, **data)
     if live:
         whose = "no client of default" if others else "no client"
         text += f", and {whose} takes part in leader election: {_EFFECT}"
-        return fail("leader", text, CANDIDATE_FIX, data)
-    reason = "no client runs"
-    if clients is None:
-        reason = "it is not known which clients run"
-    return warn("leader", f"{text}, and {reason}: {_EFFECT}", _START_WORKER, data)
+        return fail(text, CANDIDATE_FIX, **data)
+    reason = "it is not known which clients run" if clients is None else "no client runs"
+    return warn(f"{text}, and {reason}: {_EFFECT}", _START_WORKER, **data)
 
 
 def not_elected(
-    name: str,
-    text: str,
-    candidates: Sequence[ClientRow | DomainMember],
-    table: str,
-    data: dict[str, object],
+    text: str, candidates: Sequence[ClientRow | DomainMember], table: str, /, **data: object
 ) -> Finding:
-    """Return the finding that no candidate has become leader.
-
-    Args:
-        name: the name of the finding.
-        text: the start of the finding's text.
-        candidates: the clients that take part in the election.
-        table: the table of the lease.
-        data: the values behind the text.
-    """
+    """Return the finding that no candidate has become leader. `text` is its start, and `table` is
+    the table of the lease."""
     ids = names(client.client_id for client in candidates)
     text = f"{text}, although {count(len(candidates), 'client')} could become leader: {ids}"
     if max(client.running for client in candidates) < ELECTION_TIMEOUT:
-        fix = "wait some seconds: the clients have just started"
-        return warn(name, text, fix, data)
-    fix = (
+        return warn(text, "wait some seconds: the clients have just started", **data)
+    return fail(
+        text,
         "read their logs for the reason, and see `grants` and `locks` here. An idle transaction "
-        f"that locks {table} prevents an election"
+        f"that locks {table} prevents an election",
+        **data,
     )
-    return fail(name, text, fix, data)
 
 
 def _only_domains(unmaintained: Sequence[str]) -> Finding:
     text = "default has no leader and no running client. Other domains have running clients"
     data: dict[str, object] = {"leader_id": None, "candidates": [], "queues": unmaintained}
     if not unmaintained:
-        return ok("leader", text, data)
+        return ok(text, **data)
     return warn(
-        "leader",
         f"{text}. Jobs wait in queue {names(unmaintained)}, which belongs to no domain: scheduled "
         "jobs and retries do not become available",
         "start a worker without a domain, or give the queue to a domain: riverpy domain claim "
         "QUEUE --domain D",
-        data,
+        **data,
     )
 
 
@@ -140,14 +125,13 @@ def _foreign_leader(text: str, clients: Sequence[ClientRow], data: dict[str, obj
     kinds = sorted({kind for client in clients for kind in client.kinds})
     data["kinds_at_risk"] = kinds
     if not kinds:
-        return ok("leader", f"{text}. It is not a riverpy client. No client has kinds here", data)
+        return ok(f"{text}. It is not a riverpy client. No client has kinds here", **data)
     return warn(
-        "leader",
         f"{text}. It is not a riverpy client: it does not insert Python's periodic jobs, and it "
         f"discards jobs that run for long if it has no worker for them. At risk: {names(kinds)}",
         "register stubs for these kinds in Go (docs/go.md), or let only riverpy clients take part "
         "in leader election",
-        data,
+        **data,
     )
 
 

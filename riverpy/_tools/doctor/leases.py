@@ -24,9 +24,8 @@ longer needed."""
 async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the leases that have a holder, and the leases that have expired."""
     if not snapshot.has(LEASES_VERSION):
-        return [ok("leases", "off: their table is missing (see `schema`)", {"leases": None})]
-    async with snapshot.session.reading() as connection:
-        rows = await lease_list(connection, snapshot.schema)
+        return [ok("off: their table is missing (see `schema`)", leases=None)]
+    rows = await snapshot.session.read(lease_list, snapshot.schema)
     holders: dict[str, str] = {}
     expired: dict[str, float] = {}
     last_holders: dict[str, None] = {}
@@ -41,16 +40,15 @@ async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
             last_holders[row.holder] = None
     text = count(len(holders), "lease") + " of user code"
     text += f": {names(sorted(holders))}" if holders else ""
-    findings = [ok("leases", text, {"leases": holders})]
+    findings = [ok(text, leases=holders)]
     if expired:
         findings.append(
             warn(
-                "leases",
                 f"expired up to {span(max(expired.values()))} ago and not acquired again: "
                 f"{names(expired)}. Last holder: {names(last_holders)}",
                 "start a process that uses the lease or runs the singleton. If it is no longer "
                 "needed, do nothing: this warning ends after a day",
-                {"lapsed": {name: round(seconds, 3) for name, seconds in expired.items()}},
+                expired={name: round(seconds, 3) for name, seconds in expired.items()},
             )
         )
     return findings

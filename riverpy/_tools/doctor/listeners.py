@@ -11,6 +11,7 @@ import anyio
 
 from riverpy._log_events import CONNECTION_LOST, NOTIFICATIONS_NOT_RECEIVED
 from riverpy._postgres.driver import DATABASE_ERRORS, close, connect, describe, listen
+from riverpy._tools.doctor.clients import is_on_time
 from riverpy._tools.doctor.finding import Finding, Level, ok, warn
 from riverpy._tools.doctor.statements import doctor_listeners, doctor_notify
 from riverpy._tools.text import count, names
@@ -25,10 +26,9 @@ PROBE_TIMEOUT = 2.0
 LISTEN_TIMEOUT = 10.0
 """Seconds for the connection and the statement LISTEN."""
 _NOT_TRIED = warn(
-    "listen",
     "not tried, because the server's notification queue is full: see `notifications`",
     "run riverpy doctor again when the queue is no longer full",
-    {"seconds": None},
+    seconds=None,
 )
 
 
@@ -47,21 +47,19 @@ async def _try_listening(snapshot: DatabaseSnapshot) -> Finding:
         seconds = await _send_and_wait(snapshot, url)
     except (*DATABASE_ERRORS, ConfigError) as error:
         return warn(
-            "listen",
             f"LISTEN over {what} failed: {describe(error)}",
             "use the URL of a server that can be reached. Until then clients find jobs by polling",
         )
     if seconds is not None:
         text = f"a notification over {what} took {seconds * 1000:.1f} ms"
-        return ok("listen", text, {"seconds": round(seconds, 6)})
+        return ok(text, seconds=round(seconds, 6))
     other = " Or does the URL name another database?" if snapshot.listen_url else ""
     return warn(
-        "listen",
         f"no notification arrived over {what} within {PROBE_TIMEOUT:g} s. Is there a pooler in "
         f"transaction mode?{other} Clients that listen over it find jobs by polling",
         "set Config(pooler=True, listen_url=…) to a URL that does not go through the pooler (try "
         "it with --listen-url), or Config(pooler=True, poll_only=True)",
-        {"seconds": None},
+        seconds=None,
     )
 
 
@@ -71,19 +69,17 @@ async def check_listeners(snapshot: DatabaseSnapshot) -> list[Finding]:
     clients = await snapshot.clients()
     if clients is None:
         return []
-    async with snapshot.session.reading() as connection:
-        listeners = await doctor_listeners(connection)
-    expected = [client for client in clients if client.is_on_time and not client.poll_only]
+    listeners = await snapshot.session.read(doctor_listeners)
+    expected = [client for client in clients if is_on_time(client) and not client.poll_only]
     data: dict[str, object] = {"listeners": listeners, "needed": len(expected)}
     if listeners >= len(expected):
         text = f"{count(listeners, 'client')} of this database listen{'s' * (listeners == 1)}"
-        return [ok("listeners", text, data)]
+        return [ok(text, **data)]
     if not snapshot.notifications_arrive:  # the check `listen` has reported the cause
         text = f"{listeners} for {count(len(expected), 'client')}: see `listen`"
-        return [ok("listeners", text, data)]
+        return [ok(text, **data)]
     return [
         warn(
-            "listeners",
             f"{count(len(expected), 'client')} should listen, but there "
             f"{'is' if listeners == 1 else 'are'} only {count(listeners, 'connection')} for "
             "LISTEN. A client without one finds jobs by polling. The clients are "
@@ -91,7 +87,7 @@ async def check_listeners(snapshot: DatabaseSnapshot) -> list[Finding]:
             f"search their logs for `{NOTIFICATIONS_NOT_RECEIVED}` and for `{CONNECTION_LOST}` of "
             "the listener, and try their listen URL with --listen-url. A killed client counts "
             "until half of its dead_after has passed",
-            data,
+            **data,
         )
     ]
 
@@ -114,8 +110,7 @@ async def _send_and_wait(snapshot: DatabaseSnapshot, url: str) -> float | None:
             raise
     try:
         start = monotonic()
-        async with snapshot.session.reading() as sender:
-            await doctor_notify(sender, channel=channel, payload=token)
+        await snapshot.session.read(doctor_notify, channel=channel, payload=token)
         with anyio.move_on_after(PROBE_TIMEOUT):
             await arrived.wait()
             return monotonic() - start

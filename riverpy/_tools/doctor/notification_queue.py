@@ -40,33 +40,34 @@ _NUMBER = re.compile(r"[0-9]+")
 
 async def check_notification_queue(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report how full the queue is, and which session blocks the queue."""
-    async with snapshot.session.reading() as connection:
-        usage = await doctor_notification_usage(connection)
+    usage = await snapshot.session.read(doctor_notification_usage)
     snapshot.is_queue_full = usage >= USAGE_FULL
     text = f"the server's notification queue is {usage:.0%} full"
     if usage <= USAGE_WARN:
-        return [ok("notifications", text, {"usage": usage})]
+        return [ok(text, usage=usage)]
     pid = await _blocking_pid(snapshot)
-    async with snapshot.session.reading() as connection:
-        sessions = await doctor_sessions(connection, pid)
-    blockers = "; ".join(map(_described, sessions)) or "a session that this role may not see"
+    sessions = await snapshot.session.read(doctor_sessions, pid)
+    blockers = (
+        "; ".join(map(_described_session, sessions)) or "a session that this role may not see"
+    )
     verb = "blocks" if pid is not None else "probably blocks"
     effect = ""
     if snapshot.is_queue_full:
         effect = ". riverpy sends no notifications now, so clients find jobs by polling"
     return [
         warn(
-            "notifications",
             f"{text}: {blockers} {verb} it{effect}. When it is full, each commit that notifies "
             "fails, in all databases of the server",
             "let that session end its transaction, or end the session: SELECT "
             f"pg_terminate_backend({sessions[0].pid if sessions else 'PID'})",
-            {"usage": usage, "pids": [row.pid for row in sessions], "is_certain": pid is not None},
+            usage=usage,
+            pids=[row.pid for row in sessions],
+            is_certain=pid is not None,
         )
     ]
 
 
-def _described(row: SessionRow) -> str:
+def _described_session(row: SessionRow) -> str:
     since = "" if row.seconds is None else f", in a transaction for {span(row.seconds)}"
     state = f", {row.state}" if row.state else ""
     return (

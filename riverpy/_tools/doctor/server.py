@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from riverpy._postgres.sql_files import quote_identifier
-from riverpy._tools.doctor.finding import Finding, Level, fail, ok, warn
+from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.statements import (
     doctor_connections,
     doctor_now,
@@ -41,9 +41,14 @@ MIN_TIMEOUTS = {
 }
 """The shortest harmless value of each timeout, in seconds. A shorter timeout of the role's sessions
 can end normal statements and connections of riverpy."""
-ISOLATION = "default_transaction_isolation"
-TRACKING = "track_activities"
-_GOOD = {ISOLATION: "'read committed'", TRACKING: "on"}
+_HARMLESS_VALUES = {
+    "default_transaction_isolation": (
+        "read committed",
+        "claims fail when two workers claim the same job",
+    ),
+    "track_activities": ("on", "doctor cannot check snapshots and locks"),
+}
+"""The harmless value of each of these settings, and the effect of another value."""
 _SET_BY_CLIENT = {"client", "environment variable"}
 
 
@@ -67,8 +72,8 @@ async def expect_primary(connection: Transaction) -> None:
         )
 
 
-async def check_server(session: Session) -> tuple[ServerRow, list[Finding]]:
-    """Connect, and report the server, its role and whether there is a pooler.
+async def check_server(session: Session) -> tuple[ServerRow, Finding]:
+    """Connect, and report the server and its role.
 
     Raises:
         ConfigError, DatabaseError, or one of DATABASE_ERRORS: the connection failed.
@@ -81,11 +86,10 @@ async def check_server(session: Session) -> tuple[ServerRow, list[Finding]]:
             start = monotonic()
             await doctor_now(connection)
             round_trips.append(monotonic() - start)
-    is_pooled = connection.get_server_pid() != server.pid
-    return server, [_connected(server, min(round_trips)), _pooler(is_pooled=is_pooled)]
+    return server, _check_connection(server, min(round_trips))
 
 
-def _connected(server: ServerRow, latency: float) -> Finding:
+def _check_connection(server: ServerRow, latency: float) -> Finding:
     data: dict[str, object] = {
         "version": server.version,
         "role": server.role,
@@ -96,77 +100,70 @@ def _connected(server: ServerRow, latency: float) -> Finding:
     text = f"PostgreSQL {server.version}, role {server.role}, {latency * 1000:.1f} ms"
     if server.is_standby:
         return fail(
-            "connect",
             f"{text}: this is a standby. It accepts no writes and no LISTEN",
             "use the URL of the primary: name all hosts and add target_session_attrs=primary",
-            data,
+            **data,
         )
     if server.is_read_only:
         return fail(
-            "connect",
             f"{text}: the server is read-only (default_transaction_read_only is on)",
             "allow writes: ALTER SYSTEM RESET default_transaction_read_only and SELECT "
             "pg_reload_conf(), or ALTER ROLE … RESET default_transaction_read_only. After a "
             "failover wait for the new primary",
-            data,
+            **data,
         )
     if latency >= LATENCY_WARN:
         return warn(
-            "connect",
             f"{text}: a round trip is slow, and every job needs several",
             "run the workers near the database, or find out what loads the server or the network",
-            data,
+            **data,
         )
-    return ok("connect", text, data)
+    return ok(text, **data)
 
 
-def _pooler(*, is_pooled: bool) -> Finding:
-    text = "none: the connection leads to the server"
-    if is_pooled:
-        text = (
-            "there is a pooler, because the connection and the server name different processes. If "
-            "it pools transactions, clients need Config(pooler=True, listen_url=…)"
-        )
-    return ok("pooler", text, {"is_pooled": is_pooled})
+async def check_pooler(session: Session, server: ServerRow) -> list[Finding]:
+    """Report whether there is a pooler between doctor and the server. A pooler reports another
+    process than the server."""
+    if (await session.connection()).get_server_pid() == server.pid:
+        return [ok("none: the connection leads to the server", is_pooled=False)]
+    text = (
+        "there is a pooler, because the connection and the server name different processes. If it "
+        "pools transactions, clients need Config(pooler=True, listen_url=…)"
+    )
+    return [ok(text, is_pooled=True)]
 
 
 async def check_settings(session: Session, role: str) -> list[Finding]:
     """Report settings of the role's sessions that harm riverpy."""
     connection = await session.connection()
-    settings = await session.bounded(doctor_settings(connection, [*MIN_TIMEOUTS, *_GOOD]))
+    names = [*MIN_TIMEOUTS, *_HARMLESS_VALUES]
     findings = [
         warn(
-            "settings",
-            f"{setting.name} is {_value(setting)}, set by the {setting.source}: {effect}",
+            f"{setting.name} is {_shown_value(setting)}, set by the {setting.source}: {effect}",
             _settings_fix(setting, role),
-            {
-                "setting": setting.name,
-                "value": setting.value,
-                "seconds": setting.seconds,
-                "source": setting.source,
-            },
+            setting=setting.name,
+            value=setting.value,
+            seconds=setting.seconds,
+            source=setting.source,
         )
-        for setting in settings
-        if (effect := _effect(setting))
+        for setting in await session.bounded(doctor_settings(connection, names))
+        if (effect := _harmful_effect(setting))
     ]
-    return findings or [ok("settings", "no setting of the role harms riverpy")]
+    return findings or [ok("no setting of the role harms riverpy")]
 
 
-def _effect(setting: SettingRow) -> str | None:
+def _harmful_effect(setting: SettingRow) -> str | None:
     """Return how a setting harms riverpy; None: the setting is harmless."""
-    if setting.name == ISOLATION:
-        if setting.value == "read committed":
-            return None
-        return "claims fail when two workers claim the same job"
-    if setting.name == TRACKING:
-        return "doctor cannot check snapshots and locks" if setting.value == "off" else None
+    if setting.name in _HARMLESS_VALUES:
+        value, effect = _HARMLESS_VALUES[setting.name]
+        return None if setting.value == value else effect
     if not setting.seconds or setting.seconds >= MIN_TIMEOUTS[setting.name]:
         return None
     what = "closes idle connections" if "session" in setting.name else "cancels statements"
     return f"it {what} of normal work. riverpy has its own timeouts"
 
 
-def _value(setting: SettingRow) -> str:
+def _shown_value(setting: SettingRow) -> str:
     return setting.value if setting.seconds is None else span(setting.seconds)
 
 
@@ -174,7 +171,10 @@ def _settings_fix(setting: SettingRow, role: str) -> str:
     """Return the command that corrects the setting for the sessions of the role."""
     if setting.source in _SET_BY_CLIENT:
         return f"remove {setting.name} from the URL or from PGOPTIONS"
-    value = _GOOD.get(setting.name) or f"'{MIN_TIMEOUTS[setting.name]:g}s', or 0 for no limit"
+    if setting.name in _HARMLESS_VALUES:
+        value = f"'{_HARMLESS_VALUES[setting.name][0]}'"
+    else:
+        value = f"'{MIN_TIMEOUTS[setting.name]:g}s', or 0 for no limit"
     alter = f"ALTER ROLE {quote_identifier(role)} SET {setting.name}"
     return f"{alter} = {value}; then restart the workers"
 
@@ -196,36 +196,27 @@ async def check_clock(session: Session) -> list[Finding]:
         f"± {error:.3f} s"
     )
     if abs(skew) - error < SKEW_WARN:
-        return [ok("clock", text, data)]
-    return [
-        warn(
-            "clock",
-            f"{text}: times that programs on this machine give to jobs are wrong by that",
-            "synchronise both clocks (NTP: chronyd or systemd-timesyncd)",
-            data,
-        )
-    ]
+        return [ok(text, **data)]
+    text += ": times that programs on this machine give to jobs are wrong by that"
+    return [warn(text, "synchronise both clocks (NTP: chronyd or systemd-timesyncd)", **data)]
 
 
 async def check_connections(session: Session) -> list[Finding]:
     """Report how many of the server's connections are in use."""
-    async with session.reading() as connection:
-        row = await doctor_connections(connection)
+    row = await session.read(doctor_connections)
     text = (
         f"{row.used:,} of the server's {row.limit:,} connections are used, {row.own:,} of them by "
         "riverpy, in all databases"
     )
-    data: dict[str, object] = {"used": row.used, "most": row.limit, "own": row.own}
+    data = row._asdict()
     share = row.used / max(row.limit, 1)
     if share < CONNECTIONS_WARN:
-        return [ok("connections", text, data)]
+        return [ok(text, **data)]
     return [
-        Finding(
-            Level.FAIL if share >= CONNECTIONS_FAIL else Level.WARN,
-            "connections",
+        (fail if share >= CONNECTIONS_FAIL else warn)(
             f"{text}: the server may refuse new connections",
             "raise max_connections, make the pools of your programs smaller, or use a pooler. "
             "pg_stat_activity shows who uses the connections, by application_name",
-            data,
+            **data,
         )
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import anyio
 
@@ -13,10 +13,11 @@ from riverpy._tools.doctor.statements import doctor_limits
 from riverpy.errors import RiverError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from riverpy._postgres.driver import Connection
 
+ArgsT = ParamSpec("ArgsT")
 ResultT = TypeVar("ResultT")
 
 STATEMENT_TIMEOUT = timedelta(seconds=4)
@@ -46,12 +47,13 @@ class Session:
             ConfigError, DatabaseError, or one of DATABASE_ERRORS: the first connection failed.
             SessionLostError: a later connection failed.
         """
-        if self._connection is None:
-            self._connection = await connect(self.url, pooled=True)
-        elif self._connection.is_closed():
+        is_first = self._connection is None
+        if self._connection is None or self._connection.is_closed():
             try:
                 self._connection = await connect(self.url, pooled=True)
             except (*DATABASE_ERRORS, RiverError) as error:
+                if is_first:
+                    raise
                 raise SessionLostError(describe(error)) from error
         return self._connection
 
@@ -72,6 +74,17 @@ class Session:
         except TimeoutError:
             connection.terminate()  # a statement may still be running on the connection
             raise
+
+    async def read(
+        self,
+        statement: Callable[Concatenate[Connection, ArgsT], Awaitable[ResultT]],
+        *args: ArgsT.args,
+        **kwargs: ArgsT.kwargs,
+    ) -> ResultT:
+        """Return the result of one statement, in a read-only transaction of its own. Raises the
+        errors of `reading`."""
+        async with self.reading() as connection:
+            return await statement(connection, *args, **kwargs)
 
     async def bounded(self, answer: Awaitable[ResultT]) -> ResultT:
         """Await one statement outside a transaction, and return its result. In such a statement the

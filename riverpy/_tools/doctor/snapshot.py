@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from riverpy._postgres.clients import client_registered
 from riverpy._postgres.damaged_jobs import read_undamaged
-from riverpy._postgres.leaders import leader_get
 from riverpy._postgres.schema import (
     CLIENTS_VERSION,
     DOMAINS_VERSION,
@@ -16,30 +15,34 @@ from riverpy._postgres.schema import (
     PERIODIC_VERSION,
     SchemaState,
 )
+from riverpy._tools.clients import client_list, read_leader
 from riverpy._tools.doctor.statements import (
     doctor_backlogs,
-    doctor_clients,
     doctor_kinds,
     doctor_periodic,
+    doctor_queues,
     doctor_running,
 )
 from riverpy._tools.domain_map import DomainMap, read_permitted_domains
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from datetime import datetime, timedelta
 
-    from riverpy._postgres.leaders import LeaderRow
+    from riverpy._tools.clients import ClientRow, Leader
     from riverpy._tools.doctor.session import Session
     from riverpy._tools.doctor.statements import (
         BacklogRow,
-        ClientRow,
         KindRow,
         PeriodicRow,
+        QueueRow,
         RunningRow,
         ServerRow,
     )
 
+ResultT = TypeVar("ResultT")
+
+CLIENTS_LIMIT = 10_000
 COUNT_LIMIT = 10_001
 """The maximum number of jobs that are counted in one queue and state."""
 COUNT_TOTAL_LIMIT = 100_000
@@ -64,18 +67,18 @@ def kinds_limit(backlogs: Sequence[BacklogRow]) -> int:
     return min(KINDS_LIMIT, KINDS_TOTAL_LIMIT // max(len(backlogs), 1) + 1)
 
 
-@dataclass(frozen=True)
-class Leader:
-    """The current or the last leader."""
+def _read_once(
+    read: Callable[[DatabaseSnapshot], Awaitable[ResultT]],
+) -> Callable[[DatabaseSnapshot], Awaitable[ResultT]]:
+    """Let only the first successful call read the database, so that all checks see the same."""
 
-    row: LeaderRow
-    is_registered: bool | None
-    """Whether the leader is a registered riverpy client; None: not known."""
+    @wraps(read)
+    async def read_once(snapshot: DatabaseSnapshot) -> ResultT:
+        if read not in snapshot.results:
+            snapshot.results[read] = await read(snapshot)
+        return snapshot.results[read]
 
-    @property
-    def has_expired(self) -> bool:
-        """Whether the lease of the leader has expired."""
-        return self.row.remaining < 0
+    return read_once
 
 
 @dataclass
@@ -97,7 +100,8 @@ class DatabaseSnapshot:
     """Whether the server's notification queue is so full that riverpy sends no notifications."""
     damaged: dict[int, str] = field(default_factory=dict[int, str])
     """The ids of the jobs that the server could not read, each with the server's error."""
-    _backlogs: list[BacklogRow] | None = None
+    results: dict[object, Any] = field(default_factory=dict[object, Any])
+    """The results of the methods that read the database only once."""
 
     @property
     def schema(self) -> str:
@@ -113,49 +117,50 @@ class DatabaseSnapshot:
         """Return whether the database has this migration of riverpy's own tables."""
         return version in self.state.versions(OWN_LINE)
 
+    @_read_once
     async def clients(self) -> list[ClientRow] | None:
         """Return the registered clients; None: the table of clients is missing."""
         if not self.has(CLIENTS_VERSION):
             return None
-        async with self.session.reading() as connection:
-            return await doctor_clients(connection, self.schema)
+        return await self.session.read(client_list, self.schema, limit=CLIENTS_LIMIT)
 
+    async def live_clients(self) -> list[ClientRow]:
+        """Return the registered clients that are alive."""
+        return [client for client in await self.clients() or () if client.is_alive]
+
+    @_read_once
     async def domains(self) -> DomainMap | None:
         """Return the domains; None: the tables of domains are missing, or the role may not read
         these tables."""
         if not self.has(DOMAINS_VERSION):
             return None
-        async with self.session.reading() as connection:
-            return await read_permitted_domains(connection, self.schema)
+        return await self.session.read(read_permitted_domains, self.schema)
 
+    @_read_once
     async def leader(self) -> Leader | None:
         """Return the current or last leader; None: there was no leader, or the last leader
         resigned."""
-        async with self.session.reading() as connection:
-            row = await leader_get(connection, self.schema)
-            if row is None:
-                return None
-            if not self.has(CLIENTS_VERSION):
-                return Leader(row, None)
-            known = await client_registered(connection, self.schema, client_ids=[row.leader_id])
-            return Leader(row, row.leader_id in known)
+        has_clients = self.has(CLIENTS_VERSION)
+        return await self.session.read(read_leader, self.schema, has_clients=has_clients)
 
+    @_read_once
     async def backlogs(self) -> list[BacklogRow]:
-        """Return how many jobs wait in each queue and state. Only the first call reads the
-        database."""
-        if self._backlogs is None:
-            async with self.session.reading() as connection:
-                self._backlogs = await doctor_backlogs(
-                    connection, self.schema, limit=COUNT_LIMIT, total_limit=COUNT_TOTAL_LIMIT
-                )
-        return self._backlogs
+        """Return how many jobs wait in each queue and state."""
+        return await self.session.read(
+            doctor_backlogs, self.schema, limit=COUNT_LIMIT, total_limit=COUNT_TOTAL_LIMIT
+        )
 
+    @_read_once
+    async def queues(self) -> list[QueueRow]:
+        """Return the rows of River's table of queues."""
+        return await self.session.read(doctor_queues, self.schema)
+
+    @_read_once
     async def periodic(self) -> list[PeriodicRow]:
         """Return the periodic jobs. If the table of periodic jobs is missing, the list is empty."""
         if not self.has(PERIODIC_VERSION):
             return []
-        async with self.session.reading() as connection:
-            return await doctor_periodic(connection, self.schema)
+        return await self.session.read(doctor_periodic, self.schema)
 
     async def kinds(self, backlogs: Sequence[BacklogRow]) -> list[KindRow]:
         """Return the kinds of the first `kinds_limit` jobs of each backlog."""
@@ -171,9 +176,11 @@ class DatabaseSnapshot:
             )
             return rows
 
-    async def running(self, clients: Sequence[ClientRow]) -> list[RunningRow]:
-        """Return the running jobs in groups, the longest-running first. The reports of `clients`
+    @_read_once
+    async def running(self) -> list[RunningRow]:
+        """Return the running jobs in groups, the longest-running first. The reports of the clients
         decide which jobs are stuck."""
+        clients = await self.clients() or ()
         async with self.session.reading() as connection:
             rows, self.damaged = await read_undamaged(
                 connection,

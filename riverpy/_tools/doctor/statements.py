@@ -1,21 +1,21 @@
-"""One typed function per block of `sql/queries/riverpy_doctor.sql`."""
+"""One typed function per block of `sql/queries/riverpy_doctor.sql`. Durations in rows are in
+seconds."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.sql_files import query
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime, timedelta
 
-    from asyncpg import Record
-
     from riverpy._postgres.driver import Transaction
+    from riverpy._tools.clients import ClientRow
+
+RowT = TypeVar("RowT")
 
 _FILE = "riverpy_doctor"
 
@@ -60,19 +60,15 @@ class SessionRow(NamedTuple):
     application: str
     state: str
     seconds: float | None
-    """Seconds since the start of the session's transaction; None: no transaction is open."""
+    """The age of the session's transaction; None: no transaction is open."""
 
 
 class RelationRow(NamedTuple):
     """The privileges of the role on a table or sequence."""
 
     name: str
-    can_select: bool
-    can_insert: bool
-    can_update: bool
-    can_delete: bool
-    can_use: bool
-    can_update_kind: bool
+    privileges: list[str]
+    """The privileges in the words of GRANT, such as `SELECT` and `UPDATE (kind)`."""
     is_owner: bool
 
 
@@ -81,64 +77,6 @@ class SchemaRow(NamedTuple):
 
     can_use: bool
     can_create: bool
-
-
-class SetAsideRow(msgspec.Struct, frozen=True):
-    """A row that a client has set aside."""
-
-    what: str
-    """The operation that fails for the row."""
-    row: str
-    """The id or the key of the row."""
-    error: str
-    tries: int
-    since: str
-    """The time at which the operation first failed for this row alone, in RFC 3339."""
-
-
-class SetAside(msgspec.Struct, frozen=True):
-    """The rows that a client has set aside."""
-
-    count: int
-    rows: list[SetAsideRow]
-    """The first rows. A client reports a limited number."""
-
-
-class ClientRow(NamedTuple):
-    """A registered client. Durations are in seconds."""
-
-    client_id: str
-    queues: list[str]
-    kinds: list[str]
-    candidate: bool
-    """Whether the client takes part in leader election, and is not stopping."""
-    poll_only: bool
-    version: str
-    silent: float
-    """Seconds since the client's last heartbeat, by the server's clock; negative: this clock was
-    set back."""
-    dead_after: float
-    running: float
-    """Seconds since the start of the client."""
-    slots: list[int] | None
-    """The number of slots of each queue, in the order of `queues`; None: an older version of
-    riverpy does not report slots."""
-    stuck: list[int]
-    """The ids of the jobs that still run after their cancellation."""
-    is_stopping: bool
-    set_aside: SetAside | None
-    """The rows that the client has set aside; None: the client reports none."""
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the last heartbeat is younger than `dead_after`, by the server's clock."""
-        return abs(self.silent) <= self.dead_after
-
-    @property
-    def is_on_time(self) -> bool:
-        """Whether the last heartbeat is younger than half of `dead_after`. A client writes six
-        heartbeats in `dead_after`."""
-        return self.silent <= self.dead_after / 2
 
 
 class RunningRow(NamedTuple):
@@ -152,7 +90,7 @@ class RunningRow(NamedTuple):
     long: int
     """The number of jobs in the group that run for at least the given time."""
     longest: float
-    """The run time of the oldest job, in seconds."""
+    """The run time of the oldest job."""
     id: int
     """The id of the oldest job."""
 
@@ -166,7 +104,7 @@ class BacklogRow(NamedTuple):
     is_partial: bool
     """Whether counting ended at the limit, so that there may be more jobs."""
     due_for: float | None
-    """Seconds since the first job became due; negative: the first job is not due yet."""
+    """The time since the first job became due; negative: the first job is not due yet."""
 
 
 class KindRow(NamedTuple):
@@ -175,6 +113,7 @@ class KindRow(NamedTuple):
     kind: str
     jobs: int
     id: int
+    """The id of one of the jobs."""
     queues: list[str]
     failed: int
     """The number of jobs that failed at their last attempt."""
@@ -185,21 +124,21 @@ class KindRow(NamedTuple):
 
 
 class QueueRow(NamedTuple):
-    """A queue in River's table of queues. Durations are in seconds."""
+    """A queue in River's table of queues."""
 
     name: str
     paused_for: float | None
     touched: float
-    """Seconds since a client that works the queue last updated the row."""
+    """The time since a client that works the queue last updated the row."""
 
 
 class PeriodicRow(NamedTuple):
-    """A periodic job. Durations are in seconds."""
+    """A periodic job."""
 
     id: str
     paused_for: float | None
     late: float | None
-    """Seconds since the periodic job became due, or since a run was requested; negative: it is not
+    """The time since the periodic job became due, or since a run was requested; negative: it is not
     due yet."""
     is_used: bool
     """Whether a leader recently updated the row. A leader updates the rows of its periodic jobs."""
@@ -215,7 +154,7 @@ class IndexRow(NamedTuple):
 
     name: str
     is_valid: bool
-    is_artifact: bool
+    is_rebuild_remnant: bool
     """Whether the name of the index is one that REINDEX CONCURRENTLY gives to temporary indexes."""
     is_building: bool
     """Whether a session builds the index now."""
@@ -230,9 +169,9 @@ class TableRow(NamedTuple):
     live: int
     dead: int
     vacuumed: float | None
-    """Seconds since the last vacuum; None: there was no vacuum."""
+    """The time since the last vacuum; None: there was no vacuum."""
     waited: float
-    """Seconds since the last vacuum, the creation of the table or the start of the server,
+    """The time since the last vacuum, the creation of the table or the start of the server,
     whichever was last."""
     is_running: bool
     """Whether a vacuum of this table runs now, if the role may read this."""
@@ -252,7 +191,7 @@ class SnapshotRow(NamedTuple):
     application: str
     state: str
     seconds: float | None
-    """Seconds since the start of the snapshot; None: not known."""
+    """The age of the snapshot; None: not known."""
     transactions: int | None
     """The number of transactions that started after the snapshot."""
     text: str
@@ -278,6 +217,7 @@ class LockRow(NamedTuple):
     state: str
     seconds: float
     text: str
+    """The statement of the session."""
     tables: list[str]
     is_table: bool
     """Whether the transaction locks a whole table, not only rows."""
@@ -287,10 +227,8 @@ class LockRow(NamedTuple):
 
 async def doctor_limits(connection: Transaction, *, statement: timedelta, lock: timedelta) -> None:
     """Set the statement timeout and the lock timeout of the open transaction."""
-    await _rows(
+    await query(_FILE, "doctor_limits", None).execute(
         connection,
-        "doctor_limits",
-        None,
         statement=round(statement.total_seconds() * 1000),
         lock=round(lock.total_seconds() * 1000),
     )
@@ -298,75 +236,60 @@ async def doctor_limits(connection: Transaction, *, statement: timedelta, lock: 
 
 async def doctor_server(connection: Transaction) -> ServerRow:
     """Return the properties of the server, and the role and process of the session."""
-    return ServerRow(*(await _rows(connection, "doctor_server", None))[0])
+    return (await _rows(ServerRow, connection, "doctor_server"))[0]
 
 
 async def doctor_settings(connection: Transaction, names: Sequence[str]) -> list[SettingRow]:
     """Return the settings with these names. Settings that the server does not have are left out."""
-    rows = await _rows(connection, "doctor_settings", None, name=list(names))
-    return [SettingRow(row["name"], row["setting"], row["source"], row["seconds"]) for row in rows]
+    return await _rows(SettingRow, connection, "doctor_settings", name=list(names))
 
 
 async def doctor_now(connection: Transaction) -> datetime:
     """Return the time of the server's clock."""
-    return (await _rows(connection, "doctor_now", None))[0][0]
+    return await query(_FILE, "doctor_now", None).fetchval(connection)
 
 
 async def doctor_connections(connection: Transaction) -> ConnectionsRow:
     """Return the used and the allowed number of connections of the server."""
-    return ConnectionsRow(*(await _rows(connection, "doctor_connections", None))[0])
+    return (await _rows(ConnectionsRow, connection, "doctor_connections"))[0]
 
 
 async def doctor_listeners(connection: Transaction) -> int:
     """Return the number of connections over which riverpy clients listen."""
-    return (await _rows(connection, "doctor_listeners", None))[0][0]
+    return await query(_FILE, "doctor_listeners", None).fetchval(connection)
 
 
 async def doctor_notify(connection: Transaction, *, channel: str, payload: str) -> None:
     """Send a notification when the transaction commits."""
-    await _rows(connection, "doctor_notify", None, channel=channel, payload=payload)
+    await query(_FILE, "doctor_notify", None).execute(connection, channel=channel, payload=payload)
 
 
 async def doctor_notification_usage(connection: Transaction) -> float:
     """Return how full the server's notification queue is, from 0 to 1."""
-    return (await _rows(connection, "doctor_notification_usage", None))[0][0]
+    return await query(_FILE, "doctor_notification_usage", None).fetchval(connection)
 
 
 async def doctor_show_warnings(connection: Transaction) -> None:
     """Let the open transaction receive the server's warnings."""
-    await _rows(connection, "doctor_show_warnings", None)
+    await query(_FILE, "doctor_show_warnings", None).execute(connection)
 
 
 async def doctor_sessions(connection: Transaction, pid: int | None) -> list[SessionRow]:
     """Return the session with a process id; None: up to three sessions with the oldest
     transactions."""
-    return [SessionRow(*row) for row in await _rows(connection, "doctor_sessions", None, pid=pid)]
+    return await _rows(SessionRow, connection, "doctor_sessions", pid=pid)
 
 
 async def doctor_relations(connection: Transaction, schema: str) -> dict[str, RelationRow]:
     """Return the privileges of the role on each table and sequence, by name."""
-    rows = await _rows(connection, "doctor_relations", None, schema=schema)
-    return {row["name"]: RelationRow(*row) for row in rows}
+    rows = await _rows(RelationRow, connection, "doctor_relations", schema=schema)
+    return {row.name: row for row in rows}
 
 
 async def doctor_schema(connection: Transaction, schema: str) -> SchemaRow:
     """Return the privileges of the role on the schema."""
-    rows = await _rows(connection, "doctor_schema", None, schema=schema)
-    return SchemaRow(*rows[0]) if rows else SchemaRow(can_use=False, can_create=False)
-
-
-async def doctor_clients(connection: Transaction, schema: str) -> list[ClientRow]:
-    """Return the registered clients, the oldest first."""
-    return [
-        ClientRow(
-            *row[:-4],
-            slots=_numbers(row["slots"]),
-            stuck=_numbers(row["stuck"]) or [],
-            is_stopping=row["is_stopping"],
-            set_aside=_set_aside(row["set_aside"]),
-        )
-        for row in await _rows(connection, "doctor_clients", schema)
-    ]
+    rows = await _rows(SchemaRow, connection, "doctor_schema", schema=schema)
+    return rows[0] if rows else SchemaRow(can_use=False, can_create=False)
 
 
 async def doctor_running(
@@ -389,7 +312,8 @@ async def doctor_running(
         skipped: the ids of damaged jobs, whose column with the client is not read.
     """
     stuck = [(client.client_id, job_id) for client in clients for job_id in client.stuck]
-    rows = await _rows(
+    return await _rows(
+        RunningRow,
         connection,
         "doctor_running",
         schema,
@@ -399,7 +323,6 @@ async def doctor_running(
         limit=limit,
         skipped=list(skipped),
     )
-    return [RunningRow(*row) for row in rows]
 
 
 async def doctor_backlogs(
@@ -407,8 +330,9 @@ async def doctor_backlogs(
 ) -> list[BacklogRow]:
     """Return how many jobs wait in each queue and state. At most `limit` jobs of each queue and
     state are counted, and about `total_limit` jobs in total."""
-    rows = await _rows(connection, "doctor_backlogs", schema, limit=limit, total_limit=total_limit)
-    return [BacklogRow(*row) for row in rows]
+    return await _rows(
+        BacklogRow, connection, "doctor_backlogs", schema, limit=limit, total_limit=total_limit
+    )
 
 
 async def doctor_kinds(
@@ -421,7 +345,8 @@ async def doctor_kinds(
 ) -> list[KindRow]:
     """Return the kinds of the first `limit` jobs of each backlog. `skipped` has the ids of damaged
     jobs, whose errors are not read."""
-    rows = await _rows(
+    return await _rows(
+        KindRow,
         connection,
         "doctor_kinds",
         schema,
@@ -430,7 +355,6 @@ async def doctor_kinds(
         limit=limit,
         skipped=list(skipped),
     )
-    return [KindRow(*row) for row in rows]
 
 
 async def doctor_discarded(
@@ -438,25 +362,24 @@ async def doctor_discarded(
 ) -> dict[str, int]:
     """Return the number of jobs of each kind that were discarded within `window`. At most the
     newest `limit` discarded jobs are counted."""
-    seconds = window.total_seconds()
-    rows = await _rows(connection, "doctor_discarded", schema, window=seconds, limit=limit)
+    seconds, statement = window.total_seconds(), query(_FILE, "doctor_discarded", schema)
+    rows = await statement.fetch(connection, window=seconds, limit=limit)
     return {row[0]: row[1] for row in rows}
 
 
 async def doctor_queues(connection: Transaction, schema: str) -> list[QueueRow]:
     """Return the rows of River's table of queues."""
-    return [QueueRow(*row) for row in await _rows(connection, "doctor_queues", schema)]
+    return await _rows(QueueRow, connection, "doctor_queues", schema)
 
 
 async def doctor_periodic(connection: Transaction, schema: str) -> list[PeriodicRow]:
     """Return the periodic jobs."""
-    return [PeriodicRow(*row) for row in await _rows(connection, "doctor_periodic", schema)]
+    return await _rows(PeriodicRow, connection, "doctor_periodic", schema)
 
 
 async def doctor_indexes(connection: Transaction, schema: str) -> list[IndexRow]:
     """Return the indexes of River's and riverpy's tables."""
-    rows = await _rows(connection, "doctor_indexes", None, schema=schema)
-    return [IndexRow(*row) for row in rows]
+    return await _rows(IndexRow, connection, "doctor_indexes", schema=schema)
 
 
 async def doctor_table(
@@ -464,37 +387,34 @@ async def doctor_table(
 ) -> TableRow | None:
     """Return the dead rows and the vacuum of the table of jobs; None: the table is missing.
     `made_at` is the time at which the table was created."""
-    rows = await _rows(connection, "doctor_table", None, schema=schema, made_at=made_at)
-    return TableRow(*rows[0]) if rows else None
+    rows = await _rows(TableRow, connection, "doctor_table", schema=schema, made_at=made_at)
+    return rows[0] if rows else None
 
 
 async def doctor_snapshots(connection: Transaction) -> list[SnapshotRow]:
     """Return the sessions, prepared transactions and replication slots that prevent the removal of
     dead rows. The oldest comes first."""
-    return [SnapshotRow(*row) for row in await _rows(connection, "doctor_snapshots", None)]
+    return await _rows(SnapshotRow, connection, "doctor_snapshots")
 
 
 async def doctor_locks(connection: Transaction, schema: str) -> list[LockRow]:
     """Return the open transactions that hold locks on River's tables, the oldest first."""
-    return [LockRow(*row) for row in await _rows(connection, "doctor_locks", None, schema=schema)]
+    return await _rows(LockRow, connection, "doctor_locks", schema=schema)
 
 
 async def doctor_references(connection: Transaction, schema: str) -> list[ReferenceRow]:
     """Return the foreign keys that can prevent the deletion of rows of River's and riverpy's
     tables."""
-    rows = await _rows(connection, "doctor_references", None, schema=schema)
-    return [ReferenceRow(*row) for row in rows]
-
-
-def _numbers(text: str | None) -> list[int] | None:
-    return None if text is None else msgspec.json.decode(text, type=list[int])
-
-
-def _set_aside(text: str | None) -> SetAside | None:
-    return None if text is None else msgspec.json.decode(text, type=SetAside)
+    return await _rows(ReferenceRow, connection, "doctor_references", schema=schema)
 
 
 async def _rows(
-    connection: Transaction, block: str, in_schema: str | None, /, **values: object
-) -> list[Record]:
-    return await query(_FILE, block, in_schema).fetch(connection, **values)
+    row_type: Callable[..., RowT],
+    connection: Transaction,
+    block: str,
+    in_schema: str | None = None,
+    /,
+    **values: Any,
+) -> list[RowT]:
+    rows = await query(_FILE, block, in_schema).fetch(connection, **values)
+    return [row_type(*row) for row in rows]

@@ -1,18 +1,20 @@
-"""Checks of what makes the table of jobs slow: bloated indexes, dead rows, old snapshots and
-locks."""
+"""Checks of what makes the tables slow: foreign keys, old snapshots, locks, dead rows and bloated
+indexes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from riverpy._tools.doctor.finding import Finding, fail, limited, ok, warn
+from riverpy._log_events import ROW_SET_ASIDE
+from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.statements import (
     doctor_indexes,
     doctor_locks,
+    doctor_references,
     doctor_snapshots,
     doctor_table,
 )
-from riverpy._tools.text import count, masked_query, names, size, span
+from riverpy._tools.text import count, masked_query, names, size, span, waiting
 
 if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
@@ -33,7 +35,7 @@ BLOAT_SIZE_MIN = 64 * 1024 * 1024
 BLOAT_FACTOR = 4.0
 """An index of `BLOAT_SIZE_MIN` or more is bloated if its size is this many times the estimated size
 of a new index."""
-NEEDED = {
+NEEDED_INDEXES = {
     "river_job_pkey",
     "river_job_prioritized_fetching_index",
     "river_job_state_and_finalized_at_index",
@@ -46,25 +48,34 @@ VACUUM_WAIT_MAX = 600.0
 """Seconds. If the last vacuum is older, autovacuum is late. Autovacuum starts every minute."""
 
 
+async def check_references(snapshot: DatabaseSnapshot) -> list[Finding]:
+    """Report the tables whose foreign keys refer to rows that a leader deletes."""
+    findings = [
+        warn(
+            f'table {row.referring} refers to {row.table} by "{row.name}". The leader cannot '
+            "delete the rows that it refers to, and tries again and again",
+            "add ON DELETE CASCADE or SET NULL to the foreign key, or drop it. The leader's log "
+            f"names the rows (`{ROW_SET_ASIDE}`)",
+            table=row.table,
+            referring=row.referring,
+            constraint=row.name,
+        )
+        for row in await snapshot.session.read(doctor_references, snapshot.schema)
+    ]
+    return findings or [ok("no foreign key prevents a deletion", references=0)]
+
+
 async def check_indexes(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report indexes that are missing, invalid, left by a rebuild, or too large."""
-    async with snapshot.session.reading() as connection:
-        rows = await doctor_indexes(connection, snapshot.schema)
+    rows = await snapshot.session.read(doctor_indexes, snapshot.schema)
     total = sum(row.size for row in rows)
-    sizes: dict[str, object] = {row.name: row.size for row in rows}
     text = f"{count(len(rows), 'index', plural='indexes')}, {size(total)}"
-    findings = [ok("indexes", text, {"indexes": sizes})]
+    findings = [ok(text, indexes={row.name: row.size for row in rows})]
     findings += [finding for row in rows if (finding := _check_index(snapshot, row)) is not None]
-    missing = sorted(NEEDED - {row.name for row in rows})
-    if missing:
-        findings.append(
-            fail(
-                "indexes",
-                f"{names(missing)} is missing. Without it every claim reads the whole table",
-                "create it as `riverpy migrate sql` shows, with CREATE INDEX CONCURRENTLY",
-                {"missing": missing},
-            )
-        )
+    if missing := sorted(NEEDED_INDEXES - {row.name for row in rows}):
+        text = f"{names(missing)} is missing. Without it every claim reads the whole table"
+        fix = "create it as `riverpy migrate sql` shows, with CREATE INDEX CONCURRENTLY"
+        findings.append(fail(text, fix, missing=missing))
     return findings
 
 
@@ -73,39 +84,36 @@ def _check_index(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
     data: dict[str, object] = {"index": row.name, "size": row.size, "estimate": row.estimate}
     if row.is_building:
         return None
-    if row.is_artifact and not row.is_valid:
+    if row.is_rebuild_remnant and not row.is_valid:
         return warn(
-            "indexes",
             f"an interrupted rebuild left {row.name}. No query uses it, but it slows writes and "
             f"uses {size(row.size)} of disk",
             "a leader that owns the indexes drops it at its next run, at midnight UTC. To drop it "
             f"now: DROP INDEX CONCURRENTLY {name}",
-            data,
+            **data,
         )
     if not row.is_valid:
         return fail(
-            "indexes",
             f"{row.name} is invalid, because its concurrent build failed. No query uses it",
             f"REINDEX INDEX CONCURRENTLY {name}",
-            data,
+            **data,
         )
     if row.estimate and row.size >= BLOAT_SIZE_MIN and row.size >= row.estimate * BLOAT_FACTOR:
         return warn(
-            "indexes",
             f"{row.name} is bloated: it has {size(row.size)}, and a new one would have about "
             f"{size(row.estimate)} (estimated from the planner's statistics)",
             f"REINDEX INDEX CONCURRENTLY {name}, or let the leader own the indexes, so that it "
             "rebuilds them each night. Find out what prevents the removal of dead rows: "
             "`snapshots`, `vacuum`",
-            data,
+            **data,
         )
     return None
 
 
 async def check_vacuum(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report whether vacuum removes the dead rows of the table of jobs."""
-    async with snapshot.session.reading() as connection:
-        row = await doctor_table(connection, snapshot.schema, made_at=snapshot.made_at)
+    made_at = snapshot.made_at
+    row = await snapshot.session.read(doctor_table, snapshot.schema, made_at=made_at)
     if row is None:
         return []
     ago = "never" if row.vacuumed is None else f"{span(row.vacuumed)} ago"
@@ -116,12 +124,10 @@ async def check_vacuum(snapshot: DatabaseSnapshot) -> list[Finding]:
     problem = _vacuum_problem(row, f'"{snapshot.schema}".river_job')
     if problem is not None:
         why, fix = problem
-        return [warn("vacuum", f"{text}: {why}", fix, data)]
-    if row.dead > row.live:
-        async with snapshot.session.reading() as connection:
-            if any(map(_is_old, await doctor_snapshots(connection))):
-                text += ". An older snapshot prevents their removal (`snapshots`)"
-    return [ok("vacuum", text, data)]
+        return [warn(f"{text}: {why}", fix, **data)]
+    if row.dead > row.live and any(map(_is_old, await snapshot.session.read(doctor_snapshots))):
+        text += ". An older snapshot prevents their removal (`snapshots`)"
+    return [ok(text, **data)]
 
 
 def _vacuum_problem(row: TableRow, table: str) -> tuple[str, str] | None:
@@ -149,15 +155,14 @@ def _vacuum_problem(row: TableRow, table: str) -> tuple[str, str] | None:
 
 async def check_snapshots(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report sessions, prepared transactions and slots that prevent the removal of dead rows."""
-    async with snapshot.session.reading() as connection:
-        rows = await doctor_snapshots(connection)
+    rows = await snapshot.session.read(doctor_snapshots)
     old = [row for row in rows if _is_old(row)]
     if not old:
         longest = max((row.seconds or 0 for row in rows), default=0)
         text = f"{count(len(rows), 'open snapshot')}, the oldest for {span(longest)}"
         text = text if rows else "no open snapshot"
-        return [ok("snapshots", text, {"oldest": round(longest, 3)})]
-    return limited([_old_snapshot(row) for row in old])
+        return [ok(text, oldest=round(longest, 3))]
+    return [_old_snapshot(row) for row in old]
 
 
 def _is_old(row: SnapshotRow) -> bool:
@@ -187,25 +192,26 @@ def _old_snapshot(row: SnapshotRow) -> Finding:
             "hot_standby_feedback, long queries on the standby have the same effect"
         )
     else:
-        text = f"{_session(row)} holds a snapshot{since}: {effect}"
+        text = f"{_described_session(row)} holds a snapshot{since}: {effect}"
         fix = (
             f"end it: SELECT pg_terminate_backend({row.id}), or set "
             "idle_in_transaction_session_timeout for its role. Run reports and dumps on a standby"
         )
-    data: dict[str, object] = {
-        "holder": row.holder,
-        "id": row.id,
-        "role": row.role,
-        "application": row.application,
-        "state": row.state,
-        "seconds": row.seconds,
-        "transactions": row.transactions,
-        "query": masked_query(row.text),
-    }
-    return warn("snapshots", text, fix, data)
+    return warn(
+        text,
+        fix,
+        holder=row.holder,
+        id=row.id,
+        role=row.role,
+        application=row.application,
+        state=row.state,
+        seconds=row.seconds,
+        transactions=row.transactions,
+        query=masked_query(row.text),
+    )
 
 
-def _session(row: SnapshotRow | LockRow) -> str:
+def _described_session(row: SnapshotRow | LockRow) -> str:
     application = f", {row.application!r}" if row.application else ""
     text = f": {masked_query(row.text)}" if row.text else ""
     role, state = row.role or "unknown role", row.state or "unknown state"
@@ -214,27 +220,22 @@ def _session(row: SnapshotRow | LockRow) -> str:
 
 async def check_locks(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report open transactions that hold locks on River's tables."""
-    async with snapshot.session.reading() as connection:
-        rows = await doctor_locks(connection, snapshot.schema)
     findings = [
         warn(
-            "locks",
-            f"{_session(row)} locks {'all' if row.is_table else 'rows'} of {names(row.tables)} for "
-            f"{span(row.seconds)}; {count(row.waiting, 'session')} "
-            f"wait{'s' if row.waiting == 1 else ''} for it",
+            f"{_described_session(row)} locks {'all' if row.is_table else 'rows'} of "
+            f"{names(row.tables)} for {span(row.seconds)}; "
+            f"{waiting(row.waiting, 'session')} for it",
             f"let the program commit sooner, or end it: SELECT pg_terminate_backend({row.id})",
-            {
-                "pid": row.id,
-                "role": row.role,
-                "application": row.application,
-                "state": row.state,
-                "seconds": round(row.seconds, 3),
-                "tables": row.tables,
-                "waiting": row.waiting,
-                "query": masked_query(row.text),
-            },
+            pid=row.id,
+            role=row.role,
+            application=row.application,
+            state=row.state,
+            seconds=round(row.seconds, 3),
+            tables=row.tables,
+            waiting=row.waiting,
+            query=masked_query(row.text),
         )
-        for row in rows
+        for row in await snapshot.session.read(doctor_locks, snapshot.schema)
         if row.seconds >= (LOCK_AGE_WITH_WAITERS_WARN if row.waiting else LOCK_AGE_WARN)
     ]
-    return limited(findings) or [ok("locks", "no transaction locks River's tables for long")]
+    return findings or [ok("no transaction locks River's tables for long")]

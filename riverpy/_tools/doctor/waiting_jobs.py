@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.schema import PERIODIC_VERSION
-from riverpy._tools.doctor.finding import Finding, Level, limited, ok, warn
+from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.snapshot import TOUCHED_LIMIT
-from riverpy._tools.doctor.statements import doctor_queues
-from riverpy._tools.text import count, names, span
+from riverpy._tools.text import count, names, span, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,9 +32,8 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
     data also has the queues without jobs."""
     clients = await snapshot.clients()
     backlogs = {row.queue: row for row in await snapshot.backlogs() if row.state == "available"}
-    async with snapshot.session.reading() as connection:
-        rows = {row.name: row for row in await doctor_queues(connection, snapshot.schema)}
-    live = [client for client in clients or () if client.is_alive]
+    rows = {row.name: row for row in await snapshot.queues()}
+    live = await snapshot.live_clients()
     queues = sorted({*backlogs, *rows})
     workers = {
         queue: None if clients is None else sum(queue in client.queues for client in live)
@@ -47,14 +45,13 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
     kinds = await snapshot.kinds([row for queue, row in backlogs.items() if not workers[queue]])
     problems = [
         _check_queue(
-            backlogs[queue],
+            backlog,
             rows.get(queue),
             workers[queue],
             snapshot.max_lag.total_seconds(),
             [row.kind for row in kinds if queue in row.queues],
         )
-        for queue in queues
-        if queue in backlogs
+        for queue, backlog in sorted(backlogs.items())
     ]
     jobs = sum(backlog.jobs for backlog in backlogs.values())
     limit = jobs if any(backlog.is_partial for backlog in backlogs.values()) else None
@@ -62,10 +59,7 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
     if jobs:
         oldest = max((backlog.due_for or 0 for backlog in backlogs.values()), default=0)
         text += f", the oldest due for {span(oldest)}"
-    return [
-        ok("queues", text, {"queues": facts}),
-        *limited([finding for finding in problems if finding is not None]),
-    ]
+    return [ok(text, queues=facts), *(finding for finding in problems if finding is not None)]
 
 
 def _queue_data(
@@ -100,8 +94,8 @@ def _check_queue(
     lag = backlog.due_for or 0
     if lag < 0:
         return None
-    jobs = count(backlog.jobs, "job", limit=backlog.jobs if backlog.is_partial else None)
-    text = f'{jobs} of queue "{backlog.queue}" wait{"s" if backlog.jobs == 1 else ""}'
+    of = f' of queue "{backlog.queue}"'
+    text = waiting(backlog.jobs, "job", of=of, is_partial=backlog.is_partial)
     data: dict[str, object] = {
         "queue": backlog.queue,
         "available": backlog.jobs,
@@ -109,34 +103,31 @@ def _check_queue(
         "clients": workers,
     }
     if row is not None and row.paused_for is not None:
-        data["paused_for"] = round(row.paused_for, 3)
         return warn(
-            "queues",
             f"{text}. The queue is paused for {span(row.paused_for)}",
             f"if it should run again: riverpy queue resume {quote(backlog.queue)}",
-            data,
+            **data,
+            paused_for=round(row.paused_for, 3),
         )
+    text += f", the oldest for {span(lag)}"
     if workers == 0:
         is_touched = row is not None and row.touched < TOUCHED_LIMIT
         is_failure = lag >= max_lag * UNWORKED_LAG_FACTOR and not is_touched
         other = ". A client in another language may work it" if is_touched else ""
-        return Finding(
-            Level.FAIL if is_failure else Level.WARN,
-            "queues",
-            f"{text}, the oldest for {span(lag)}, and no riverpy client works the queue{other}",
+        return (fail if is_failure else warn)(
+            f"{text}, and no riverpy client works the queue{other}",
             f"start a worker that has {f'kind {names(kinds)}' if kinds else 'its kinds'}: "
             f"riverpy worker MODULE:ATTR -q {quote(backlog.queue)}:50",
-            data,
+            **data,
         )
     if lag < max_lag:
         return None
     return warn(
-        "queues",
-        f"{text}, the oldest for {span(lag)}",
+        text,
         "its workers have too few slots, run long jobs, are blocked, or do not have the kind of "
         "these jobs: see `stuck`, `running`, `snapshots`, `locks` and `kinds`. Add slots or "
         "processes",
-        data,
+        **data,
     )
 
 
@@ -146,15 +137,11 @@ async def check_scheduled(snapshot: DatabaseSnapshot) -> list[Finding]:
     late = [row for row in backlogs if (row.due_for or 0) >= SCHEDULED_LATE_WARN]
     jobs = sum(row.jobs for row in backlogs)
     queues = sorted({row.queue for row in late})
-    data: dict[str, object] = {
-        "waiting": jobs,
-        "late": max((round(row.due_for or 0, 3) for row in late), default=0),
-        "queues": queues,
-    }
+    oldest = max((row.due_for or 0 for row in late), default=0)
+    data: dict[str, object] = {"waiting": jobs, "late": round(oldest, 3), "queues": queues}
     if not late:
         text = count(jobs, "scheduled job or retry", plural="scheduled jobs and retries")
-        return [ok("scheduled", f"{text}, none late", data)]
-    oldest = max(row.due_for or 0 for row in late)
+        return [ok(f"{text}, none late", **data)]
     text = (
         f"scheduled jobs or retries of queue {names(queues)} are late by up to {span(oldest)}. "
         "They do not become available"
@@ -162,9 +149,9 @@ async def check_scheduled(snapshot: DatabaseSnapshot) -> list[Finding]:
     missing = await _missing_leaders(snapshot, queues)
     if missing is None:
         fix = "read the errors of the job scheduler in the leader's log, and see `locks`"
-        return [warn("scheduled", f"{text}, although there is a leader", fix, data)]
+        return [warn(f"{text}, although there is a leader", fix, **data)]
     fix = "see `leader` and `domains`: the leader makes these jobs available"
-    return [Finding(Level.FAIL, "scheduled", f"{text}, because {missing}", fix, data)]
+    return [fail(f"{text}, because {missing}", fix, **data)]
 
 
 async def _missing_leaders(snapshot: DatabaseSnapshot, queues: Sequence[str]) -> str | None:
@@ -180,30 +167,24 @@ async def _missing_leaders(snapshot: DatabaseSnapshot, queues: Sequence[str]) ->
 async def check_periodic(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report periodic jobs that are paused or late."""
     if not snapshot.has(PERIODIC_VERSION):
-        text = "off: their table is missing (see `schema`)"
-        return [ok("periodic", text, {"periodic_jobs": None})]
+        return [ok("off: their table is missing (see `schema`)", periodic_jobs=None)]
     rows = await snapshot.periodic()
-    paused = [row for row in rows if row.paused_for is not None]
+    paused = [row.id for row in rows if row.paused_for is not None]
     late = late_periodic_jobs(rows)
-    data: dict[str, object] = {
-        "periodic_jobs": len(rows),
-        "paused": [row.id for row in paused],
-        "late": [row.id for row in late],
-    }
-    findings = [ok("periodic", count(len(rows), "periodic job"), data)]
-    if paused:
-        longest = max(row.paused_for or 0 for row in paused)
-        findings.append(
-            warn(
-                "periodic",
-                f"paused, for up to {span(longest)}: {names(row.id for row in paused)}",
-                "if they should run again: riverpy periodic resume ID",
-                {"paused": [row.id for row in paused]},
-            )
+    findings = [
+        ok(
+            count(len(rows), "periodic job"),
+            periodic_jobs=len(rows),
+            paused=paused,
+            late=[row.id for row in late],
         )
-    if late:
-        findings += await _late_by_domain(snapshot, late)
-    return findings
+    ]
+    if paused:
+        longest = max(row.paused_for or 0 for row in rows)
+        text = f"paused, for up to {span(longest)}: {names(paused)}"
+        fix = "if they should run again: riverpy periodic resume ID"
+        findings.append(warn(text, fix, paused=paused))
+    return findings + await _late_by_domain(snapshot, late)
 
 
 def late_periodic_jobs(rows: Iterable[PeriodicRow]) -> list[PeriodicRow]:
@@ -214,12 +195,12 @@ def late_periodic_jobs(rows: Iterable[PeriodicRow]) -> list[PeriodicRow]:
 async def _late_by_domain(snapshot: DatabaseSnapshot, late: Sequence[PeriodicRow]) -> list[Finding]:
     """Report late periodic jobs by domain, because each domain's leader inserts its own periodic
     jobs."""
+    if not late:
+        return []
     domains = await snapshot.domains()
-    by_domain: dict[str, list[PeriodicRow]] = {}
-    for row in late:
-        by_domain.setdefault(row.domain, []).append(row)
     findings: list[Finding] = []
-    for domain, rows in sorted(by_domain.items()):
+    for domain in sorted({row.domain for row in late}):
+        rows = [row for row in late if row.domain == domain]
         text = f"late by up to {span(max(row.late or 0 for row in rows))}"
         if domain == DEFAULT_DOMAIN:
             fix = (
@@ -236,5 +217,5 @@ async def _late_by_domain(snapshot: DatabaseSnapshot, late: Sequence[PeriodicRow
             command = f"riverpy worker --leader-domain {quote(domain)}"
             fix = f"start a client of domain {domain} that can lead ({command}), and see `domains`"
         ids = [row.id for row in rows]
-        findings.append(warn("periodic", f"{text}: {names(ids)}", fix, {"late": ids}))
-    return limited(findings)
+        findings.append(warn(f"{text}: {names(ids)}", fix, late=ids))
+    return findings

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from riverpy._postgres.sql_files import query
 
 if TYPE_CHECKING:
@@ -21,29 +19,6 @@ class Moment(NamedTuple):
     at: datetime
     about: int | None
     """The number of jobs in the table at the last ANALYZE; None: there was no ANALYZE."""
-
-
-class ClientRow(NamedTuple):
-    """A registered riverpy client."""
-
-    client_id: str
-    version: str
-    queues: list[str]
-    candidate: bool
-    """Whether the client takes part in leader election, and is not stopping."""
-    started_at: datetime
-    silent_for: float
-    """Seconds since the last heartbeat, by the server's clock; negative: this clock was set
-    back."""
-    is_silent: bool
-    """Whether the last heartbeat is older than the client's `dead_after`."""
-    stuck: int
-    """The number of stuck jobs that the client reports."""
-    slots: list[int] | None
-    """The number of slots of each queue, in the order of the queues; None: not known."""
-    is_stopping: bool
-    aside: int
-    """The number of rows that the client has set aside."""
 
 
 class KindRow(NamedTuple):
@@ -109,21 +84,6 @@ async def top_moment(connection: Transaction, schema: str | None) -> Moment:
     """Return the server's time and the size of the table of jobs."""
     (row,) = await query("top", "top_moment", schema).fetch(connection, schema=schema)
     return Moment(*row)
-
-
-async def top_clients(
-    connection: Transaction, schema: str | None, *, limit: int
-) -> list[ClientRow]:
-    """Return up to `limit` registered clients, the silent ones last."""
-    return [
-        ClientRow(
-            *row[:-3],
-            slots=_slots(row["slots"]),
-            is_stopping=row["is_stopping"],
-            aside=row["aside"],
-        )
-        for row in await query("top", "top_clients", schema).fetch(connection, limit=limit)
-    ]
 
 
 async def top_kinds(
@@ -200,7 +160,3 @@ async def top_totals(connection: Transaction, schema: str | None, *, cap: int) -
     """Return the number of pending and finished jobs, by state."""
     rows = await query("top", "top_totals", schema).fetch(connection, cap=cap)
     return {row[0]: row[1] for row in rows}
-
-
-def _slots(text: str | None) -> list[int] | None:
-    return None if text is None else msgspec.json.decode(text, type=list[int])

@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 import msgspec
 
-from riverpy._postgres.clients import election_status
 from riverpy._postgres.damaged_jobs import damaged_of, read_undamaged
 from riverpy._postgres.driver import close, connect
 from riverpy._postgres.jobs import FINAL_STATES
-from riverpy._postgres.leaders import leader_get
 from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, OWN_LINE, check_schema
+from riverpy._tools.clients import client_list, read_leader
 from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.domain_map import read_permitted_domains
 from riverpy._tools.top.statements import (
-    ClientRow,
     EndedRow,
     QueueRow,
     RunningRow,
-    top_clients,
     top_ended,
     top_kinds,
     top_limits,
@@ -38,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from riverpy._postgres.driver import Connection
+    from riverpy._tools.clients import ClientRow
     from riverpy._tools.domain_map import DomainMap
 
 T = TypeVar("T")
@@ -237,7 +235,7 @@ class StatusReader:
         moment = await top_moment(connection, schema)
         clients = None
         if self._has_clients:
-            clients = await top_clients(connection, schema, limit=CLIENTS_MAX)
+            clients = await client_list(connection, schema, limit=CLIENTS_MAX)
         names = await self._queue_names(connection, clients or [])
         cap = max(min(CAP, QUEUES_CAP // max(len(names), 1)), 1)
         ended, rows, running = await self._read_jobs(connection, names, cap)
@@ -310,7 +308,7 @@ class StatusReader:
     ) -> Sequence[str]:
         """Return the queues that have a row or jobs, or that a live client works."""
         names = await top_queue_names(connection, self._schema, limit=QUEUES_MAX)
-        worked = {name for client in clients if not client.is_silent for name in client.queues}
+        worked = {name for client in clients if client.is_alive for name in client.queues}
         return sorted({*names, *worked})[:QUEUES_MAX]
 
     async def _unworked_kinds(
@@ -328,12 +326,11 @@ class StatusReader:
         return [UnworkedKind(*row) for row in rows]
 
     async def _leader(self, connection: Connection) -> LeaderStatus | None:
-        row = await leader_get(connection, self._schema)
-        if row is None:
+        leader = await read_leader(connection, self._schema, has_clients=self._has_clients)
+        if leader is None:
             return None
-        foreign = None
-        if self._has_clients and row.remaining >= 0:
-            foreign = not (await election_status(connection, self._schema)).is_registered
+        row, is_known = leader.row, leader.is_registered is not None and not leader.has_expired
+        foreign = not leader.is_registered if is_known else None
         return LeaderStatus(row.leader_id, row.elected_at, round(row.remaining, 3), foreign)
 
 
@@ -341,7 +338,7 @@ def _candidates(clients: Sequence[ClientRow], domains: DomainMap | None) -> int:
     """Return how many live clients take part in the leader election of `default`."""
     others = set[str]() if domains is None else domains.clients_of_others
     return sum(
-        client.candidate and not client.is_silent and client.client_id not in others
+        client.candidate and client.is_alive and client.client_id not in others
         for client in clients
     )
 
@@ -372,9 +369,7 @@ def queue_statuses(
     """Return the status of each queue."""
     by_queue = {row.queue: row for row in ended}
     nothing = ended[0]._replace(completed=0, started=0, failed=0, wait_p95=None)
-    workers = Counter(
-        name for client in clients or [] if not client.is_silent for name in client.queues
-    )
+    workers = Counter(name for client in clients or [] if client.is_alive for name in client.queues)
     slots = None if clients is None else _slots_by_queue(clients)
     statuses: list[QueueStatus] = []
     for row in rows:
@@ -405,7 +400,7 @@ def _slots_by_queue(clients: Sequence[ClientRow]) -> dict[str, int | None]:
     report its slots."""
     found: dict[str, int | None] = {}
     for client in clients:
-        if not client.is_silent:
+        if client.is_alive:
             slots = client.slots or [None] * len(client.queues)
             for name, number in zip(client.queues, slots, strict=False):
                 before = found.get(name, 0)
@@ -425,13 +420,13 @@ def worker_statuses(
             running=running.get(client.client_id, nothing).jobs,
             longest=_longest(running.get(client.client_id, nothing)),
             slots=None if client.slots is None else sum(client.slots),
-            stuck=client.stuck,
-            aside=client.aside,
+            stuck=len(client.stuck),
+            aside=0 if client.set_aside is None else client.set_aside.count,
             version=client.version,
             queues=client.queues,
             candidate=client.candidate,
             started_at=client.started_at,
-            silent_for=round(max(client.silent_for, 0.0), 3),
+            silent_for=round(max(client.silent, 0.0), 3),
         )
         for client in clients
     ]
@@ -446,7 +441,7 @@ def worker_statuses(
 
 
 def _state(client: ClientRow) -> str:
-    if client.is_silent:
+    if not client.is_alive:
         return "silent"
     return "stopping" if client.is_stopping else "alive"
 

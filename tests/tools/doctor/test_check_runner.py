@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy._tools.doctor import check_runner, session, snapshot, storage
-from riverpy._tools.doctor.finding import Finding, Level
+from riverpy._tools.doctor.finding import fail, named
 from riverpy.cli import main
 from riverpy.cli.doctor import _show
 from tests.cli.worker_process import RIVERPY, environment
@@ -30,6 +30,7 @@ from tests.tools.doctor.conftest import (
 from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
+    from riverpy._tools.doctor.finding import Finding
     from tests._database import Schema
     from tests.tools.doctor.conftest import Doctor
 
@@ -127,7 +128,7 @@ async def test_text(schema: Schema, doctor: Doctor) -> None:
 
 def test_wrapping(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On a terminal a long line is wrapped and indented."""
-    finding = Finding(Level.FAIL, "kinds", "one two three four five six", "seven eight nine ten")
+    (finding,) = named("kinds", [fail("one two three four five six", "seven eight nine ten")])
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -148,8 +149,8 @@ async def test_locked_table(
     await insert_job(schema)
     async with holding(schema, "BEGIN", "LOCK TABLE riverpy_client"):
         report = await doctor()
-    unseen = [one for one in report.findings if "this check failed" in one["text"]]
-    assert [one["name"] for one in unseen] == [
+    failed = [one for one in report.findings if "this check failed" in one["text"]]
+    assert [one["name"] for one in failed] == [
         *(
             "listeners",
             "leader",
@@ -158,13 +159,14 @@ async def test_locked_table(
             "stuck",
             "set aside",
             "running",
+            "unregistered",
             "queues",
             "kinds",
         ),
         "failing",
     ]
-    assert {one["level"] for one in unseen} == {"warn"}
-    assert all("lock timeout" in one["text"] and "`locks`" in one["fix"] for one in unseen)
+    assert {one["level"] for one in failed} == {"warn"}
+    assert all("lock timeout" in one["text"] and "`locks`" in one["fix"] for one in failed)
     assert 'locks all of "riverpy_client"' in report.one("locks", "warn")["text"]
     assert report.one("indexes", "ok")
 

@@ -123,7 +123,7 @@ async def test_domain_without_clients_with_work_left(schema: Schema, doctor: Doc
     await set_leader(schema, "plain")
     await register(schema, "gone", domain="mail", queues=("mail",), silent=70)
     await set_queue_owner(schema, "mail", "mail", "slow", silent=70)
-    assert (await doctor()).one("domains", "warn")["data"]["unkept"] == ["mail", "slow"]
+    assert (await doctor()).one("domains", "warn")["data"]["unmaintained"] == ["mail", "slow"]
     await insert_job(schema, "running", client_id="gone", queue="mail", since=100)
     found = (await doctor()).one("domains", "fail")
     assert found["data"]["running"] == {"mail": 1}
@@ -132,7 +132,7 @@ async def test_domain_without_clients_with_work_left(schema: Schema, doctor: Doc
         "UPDATE riverpy_queue_owner SET last_seen_at = now() - interval '1 h' WHERE queue = 'mail'"
     )
     found = (await doctor()).one("domains", "warn")
-    assert found["data"]["unkept"] == ["slow"]
+    assert found["data"]["unmaintained"] == ["slow"]
     assert (
         'queue "slow" until 10m have passed; the leader of default maintains queue "mail"'
         in found["text"]

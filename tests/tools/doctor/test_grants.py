@@ -78,9 +78,9 @@ async def test_inserter(schema: Schema, roles: dict[str, str], doctor: Doctor) -
     found = report.one("grants", "warn")
     assert "may insert; it may not work, migrate, reindex" in found["text"]
     assert "to work jobs, grant UPDATE, DELETE on river_job; SELECT, INSERT, " in found["fix"]
-    (unseen,) = report.named("unseen")
-    assert "permission denied for table riverpy_client" in unseen["text"]
-    assert "leader" in unseen["data"]["checks"]
+    (skipped,) = report.named("skipped")
+    assert "permission denied for table riverpy_client" in skipped["text"]
+    assert "leader" in skipped["data"]["checks"]
 
 
 async def test_worker(schema: Schema, roles: dict[str, str], doctor: Doctor) -> None:

@@ -32,4 +32,4 @@ async def test_leases(schema: Schema, doctor: Doctor) -> None:
     assert report.one("leases", "ok")["data"] == {"leases": {"a": "holder of s:a"}}
     found = report.one("leases", "warn")
     assert 'expired up to 2h ago and not acquired again: "c". Last holder' in found["text"]
-    assert list(found["data"]["lapsed"]) == ["c"]
+    assert list(found["data"]["expired"]) == ["c"]

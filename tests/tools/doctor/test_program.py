@@ -53,9 +53,9 @@ async def test_kinds_that_a_program_lacks(
     assert report.one("code", "ok")["data"] == {
         "kinds": ["sell"],
         "queues": ["default"],
-        "lacking": ["resize"],
+        "missing_kinds": ["resize"],
     }
     report = await doctor("shop_of_doctor:everywhere")
-    assert report.one("code", "ok")["data"]["lacking"] == ["crop", "resize"]
+    assert report.one("code", "ok")["data"]["missing_kinds"] == ["crop", "resize"]
     assert (await run_text("shop_of_doctor:nothing", "--database-url", schema.url))[0] == 2
     assert not (await doctor()).named("code")

@@ -71,12 +71,12 @@ async def test_dropped_table(fresh_database_url: str) -> None:
         report = await run_doctor(*arguments)
         found = report.one("schema", "fail")
         assert found["data"]["missing_tables"] == ["riverpy_client"]
-        assert {"leader", "clients"} <= set(report.one("unseen", "warn")["data"]["checks"])
-        assert {one["name"] for one in report.problems()} == {"schema", "unseen"}
+        assert {"leader", "clients"} <= set(report.one("skipped", "warn")["data"]["checks"])
+        assert {one["name"] for one in report.problems()} == {"schema", "skipped"}
         await connection.execute(found["fix"].partition("data: ")[2].partition(" then ")[0])
         await migrate_all(fresh_database_url)
         report = await run_doctor(*arguments)
-        assert report.named("schema", "fail") == report.named("unseen") == []
+        assert report.named("schema", "fail") == report.named("skipped") == []
         await connection.execute("DROP TABLE river_job CASCADE")
         found = (await run_doctor(*arguments)).one("schema", "fail")
         assert found["data"]["missing_tables"] == ["river_job"]

@@ -1,0 +1,112 @@
+"""The registered clients and the leader of a schema, as doctor and top read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from riverpy._postgres.clients import client_registered
+from riverpy._postgres.leaders import leader_get
+from riverpy._postgres.sql_files import query
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.leaders import LeaderRow
+
+
+class SetAsideRow(msgspec.Struct, frozen=True):
+    """A row that a client skips for a while, because statements for this row fail."""
+
+    what: str
+    """The operation that fails for the row."""
+    row: str
+    """The id or the key of the row."""
+    error: str
+    tries: int
+    since: str
+    """The time at which the operation first failed for this row alone, in RFC 3339."""
+
+
+class SetAside(msgspec.Struct, frozen=True):
+    """The rows that a client skips for a while."""
+
+    count: int
+    rows: list[SetAsideRow]
+    """The first rows. A client reports a limited number."""
+
+
+class ClientRow(NamedTuple):
+    """A registered client. Durations are in seconds."""
+
+    client_id: str
+    queues: list[str]
+    kinds: list[str]
+    candidate: bool
+    """Whether the client takes part in leader election, and is not stopping."""
+    poll_only: bool
+    version: str
+    started_at: datetime
+    running: float
+    """Seconds since the start of the client."""
+    silent: float
+    """Seconds since the client's last heartbeat, by the server's clock; negative: this clock was
+    set back."""
+    dead_after: float
+    is_stopping: bool
+    slots: list[int] | None
+    """The number of slots of each queue, in the order of `queues`; None: an older version of
+    riverpy does not report slots."""
+    stuck: list[int]
+    """The ids of the jobs that still run after their cancellation."""
+    set_aside: SetAside | None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the last heartbeat is younger than `dead_after`, by the server's clock."""
+        return abs(self.silent) <= self.dead_after
+
+
+class Leader(NamedTuple):
+    """The current or the last leader of `default`."""
+
+    row: LeaderRow
+    is_registered: bool | None
+    """Whether the leader is a registered riverpy client; None: the table of clients is missing."""
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the lease of the leader has expired."""
+        return self.row.remaining < 0
+
+
+async def client_list(
+    connection: Transaction, schema: str | None, *, limit: int
+) -> list[ClientRow]:
+    """Return up to `limit` registered clients. Clients without a recent heartbeat come last."""
+    rows = await query("riverpy_client", "client_list", schema).fetch(connection, limit=limit)
+    return [
+        ClientRow(
+            *row[:-3],
+            slots=msgspec.json.decode(row["slots"] or "null", type=list[int] | None),
+            stuck=msgspec.json.decode(row["stuck"] or "[]", type=list[int]),
+            set_aside=msgspec.json.decode(row["set_aside"] or "null", type=SetAside | None),
+        )
+        for row in rows
+    ]
+
+
+async def read_leader(
+    connection: Transaction, schema: str | None, *, has_clients: bool
+) -> Leader | None:
+    """Return the current or last leader; None: there was no leader, or the last leader resigned.
+    `has_clients` is whether the table of clients exists."""
+    row = await leader_get(connection, schema)
+    if row is None:
+        return None
+    if not has_clients:
+        return Leader(row, None)
+    known = await client_registered(connection, schema, client_ids=[row.leader_id])
+    return Leader(row, row.leader_id in known)
