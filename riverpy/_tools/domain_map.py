@@ -31,8 +31,8 @@ class DomainMap:
     @property
     def others(self) -> list[str]:
         """The domains other than `default` that have a live client, a queue or a leader."""
-        led = {lead.domain for lead in self.leaders if not lead.is_over}
-        known = {row.domain for row in (*self.owners, *self.members)} | led
+        current = [lead for lead in self.leaders if not lead.is_over]
+        known = {row.domain for row in (*self.owners, *self.members, *current)}
         return sorted(known - {DEFAULT_DOMAIN, SCHEMA_LEASE})
 
     @property
@@ -45,24 +45,14 @@ class DomainMap:
         return the holder of the schema lease."""
         return next((lead for lead in self.leaders if lead.domain == domain), None)
 
+    def leader(self, domain: str) -> DomainLeader | None:
+        """Return the current leader of a domain; None: there is no leader now."""
+        lead = self.lead(domain)
+        return None if lead is None or lead.is_over else lead
+
     def has_leader(self, domain: str) -> bool:
         """Return whether the domain has a leader now."""
-        lead = self.lead(domain)
-        return lead is not None and not lead.is_over
-
-    def has_foreign_default(self) -> bool:
-        """Return whether the leader of `default` is not a riverpy client, but for example River in
-        Go."""
-        lead = self.lead(DEFAULT_DOMAIN)
-        return lead is not None and not lead.is_over and not lead.is_registered
-
-    def has_old_default(self) -> bool:
-        """Return whether the leader of `default` is a riverpy client that does not report support
-        for domains."""
-        lead = self.lead(DEFAULT_DOMAIN)
-        return (
-            lead is not None and not lead.is_over and lead.is_registered and not lead.knows_domains
-        )
+        return self.leader(domain) is not None
 
     def owned(self, domain: str) -> list[QueueOwner]:
         """Return the queues of a domain other than `default`."""
@@ -76,9 +66,8 @@ class DomainMap:
         """Return whether a client maintains the queues of domains without live clients. The riverpy
         leader of `default` maintains these queues, or otherwise the holder of the lease
         `@schema`."""
-        return self.has_leader(SCHEMA_LEASE) or (
-            self.has_leader(DEFAULT_DOMAIN) and not self.has_foreign_default()
-        )
+        leader = self.leader(DEFAULT_DOMAIN)
+        return self.has_leader(SCHEMA_LEASE) or (leader is not None and leader.is_registered)
 
     def unmaintained(self, queues: Iterable[str]) -> dict[str, list[str]]:
         """Return the queues that no leader maintains, by the domain whose leader is missing."""

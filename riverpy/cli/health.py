@@ -17,8 +17,7 @@ from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION
 from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.domain_map import read_domains
 from riverpy._tools.health.http_client import NO_HEALTH_SERVER, http_get, parse_address
-from riverpy._tools.health.leader_check import check_leaders
-from riverpy._tools.health.probes import Check, ProbeResult
+from riverpy._tools.health.probes import Check, ProbeResult, check_leaders
 from riverpy.cli._connected import connected, with_timeout
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_text, printable

@@ -228,7 +228,7 @@ class _WorkerProcess:
             if self._is_start_stopped:
                 self._starting.cancel()
             async with (
-                self._health.serving() if self._health else nullcontext(),
+                self._health.server.serving() if self._health else nullcontext(),
                 self._systemd.watched(self._is_alive),
             ):
                 return await self._work(spec, target)

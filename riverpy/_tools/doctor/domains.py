@@ -233,21 +233,21 @@ def _unowned_queues(domains: DomainMap) -> list[Finding]:
 
 def _foreign_leader(domains: DomainMap) -> list[Finding]:
     """Report a leader of `default` that is not a riverpy client."""
-    lead = domains.lead(DEFAULT_DOMAIN)
-    if lead is None or not domains.has_foreign_default():
+    leader = domains.leader(DEFAULT_DOMAIN)
+    if leader is None or leader.is_registered:
         return []
     clients = [client for client in domains.members if client.domain != DEFAULT_DOMAIN]
     kinds = sorted({kind for client in clients for kind in client.kinds})
     queues = [row.queue for row in domains.owners]
     return [
         warn(
-            f"{lead.holder} is the leader of default. It is not a riverpy client and does not "
+            f"{leader.holder} is the leader of default. It is not a riverpy client and does not "
             f"support domains: it also maintains queue {names(queues)}, with its own retention, "
             "and it discards jobs that run for long if it has no worker for them. At risk: "
             f"{names(kinds) or 'no kind'}",
             "register stubs for these kinds in Go (docs/go.md), let only riverpy clients take part "
             "in leader election, or give these queues a schema of their own (docs/domains.md)",
-            leader_id=lead.holder,
+            leader_id=leader.holder,
             kinds_at_risk=kinds,
             queues=queues,
         )
@@ -256,8 +256,9 @@ def _foreign_leader(domains: DomainMap) -> list[Finding]:
 
 def _old_clients(domains: DomainMap) -> list[Finding]:
     """Report a leader of `default`, and leader candidates, that do not support domains."""
-    lead = domains.lead(DEFAULT_DOMAIN) if domains.has_old_default() else None
-    leader = None if lead is None else lead.holder
+    lead = domains.leader(DEFAULT_DOMAIN)
+    is_old = lead is not None and lead.is_registered and not lead.knows_domains
+    leader = lead.holder if lead is not None and is_old else None
     candidates = [
         client.client_id
         for client in domains.live_clients(DEFAULT_DOMAIN)

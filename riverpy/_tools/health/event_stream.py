@@ -30,8 +30,8 @@ KEEPALIVE_INTERVAL = 10.0
 ERROR_LENGTH_MAX = 500
 """The maximum number of characters of an error."""
 PARAMETERS = ("event", "kind", "queue", "state")
-"""The query parameters. A parameter may occur more than once. An event must match one value of each
-given parameter."""
+"""The query parameters. A parameter may occur more than once. A line must have one of the values of
+each given parameter. The lines of a queue have no kind and no state."""
 
 
 class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -56,25 +56,6 @@ class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The number of dropped events."""
 
 
-class _Filter(msgspec.Struct, frozen=True):
-    """The values of the query parameters. An empty set allows all values."""
-
-    events: frozenset[EventKind]
-    kinds: frozenset[str]
-    queues: frozenset[str]
-    states: frozenset[str]
-
-    def matches(self, event: Event) -> bool:
-        """Return whether the event matches. An event of a queue has no kind and no state, so it
-        does not match if one of these is given."""
-        job = event.job
-        if self.queues and (event.queue if job is None else job.queue) not in self.queues:
-            return False
-        if self.kinds and (job is None or job.kind not in self.kinds):
-            return False
-        return not self.states or (job is not None and job.state in self.states)
-
-
 def stream_events(
     client: Client, params: Mapping[str, Sequence[str]]
 ) -> AsyncGenerator[bytes, None]:
@@ -93,31 +74,28 @@ def stream_events(
     except (ConfigError, ValueError) as error:
         known = ", ".join(EventKind)
         raise ValueError(f"{error}; the kinds of events are {known}") from None
-    accepted = _Filter(
-        frozenset(events.kinds),
-        frozenset(params.get("kind", ())),
-        frozenset(params.get("queue", ())),
-        frozenset(params.get("state", ())),
-    )
-    return _lines(events, accepted)
+    return _lines(events, params)
 
 
-async def _lines(events: Subscription, accepted: _Filter) -> AsyncGenerator[bytes, None]:
+async def _lines(
+    events: Subscription, params: Mapping[str, Sequence[str]]
+) -> AsyncGenerator[bytes, None]:
+    accepted = {name: set(values) for name, values in params.items() if name != "event"}
     async with events:
         yield b"\n"  # shows the reader that the connection works
         dropped, keepalive_at = 0, anyio.current_time() + KEEPALIVE_INTERVAL
         while True:
-            event: Event | None = None
+            line: EventLine | None = None
             try:
                 with anyio.CancelScope(deadline=keepalive_at):
-                    event = await anext(events)
+                    line = line_of(await anext(events))
             except StopAsyncIteration:
                 return
             if events.dropped > dropped:
                 dropped, count = events.dropped, events.dropped - dropped
                 yield _encode(EventLine(event="dropped", dropped=count))
-            if event is not None and accepted.matches(event):
-                yield _encode(line_of(event))
+            if line and all(getattr(line, name) in values for name, values in accepted.items()):
+                yield _encode(line)
             elif anyio.current_time() >= keepalive_at:
                 yield b"\n"
             else:

@@ -49,14 +49,6 @@ ACCEPT_RETRY_DELAY = 0.5
 _DISCONNECTED = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 
 
-class _Connection:
-    """One connection, with the cancel scope of its task."""
-
-    def __init__(self) -> None:
-        self.scope = anyio.CancelScope()
-        self.has_request = False
-
-
 class Server:
     """Answers HTTP requests while the context manager `serving` is open.
 
@@ -69,7 +61,8 @@ class Server:
         self, address: Address, routes: Mapping[str, Callable[[Request], Awaitable[Response]]]
     ) -> None:
         self._address, self._routes = address, routes
-        self._connections: list[_Connection] = []
+        self._connections: dict[anyio.CancelScope, bool] = {}
+        """The cancel scope of each connection, and whether its request has arrived."""
         self._log = get_logger()
 
     @asynccontextmanager
@@ -120,42 +113,41 @@ class Server:
                 await anyio.sleep(ACCEPT_RETRY_DELAY)
                 continue
             failures.recovered()
-            self._make_room()
-            connection = _Connection()
-            self._connections.append(connection)
-            tasks.start_soon(self._serve, stream, connection, name="riverpy health connection")
+            self._close_oldest_at_limit()
+            scope = anyio.CancelScope()
+            self._connections[scope] = False
+            tasks.start_soon(self._serve, stream, scope, name="riverpy health connection")
 
-    def _make_room(self) -> None:
+    def _close_oldest_at_limit(self) -> None:
         if len(self._connections) >= CONNECTIONS_MAX:
-            waiting = (connection for connection in self._connections if not connection.has_request)
-            oldest = next(waiting, self._connections[0])
-            oldest.scope.cancel()
-            self._connections.remove(oldest)
+            waiting = (scope for scope, has_request in self._connections.items() if not has_request)
+            oldest = next(waiting, next(iter(self._connections)))
+            oldest.cancel()
+            del self._connections[oldest]
 
-    async def _serve(self, stream: SocketStream, connection: _Connection) -> None:
+    async def _serve(self, stream: SocketStream, scope: anyio.CancelScope) -> None:
         try:
-            with connection.scope:
-                await self._answer(stream, connection)
+            with scope:
+                await self._answer(stream, scope)
         except _DISCONNECTED:
             pass
         except Exception:  # a failed request must not end the worker
             self._log.exception(HEALTH_REQUEST_FAILED)
         finally:
-            if connection in self._connections:
-                self._connections.remove(connection)
+            self._connections.pop(scope, None)
             with anyio.CancelScope(shield=True):  # `aclose` returns at once
                 await stream.aclose()
 
-    async def _answer(self, stream: SocketStream, connection: _Connection) -> None:
+    async def _answer(self, stream: SocketStream, scope: anyio.CancelScope) -> None:
         is_head_only = False
         try:
             request = parse(await _read_head(stream))
-            connection.has_request = True
+            self._connections[scope] = True
             is_head_only = request.method == "HEAD"
             response = await self._respond(request)
         except HttpError as refused:
             response = refused.response
-        connection.has_request = True
+        self._connections[scope] = True
         try:
             await _send(stream, response.head())
             if not is_head_only:

@@ -22,7 +22,6 @@ from riverpy.stats import ClientStats
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping
-    from contextlib import AbstractAsyncContextManager
     from datetime import timedelta
 
     from riverpy._tools.health.address import Address
@@ -53,7 +52,7 @@ class WorkerHealth:
         self._lags_at = -LAG_MAX_AGE
         self._lags_lock = anyio.Lock()
         self._streams = 0
-        self._server = Server(
+        self.server = Server(
             address,
             {
                 "/livez": self._livez,
@@ -62,14 +61,6 @@ class WorkerHealth:
                 "/events": self._events,
             },
         )
-
-    def serving(self) -> AbstractAsyncContextManager[None]:
-        """Answer requests during the block.
-
-        Raises:
-            OSError: the server cannot listen on the address.
-        """
-        return self._server.serving()
 
     def _stats(self) -> ClientStats | None:
         """Return the stats of the client; None: the client does not run yet."""

@@ -347,13 +347,11 @@ def domain_statuses(domains: DomainMap) -> list[DomainStatus]:
     """Return the status of each domain other than `default`."""
     statuses: list[DomainStatus] = []
     for name in domains.others:
-        lead, live = domains.lead(name), domains.live_clients(name)
+        lead, live = domains.leader(name), domains.live_clients(name)
         leader = None
-        if lead is not None and lead.remaining is not None and not lead.is_over:
-            remaining = round(lead.remaining, 3)
-            leader = LeaderStatus(
-                lead.holder, lead.elected_at, remaining, not lead.is_registered, lead.epoch
-            )
+        if lead is not None:
+            remaining, is_foreign = round(lead.remaining or 0, 3), not lead.is_registered
+            leader = LeaderStatus(lead.holder, lead.elected_at, remaining, is_foreign, lead.epoch)
         candidates = sum(client.candidate for client in live)
         queues = [row.queue for row in domains.owned(name)]
         statuses.append(DomainStatus(name, leader, len(live), candidates, queues))

@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy._tools.domain_map import read_domains
-from riverpy._tools.health.leader_check import check_leaders
-from riverpy._tools.health.probes import Check
+from riverpy._tools.health.probes import Check, check_leaders
 from riverpy.cli import main
 from riverpy.cli._run import EXIT_NOT_READY
 from tests.tools.doctor.conftest import register, set_leader, set_lease_holder
