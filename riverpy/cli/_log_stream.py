@@ -17,6 +17,7 @@ import stat
 import threading
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from riverpy._log import get_logger
@@ -45,7 +46,7 @@ class LogStream:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._number = _descriptor(stream)
-        self._write_at_once = None if self._number is None else _nonblocking_write(self._number)
+        self._write_at_once = _nonblocking_write(self._number)
         self.on_broken: Callable[[], None] | None = None
         """Called once, in any thread, when the reader has ended."""
         self._is_broken = False
@@ -54,32 +55,27 @@ class LogStream:
 
     def reset(self) -> None:
         """Drop the buffered lines in a forked child, because the parent writes them."""
-        self._lock = threading.RLock()
-        self._new: deque[bytes] = deque()
-        """Lines that are not yet written or buffered."""
-        self._is_taking = False
-        self._kept: deque[bytes] = deque()
+        self._lines: deque[bytes] = deque()
+        """The lines to write. Only the code that holds `_write_lock` removes lines."""
         self._size = self._dropped = 0
+        self._write_lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        """The thread that writes the buffered lines. None: no line is buffered."""
+        """The thread that holds `_write_lock` while writes would block."""
 
     def write(self, text: str) -> None:
         """Write a text now or later, or drop it."""
-        if self._number is None:
+        if self._number < 0:
             self._stream.write(text)
             return
         data = text.encode(self._stream.encoding or "utf-8", "backslashreplace")
-        with self._lock:
-            self._new.append(data)
-            if self._is_taking:  # by this thread, which is running a finalizer
-                return
-            self._is_taking = True
-            try:
-                is_broken = self._take()
-            finally:
-                self._is_taking = False
-        if is_broken and self.on_broken:
-            self.on_broken()
+        if self._is_broken:
+            return
+        if self._size + len(data) > KEPT_MAX:
+            self._dropped += 1
+            return
+        self._size += len(data)
+        self._lines.append(data)
+        self._write_new()
 
     def flush(self) -> None:
         """Do nothing. Buffered lines are written by the thread."""
@@ -89,61 +85,32 @@ class LogStream:
         if (thread := self._thread) is not None:
             thread.join(seconds)
 
-    def _take(self) -> bool:
-        """Write or buffer the new lines. Return whether the reader has ended."""
-        is_broken = False
-        while self._new:
-            data = self._new.popleft()
-            if self._is_broken:
+    def _write_new(self) -> None:
+        """Write the lines, or start the thread. If other code holds the lock, that code writes the
+        lines: another thread, or the code that a finalizer interrupts."""
+        while self._lines and self._write_lock.acquire(blocking=False):
+            if self._write_lines(may_block=False):
+                self._write_lock.release()
                 continue
+            self._thread = threading.Thread(
+                target=self._write_buffered, name="riverpy log", daemon=True
+            )
             try:
-                if self._thread is None and self._write_at_once is not None:
-                    data = data[self._write_at_once(data) :]
-                if data:
-                    self._keep(data)
-            except OSError as error:
-                is_broken = self._handle_error(error)
-        return is_broken
-
-    def _keep(self, data: bytes) -> None:
-        if self._size + len(data) > KEPT_MAX:
-            self._dropped += 1
-            return
-        self._kept.append(data)
-        self._size += len(data)
-        if self._thread is None:
-            thread = threading.Thread(target=self._write_buffered, name="riverpy log", daemon=True)
-            try:
-                thread.start()
+                self._thread.start()
             except RuntimeError:  # no more threads
-                self._forget_kept()
-                self._dropped += 1
-            else:
-                self._thread = thread
+                self._thread = None
+                self._dropped += len(self._lines)
+                self._drop_lines()
+                self._write_lock.release()
 
     def _write_buffered(self) -> None:
-        """Write the buffered lines. This is the body of the thread, which ends when all are
-        written."""
-        assert self._number is not None  # noqa: S101 (nothing is buffered without it)
-        while True:
-            data = self._kept[0]
-            try:
-                while data:
-                    data = data[_write(self._number, data) :]
-            except OSError as error:
-                with self._lock:
-                    is_broken = self._handle_error(error)
-                if is_broken:
-                    if self.on_broken:
-                        self.on_broken()
-                    return
-            with self._lock:
-                length = len(self._kept.popleft())
-                self._size -= length
-                if not self._kept:
-                    self._thread = None
-                    dropped, self._dropped = self._dropped, 0
-                    break
+        """Write the buffered lines. This is the body of the thread."""
+        while not self._write_lines(may_block=True):
+            pass
+        dropped, self._dropped = self._dropped, 0
+        self._thread = None
+        self._write_lock.release()
+        self._write_new()
         if dropped:
             log = get_logger()
             log.warning(
@@ -152,20 +119,42 @@ class LogStream:
                 lines=dropped,
             )
 
-    def _handle_error(self, error: OSError) -> bool:
-        """Handle an error of a write. Return whether the reader has ended."""
-        if error.errno not in _BROKEN_ERRORS:
-            self._dropped += 1
-            return False
-        self._is_broken = True
-        _silence(self._stream)
-        self._forget_kept()
+    def _write_lines(self, *, may_block: bool) -> bool:
+        """Write the lines in order. Return False if the descriptor did not accept a whole line."""
+        while self._lines:
+            data = self._lines[0]
+            try:
+                length = os.write(self._number, data) if may_block else self._write_at_once(data)
+            except BlockingIOError:
+                length = 0
+                if may_block:  # another process has made the descriptor non-blocking
+                    select.select([], [self._number], [])
+            except OSError as error:
+                self._handle_error(error)
+                continue
+            self._size -= length
+            if length < len(data):
+                self._lines[0] = data[length:]
+                return False
+            self._lines.popleft()
+        self._size = 0  # other threads change the size too, so it may be inexact
         return True
 
-    def _forget_kept(self) -> None:
-        self._kept.clear()
+    def _handle_error(self, error: OSError) -> None:
+        """Drop the first line, or all lines if the reader has ended."""
+        if error.errno not in _BROKEN_ERRORS:
+            self._dropped += 1
+            self._size -= len(self._lines.popleft())
+            return
+        self._is_broken = True
+        _silence(self._stream)
+        self._drop_lines()
+        if self.on_broken:
+            self.on_broken()
+
+    def _drop_lines(self) -> None:
+        self._lines.clear()
         self._size = 0
-        self._thread = None
 
 
 _streams: list[LogStream] = []
@@ -188,47 +177,40 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_reset_logs)
 
 
-def _descriptor(stream: TextIO) -> int | None:
+def _descriptor(stream: TextIO) -> int:
+    """Return the file descriptor of a stream; -1 if it has none."""
     try:
         return stream.fileno()
     except (OSError, ValueError, AttributeError):
-        return None
+        return -1
 
 
-def _write(number: int, data: bytes) -> int:
-    """Write all data to the descriptor. If it is non-blocking, wait until it accepts data."""
-    try:
-        return os.write(number, data)
-    except BlockingIOError:
-        select.select([], [number], [])
-        return 0
+def open_nonblocking(number: int) -> int:
+    """Open the pipe or terminal of a descriptor again, and return a non-blocking descriptor.
 
+    Other processes share the given descriptor, so it must not be made non-blocking itself.
 
-def _nonblocking_write(number: int) -> Callable[[bytes], int] | None:
-    """Return a function that writes without blocking; None if that is not possible.
-
-    The descriptor is shared with other processes, so it must not be made non-blocking. A pipe or
-    terminal is opened a second time, a socket has a flag for each write, and a file never blocks.
+    Raises:
+        OSError: another user owns the terminal, the descriptor is a socket, or there is no /dev/fd.
     """
-    mode = os.fstat(number).st_mode
+    if not hasattr(os, "O_NONBLOCK"):
+        raise OSError("Windows has no non-blocking descriptors")
+    return os.open(f"/dev/fd/{number}", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _nonblocking_write(number: int) -> Callable[[bytes], int]:
+    """Return a function that writes to a descriptor without blocking. It returns the number of
+    written bytes. A write to a file never blocks, and a socket has a flag for each write."""
     try:
+        mode = os.fstat(number).st_mode
         if stat.S_ISREG(mode):
-            return lambda data: os.write(number, data)
+            return partial(os.write, number)
         if stat.S_ISSOCK(mode):
             end, flags = socket.socket(fileno=os.dup(number)), socket.MSG_DONTWAIT
-            return lambda data: _count(end.send, data, flags)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY
-        again = os.open(f"/dev/fd/{number}", flags)
-    except (OSError, AttributeError):  # another user owns the terminal, or there is no /dev/fd
-        return None
-    return lambda data: _count(os.write, again, data)
-
-
-def _count(write: Callable[..., int], *args: object) -> int:
-    try:
-        return write(*args)
-    except BlockingIOError:
-        return 0
+            return lambda data: end.send(data, flags)
+        return partial(os.write, open_nonblocking(number))
+    except (OSError, AttributeError):
+        return lambda _data: 0
 
 
 def _silence(stream: TextIO) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
@@ -65,13 +65,13 @@ def run(function: Callable[[*ArgsT], Coroutine[Any, Any, ResultT]], *args: *Args
         return anyio.run(function, *args, backend_options={"use_uvloop": _has_uvloop()})
 
 
-def new_loop() -> asyncio.AbstractEventLoop:
-    """Return a new event loop, of uvloop if it is installed."""
-    if _has_uvloop():
-        import uvloop
+def new_runner() -> asyncio.Runner:
+    """Return a runner whose event loop is of uvloop if it is installed."""
+    if not _has_uvloop():
+        return asyncio.Runner(loop_factory=asyncio.new_event_loop)
+    import uvloop
 
-        return uvloop.new_event_loop()
-    return asyncio.new_event_loop()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
 def run_until_complete(
@@ -105,23 +105,14 @@ def run_until_complete(
             )
 
 
-def close_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel the tasks that still run in a loop, wait for the tasks and the loop's threads, and
+def close_runner(runner: asyncio.Runner) -> None:
+    """Cancel the tasks that still run, wait for them and for the threads of the event loop, and
     close the loop."""
-    try:
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            log = get_logger()
-            log.warning(LEFTOVER_TASKS_CANCELLED, count=len(tasks))
-            loop.run_until_complete(asyncio.wait(tasks))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-    except (SystemExit, KeyboardInterrupt):  # raised by one of these tasks
-        pass
-    finally:
-        loop.close()
+    if count := len(asyncio.all_tasks(runner.get_loop())):
+        log = get_logger()
+        log.warning(LEFTOVER_TASKS_CANCELLED, count=count)
+    with suppress(SystemExit, KeyboardInterrupt):  # raised by one of these tasks
+        runner.close()
 
 
 @contextmanager

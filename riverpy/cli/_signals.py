@@ -27,10 +27,12 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from riverpy.cli._log_stream import drain_logs
+from riverpy.cli._log_stream import drain_logs, open_nonblocking
 from riverpy.cli._output import print_last_note
+from riverpy.cli._run import EXIT_ABANDONED
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,7 +49,7 @@ SIGNALS_MAX = 2
 """The number of signals that a stop handles. The next one ends the process at once."""
 GRACE = 1.0
 """Seconds between the end of the stop's time limits and the start of the last resort."""
-LAST_RESORT = 2.5
+LAST_RESORT_TIMEOUT = 2.5
 """The timeout of the last resort, in seconds. When it expires, the process ends at once."""
 FLUSH_TIMEOUT = 0.3
 """The timeout for writing buffered output at the end of the process, in seconds."""
@@ -56,6 +58,7 @@ _WAKE = 0
 """The byte, not a signal number, that makes the thread check the deadline."""
 _REQUEST = 255
 """The byte, not a signal number, that requests a stop."""
+_SIGHUP = getattr(signal, "SIGHUP", None)
 _WAIT_MAX = 3600.0
 
 _handlers_before: dict[signal.Signals, Any] = {}
@@ -86,53 +89,46 @@ def stopping_before_start() -> Generator[None]:
 
 
 def _may_handle(number: int, *ours: Callable[..., object]) -> bool:
-    """Whether this signal stops the worker. Not SIGHUP under `nohup`, which ignores it, and not a
-    SIGHUP or SIGQUIT that the user's code handles. A shell ignores SIGINT and SIGQUIT for processes
-    in the background, but they still stop the worker."""
+    """Whether this signal stops the worker.
+
+    A SIGHUP or SIGQUIT that the user's code handles does not, nor a SIGHUP under `nohup`, which
+    ignores it. A shell makes a process in the background ignore SIGINT and SIGQUIT, but these
+    signals still stop the worker.
+    """
     if number in {signal.SIGTERM, signal.SIGINT}:
         return True
     handler = signal.getsignal(number)
-    is_ignored_quit = handler == signal.SIG_IGN and number != getattr(signal, "SIGHUP", None)
-    return handler in (signal.SIG_DFL, None, _raise_stopped, *ours) or is_ignored_quit
+    if handler == signal.SIG_IGN:
+        return number != _SIGHUP
+    return handler in (signal.SIG_DFL, None, _raise_stopped, *ours)
 
 
 def _makes_hard(number: int) -> bool:
     """Whether this signal makes a started stop hard."""
-    return number not in {_REQUEST, getattr(signal, "SIGHUP", None)}
+    return number not in {_REQUEST, _SIGHUP}
 
 
-class StopPlan:
-    """The steps of a stop, and their time limits.
+class StopPlan(NamedTuple):
+    """The steps of a stop, and their time limits."""
 
-    Args:
-        soft: called in the event loop at the first signal.
-        hard: called in the event loop at the second signal.
-        soft_limit: time until the hard stop starts by itself; None: never.
-        hard_limit: maximum time of the hard stop.
-        last_resort: called in a separate thread after the limits and `GRACE`. It must end the
-            process within `LAST_RESORT`.
-        exit_code: the exit code if `last_resort` does not end the process.
-    """
-
-    def __init__(
-        self,
-        *,
-        soft: Callable[[], object],
-        hard: Callable[[], object],
-        soft_limit: timedelta | None,
-        hard_limit: timedelta,
-        last_resort: Callable[[], object],
-        exit_code: int,
-    ) -> None:
-        self.soft, self.hard, self.last_resort = soft, hard, last_resort
-        self.exit_code = exit_code
-        self._soft_limit = math.inf if soft_limit is None else soft_limit.total_seconds()
-        self._hard_limit = hard_limit.total_seconds()
+    soft: Callable[[], object]
+    """Called in the event loop at the first signal."""
+    hard: Callable[[], object]
+    """Called in the event loop at the second signal."""
+    soft_limit: timedelta | None
+    """The time until the hard stop starts by itself. None: it does not."""
+    hard_limit: timedelta
+    """The maximum time of the hard stop."""
+    last_resort: Callable[[], object]
+    """Called in a separate thread after the limits and `GRACE`. It must end the process within
+    `LAST_RESORT_TIMEOUT`. Otherwise the exit code is `EXIT_ABANDONED`."""
 
     def limit(self, signals: int) -> float:
         """Return the seconds from this signal (1 for the first) to the last resort."""
-        soft = self._soft_limit if signals == 1 else 0.0
-        return soft + self._hard_limit + GRACE
+        limit = self.hard_limit.total_seconds() + GRACE
+        if signals > 1:
+            return limit
+        return math.inf if self.soft_limit is None else self.soft_limit.total_seconds() + limit
 
 
 class StopSignals:
@@ -162,7 +158,12 @@ class StopSignals:
     def start(self) -> None:
         """Handle signals from now on. Called in the main thread. A crash in C code prints where it
         happened."""
-        faulthandler.enable(_STDERR if _is_socket(_STDERR) else _nonblocking_stderr())
+        try:
+            is_socket = stat.S_ISSOCK(os.fstat(_STDERR).st_mode)
+        except OSError:  # closed
+            is_socket = False
+        # A socket, such as systemd's, has room in its buffer for the report of a crash.
+        faulthandler.enable(_STDERR if is_socket else _nonblocking_stderr())
         for number in filter(_may_handle, STOP_SIGNALS):
             signal.signal(number, self._handler)
         self.install_wakeup_fd()
@@ -246,22 +247,22 @@ class StopSignals:
             return
         self._set_deadline(min(self._deadline, time.monotonic() + self._plan.limit(number)))
         with suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._act, number)
-
-    def _act(self, number: int) -> None:
-        (self._plan.soft if number == 1 else self._plan.hard)()
+            # The plan may change before the call, so the loop reads it then.
+            self._loop.call_soon_threadsafe(
+                lambda: self._plan.soft() if number == 1 else self._plan.hard()
+            )
 
     def _set_deadline(self, deadline: float) -> None:
         self._deadline = deadline
-        left = max(deadline - time.monotonic(), 0.0) + LAST_RESORT + GRACE
+        left = max(deadline - time.monotonic(), 0.0) + LAST_RESORT_TIMEOUT + GRACE
         if left < threading.TIMEOUT_MAX:
             faulthandler.dump_traceback_later(left, exit=True, file=_nonblocking_stderr())
 
     def _force(self) -> None:
         if self._exit_code is not None:
             leave(self._exit_code, f"riverpy: ended although {_running_threads()}")
-        self._exit_code = self._plan.exit_code
-        self._deadline = time.monotonic() + LAST_RESORT
+        self._exit_code = EXIT_ABANDONED
+        self._deadline = time.monotonic() + LAST_RESORT_TIMEOUT
         with suppress(RuntimeError):  # no more threads
             threading.Thread(
                 target=self._plan.last_resort, name="riverpy last resort", daemon=True
@@ -293,53 +294,33 @@ def _flush() -> None:
             stream.flush()
 
 
-def _is_socket(number: int) -> bool:
-    """Whether a descriptor is a socket, for example systemd's. A socket cannot be opened again, but
-    its buffer has room for the report of a crash."""
-    try:
-        return stat.S_ISSOCK(os.fstat(number).st_mode)
-    except OSError:  # closed
-        return False
-
-
+@cache
 def _nonblocking_stderr() -> int:
     """Return a non-blocking descriptor of stderr, or one of the null device."""
-    global _nonblocking
-    if _nonblocking is None:
-        try:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK
-            _nonblocking = os.open("/dev/fd/2", flags)
-        except (OSError, AttributeError):
-            _nonblocking = os.open(os.devnull, os.O_WRONLY)
-    return _nonblocking
-
-
-_nonblocking: int | None = None
+    try:
+        return open_nonblocking(_STDERR)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
 
 
 # -- forks
 
 
-class _Mask(threading.local):
-    """The signals that a forking thread had blocked before the fork."""
-
-    before: set[Any] | None = None
-
-
-_mask = _Mask()
+_forking = threading.local()
+"""`mask`: the signals that the forking thread had blocked before the fork."""
 
 
 def _before_fork() -> None:
     """Block signals until the child has restored the earlier handlers. Otherwise a signal to the
     child could count as a signal to this process."""
     if _handlers_before:
-        _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def _after_fork() -> None:
-    if _mask.before is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
-        _mask.before = None
+    mask: set[signal.Signals] | None = vars(_forking).pop("mask", None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _after_fork_in_child() -> None:

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeGuard, cast
 
 import click
 
@@ -25,7 +25,7 @@ from riverpy.client import Client
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
     from types import ModuleType
 
 
@@ -38,7 +38,15 @@ class TargetError(click.UsageError):
     """MODULE:ATTR does not name a client. The text lists what the module has."""
 
 
-def load(spec: str) -> object:
+class Target(NamedTuple):
+    """An imported object that should be a client or give one."""
+
+    spec: str
+    """MODULE:ATTR, for messages."""
+    value: object
+
+
+def load(spec: str) -> Target:
     """Import MODULE, with the current directory first on Python's path, and return its ATTR.
 
     Raises:
@@ -56,21 +64,18 @@ def load(spec: str) -> object:
         raise TargetError(f"{spec!r} is relative: give its full name, such as jobs:client")
     module = _import(module_name)
     if attribute:
-        return _attribute(module, attribute)
+        return Target(spec, _attribute(module, attribute))
     found = {name: getattr(module, name) for name in ATTRIBUTES_DEFAULT if hasattr(module, name)}
     for name, value in sorted(found.items(), key=lambda item: not isinstance(item[1], Client)):
-        if inspect.ismodule(value):  # for example after `import riverpy`
-            continue
-        if not _may_be_target(value):
-            raise _wrong(f"{module_name}:{name}", f"is {_article(value)}")
-        return value
+        if not inspect.ismodule(value):  # a module, for example after `import riverpy`
+            return Target(f"{module_name}:{name}", value)
     raise TargetError(
         f"module {module_name} has no {' or '.join(ATTRIBUTES_DEFAULT)}; {_offer(module)}"
     )
 
 
 @asynccontextmanager
-async def entered(spec: str, target: object) -> AsyncGenerator[Client]:
+async def entered(target: Target) -> AsyncGenerator[Client]:
     """Yield the client of a target: the target itself, or what it returns or yields. A context
     manager is closed at the end.
 
@@ -78,56 +83,43 @@ async def entered(spec: str, target: object) -> AsyncGenerator[Client]:
         TargetError: the target gives no client.
         CommandError: the target raised an error.
     """
-    if not isinstance(target, Client | AbstractAsyncContextManager):
-        target = await _called(spec, target)
-    if isinstance(target, Client):
-        yield target
-    elif isinstance(target, AbstractAsyncContextManager):
-        async with AsyncExitStack() as stack:
+    spec, value = target
+    verb = "returns"
+    if not isinstance(value, Client | AbstractAsyncContextManager):
+        value = await _call_target(spec, value)
+    async with AsyncExitStack() as stack:
+        if isinstance(value, AbstractAsyncContextManager) and not isinstance(value, Client):
+            verb = "yields"
+            manager = cast("AbstractAsyncContextManager[object]", value)
             try:
-                client = await stack.enter_async_context(
-                    cast("AbstractAsyncContextManager[object]", target)
-                )
+                value = await stack.enter_async_context(manager)
             except Exception as error:
-                _failed(f"entering {spec}", error)
-            if not isinstance(client, Client):
-                raise TargetError(
-                    f"{spec} yields {_article(client)}, not a riverpy.Client{_hint(spec)}"
-                )
-            yield client
-    else:
-        raise TargetError(f"{spec} returns {_article(target)}, not a riverpy.Client{_hint(spec)}")
+                _raise_failure(f"entering {spec}", error)
+        if not isinstance(value, Client):
+            text = f"{spec} {verb} {_article(value)}, not a riverpy.Client"
+            raise TargetError(text + _hint(spec))
+        yield value
 
 
-async def _called(spec: str, target: object) -> object:
-    if inspect.isasyncgenfunction(target) or inspect.isgeneratorfunction(target):
+async def _call_target(spec: str, value: object) -> object:
+    if inspect.isasyncgenfunction(value) or inspect.isgeneratorfunction(value):
         raise TargetError(f"{spec} has a yield: decorate it with @contextlib.asynccontextmanager")
-    if not callable(target) or not _may_be_target(target):
-        raise _wrong(spec, f"is {_article(target)}")
+    if not _needs_no_arguments(value):
+        raise TargetError(
+            f"{spec} is {_article(value)}: give a riverpy.Client, a function without arguments "
+            f"that returns one, or an async context manager that yields one{_hint(spec)}"
+        )
     try:
-        inspect.signature(target).bind()
-    except TypeError as error:
-        raise TargetError(f"{spec} must take no arguments: {error}") from None
-    except ValueError:
-        pass  # the value has no signature
-    try:
-        result = target()
+        result = value()
         return await result if inspect.isawaitable(result) else result
     except Exception as error:
-        _failed(f"{spec}()", error)
+        _raise_failure(f"{spec}()", error)
 
 
-def _may_be_target(value: object) -> bool:
-    """Whether a value can be a client or return one. An ASGI application is callable, but needs
-    arguments."""
-    if isinstance(value, Client | AbstractAsyncContextManager):
-        return True
-    if inspect.isclass(value):
-        return issubclass(value, Client) or hasattr(value, "__aenter__")
+def _needs_no_arguments(value: object) -> TypeGuard[Callable[[], object]]:
+    """Whether a value can be called without arguments. An ASGI application cannot."""
     if not callable(value):
         return False
-    if inspect.isroutine(value):
-        return True
     try:
         inspect.signature(value).bind()
     except TypeError:
@@ -135,13 +127,6 @@ def _may_be_target(value: object) -> bool:
     except ValueError:
         pass  # the value has no signature
     return True
-
-
-def _wrong(spec: str, what: str) -> TargetError:
-    return TargetError(
-        f"{spec} {what}: give a riverpy.Client, a function without arguments that returns one, or "
-        f"an async context manager that yields one{_hint(spec)}"
-    )
 
 
 def _hint(spec: str) -> str:
@@ -165,10 +150,10 @@ def _import(name: str) -> ModuleType:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            _failed(f"importing {name}", error)
+            _raise_failure(f"importing {name}", error)
         missing = error.name
     except (Exception, SystemExit) as error:
-        _failed(f"importing {name}", error)
+        _raise_failure(f"importing {name}", error)
     near = get_close_matches(name, _modules_here(), n=1)
     raise TargetError(
         f"there is no module {missing} in {directory} or on Python's path"
@@ -190,7 +175,7 @@ def _attribute(module: ModuleType, path: str) -> object:
     return found
 
 
-def _failed(what: str, error: BaseException) -> NoReturn:
+def _raise_failure(what: str, error: BaseException) -> NoReturn:
     """Raise a CommandError that names the line of the user's code that raised the error. The
     traceback is printed with `--debug`."""
     show_traceback(error)

@@ -24,6 +24,7 @@ from riverpy.cli._types import DURATION, URL
 
 if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
+    from riverpy.cli._target import Target
 
 STUCK_AFTER_DEFAULT = timedelta(minutes=10)
 MAX_LAG_DEFAULT = timedelta(minutes=1)
@@ -92,7 +93,7 @@ def doctor(
         listen_url,
         stuck_after,
         max_lag,
-        None if target is None else run(_program, target, load(target)),
+        None if target is None else run(_program, load(target)),
     )
     findings: list[Finding] = []
 
@@ -111,9 +112,9 @@ def doctor(
     raise click.exceptions.Exit(_EXIT_CODES[level])
 
 
-async def _program(spec: str, target: object) -> Program:
-    async with entered(spec, target) as client:
-        return Program(spec, frozenset(client.workers or ()), frozenset(client.queues))
+async def _program(target: Target) -> Program:
+    async with entered(target) as client:
+        return Program(target.spec, frozenset(client.workers or ()), frozenset(client.queues))
 
 
 def _show(finding: Finding) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from riverpy._names import (
     DEFAULT_DOMAIN,
@@ -15,7 +14,7 @@ from riverpy._names import (
 from riverpy._postgres.domains import domain_assign_queue, domain_lock, domain_queue
 from riverpy._postgres.schema import DOMAINS_VERSION
 from riverpy._tools.doctor.domains import PendingWork, domain_problems
-from riverpy._tools.doctor.finding import LEVEL_NAMES, Finding, named
+from riverpy._tools.doctor.finding import LEVEL_NAMES, named
 from riverpy._tools.domain_map import DomainMap, read_domains
 from riverpy._tools.text import count, span
 from riverpy.cli._connected import connected, with_timeout
@@ -26,75 +25,10 @@ from riverpy.cli._types import DOMAIN, QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
     from riverpy._postgres.domains import DomainLeader, QueueOwnership
     from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
-
-
-class HolderOutput(msgspec.Struct, frozen=True):
-    """The leader of a domain, or of `@schema`, in `--json` output."""
-
-    holder: str
-    epoch: int | None
-    """The epoch of the term. None for domain `default`, whose lease is River's row without
-    epochs."""
-    elected_at: datetime
-    held_for: float
-    """The time since the start of the term, in seconds."""
-    expires_at: datetime | None
-    expires_in: float | None
-    """The time until the lease expires, in seconds by the server's clock."""
-    foreign: bool
-    """Whether the leader is not a client of riverpy."""
-
-
-class QueueOutput(msgspec.Struct, frozen=True):
-    """A queue of a domain, in `--json` output."""
-
-    queue: str
-    claimed_by: str
-    claimed_at: datetime
-    last_seen_at: datetime
-    orphaned: bool
-    """Whether no client of the domain has sent a heartbeat for 10 minutes. Then the leader of
-    `default` maintains the queue."""
-
-
-class DomainOutput(msgspec.Struct, frozen=True):
-    """A domain in `--json` output."""
-
-    domain: str
-    lease: str
-    """The name of the leader's lease."""
-    leader: HolderOutput | None
-    """The leader of the domain. None: there is no leader."""
-    clients: list[str]
-    """The clients with heartbeats."""
-    candidates: list[str]
-    queues: list[QueueOutput] | None
-    """The queues of the domain. None for `default`, which has all queues of no other domain."""
-
-
-class ListOutput(msgspec.Struct, frozen=True):
-    """The `--json` output of `domain list`."""
-
-    domains: list[DomainOutput]
-    schema: HolderOutput | None
-    """The leader of `@schema`, which does the tasks of the whole schema while `default` has no
-    leader."""
-    problems: list[Finding]
-
-
-class ChangeOutput(msgspec.Struct, frozen=True):
-    """The `--json` output of `move` and `claim`."""
-
-    queue: str
-    before: str
-    after: str
-    leader: str | None
-    """The leader of the new domain. None: there is no leader."""
 
 
 @click.group
@@ -113,35 +47,38 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     default.
     """
     seen = run(_read, database)
-    output = ListOutput(
-        domains=[_domain(seen, name) for name in (DEFAULT_DOMAIN, *seen.others)],
-        schema=_holder(seen.lead(SCHEMA_LEASE)),
-        problems=named("domains", domain_problems(seen, PendingWork())),
-    )
+    names = (DEFAULT_DOMAIN, *seen.others)
+    problems = named("domains", domain_problems(seen, PendingWork()))
     if as_json:
-        print_json(output)
+        print_json(
+            {
+                "domains": [_domain_object(seen, name) for name in names],
+                "schema": _leader_object(seen.lead(SCHEMA_LEASE)),
+                "problems": problems,
+            }
+        )
         return
     print_table(
         ("DOMAIN", "LEADER", "EPOCH", "SINCE", "LEASE", "CLIENTS", "CANDIDATES", "QUEUES"),
-        [_row(one) for one in output.domains] + [_schema_row(seen)] * bool(seen.others),
+        [_domain_row(seen, name) for name in names] + [_schema_row(seen)] * bool(seen.others),
     )
-    queues = [(one.domain, queue) for one in output.domains for queue in one.queues or ()]
-    if queues:
+    owners = [owner for name in seen.others for owner in seen.owned(name)]
+    if owners:
         print_text("")
         print_table(
             ("QUEUE", "DOMAIN", "CLAIMED BY", "CLAIMED", "LAST SEEN"),
             [
                 (
-                    queue.queue,
-                    name,
-                    queue.claimed_by,
-                    format_time(queue.claimed_at.replace(microsecond=0)),
-                    format_time(queue.last_seen_at.replace(microsecond=0)),
+                    owner.queue,
+                    owner.domain,
+                    owner.claimed_by,
+                    format_time(owner.claimed_at.replace(microsecond=0)),
+                    format_time(owner.last_seen_at.replace(microsecond=0)),
                 )
-                for name, queue in queues
+                for owner in owners
             ],
         )
-    for finding in output.problems:
+    for finding in problems:
         print_text("")
         print_text(printable(f"{LEVEL_NAMES[finding.level]}  {finding.text}"))
         print_text(printable(f"      fix: {finding.fix}"))
@@ -228,22 +165,23 @@ def _change(
     *,
     as_json: bool,
 ) -> None:
-    done = run(assign_queue, database, queue, to, allow)
+    before, new_leader = run(assign_queue, database, queue, to, allow)
     if as_json:
-        print_json(done)
+        print_json({"queue": queue, "before": before, "after": to, "leader": new_leader})
         return
-    leader = f"its leader is {done.leader}"
-    if done.leader is None:
+    leader = f"its leader is {new_leader}"
+    if new_leader is None:
         leader = "it has no leader now"
         if to != DEFAULT_DOMAIN:
             leader += f": start a worker of it (riverpy worker --leader-domain {to})"
-    print_text(printable(f"queue {queue} moved from domain {done.before} to {to}; {leader}"))
+    print_text(printable(f"queue {queue} moved from domain {before} to {to}; {leader}"))
 
 
 async def assign_queue(
     database: DatabaseSettings, queue: str, to: str, allow: Callable[[QueueOwnership], None]
-) -> ChangeOutput:
-    """Assign a queue to a domain, unless `allow` raises.
+) -> tuple[str, str | None]:
+    """Assign a queue to a domain, unless `allow` raises. Return its old domain, and the leader of
+    the new domain, if any.
 
     Raises:
         CommandError: the domain has the queue already, or as `allow`. Nothing was changed.
@@ -255,8 +193,8 @@ async def assign_queue(
         while before is None:
             before = await with_timeout(purpose, _try_to_assign(found, queue, to, allow))
         seen = await found.read(read_domains)
-    leader = _holder(seen.lead(to))
-    return ChangeOutput(queue, before, to, None if leader is None else leader.holder)
+    leader = seen.lead(to)
+    return before, None if leader is None or leader.is_over else leader.holder
 
 
 async def _try_to_assign(
@@ -280,54 +218,66 @@ async def _try_to_assign(
     return before
 
 
-def _domain(seen: DomainMap, name: str) -> DomainOutput:
-    living = seen.live_clients(name)
-    queues = [
-        QueueOutput(one.queue, one.claimed_by, one.claimed_at, one.last_seen_at, one.is_orphaned)
-        for one in seen.owned(name)
-    ]
+def _domain_object(seen: DomainMap, name: str) -> dict[str, object]:
+    """Return the `--json` output for a domain. `queues` is None for `default`, which has all queues
+    of no other domain. An orphaned queue is maintained by the leader of `default`."""
+    members = seen.live_clients(name)
     is_default = name == DEFAULT_DOMAIN
-    return DomainOutput(
-        domain=name,
-        lease="river_leader" if is_default else domain_lease(name),
-        leader=_holder(seen.lead(name)),
-        clients=[one.client_id for one in living],
-        candidates=[one.client_id for one in living if one.candidate],
-        queues=None if is_default else queues,
-    )
+    queues = [
+        {
+            "queue": owner.queue,
+            "claimed_by": owner.claimed_by,
+            "claimed_at": owner.claimed_at,
+            "last_seen_at": owner.last_seen_at,
+            "orphaned": owner.is_orphaned,
+        }
+        for owner in seen.owned(name)
+    ]
+    return {
+        "domain": name,
+        "lease": "river_leader" if is_default else domain_lease(name),
+        "leader": _leader_object(seen.lead(name)),
+        "clients": [member.client_id for member in members],
+        "candidates": [member.client_id for member in members if member.candidate],
+        "queues": None if is_default else queues,
+    }
 
 
-def _holder(lead: DomainLeader | None) -> HolderOutput | None:
-    if lead is None or lead.is_over or lead.expires_at is None or lead.remaining is None:
+def _leader_object(leader: DomainLeader | None) -> dict[str, object] | None:
+    """Return the `--json` output for a current leader. `held_for` and `expires_in` are in
+    seconds."""
+    if leader is None or leader.is_over or leader.expires_at is None or leader.remaining is None:
         return None
-    held_for = (lead.expires_at - lead.elected_at).total_seconds() - lead.remaining
-    return HolderOutput(
-        holder=lead.holder,
-        epoch=lead.epoch,
-        elected_at=lead.elected_at,
-        held_for=round(held_for, 3),
-        expires_at=lead.expires_at,
-        expires_in=round(lead.remaining, 3),
-        foreign=not lead.is_registered,
-    )
+    held_for = (leader.expires_at - leader.elected_at).total_seconds() - leader.remaining
+    return {
+        "holder": leader.holder,
+        "epoch": leader.epoch,
+        "elected_at": leader.elected_at,
+        "held_for": round(held_for, 3),
+        "expires_at": leader.expires_at,
+        "expires_in": round(leader.remaining, 3),
+        "foreign": not leader.is_registered,
+    }
 
 
-def _lead_cells(leader: HolderOutput | None) -> tuple[str, int | None, str | None, str | None]:
-    if leader is None:
+def _leader_cells(leader: DomainLeader | None) -> tuple[str, int | None, str | None, str | None]:
+    if leader is None or leader.is_over:
         return "none", None, None, None
+    holder = leader.holder if leader.is_registered else f"{leader.holder} (not riverpy)"
     since = format_time(leader.elected_at.replace(microsecond=0))
-    who = f"{leader.holder} (not riverpy)" if leader.foreign else leader.holder
-    return who, leader.epoch, since, f"{span(leader.expires_in or 0)} left"
+    return holder, leader.epoch, since, f"{span(leader.remaining or 0)} left"
 
 
-def _row(one: DomainOutput) -> tuple[object, ...]:
-    queues = "all others" if one.queues is None else ", ".join(row.queue for row in one.queues)
-    numbers = len(one.clients), len(one.candidates)
-    return one.domain, *_lead_cells(one.leader), *numbers, queues or "none"
+def _domain_row(seen: DomainMap, name: str) -> tuple[object, ...]:
+    members = seen.live_clients(name)
+    numbers = len(members), sum(member.candidate for member in members)
+    queues = ", ".join(owner.queue for owner in seen.owned(name)) or "none"
+    if name == DEFAULT_DOMAIN:
+        queues = "all others"
+    return name, *_leader_cells(seen.lead(name)), *numbers, queues
 
 
 def _schema_row(seen: DomainMap) -> tuple[object, ...]:
-    holder = _holder(seen.lead(SCHEMA_LEASE))
-    if holder is None and seen.maintains_orphans():
+    if not seen.has_leader(SCHEMA_LEASE) and seen.maintains_orphans():
         return SCHEMA_LEASE, "as default", None, None, None, None, None, None
-    return SCHEMA_LEASE, *_lead_cells(holder), None, None, None
+    return SCHEMA_LEASE, *_leader_cells(seen.lead(SCHEMA_LEASE)), None, None, None

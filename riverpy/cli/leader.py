@@ -28,8 +28,7 @@ from riverpy.errors import NotFoundError
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from riverpy._postgres.domains import DomainLeader
-    from riverpy._postgres.leaders import LeaderRow
+    from riverpy._postgres.clients import Candidate
     from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
 
@@ -60,51 +59,11 @@ class LeaderOutput(msgspec.Struct, frozen=True):
     epoch: int | None = None
     """The number of the term. None for domain `default`, whose terms have no number."""
 
-    @classmethod
-    def of(cls, row: LeaderRow) -> LeaderOutput:
-        """Return the output for the leader of `default`."""
-        expires_in = round(row.remaining, 3)
-        return cls(row.leader_id, row.elected_at, row.expires_at, expires_in, row.remaining < 0)
-
-    @classmethod
-    def of_domain(cls, row: DomainLeader) -> LeaderOutput | None:
-        """Return the output for a domain's lease. None: the lease was released."""
-        if row.expires_at is None or row.remaining is None:
-            return None
-        left = round(row.remaining, 3)
-        return cls(row.holder, row.elected_at, row.expires_at, left, row.remaining < 0, row.epoch)
-
-    def is_term_of(self, other: LeaderOutput) -> bool:
+    def is_term_of(self, other: LeaderOutput | None) -> bool:
         """Whether this output and `other` show the same term."""
+        if other is None:
+            return False
         return (self.leader_id, self.elected_at) == (other.leader_id, other.elected_at)
-
-
-class CandidateOutput(msgspec.Struct, frozen=True):
-    """A client that takes part in leader election, in `--json` output."""
-
-    client_id: str
-    version: str
-    started_at: datetime
-    heartbeat_at: datetime
-
-
-class ShowOutput(msgspec.Struct, frozen=True):
-    """The `--json` output of `leader show`."""
-
-    leader: LeaderOutput | None
-    """The leader. None: there is no leader."""
-    candidates: list[CandidateOutput] | None
-    """The clients of riverpy that take part in leader election and send heartbeats. None if the
-    database lacks the table of clients."""
-
-
-class ResignOutput(msgspec.Struct, frozen=True):
-    """The `--json` output of `leader resign`."""
-
-    resigned: bool
-    """Whether the leader's term ended."""
-    before: LeaderOutput | None
-    after: LeaderOutput | None
 
 
 @click.group
@@ -121,33 +80,31 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
 
     Candidates are the clients that take part in leader election. Times are UTC.
     """
-    found = run(_read_show, database, domain)
+    found, candidates = run(_read_show, database, domain)
     if as_json:
-        print_json(found)
+        # `candidates` is None if the database lacks the table of clients.
+        objects = None if candidates is None else [one._asdict() for one in candidates]
+        print_json({"leader": found, "candidates": objects})
         return
-    row = found.leader
-    if row is None:
+    if found is None:
         click.echo("there is no leader")
     else:
-        until = "expired: any candidate can become leader" if row.expired else _left(row)
+        lease = f"for {found.expires_in:.0f} s, unless renewed"
+        if found.expired:
+            lease = "expired: any candidate can become leader"
         print_table(
-            ("LEADER", "SINCE", "LEASE"),
-            [(row.leader_id, format_time(row.elected_at), until)],
+            ("LEADER", "SINCE", "LEASE"), [(found.leader_id, format_time(found.elected_at), lease)]
         )
     click.echo()
-    if found.candidates is None:
+    if candidates is None:
         click.echo("candidates are not known: run `riverpy migrate up`")
-        return
-    if not found.candidates:
+    elif not candidates:
         click.echo("no client of riverpy takes part in leader election")
-        return
-    print_table(
-        ("CANDIDATE", "VERSION", "STARTED", "LAST HEARTBEAT"),
-        [
-            (one.client_id, one.version, format_time(one.started_at), format_time(one.heartbeat_at))
-            for one in found.candidates
-        ],
-    )
+    else:
+        print_table(
+            ("CANDIDATE", "VERSION", "STARTED", "LAST HEARTBEAT"),
+            [(*one[:2], *map(format_time, one[2:])) for one in candidates],
+        )
 
 
 @leader.command
@@ -167,40 +124,43 @@ def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json:
     Then another client becomes leader. The exit code is 1 if the domain is unknown, has no leader,
     or the leader did not resign: one that only polls does not receive the request.
     """
-    result = run(_resign, database, domain, wait.total_seconds())
+    before, after = run(_resign, database, domain, wait.total_seconds())
+    resigned = before is not None and not before.expired and not before.is_term_of(after)
     if as_json:
-        print_json(result)
+        print_json({"resigned": resigned, "before": before, "after": after})
     else:
-        click.echo(_resign_text(result, wait))
-    if not result.resigned:
+        click.echo(_resign_text(before, after, wait))
+    if not resigned:
         raise click.exceptions.Exit(EXIT_FAILURE)
 
 
-async def _read_show(database: DatabaseSettings, domain: str) -> ShowOutput:
+async def _read_show(
+    database: DatabaseSettings, domain: str
+) -> tuple[LeaderOutput | None, list[Candidate] | None]:
     async with connected(database) as found:
         await _expect_domain(found, domain)
         leader = await _read_leader(found, domain)
-        candidates = None
-        if found.has_version(CLIENTS_VERSION):
-            rows = await found.read(client_candidates, domain=domain)
-            candidates = [CandidateOutput(*candidate) for candidate in rows]
-        return ShowOutput(leader, candidates)
+        if not found.has_version(CLIENTS_VERSION):
+            return leader, None
+        return leader, await found.read(client_candidates, domain=domain)
 
 
-async def _resign(database: DatabaseSettings, domain: str, wait: float) -> ResignOutput:
+async def _resign(
+    database: DatabaseSettings, domain: str, wait: float
+) -> tuple[LeaderOutput | None, LeaderOutput | None]:
+    """Request that the leader resigns. Return the leader before and after that."""
     async with connected(database) as found:
         await _expect_domain(found, domain)
         before = after = await _read_leader(found, domain)
         if before is None or before.expired:
-            return ResignOutput(resigned=False, before=before, after=before)
+            return before, after
         await with_timeout("requesting a resignation", _request_resign(found, domain))
         with anyio.move_on_after(wait):
-            while after is None or after.is_term_of(before):
+            while after is None or before.is_term_of(after):
                 await anyio.sleep(READ_INTERVAL)
                 with anyio.CancelScope(shield=True):  # a read has its own timeout
                     after = await _read_leader(found, domain)
-        resigned = after is None or not after.is_term_of(before)
-        return ResignOutput(resigned, before, after)
+        return before, after
 
 
 async def _expect_domain(found: CommandConnection, domain: str) -> None:
@@ -234,19 +194,32 @@ async def _request_resign(found: CommandConnection, domain: str) -> None:
 async def _read_leader(found: CommandConnection, domain: str) -> LeaderOutput | None:
     if domain == DEFAULT_DOMAIN:
         row = await found.read(leader_get)
-        return None if row is None else LeaderOutput.of(row)
-    rows = await found.read(domain_leaders)
-    lead = next((one for one in rows if one.domain == domain), None)
-    return None if lead is None else LeaderOutput.of_domain(lead)
+        return None if row is None else _leader_output(*row)
+    for row in await found.read(domain_leaders):
+        if row.domain == domain and row.expires_at is not None and row.remaining is not None:
+            times = (row.elected_at, row.expires_at, row.remaining)
+            return _leader_output(row.holder, *times, epoch=row.epoch)
+    return None
 
 
-def _resign_text(result: ResignOutput, wait: timedelta) -> str:
-    before, after = result.before, result.after
+def _leader_output(
+    leader_id: str,
+    elected_at: datetime,
+    expires_at: datetime,
+    remaining: float,
+    *,
+    epoch: int | None = None,
+) -> LeaderOutput:
+    expires_in = round(remaining, 3)
+    return LeaderOutput(leader_id, elected_at, expires_at, expires_in, remaining < 0, epoch)
+
+
+def _resign_text(before: LeaderOutput | None, after: LeaderOutput | None, wait: timedelta) -> str:
     if before is None:
         return "there is no leader"
     if before.expired:
         return f"there is no leader: the lease of {before.leader_id} has expired"
-    if not result.resigned:
+    if before.is_term_of(after):
         return (
             f"{before.leader_id} is still the leader after {format_duration(wait)}: a client that "
             "only polls does not receive the request"
@@ -256,7 +229,3 @@ def _resign_text(result: ResignOutput, wait: timedelta) -> str:
     if after.leader_id == before.leader_id:
         return f"{before.leader_id} resigned and became leader again: no other client took over"
     return f"{before.leader_id} resigned; {after.leader_id} is the leader now"
-
-
-def _left(row: LeaderOutput) -> str:
-    return f"for {row.expires_in:.0f} s, unless renewed"

@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -43,11 +44,11 @@ from riverpy.cli._run import (
     EXIT_FAILURE,
     EXIT_NOT_READY,
     CommandError,
-    close_loop,
+    close_runner,
     debug_flag,
     describe,
     expected_errors,
-    new_loop,
+    new_runner,
     run_until_complete,
     show_error,
 )
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from riverpy._work.stop import StopReport
     from riverpy.cli._log_stream import LogStream
     from riverpy.cli._options import DatabaseSettings
+    from riverpy.cli._target import Target
     from riverpy.client import Client
     from riverpy.worker import WorkUnit
 
@@ -155,7 +157,7 @@ def worker(
     with stopping_before_start():
         try:
             loaded = load(target)
-            code = _WorkerProcess(settings, stream, drain=drain).run(target, loaded)
+            code = _WorkerProcess(settings, stream, drain=drain).run(loaded)
         except StoppedBeforeStart:
             code = 0
     sys.exit(code)
@@ -181,9 +183,10 @@ class _WorkerProcess:
         self._stream = stream
         self._is_draining = drain
         self._log = get_logger()
-        self._loop = new_loop()
+        self._runner = new_runner()
+        self._loop = self._runner.get_loop()
         self._starting: anyio.CancelScope | None = None
-        self._is_start_stopped = False
+        self._has_started = False
         self._abandoned: tuple[ClaimKey, ...] = ()
         address = settings[_settings.HEALTH].or_none()
         self._health = None if address is None else WorkerHealth(address)
@@ -195,13 +198,14 @@ class _WorkerProcess:
                 hard=self._stop_start,
                 soft_limit=timedelta(0),
                 hard_limit=HARD_STOP_TIMEOUT_DEFAULT,
-                last_resort=self._leave_stuck_start,
-                exit_code=EXIT_ABANDONED,
+                last_resort=partial(
+                    leave, EXIT_ABANDONED, "riverpy: the start could not be stopped in time"
+                ),
             ),
             self._loop,
         )
 
-    def run(self, spec: str, target: object) -> int:
+    def run(self, target: Target) -> int:
         """Work until stopped, and return the exit code. After the run, threads and tasks of the
         user's code can delay the end of the process by at most `EXIT_TIMEOUT`."""
         self._stream.on_broken = self._signals.request_stop
@@ -209,7 +213,7 @@ class _WorkerProcess:
         code = EXIT_FAILURE
         try:
             with expected_errors():
-                main = self._start(spec, target)
+                main = self._start(target)
                 code = run_until_complete(main, self._loop, self._signals.install_wakeup_fd)
         except click.ClickException as error:
             code = show_error(error)
@@ -220,30 +224,29 @@ class _WorkerProcess:
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
             self._signals.finish(code, EXIT_TIMEOUT)
-        close_loop(self._loop)
+        close_runner(self._runner)
         return code
 
-    async def _start(self, spec: str, target: object) -> int:
+    async def _start(self, target: Target) -> int:
         with anyio.CancelScope() as self._starting:
-            if self._is_start_stopped:
-                self._starting.cancel()
             async with (
                 self._health.server.serving() if self._health else nullcontext(),
                 self._systemd.watched(self._is_alive),
             ):
-                return await self._work(spec, target)
+                return await self._work(target)
         return 0
 
     def _is_alive(self) -> bool:
         return self._client is None or liveness(self._client.stats()).ok
 
     def _stop_start(self) -> None:
-        self._is_start_stopped = True
-        if self._starting is not None:
+        if self._starting is None:
+            self._loop.call_soon(self._stop_start)  # again when the task has begun
+        else:
             self._starting.cancel()
 
-    async def _work(self, spec: str, target: object) -> int:
-        async with entered(spec, target) as client:
+    async def _work(self, target: Target) -> int:
+        async with entered(target) as client:
             self._configure(client)
             self._client = client
             if self._health is not None:
@@ -256,7 +259,6 @@ class _WorkerProcess:
                     soft_limit=client.config.soft_stop_timeout,
                     hard_limit=client.config.hard_stop_timeout,
                     last_resort=lambda: self._leave_stuck_loop(client),
-                    exit_code=EXIT_ABANDONED,
                 )
             )
             report = await self._run(client)
@@ -299,13 +301,38 @@ class _WorkerProcess:
         )
 
     async def _run(self, client: Client) -> StopReport:
-        started = _Started(client, self._systemd)
         try:
-            return await client.run(drain=self._is_draining, task_status=started)
+            return await client.run(drain=self._is_draining, task_status=self)
         except (SchemaMissingError, *DATABASE_ERRORS) as error:
-            if started.is_up:
+            if self._has_started:
                 raise
             raise CommandError(describe(error), exit_code=EXIT_NOT_READY) from error
+
+    def started(self, value: None = None) -> None:
+        """Handle the start of the client. This is the interface of anyio's TaskStatus."""
+        client = self._client
+        assert client is not None  # noqa: S101 (set before the start)
+        self._has_started = True
+        config = client.config
+        self._log.info(
+            WORKER_STARTED,
+            version=version(DISTRIBUTION),
+            client_id=client.id,
+            database=mask_url(client.database_url or ""),
+            schema=config.schema or "(search path)",
+            queues=format_queues({name: q.max_workers for name, q in client.queues.items()}),
+            kinds={unit.kind: _limits(unit, client) for unit in client.workers.units()}
+            if client.workers
+            else {},
+            known_kinds_only=config.known_kinds_only,
+            poll_only=config.poll_only,
+            pooler=config.pooler,
+            listen_url=mask_url(config.listen_url or "") or None,
+            candidate=config.candidate,
+            leader_domain=config.domain,
+        )
+        self._systemd.notify(READY=1, STATUS=f"working {', '.join(client.queues)}")
+        settle_collector()
 
     async def _leave_abandoned(self, client: Client, report: StopReport) -> NoReturn:
         """Release the jobs that did not end, and exit, so that the code of these jobs does not
@@ -323,10 +350,6 @@ class _WorkerProcess:
         claim_keys = self._abandoned or client.running_claims()
         anyio.run(_release_and_leave, client, claim_keys, "the stop took too long; ")
 
-    def _leave_stuck_start(self) -> None:
-        """Exit, in a separate thread, since the user's code blocks the start."""
-        leave(EXIT_ABANDONED, "riverpy: the start could not be stopped in time")
-
 
 async def _release_and_leave(
     client: Client, claim_keys: Sequence[ClaimKey], why: str = ""
@@ -339,41 +362,6 @@ async def _release_and_leave(
     except DATABASE_ERRORS as error:
         note = f"{why}could not release the abandoned jobs: {describe(error)}"
     leave(EXIT_ABANDONED, f"riverpy: {note}")
-
-
-class _Started:
-    """Handles the start of the client: logs it, and excludes current objects from garbage
-    collection."""
-
-    def __init__(self, client: Client, systemd: Systemd) -> None:
-        self._client, self._systemd = client, systemd
-        self.is_up = False
-
-    def started(self, value: None = None) -> None:
-        """Handle the start of the client."""
-        self.is_up = True
-        client, config = self._client, self._client.config
-        log = get_logger()
-        log.info(
-            WORKER_STARTED,
-            version=version(DISTRIBUTION),
-            client_id=client.id,
-            database=mask_url(client.database_url or ""),
-            schema=config.schema or "(search path)",
-            queues=format_queues({name: q.max_workers for name, q in client.queues.items()}),
-            kinds={unit.kind: _limits(unit, client) for unit in client.workers.units()}
-            if client.workers
-            else {},
-            known_kinds_only=config.known_kinds_only,
-            poll_only=config.poll_only,
-            pooler=config.pooler,
-            listen_url=mask_url(config.listen_url or "") or None,
-            candidate=config.candidate,
-            leader_domain=config.domain,
-        )
-        queues = ", ".join(client.queues)
-        self._systemd.notify(READY=1, STATUS=f"working {queues}")
-        settle_collector()
 
 
 def _limits(unit: WorkUnit, client: Client) -> str:

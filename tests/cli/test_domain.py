@@ -343,7 +343,8 @@ async def test_two_moves_at_once(schema: Schema) -> None:
                 for to in ("report", "archive")
             ]
             await waits(schema, "for update$", 2)
-    done = {one.after: one.before for one in [await soon(move) for move in moves]}
+    befores = [(await soon(move))[0] for move in moves]
+    done = dict(zip(("report", "archive"), befores, strict=True))
     last = (await owned(schema))["mail"]
     other = ({"report", "archive"} - {last}).pop()
     assert done == {other: "mail", last: other}

@@ -44,7 +44,7 @@ import riverpy._work.release
 import riverpy.cli._signals
 
 riverpy._work.release.RELEASE_TIMEOUT = 20.0
-riverpy.cli._signals.LAST_RESORT = 30.0
+riverpy.cli._signals.LAST_RESORT_TIMEOUT = 30.0
 """
 """A busy machine may need longer to put a row back than a process at its end has."""
 UNREACHABLE = "postgres://u:s3cret@127.0.0.1:1/d"
