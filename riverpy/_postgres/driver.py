@@ -1,5 +1,5 @@
-"""The driver asyncpg: connections, pools, notifications, and the classes of its errors. No other
-module imports asyncpg at run time."""
+"""The driver asyncpg: connections, pools, notifications and errors. No other module imports asyncpg
+at run time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import ssl
 from contextlib import contextmanager, suppress
 from functools import cache
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import anyio
@@ -43,15 +44,14 @@ if TYPE_CHECKING:
     PoolConnection: TypeAlias = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
     Transaction: TypeAlias = Connection | PoolConnection
-    """A connection or pooled connection of asyncpg, as the argument `tx=` takes it."""
+    """A connection of asyncpg, from a pool or not, as in the argument `tx=`."""
 
 CONNECT_TIMEOUT = 10.0
 """The timeout for making a connection, in seconds."""
 NEXT_HOST_DELAY = 0.5
-"""Seconds without an answer of a host after which the next host of a URL is tried too."""
+"""Seconds to wait for an answer of one host of a URL before the next host is tried too."""
 CLOSE_TIMEOUT = 0.5
-"""The timeout for closing a connection or pool in order, in seconds. When it expires, the
-connection or pool is cut."""
+"""The timeout for closing a connection or pool, in seconds. Then it is cut."""
 SERVER_VERSION_MIN = 13
 _SETTING_DEFAULT = "database URL"
 _POOLER_REMEDY = (
@@ -59,9 +59,8 @@ _POOLER_REMEDY = (
     "sessions, set ignore_startup_parameters there"
 )
 _POOLED_REMEDY = "leave this parameter out of the URL: set it for the role (ALTER ROLE … SET)"
-_WRONG_PARAMETER = {"22023", "42704", "55P02"}
-"""SQLSTATEs of a refused connection: a setting has a wrong value, is unknown, or cannot be set
-now."""
+_SETTING_ERRORS = {"22023", "42704", "55P02"}
+"""SQLSTATEs with which a server refuses a connection because of one of its settings."""
 
 DATABASE_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.PostgresError,
@@ -71,8 +70,8 @@ DATABASE_ERRORS: tuple[type[Exception], ...] = (
     TimeoutError,
     EOFError,
 )
-"""All errors of statements and of connecting. asyncpg raises InternalClientError for a connection
-that ends between two of its steps."""
+"""All errors of statements and of connecting. asyncpg raises InternalClientError if a connection
+ends between two steps of asyncpg."""
 
 _NEXT_HOST_ERRORS = (
     OSError,
@@ -80,8 +79,8 @@ _NEXT_HOST_ERRORS = (
     asyncpg.ConnectionDoesNotExistError,
     asyncpg.TargetServerAttributeNotMatched,
 )
-"""Errors after which the next host of a URL is tried. After other errors it is not tried, because
-the next server might be an outdated standby."""
+"""Errors after which the next host of a URL is tried. After another error the next host is not
+tried, because the next server might be an outdated standby."""
 
 UniqueViolationError = asyncpg.UniqueViolationError
 UndefinedTableError = asyncpg.UndefinedTableError
@@ -94,20 +93,22 @@ InterfaceError = asyncpg.InterfaceError
 PostgresError = asyncpg.PostgresError
 
 
+def _sqlstate_class(error: BaseException) -> str:
+    """Return the first two characters of the SQLSTATE. "": this is no error of the server."""
+    sqlstate: str = getattr(error, "sqlstate", None) or ""
+    return sqlstate[:2] if isinstance(error, asyncpg.PostgresError) else ""
+
+
 def is_data_error(error: BaseException) -> bool:
     """Whether a value could not be stored. The same statement would fail again."""
-    sqlstate = getattr(error, "sqlstate", None) or ""
     return isinstance(error, asyncpg.DataError) or (
-        isinstance(error, asyncpg.PostgresError)
-        and sqlstate[:2] in {"22", "23", "54"}
-        and not is_notification_queue_full(error)
+        _sqlstate_class(error) in {"22", "23", "54"} and not is_notification_queue_full(error)
     )
 
 
 def is_notification_queue_full(error: BaseException) -> bool:
     """Whether a commit was refused because the server's queue of notifications is full. The
-    SQLSTATE of this error has other meanings too, so the name of the server's source file
-    decides."""
+    SQLSTATE has other meanings too, so the name of the server's source file decides."""
     return (
         isinstance(error, asyncpg.ProgramLimitExceededError)
         and getattr(error, "server_source_filename", None) == "async.c"
@@ -122,25 +123,21 @@ def is_channel_too_long(error: BaseException) -> bool:
     )
 
 
-_TEMPORARY_CLASSES = {"08", "25", "40", "53", "55", "57", "58", "XX"}
+_TEMPORARY_CLASSES = {"", "08", "25", "40", "53", "55", "57", "58", "XX"}
 """SQLSTATE classes of temporary errors: the same statement may succeed later."""
 
 
 def is_refusal(error: BaseException) -> bool:
     """Whether the server, or a trigger of the user, refuses the statement because of its content.
     The same statement would be refused again."""
-    sqlstate = getattr(error, "sqlstate", None) or ""
     return is_data_error(error) or (
-        isinstance(error, asyncpg.PostgresError)
-        and sqlstate[:2] not in _TEMPORARY_CLASSES
-        and not is_notification_queue_full(error)
+        _sqlstate_class(error) not in _TEMPORARY_CLASSES and not is_notification_queue_full(error)
     )
 
 
 def is_damage(error: BaseException) -> bool:
     """Whether the server could not read stored data, or had an internal error."""
-    sqlstate = getattr(error, "sqlstate", None) or ""
-    return isinstance(error, asyncpg.PostgresError) and sqlstate[:2] == "XX"
+    return _sqlstate_class(error) == "XX"
 
 
 def is_unreadable(error: BaseException) -> bool:
@@ -176,8 +173,8 @@ def is_connection_loss(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Return the error in one line, without passwords. The line starts with the error's type,
-    unless the error is one of the database or of riverpy with a text."""
+    """Return the error in one line, without passwords. The line starts with the error's type if
+    the error has no text, or comes from neither the database nor riverpy."""
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):  # as during a failover
         return "no server of the URL matches target_session_attrs"
     if isinstance(error, asyncpg.InternalClientError):  # asyncpg's own text explains nothing
@@ -187,61 +184,46 @@ def describe(error: BaseException) -> str:
     return mask_url(" ".join(text.split()))
 
 
-class _ArrayType(NamedTuple):
-    """A built-in array type of PostgreSQL. The oids of built-in types never change."""
-
-    oid: int
-    element_oid: int
-    element: str
-
-    def row(self) -> dict[str, object]:
-        """Return the row that asyncpg would read for the type."""
-        nothing = ("attrtypoids", "attrnames", "basetype", "range_subtype")
-        return {
-            "oid": self.oid,
-            "ns": "pg_catalog",
-            "name": f"_{self.element}",
-            "kind": b"b",
-            "elemtype": self.element_oid,
-            "elemtype_name": self.element,
-            "elemdelim": ",",
-            **dict.fromkeys(nothing),
-        }
+def _array_type(oid: int, element: str, element_oid: int) -> dict[str, object]:
+    """Return the row that asyncpg would read for a built-in array type of PostgreSQL."""
+    return {
+        "oid": oid,
+        "ns": "pg_catalog",
+        "name": f"_{element}",
+        "kind": b"b",
+        "elemtype": element_oid,
+        "elemtype_name": element,
+        "elemdelim": ",",
+        **dict.fromkeys(("attrtypoids", "attrnames", "basetype", "range_subtype")),
+    }
 
 
 _ARRAY_TYPES = {
-    array.oid: array.row()
-    for array in (
-        _ArrayType(1000, 16, "bool"),
-        _ArrayType(1001, 17, "bytea"),
-        _ArrayType(1005, 21, "int2"),
-        _ArrayType(1007, 23, "int4"),
-        _ArrayType(1015, 1043, "varchar"),
-        _ArrayType(1016, 20, "int8"),
-        _ArrayType(1022, 701, "float8"),
-        _ArrayType(1185, 1184, "timestamptz"),
-        _ArrayType(1187, 1186, "interval"),
-        _ArrayType(3807, 3802, "jsonb"),
-    )
+    1000: _array_type(1000, "bool", 16),
+    1001: _array_type(1001, "bytea", 17),
+    1005: _array_type(1005, "int2", 21),
+    1007: _array_type(1007, "int4", 23),
+    1015: _array_type(1015, "varchar", 1043),
+    1016: _array_type(1016, "int8", 20),
+    1022: _array_type(1022, "float8", 701),
+    1185: _array_type(1185, "timestamptz", 1184),
+    1187: _array_type(1187, "interval", 1186),
+    3807: _array_type(3807, "jsonb", 3802),
 }
-
-
-class _NothingSent(NamedTuple):
-    """Replaces a prepared statement where no statement was sent."""
-
-    name: str = "none"
+"""The array types in riverpy's statements, by oid. The oids of built-in types never change."""
 
 
 class _Connection(asyncpg.Connection):
-    """A connection with built-in definitions of the array types in riverpy's statements. asyncpg
-    would query each type in every session, which takes longer than the statement itself."""
+    """A connection that knows the array types in riverpy's statements. asyncpg would query each
+    type in every session, which takes longer than the statement itself."""
 
     async def _introspect_types(
         self, typeoids: Iterable[int], timeout: float | None
     ) -> tuple[Sequence[Mapping[str, object]], object]:
         oids = set(typeoids)
         if oids <= _ARRAY_TYPES.keys():
-            return [_ARRAY_TYPES[oid] for oid in oids], _NothingSent()
+            no_statement = SimpleNamespace(name="none")  # nothing was sent
+            return [_ARRAY_TYPES[oid] for oid in oids], no_statement
         parent: Any = super()
         return await parent._introspect_types(oids, timeout)  # noqa: SLF001 (the only way)
 
@@ -271,7 +253,7 @@ class _Target(NamedTuple):
 
 @cache
 def _warn_of_ignored(parameters: tuple[str, ...], variables: tuple[str, ...]) -> None:
-    """Log, once per process, parameters of a URL and environment variables that have no effect."""
+    """Log which parameters of a URL and environment variables have no effect, once per process."""
     log = get_logger()
     if parameters:
         log.warning(DATABASE_URL_PARAMETERS_IGNORED, parameters=list(parameters))
@@ -291,19 +273,19 @@ async def connect(
     """Open one connection.
 
     Args:
-        url: the database. None means the `PG*` variables.
+        url: the URL of the database. None means the `PG*` variables.
         application_name: the name of the connection in `pg_stat_activity`.
         settings: settings of the session.
-        pooled: whether the URL leads to a pooler in transaction mode. Then there are no session
-            settings and no cached statements.
-        timeout: the timeout in seconds, unless the URL has a shorter `connect_timeout`.
+        pooled: whether the URL leads to a pooler in transaction mode. Then the connection has no
+            settings and caches no statements.
+        timeout: the timeout in seconds. A shorter `connect_timeout` of the URL applies instead.
         setting: the name of the setting with the URL, for error texts.
 
     Raises:
-        ConfigError: the URL is not valid, or it leads to a pooler and `pooled` is False.
+        ConfigError: the URL is not valid, or leads to a pooler although `pooled` is False.
         ServerVersionError: the server is older than PostgreSQL 13.
-        OSError, TimeoutError, asyncpg.PostgresError: the server cannot be reached, or refuses. The
-            text names the server.
+        OSError, TimeoutError, PostgresError: the server does not answer, or refuses the connection.
+            The text names the server.
     """
     target = _Target.of(url)
     timeout = min(timeout, target.connect_timeout or timeout)
@@ -346,23 +328,20 @@ def _translated_errors(
             f"({describe(error)}): {_POOLED_REMEDY if pooled else _POOLER_REMEDY}"
         ) from error
     except asyncpg.PostgresError as error:
-        if error.sqlstate not in _WRONG_PARAMETER:
+        if error.sqlstate not in _SETTING_ERRORS:
             raise
         raise ConfigError(
             f"the {setting} has a parameter that the server refuses: {describe(error)}. riverpy "
             "sends unknown parameters as settings of the session: correct or remove it"
         ) from error
     except OSError as error:
-        raise _unreachable(error, target, setting, timeout) from error
+        raise _unreachable_error(error, target, setting, timeout) from error
 
 
 async def _connect_first(target: _Target, *, timeout: float, **options: Any) -> Connection:
-    """Connect to the first host that answers and matches `target_session_attrs`.
-
-    asyncpg tries the next host only after an answer, and a machine that is down never answers. This
-    function tries the next host also after `NEXT_HOST_DELAY`, and after a proxy that closes the
-    connection.
-    """
+    """Connect to the first host that answers and matches `target_session_attrs`. asyncpg tries the
+    next host only after an answer, and a machine that is down never answers. So this function tries
+    the next host after `NEXT_HOST_DELAY` too."""
     addresses = target.server.addresses
     if len(addresses) < 2:
         return await asyncpg.connect(target.url, timeout=timeout, **options)
@@ -376,7 +355,7 @@ async def _connect_first(target: _Target, *, timeout: float, **options: Any) -> 
                 target.url, host=host, port=port, timeout=timeout, **options
             )
         except _NEXT_HOST_ERRORS as error:
-            reasons.append(_reason(error, target, timeout))
+            reasons.append(_failure_reason(error, target, timeout))
         except Exception as error:
             refusals.append(error)
             tasks.cancel_scope.cancel()
@@ -402,7 +381,8 @@ async def _connect_first(target: _Target, *, timeout: float, **options: Any) -> 
     raise ConnectionError("; ".join(dict.fromkeys(reasons)))
 
 
-def _reason(error: Exception, target: _Target, timeout: float) -> str:
+def _failure_reason(error: Exception, target: _Target, timeout: float) -> str:
+    """Return why no connection was made."""
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return "it does not match target_session_attrs"
     if not isinstance(error, OSError):
@@ -418,9 +398,9 @@ def _reason(error: Exception, target: _Target, timeout: float) -> str:
     return os.strerror(int(found[1])).lower()
 
 
-def _unreachable(error: OSError, target: _Target, setting: str, timeout: float) -> OSError:
+def _unreachable_error(error: OSError, target: _Target, setting: str, timeout: float) -> OSError:
     """Return an error of the same type whose text has the server and the reason."""
-    reason = _reason(error, target, timeout)
+    reason = _failure_reason(error, target, timeout)
     place = target.server.hosts
     if setting != _SETTING_DEFAULT:
         place += f" (of {setting})"
@@ -440,8 +420,8 @@ def check_server_version(connection: Transaction) -> None:
 
 
 async def use_raw_timestamps(connection: Connection) -> None:
-    """Read and write timestamps as integers (microseconds since 2000) on this connection. So only
-    timestamps that are used are converted."""
+    """Read and write timestamps as integers on this connection: microseconds since 2000. This saves
+    the conversion of timestamps that are not used."""
     await connection.set_type_codec(
         "timestamptz",
         schema="pg_catalog",
@@ -468,9 +448,9 @@ async def close(connection: Connection) -> None:
 
 
 class _UnresetConnection(_Connection):
-    """A pooled connection that is not reset at release. riverpy changes no session settings, and a
-    reset costs a round trip. Only a transaction that a cancelled call has left open is rolled back,
-    without the error that asyncpg would report to the event loop."""
+    """A pooled connection whose release sends nothing to the server, because riverpy changes no
+    settings of the session. Only a transaction that a cancelled call left open is rolled back. The
+    event loop gets no error about such a transaction, as it would from asyncpg."""
 
     async def reset(self, *, timeout: float | None = None) -> None:
         if self._top_xact is None and not self.is_in_transaction():
@@ -482,13 +462,9 @@ class _UnresetConnection(_Connection):
 async def create_pool(
     url: str | None, *, max_size: int, pooled: bool, command_timeout: float
 ) -> Pool:
-    """Open a pool of up to `max_size` connections. One connection is tried at once.
-
-    Raises:
-        ConfigError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as `connect`.
-    """
-    probe = await connect(url, pooled=pooled)
-    await close(probe)
+    """Open a pool of up to `max_size` connections. It makes one connection as a test. It raises
+    what `connect` raises."""
+    await close(await connect(url, pooled=pooled))
     target = _Target.of(url)
 
     async def connect_first(_url: str, **options: Any) -> Connection:
@@ -512,8 +488,8 @@ async def create_pool(
 
 
 async def close_pool(pool: Pool) -> bool:
-    """Close the pool, or cut it after `CLOSE_TIMEOUT`. Return whether all connections had been
-    released."""
+    """Close the pool, or cut it after `CLOSE_TIMEOUT`. Return False if a connection of the pool was
+    still in use."""
     with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
         with suppress(*DATABASE_ERRORS):  # after an error asyncpg has cut all connections
             await pool.close()
@@ -533,7 +509,7 @@ def is_transaction(tx: object) -> TypeGuard[Transaction]:
 
 
 def is_in_transaction(connection: Transaction) -> bool:
-    """Whether a transaction is open. False for a connection that is closed or released."""
+    """Whether a transaction is open. A closed or released connection has none."""
     try:
         return not connection.is_closed() and connection.is_in_transaction()
     except asyncpg.InterfaceError:
@@ -560,18 +536,18 @@ class Notice(NamedTuple):
 
 @contextmanager
 def warnings_of(connection: Connection, found: list[Notice]) -> Generator[None]:
-    """During the block, append the warnings that the server sends on this connection to `found`."""
+    """Append the warnings that the server sends on this connection during the block to `found`."""
 
-    def keep(_connection: Any, message: Any) -> None:
+    def append_notice(_connection: Any, message: Any) -> None:
         source = getattr(message, "server_source_filename", None) or ""
         found.append(Notice(source, getattr(message, "detail", None) or ""))
 
-    connection.add_log_listener(keep)
+    connection.add_log_listener(append_notice)
     try:
         yield
     finally:
         if not connection.is_closed():
-            connection.remove_log_listener(keep)
+            connection.remove_log_listener(append_notice)
 
 
 async def listen(
@@ -579,8 +555,8 @@ async def listen(
     channels: Mapping[str, Callable[[str], None]],
     on_lost: Callable[[], None],
 ) -> None:
-    """LISTEN on each channel. `on_lost` is called when the connection ends. It is not called for a
-    half-open connection."""
+    """LISTEN on each channel, and call its function with each payload. Call `on_lost` when the
+    connection ends. A half-open connection does not end."""
 
     def deliver(_connection: Any, _pid: int, channel: str, payload: object) -> None:
         channels[channel](str(payload))
