@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from riverpy._names import check_schema_length, validate_schema
 from riverpy._postgres.driver import (
@@ -394,7 +394,7 @@ class Migrator:
             async with database.acquire(timeout=CONNECT_TIMEOUT) as pooled:
                 yield pooled
         else:
-            yield cast("Transaction", database)
+            yield database
 
     async def _read(self, connection: Transaction) -> SchemaState:
         async with bounded_transaction(connection):

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from riverpy._names import USER_PREFIX, check_schema_length
 from riverpy._postgres.connection import (
+    CallerDatabase,
     ConnectionOutage,
     DedicatedConnection,
-    InjectedConnection,
-    SharedPool,
     close_all,
     connect_limited,
 )
@@ -296,12 +295,9 @@ class UserLeaseTable(LeaseTable):
                 DedicatedConnection(name, partial(_connect, database, name, pooler), self._outage)
                 for name in ("leases", "lease requests")
             ]
-        elif is_pool(database):
+        elif is_pool(database) or is_transaction(database):
             self._given = database
-            renewals = others = SharedPool(database)
-        elif is_transaction(database):
-            self._given = database
-            renewals = others = InjectedConnection(database)
+            renewals = others = CallerDatabase(database)
         else:
             raise ConfigError(
                 "leases take a database URL, an asyncpg pool or connection, or MemoryLeases(), got "
@@ -345,7 +341,7 @@ class UserLeaseTable(LeaseTable):
         """Mark connections of this table as idle."""
         for connection, is_idle in zip(self._owned, (renewing, acquiring), strict=False):
             if is_idle:
-                connection.rest()
+                connection.mark_unused()
 
     async def close(self) -> None:
         """Close the connections that this table opened."""

@@ -21,6 +21,7 @@ from riverpy._postgres.driver import (
     close,
     connect,
     describe,
+    is_pool,
 )
 from riverpy._postgres.sql_files import query
 from riverpy._postgres.tracing import untraced
@@ -36,21 +37,21 @@ RECONNECT_DELAY_MIN = timedelta(milliseconds=50)
 RECONNECT_DELAY_MAX = timedelta(seconds=2)
 MAINTENANCE_STATEMENT_LIMIT = timedelta(seconds=4)
 """The server's `statement_timeout` for maintenance. A running statement of a dead leader delays the
-next leader by at most this time. The limit is shorter than our own timeout for a fenced
-transaction, so a slow statement ends with an error of the server, and the connection stays
-usable."""
+next leader by at most this time. The limit is shorter than our own timeout for such a transaction.
+So a slow statement ends with an error of the server, and the connection stays usable."""
 OUTAGE_EFFECT = "jobs keep running, their results are kept, and the client keeps connecting"
 CHECK_INTERVAL = timedelta(seconds=1)
-"""The interval at which the server checks, during a statement, that the connection still exists."""
+"""How often the server checks during a statement that the connection still exists."""
 OPEN_TIMEOUT = CONNECT_TIMEOUT + 5.0
 """The timeout for making the first connection with its settings, in seconds."""
 SAME_OUTAGE_TIME = 60.0
-"""The longest pause, in seconds, after which a failure of a connection still belongs to a logged
-outage. It applies to a connection that was lost when its user stopped using it."""
-_UNUSABLE_CLASSES = {"08", "53", "57", "58", "XX"}
+"""Seconds for which a lost connection that is no longer used still belongs to its outage. If it
+fails again after this time, a new outage is logged."""
+_BROKEN_SESSION_CLASSES = {"08", "53", "57", "58", "XX"}
+"""SQLSTATE classes of errors after which a session may be unusable."""
 _READ_ONLY = "25006"
 _STATEMENT_CANCELLED = "57014"
-_FATAL = {"FATAL", "PANIC"}
+_FATAL_SEVERITIES = {"FATAL", "PANIC"}
 
 
 class StatementTimeoutError(TimeoutError):
@@ -60,7 +61,7 @@ class StatementTimeoutError(TimeoutError):
 
 @contextmanager
 def cut_on_error(connection: Connection) -> Generator[None]:
-    """Cut the connection if the block raises, because the connection has no owner yet."""
+    """Cut the connection if the block raises, because no other code closes it yet."""
     try:
         yield
     except BaseException:
@@ -70,10 +71,8 @@ def cut_on_error(connection: Connection) -> Generator[None]:
 
 async def limit_statements(connection: Connection, limit: timedelta) -> None:
     """Set `statement_timeout` and the server's check for lost connections. Otherwise a statement
-    that waits for a lock keeps waiting after its connection was cut.
-
-    A shorter limit of the session stays.
-    """
+    that waits for a lock keeps waiting after its connection was cut. A shorter limit of the session
+    stays."""
     statement = query("session", "session_limit", None)
     for name, value in (
         ("statement_timeout", limit),
@@ -81,10 +80,7 @@ async def limit_statements(connection: Connection, limit: timedelta) -> None:
     ):
         milliseconds = round(value.total_seconds() * 1000)
         with suppress(PostgresError):  # some platforms lack this setting
-            await connection.execute(
-                statement.text,
-                *statement.arguments({"name": name, "milliseconds": milliseconds}),
-            )
+            await statement.execute(connection, name=name, milliseconds=milliseconds)
 
 
 async def connect_limited(
@@ -95,12 +91,8 @@ async def connect_limited(
     pooled: bool,
     settings: Mapping[str, str] | None = None,
 ) -> Connection:
-    """Make a connection with the application name `name` on which the server ends statements after
-    `limit`. Through a pooler it has no settings.
-
-    Raises:
-        ConfigError, DatabaseError, or one of DATABASE_ERRORS.
-    """
+    """Make a connection on which the server ends statements after `limit`. `name` is shown in
+    `pg_stat_activity`. A connection through a pooler has no limit and no settings."""
     connection = await connect(url, application_name=name, settings=settings, pooled=pooled)
     if not pooled:
         with cut_on_error(connection):
@@ -109,54 +101,38 @@ async def connect_limited(
 
 
 async def connect_maintenance(url: str | None, name: str, *, pooled: bool) -> Connection:
-    """Make a connection for maintenance. Each transaction sets its own `lock_timeout`."""
-    # The planner overestimates these statements, so compiling them would not pay.
+    """Make a connection for maintenance. It sets no `lock_timeout`: each transaction does."""
+    # The planner overestimates these statements. To compile them would take longer than it saves.
     return await connect_limited(
         url, name, limit=MAINTENANCE_STATEMENT_LIMIT, pooled=pooled, settings={"jit": "off"}
     )
 
 
 class ConnectionOutage:
-    """Logs an outage twice: when a first connection is lost, and when all connections work
-    again."""
+    """Logs an outage twice: when the first connection of an owner is lost, and when all its
+    connections work again."""
 
-    def __init__(
-        self,
-        client_id: str | None = None,
-        *,
-        holder: str | None = None,
-        effect: str = OUTAGE_EFFECT,
-    ) -> None:
-        """Create the connection outage.
-
-        Args:
-            client_id: the id of the client in the log events, if there is a client.
-            holder: the holder of leases in the log events, if there is one.
-            effect: what an outage means, for the log events.
-        """
+    def __init__(self, *, effect: str = OUTAGE_EFFECT, **log_keys: str) -> None:
+        """Log with these keys, and with `effect`: what an outage means for the user."""
         self._lost: set[str] = set()
-        self._given_up: dict[str, float] = {}
-        """By lost connection: the time at which its user stopped using it."""
+        self._unused_since: dict[str, float] = {}
+        """When a lost connection was no longer used, by its name."""
         self._began_at = 0.0
         self._is_open = False
         """Whether the start of an outage was logged, but not the end."""
         self.count = 0
         """The number of logged outages."""
-        self._log = get_logger()
+        self._log = get_logger(**log_keys)
         self._effect = effect
-        if client_id is not None:
-            self._log = self._log.bind(client_id=client_id)
-        if holder is not None:
-            self._log = self._log.bind(holder=holder)
 
     @property
     def is_logged(self) -> bool:
         """Whether a logged outage continues. Other failures during the outage need no warning."""
         return bool(self._lost)
 
-    def lost(self, connection: str, error: BaseException) -> None:
-        """Note that a connection is lost, or cannot be made."""
-        is_known = self._was_given_up(connection) and self._is_open
+    def record_loss(self, connection: str, error: BaseException) -> None:
+        """Record that a connection is lost, or cannot be made."""
+        is_known = self._was_just_used(connection) and self._is_open
         if not self._lost and not is_known:
             self.count += 1
             self._began_at = time.monotonic()
@@ -170,18 +146,18 @@ class ConnectionOutage:
             )
         self._lost.add(connection)
 
-    def restored(self, connection: str) -> None:
-        """Note that a connection works."""
-        was_lost = self._was_given_up(connection) or connection in self._lost
+    def record_success(self, connection: str) -> None:
+        """Record that a connection works."""
+        was_lost = self._was_just_used(connection) or connection in self._lost
         self._lost.discard(connection)
         if not self._is_open or self._lost:
             return
         now = time.monotonic()
-        if was_lost or not self._given_up:
+        last_unused_since = max(self._unused_since.values(), default=now)
+        if was_lost or not self._unused_since:
             self._log_end(connection, now)
-        elif now - (given_up_at := max(self._given_up.values())) >= SAME_OUTAGE_TIME:
-            # The connection that was given up last is not used again.
-            self._log_end(connection, given_up_at)
+        elif now - last_unused_since >= SAME_OUTAGE_TIME:  # that connection is not used again
+            self._log_end(connection, last_unused_since)
 
     def _log_end(self, connection: str, ended_at: float) -> None:
         self._is_open = False
@@ -191,16 +167,17 @@ class ConnectionOutage:
             seconds=round(ended_at - self._began_at, 1),
         )
 
-    def forget(self, connection: str) -> None:
-        """Note that a connection is closed, or not used for now."""
+    def record_unused(self, connection: str) -> None:
+        """Record that a connection is closed, or not used for now."""
         if connection in self._lost:
             self._lost.discard(connection)
-            self._given_up[connection] = time.monotonic()
+            self._unused_since[connection] = time.monotonic()
 
-    def _was_given_up(self, connection: str) -> bool:
-        return (
-            time.monotonic() - self._given_up.pop(connection, -SAME_OUTAGE_TIME) < SAME_OUTAGE_TIME
-        )
+    def _was_just_used(self, connection: str) -> bool:
+        """Whether the lost connection was used until `SAME_OUTAGE_TIME` ago. Forget that it is
+        unused."""
+        unused_since = self._unused_since.pop(connection, -SAME_OUTAGE_TIME)
+        return time.monotonic() - unused_since < SAME_OUTAGE_TIME
 
 
 class DedicatedConnection:
@@ -217,17 +194,17 @@ class DedicatedConnection:
         wait: float | None = None,
         reconnected: Callable[[], None] | None = None,
     ) -> None:
-        """Create the dedicated connection. It opens no connection.
+        """Make no connection yet.
 
         Args:
             name: the name of the connection in the log.
             connect: makes a connection.
             outage: logs outages of all connections of the owner.
-            pooled: whether the connection leads to a pooler, so that it has no `statement_timeout`.
-                Then our own timeout of a statement does not mean that the connection is lost.
+            pooled: whether the connection leads to a pooler. Then it has no `statement_timeout`,
+                and our own timeout of a statement does not mean that the connection is lost.
             trace_internal: whether the driver's instrumentation makes spans of the statements.
-            wait: seconds that a call of `acquire` may wait for the connection, in addition to the
-                timeout. None: half of the timeout, and not in addition.
+            wait: seconds that `acquire` may wait for other users of the connection, in addition to
+                its timeout. None: half of the timeout, and not in addition.
             reconnected: called after the connection was lost and made again.
         """
         self.name = name
@@ -239,16 +216,16 @@ class DedicatedConnection:
         self._outage = outage
         self._connection: Connection | None = None
         self._was_connected = self._is_closed = False
-        self._outages = 0
-        """The count of logged outages at the last time when this connection worked."""
+        self._known_outages = 0
+        """The number of logged outages when this connection worked last."""
         self._lock = anyio.Lock(fast_acquire=True)  # the next statement yields anyway
         self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
-        self._obstacle = ""
-        """The reason why no connection can be made, for error texts."""
+        self._connect_error = ""
+        """Why no connection can be made now, for error texts."""
 
     @property
-    def is_up(self) -> bool:
-        """Whether there is a connection, as far as we know."""
+    def is_connected(self) -> bool:
+        """Whether the connection exists, as far as we know."""
         return self._connection is not None and not self._connection.is_closed()
 
     @property
@@ -257,36 +234,29 @@ class DedicatedConnection:
         return self._outage.is_logged
 
     async def open(self) -> None:
-        """Connect now, so that an unusable database is found at the start.
-
-        Raises:
-            ConfigError, DatabaseError, or one of DATABASE_ERRORS.
-        """
+        """Connect now, so that an unusable database is found at the start."""
         reason = f"making connection {self.name!r} took longer than {OPEN_TIMEOUT:g} s"
         with self._untraced(), anyio.fail_after(OPEN_TIMEOUT, reason=reason):
-            self._keep(await self._connect())
+            self._set_connection(await self._connect())
 
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
-        """Use the connection alone, for at most `timeout` seconds. A lost connection is made again
-        within this time.
+        """Use the connection in the block, with no other user at the same time, for at most
+        `timeout` seconds. A lost connection is made again within this time. Errors have `purpose`.
 
         An error after which the session may be unusable cuts the connection. If there is no
         connection after half of the time, no statement is sent, because the rest might be too
         short for it.
 
         Raises:
-            StatementTimeoutError: `timeout` expired while the connection was used; the text has the
-                purpose.
-            TimeoutError: `timeout`, or half of it, expired before the connection was used. No
-                statement was sent.
-            Exception: one of DATABASE_ERRORS.
+            StatementTimeoutError: `timeout` expired while the block used the connection.
+            TimeoutError: `timeout`, or half of it, expired before. No statement was sent.
         """
         reason = f"{purpose} took longer than {timeout:.3g} s"
         is_cut = is_replaced = False
         try:
-            async with self._turn(purpose, timeout) as left:
-                with self._untraced(), anyio.fail_after(left, reason=reason) as scope:
+            async with self._locked(purpose, timeout) as seconds:
+                with self._untraced(), anyio.fail_after(seconds, reason=reason) as scope:
                     self._expect_open()
                     connection = self._connection
                     if connection is None or connection.is_closed():
@@ -302,20 +272,21 @@ class DedicatedConnection:
                             is_replaced = not self._is_lost(connection, error)
                             self._discard()
                         raise
-                    self._outages = self._outage.count
-                    self._outage.restored(self.name)
+                    self._known_outages = self._outage.count
+                    self._outage.record_success(self.name)
         except DATABASE_ERRORS as error:
             if self._connection is None and not self._is_closed and not is_replaced:
-                self._outage.lost(self.name, error)
-                if self._obstacle and isinstance(error, TimeoutError):
-                    raise TimeoutError(f"{error}: {self._obstacle}") from error
+                self._outage.record_loss(self.name, error)
+                if self._connect_error and isinstance(error, TimeoutError):
+                    raise TimeoutError(f"{error}: {self._connect_error}") from error
             if is_cut:
                 raise StatementTimeoutError(reason) from error
             raise
 
     @asynccontextmanager
-    async def _turn(self, purpose: str, timeout: float) -> AsyncGenerator[float]:
-        """Wait until no other task uses the connection. Yield the seconds that are left."""
+    async def _locked(self, purpose: str, timeout: float) -> AsyncGenerator[float]:
+        """Wait until no other task uses the connection, then lock it during the block. Yield the
+        seconds that are left of the timeout."""
         waited = (
             f"{purpose} waited too long for connection {self.name!r}, which is in use or is being "
             "made again"
@@ -334,24 +305,23 @@ class DedicatedConnection:
 
     def _is_lost(self, connection: Connection, error: BaseException) -> bool:
         """Whether the error means that the connection was lost, or that the server does not answer.
-        Otherwise only the session may be unusable."""
+        Otherwise the connection is only replaced."""
         if connection.is_closed():
             return True
         if isinstance(error, PostgresError):
             severity: str | None = getattr(error, "severity_en", None)
             sqlstate: str | None = getattr(error, "sqlstate", None)
-            return severity is None or severity in _FATAL or sqlstate == _READ_ONLY
+            return severity is None or severity in _FATAL_SEVERITIES or sqlstate == _READ_ONLY
         return isinstance(error, DATABASE_ERRORS) or not self._pooled
 
-    def rest(self) -> None:
-        """Note that the connection is not used for now. An outage does not wait for the recovery of
-        an unused connection, because only a use would find it."""
-        self._outage.forget(self.name)
+    def mark_unused(self) -> None:
+        """Record that the connection is not used for now, so that an outage can end without it."""
+        self._outage.record_unused(self.name)
 
     async def close(self) -> None:
-        """Close the connection for good. A running `acquire` fails."""
+        """Close the connection for good. A block that uses it fails."""
         self._is_closed = True
-        self.rest()
+        self.mark_unused()
         connection, self._connection = self._connection, None
         if connection is not None:
             await close(connection)
@@ -360,21 +330,22 @@ class DedicatedConnection:
         if self._is_closed:
             raise InterfaceError(f"the connection {self.name!r} was closed")
 
-    def _keep(self, connection: Connection) -> None:
-        connection.add_termination_listener(lambda _connection: self._ended())
+    def _set_connection(self, connection: Connection) -> None:
+        connection.add_termination_listener(lambda _connection: self._record_end())
         self._connection = connection
         self._was_connected = True
-        self._outages = self._outage.count
+        self._known_outages = self._outage.count
 
-    def _ended(self) -> None:
-        """Count the end of the connection as a part of the logged outage, if one continues."""
-        self._outages = self._outage.count - self._outage.is_logged
+    def _record_end(self) -> None:
+        """Record that the connection ended. The next `acquire` logs this, except if the connection
+        ended during a logged outage."""
+        self._known_outages = self._outage.count - self._outage.is_logged
 
     def _log_closed(self, connection: Connection | None) -> None:
-        """Log that the connection ended while it was idle, unless an outage was logged since the
-        connection worked last."""
-        if connection is not None and self._outages == self._outage.count:
-            self._outage.lost(self.name, ConnectionError("the server has closed it"))
+        """Log that the connection ended while it was idle. Log nothing if an outage was logged
+        since the connection worked."""
+        if connection is not None and self._known_outages == self._outage.count:
+            self._outage.record_loss(self.name, ConnectionError("the server has closed it"))
 
     def _discard(self) -> None:
         connection, self._connection = self._connection, None
@@ -389,84 +360,49 @@ class DedicatedConnection:
                     with cut_on_error(connection):
                         await expect_writable(connection)
                         self._expect_open()
-            except (
-                *DATABASE_ERRORS,
-                ConfigError,
-            ) as error:  # this URL has worked before, so try again
+            except (*DATABASE_ERRORS, ConfigError) as error:  # the URL has worked before: retry
                 self._expect_open()
-                self._outage.lost(self.name, error)
-                self._obstacle = describe(error)
+                self._outage.record_loss(self.name, error)
+                self._connect_error = describe(error)
                 await anyio.sleep(self._backoff.next())
             else:
                 break
         was_connected = self._was_connected
-        self._keep(connection)
+        self._set_connection(connection)
         self._backoff.reset()
-        self._obstacle = ""
+        self._connect_error = ""
         if was_connected and self._reconnected is not None:
             self._reconnected()
         return connection
 
 
-class InjectedConnection:
-    """A connection that the caller owns, used like a `DedicatedConnection`. It is never closed or
+class CallerDatabase:
+    """The pool or connection of a caller, used like a `DedicatedConnection`. It is never closed or
     made again."""
 
-    def __init__(self, connection: Transaction) -> None:
-        """Use a connection of the caller."""
-        self._connection = connection
+    def __init__(self, database: Pool | Transaction) -> None:
+        """Open nothing: the pool or connection is open."""
+        self._database = database
         self._lock = anyio.Lock()
 
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Transaction]:
-        """Use the connection alone, for at most `timeout` seconds.
-
-        Raises:
-            TimeoutError: the time is over; the text has the purpose.
-            Exception: one of DATABASE_ERRORS.
-        """
-        with (
-            untraced(),
-            anyio.fail_after(timeout, reason=f"{purpose} took longer than {timeout:g} s"),
-        ):
-            async with self._lock:
-                yield self._connection
-
-
-class SharedPool:
-    """A pool that the caller owns. Each use acquires a connection of it."""
-
-    def __init__(self, pool: Pool) -> None:
-        """Create the shared pool."""
-        self._pool = pool
-
-    @asynccontextmanager
-    async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Transaction]:
-        """Use a connection for at most `timeout` seconds, including the wait for it.
-
-        Raises:
-            TimeoutError: the time is over; the text has the purpose.
-            Exception: one of DATABASE_ERRORS.
-        """
+        """Use a connection in the block, for at most `timeout` seconds with the wait for it. When
+        the time expires, raise TimeoutError with `purpose`."""
         reason = f"{purpose} took longer than {timeout:.3g} s"
         with untraced(), anyio.fail_after(timeout, reason=reason):
-            connection = await self._pool.acquire()
-            try:
-                yield connection
-            finally:
-                await self._pool.release(connection)
+            if is_pool(self._database):
+                async with self._database.acquire() as connection:
+                    yield connection
+            else:
+                async with self._lock:
+                    yield self._database
 
 
 async def expect_writable(connection: Connection) -> None:
-    """Check that the server accepts writes. After a failover it may be read-only for a while, and
-    the outage is not over yet.
-
-    Raises:
-        ConnectionError: the server is read-only.
-        Exception: one of DATABASE_ERRORS.
-    """
-    statement = query("session", "session_is_read_only", None)
-    if await connection.fetchval(statement.text):
+    """Raise ConnectionError if the server is read-only, as it may be for a while after a
+    failover."""
+    if await query("session", "session_is_read_only", None).fetchval(connection):
         raise ConnectionError("the server is read-only: it is a standby, or set to read-only")
 
 
@@ -479,11 +415,11 @@ async def close_all(connections: Iterable[DedicatedConnection]) -> None:
 
 
 def _may_break_session(error: BaseException) -> bool:
-    """Whether the session may be unusable after an error. It is usable if the server just refused
-    the statement."""
+    """Whether the session may be unusable after an error. If the server only refused the statement,
+    the session is usable."""
     if not isinstance(error, PostgresError):
         return True
     sqlstate: str = getattr(error, "sqlstate", None) or ""
     if sqlstate == _STATEMENT_CANCELLED:
         return False
-    return sqlstate == _READ_ONLY or sqlstate[:2] in _UNUSABLE_CLASSES
+    return sqlstate == _READ_ONLY or sqlstate[:2] in _BROKEN_SESSION_CLASSES

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import TypeAlias
 
+    from typing_extensions import TypeIs
+
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
     PoolConnection: TypeAlias = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
@@ -498,7 +500,7 @@ async def close_pool(pool: Pool) -> bool:
     return False
 
 
-def is_pool(database: object) -> TypeGuard[Pool]:
+def is_pool(database: object) -> TypeIs[Pool]:
     """Whether this is an asyncpg pool."""
     return isinstance(database, asyncpg.Pool)
 

@@ -117,8 +117,8 @@ class Notifier:
         return max(PROBE_INTERVAL, self._quiet)
 
     @property
-    def is_up(self) -> bool:
-        """Whether there is a connection, as far as we know."""
+    def is_connected(self) -> bool:
+        """Whether the listening connection exists, as far as we know."""
         return self._connection is not None and not self._connection.is_closed()
 
     def subscribe(self, topic: str, callback: Callable[[str], None]) -> None:
@@ -287,7 +287,7 @@ class Notifier:
             self._connection.terminate()
             self._connection = None
         if was_proven or is_loss:
-            self._outage.lost(self.name, ConnectionError("the listening connection is gone"))
+            self._outage.record_loss(self.name, ConnectionError("the listening connection is gone"))
         if not was_proven:  # wait, if the last connection delivered nothing
             await anyio.sleep(self._backoff.next())
         while True:
@@ -297,13 +297,13 @@ class Notifier:
             try:
                 await self._open()
             except (*DATABASE_ERRORS, ConfigError) as error:
-                self._outage.lost(self.name, error)
+                self._outage.record_loss(self.name, error)
                 if self._connection is not None:
                     self._connection.terminate()
                 await anyio.sleep(self._backoff.next())
             else:
                 break
-        self._outage.restored(self.name)
+        self._outage.record_success(self.name)
         await self._prove(first=True)
         self._resync()
 

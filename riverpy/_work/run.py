@@ -320,10 +320,10 @@ class Run:
         """Return the current state and the counts of the run."""
         client, counters = self._client, self._context.counters
         leases = None if self._leader_setup is None else self._leader_setup.engine.held
-        connections = {one.name: one.is_up for one in self._connections.all}
+        connections = {one.name: one.is_connected for one in self._connections.all}
         is_listening = self._notifier is not None and self.state != "stopped"
         if self._notifier is not None:
-            connections["listener"] = self._notifier.is_up
+            connections["listener"] = self._notifier.is_connected
         return ClientStats(
             state=self.state,
             client_id=client.id,

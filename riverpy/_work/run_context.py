@@ -54,7 +54,7 @@ class RunConnections:
 
     def __init__(self, client: ClientParts, reconnected: Callable[[], None]) -> None:
         self.connector = connector = Connector(client.url, client.config)
-        self.outage = ConnectionOutage(client.id)
+        self.outage = ConnectionOutage(client_id=client.id)
         self._config = client.config
         self.claims = self._make("claims", connector.claims, reconnected)
         self.results = self._make("results", connector.results, reconnected)

@@ -191,7 +191,7 @@ async def test_periodic_error(
         for name in ("bad", "good"):
             await one.move(name, timedelta(seconds=1))
         await one.run()
-        assert one.held.context.connection.is_up
+        assert one.held.context.connection.is_connected
         assert CONNECTION_LOST not in [entry["event"] for entry in log]
         assert (len(await one.slots("bad")), len(await one.slots("good"))) == (0, 1)
         is_failing = False

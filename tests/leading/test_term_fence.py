@@ -182,7 +182,7 @@ async def test_rollback_that_is_not_answered(held: HeldTerm) -> None:
         try:
             with pytest.raises(PostgresError, match="division by zero"):
                 await fail()
-            assert not connection.is_up
+            assert not connection.is_connected
         finally:
             await connection.close()
 

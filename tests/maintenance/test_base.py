@@ -178,11 +178,11 @@ async def test_failing_passes_of_a_known_outage(shop: Shop, log: list[dict[str, 
     """While it is told that connections are lost, passes that fail for it say nothing; one that
     fails for longer than that does."""
     outage = shop.service.context.connection._outage
-    outage.lost("claims", ConnectionRefusedError("no database"))
+    outage.record_loss("claims", ConnectionRefusedError("no database"))
     shop.service.pass_error = ConnectionRefusedError("no database")
     await shop.open()
     await shop.advance(100)
-    outage.restored("claims")
+    outage.record_success("claims")
     await shop.advance(100)
     assert [entry["event"] for entry in log if entry["log_level"] != "debug"] == [
         CONNECTION_LOST,

@@ -83,26 +83,26 @@ def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyP
     error = ConnectionError("too many connections")
     with structlog.testing.capture_logs() as log:
         for _ in range(3):
-            outage.lost("maintenance", error)
+            outage.record_loss("maintenance", error)
             assert outage.is_logged
-            outage.forget("maintenance")
-        outage.lost("maintenance", error)
-        outage.restored("maintenance")
+            outage.record_unused("maintenance")
+        outage.record_loss("maintenance", error)
+        outage.record_success("maintenance")
         assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED]
         assert outage.count == 1
-        outage.lost("maintenance", error)
-        outage.forget("maintenance")
-        outage.restored("maintenance")  # it can be made when it is wanted again
+        outage.record_loss("maintenance", error)
+        outage.record_unused("maintenance")
+        outage.record_success("maintenance")  # it can be made when it is wanted again
         assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED] * 2
-        outage.lost("claims", error)
-        outage.lost("maintenance", error)
-        outage.forget("maintenance")
-        outage.restored("claims")
-        outage.restored("maintenance")
+        outage.record_loss("claims", error)
+        outage.record_loss("maintenance", error)
+        outage.record_unused("maintenance")
+        outage.record_success("claims")
+        outage.record_success("maintenance")
         monkeypatch.setattr(connection_module, "SAME_OUTAGE_TIME", 0.0)
-        outage.lost("maintenance", error)
-        outage.forget("maintenance")
-        outage.lost("maintenance", error)
+        outage.record_loss("maintenance", error)
+        outage.record_unused("maintenance")
+        outage.record_loss("maintenance", error)
     assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED] * 3 + [
         CONNECTION_LOST
     ] * 2
@@ -116,15 +116,15 @@ def test_outage_of_a_connection_that_is_never_wanted_again(
     outage = ConnectionOutage()
     error = ConnectionError("the server has gone away")
     with structlog.testing.capture_logs() as log:
-        outage.lost("claims", error)
-        outage.lost("maintenance", error)
-        outage.restored("claims")
-        outage.forget("maintenance")
-        outage.restored("claims")
+        outage.record_loss("claims", error)
+        outage.record_loss("maintenance", error)
+        outage.record_success("claims")
+        outage.record_unused("maintenance")
+        outage.record_success("claims")
         assert [line["event"] for line in log] == [CONNECTION_LOST]
         monkeypatch.setattr(connection_module, "SAME_OUTAGE_TIME", 0.0)
-        outage.restored("claims")
-        outage.restored("claims")
+        outage.record_success("claims")
+        outage.record_success("claims")
     assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED]
     assert not outage.is_logged
 
@@ -141,29 +141,29 @@ async def test_end_of_an_idle_connection_is_told(schema: Schema) -> None:
     await connection.open()
     async with _closing(connection):
         with structlog.testing.capture_logs() as log:
-            outage.lost("other", error)
-            outage.restored("other")
+            outage.record_loss("other", error)
+            outage.record_success("other")
             await _end(connection, schema)
             await _use(connection)
             assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED] * 2
-            outage.lost("other", error)
+            outage.record_loss("other", error)
             await _end(connection, schema)
-            outage.restored("other")
+            outage.record_success("other")
             await _use(connection)
             assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED] * 3
             await _end(connection, schema)
-            outage.lost("other", error)
-            outage.restored("other")
+            outage.record_loss("other", error)
+            outage.record_success("other")
             await _use(connection)
             assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED] * 4
-            outage.lost("other", error)
+            outage.record_loss("other", error)
             await _use(connection)
             await _end(connection, schema)
-            outage.restored("other")
+            outage.record_success("other")
             await _use(connection)
             assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED] * 5
-            outage.lost("other", error)
-            outage.forget("other")
+            outage.record_loss("other", error)
+            outage.record_unused("other")
             await _end(connection, schema)
             await _use(connection)
             assert [line["event"] for line in log[10:]] == [
@@ -220,7 +220,7 @@ async def _end(connection: DedicatedConnection, schema: Schema) -> None:
         " WHERE application_name = 'riverpy idle' AND datname = current_database()"
     )
     with anyio.fail_after(10):
-        while connection.is_up:
+        while connection.is_connected:
             await anyio.sleep(0.005)
     await anyio.sleep(0)
 

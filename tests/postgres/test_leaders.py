@@ -20,9 +20,9 @@ from riverpy._leading.term_fence import TermFence
 from riverpy._leases.lease import Lease
 from riverpy._leases.timing import LeaseTiming
 from riverpy._postgres.connection import (
+    CallerDatabase,
     ConnectionOutage,
     DedicatedConnection,
-    InjectedConnection,
     close_all,
     limit_statements,
 )
@@ -48,7 +48,7 @@ class Session:
         self.schema = schema
         self.raw: list[Connection] = []
         """Each connection that it ever had."""
-        self.outage = ConnectionOutage("a:1:b")
+        self.outage = ConnectionOutage(client_id="a:1:b")
         self.owned = DedicatedConnection("lease", self.connect, self.outage)
         self.connection: Any = self.owned
         self.store = self._store("a")
@@ -61,7 +61,7 @@ class Session:
 
     async def inject(self) -> None:
         """Work over a connection of somebody else's."""
-        self.connection = InjectedConnection(await self.connect())
+        self.connection = CallerDatabase(await self.connect())
         self.store = self._store("a")
 
     def _store(self, leader_id: str) -> LeaderRowStore:
@@ -302,7 +302,7 @@ async def test_payload_without_schema(schema: Schema) -> None:
     """Where no schema is given the channel carries the first of the search path."""
     heard = await listen(schema)
     async with schema.connected() as connection:
-        injected: Any = InjectedConnection(connection)
+        injected: Any = CallerDatabase(connection)
         store = LeaderRowStore(injected, None, leader_id="a", ttl=TTL)
         term = await store.acquire("default", "a", TTL, timeout=BOUND)
         assert term is not None
