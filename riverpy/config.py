@@ -363,21 +363,15 @@ def _check_schedule(schedule: PeriodicSchedule) -> None:
 def _are_names(values: object) -> bool:
     if isinstance(values, str) or not isinstance(values, Iterable):
         return False
-    return all(map(_is_name, cast("Iterable[object]", values)))
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and value != "" and "\0" not in value
+    names = cast("Iterable[object]", values)
+    return all(isinstance(name, str) and name != "" and "\0" not in name for name in names)
 
 
 def _expect_type(name: str, value: object, expected: type[Any]) -> None:
     if not isinstance(value, expected) or isinstance(value, bool):
-        hint = f": timedelta(seconds={value})" if _is_seconds(value, expected) else ""
+        is_seconds = expected is timedelta and type(value) in {int, float}
+        hint = f": timedelta(seconds={value})" if is_seconds else ""
         raise ConfigError(f"{name} must be {expected.__name__}, got {type(value).__name__}{hint}")
-
-
-def _is_seconds(value: object, expected: type[Any]) -> bool:
-    return expected is timedelta and type(value) in {int, float}
 
 
 def _expect_method(name: str, value: object, method: str) -> None:

@@ -6,7 +6,9 @@ It uses only OpenTelemetry's API. The program sets up the SDK, which exports spa
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager, suppress
+from collections import Counter
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -29,9 +31,9 @@ from riverpy._work.failure import ending
 from riverpy.hooks import JobGetAvailableCount
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.metrics import Histogram, MeterProvider
     from opentelemetry.trace import Span, TracerProvider
     from opentelemetry.util.types import AttributeValue
 
@@ -84,8 +86,38 @@ class OpenTelemetryPlugin:
                 Default False: each attempt starts a new trace.
         """
         self._parent = parent
-        self._tracer = get_tracer("riverpy", tracer_provider=tracer_provider)
-        self._metrics = _Metrics(meter_provider)
+        self._start_span = partial(
+            get_tracer("riverpy", tracer_provider=tracer_provider).start_as_current_span,
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+        meter = get_meter("riverpy", meter_provider=meter_provider)
+
+        def histogram(name: str, description: str, bounds: Sequence[float]) -> Histogram:
+            return meter.create_histogram(
+                name, "s", description, explicit_bucket_boundaries_advisory=bounds
+            )
+
+        self._operation_duration = histogram(
+            "messaging.client.operation.duration", "How long an insert or a claim took.", _BOUNDS
+        )
+        self._attempt_duration = histogram(
+            "messaging.process.duration", "How long an attempt took.", _LONG_BOUNDS
+        )
+        self._queue_wait = histogram(
+            "river.job.queue_wait.duration",
+            "How long a job waited from its due time to its claim.",
+            _LONG_BOUNDS,
+        )
+        self._inserted_jobs = meter.create_counter(
+            "messaging.client.sent.messages", "{message}", "Inserted jobs."
+        )
+        self._claimed_jobs = meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Claimed jobs."
+        )
+        self._queues, self._kinds = _NameLimit(NAMES_MAX), _NameLimit(NAMES_MAX)
+        self._errors: dict[str, _NameLimit] = {}
+        """The types of errors by kind. An empty kind: the errors of inserts."""
 
     async def insert_many(
         self, params: Sequence[JobInsertParams], do_inner: InsertInner, /
@@ -100,32 +132,31 @@ class OpenTelemetryPlugin:
             attributes["messaging.batch.message_count"] = len(params)
         name = f"insert {queues[0]}" if len(queues) == 1 else "insert"
         started = time.monotonic()
-        with self._span(name, SpanKind.PRODUCER, attributes) as span:
+        with self._start_span(name, kind=SpanKind.PRODUCER, attributes=attributes) as span:
             carrier: dict[str, str] = {}
             _propagator.inject(carrier)
             for job in params:
                 if "traceparent" not in job.metadata:
                     job.metadata.update(carrier)
             error: BaseException | None = None
-            sent = params
+            inserted = params
             try:
                 results = await do_inner()
                 _set_results(span, results)
                 if results:
-                    sent = _inserted(params, results)
+                    inserted = _without_duplicates(params, results)
             except BaseException as raised:
                 error = raised
                 _set_error(span, raised)
                 raise
             finally:
-                self._metrics.inserted(sent, queues, time.monotonic() - started, error)
+                self._record_insert(inserted, queues, time.monotonic() - started, error)
                 error = None  # it would keep this frame alive
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
         """Create the span of an attempt."""
-        sent = _propagator.extract(_texts(job.metadata), context=Context())
-        context = get_current_span(sent).get_span_context()
-        links = [Link(context)] if context.is_valid else []
+        insert_context = _propagator.extract(_texts(job.metadata), context=Context())
+        insert_span = get_current_span(insert_context).get_span_context()
         attributes: dict[str, AttributeValue] = {
             **_WORK,
             _QUEUE: job.queue,
@@ -135,9 +166,12 @@ class OpenTelemetryPlugin:
             "river.job.priority": job.priority,
         }
         started = time.monotonic()
-        parent = sent if self._parent else Context()
-        with self._span(
-            f"work {job.queue}", SpanKind.CONSUMER, attributes, context=parent, links=links
+        with self._start_span(
+            f"work {job.queue}",
+            context=insert_context if self._parent else Context(),
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+            links=[Link(insert_span)] if insert_span.is_valid else [],
         ) as span:
             error: BaseException | None = None
             try:
@@ -149,36 +183,48 @@ class OpenTelemetryPlugin:
                 raise
             finally:
                 span.set_attribute(_OUTCOME, ending(error))
-                self._metrics.worked(job, time.monotonic() - started, error)
+                self._record_attempt(job, time.monotonic() - started, error)
                 error = None  # it would keep this frame alive
 
     def metric_emit(self, metric: Metric, /) -> None:
         """Record a claim."""
-        if isinstance(metric, JobGetAvailableCount):
-            self._metrics.claimed(metric.queue, metric.count)
-        else:
-            self._metrics.claim_took(metric.queue, metric.duration.total_seconds())
+        attributes = {**_CLAIM, _QUEUE: self._queues(metric.queue)}
+        if not isinstance(metric, JobGetAvailableCount):
+            self._operation_duration.record(metric.duration.total_seconds(), attributes)
+        elif metric.count:
+            self._claimed_jobs.add(metric.count, attributes)
 
-    @contextmanager
-    def _span(
+    def _record_insert(
         self,
-        name: str,
-        kind: SpanKind,
-        attributes: Mapping[str, AttributeValue],
-        *,
-        context: Context | None = None,
-        links: Sequence[Link] = (),
-    ) -> Generator[Span]:
-        with self._tracer.start_as_current_span(
-            name,
-            context=context,
-            kind=kind,
-            attributes=attributes,
-            links=links,
-            record_exception=False,
-            set_status_on_exception=False,
-        ) as span:
-            yield span
+        inserted: Sequence[JobInsertParams],
+        queues: Sequence[str],
+        seconds: float,
+        error: BaseException | None,
+    ) -> None:
+        """Record an insert. After an error, `inserted` has all jobs. `queues` has the queues of all
+        jobs, with those of duplicates."""
+        attributes: dict[str, AttributeValue] = dict(_INSERT)
+        if error is not None:
+            attributes[_ERROR_TYPE] = self._error_type("", error)
+        for queue, count in Counter(self._queues(job.queue) for job in inserted).items():
+            self._inserted_jobs.add(count, {**attributes, _QUEUE: queue})
+        if len(queues) == 1:
+            attributes[_QUEUE] = self._queues(queues[0])
+        self._operation_duration.record(seconds, attributes)
+
+    def _record_attempt(self, job: Job[Any], seconds: float, error: BaseException | None) -> None:
+        kind = self._kinds(job.kind)
+        attributes = {**_WORK, _QUEUE: self._queues(job.queue), _KIND: kind}
+        if (claimed_at := job.attempted_at) is not None:
+            wait = (claimed_at - max(job.scheduled_at, job.created_at)).total_seconds()
+            self._queue_wait.record(max(wait, 0.0), attributes)
+        attributes[_OUTCOME] = outcome = ending(error)
+        if error is not None and outcome == "failed":
+            attributes[_ERROR_TYPE] = self._error_type(kind, error)
+        self._attempt_duration.record(seconds, attributes)
+
+    def _error_type(self, kind: str, error: BaseException) -> str:
+        return self._errors.setdefault(kind, _NameLimit(ERROR_TYPES_MAX))(_type_name(error))
 
 
 def _texts(metadata: Mapping[str, object]) -> dict[str, str]:
@@ -193,16 +239,15 @@ def _set_results(span: Span, results: Sequence[InsertResult]) -> None:
         span.set_attribute("river.unique_skipped_as_duplicate_count", duplicates)
 
 
-def _inserted(
+def _without_duplicates(
     params: Sequence[JobInsertParams], results: Sequence[InsertResult]
 ) -> list[JobInsertParams]:
-    """Return the jobs that are not duplicates."""
     pairs = zip(params, results, strict=True)
     return [job for job, result in pairs if not result.unique_skipped_as_duplicate]
 
 
 def _set_error(span: Span, error: BaseException) -> None:
-    with suppress(Exception):  # a user's code makes its text
+    with suppress(Exception):  # the error's text comes from user code, which may fail
         span.record_exception(error)
     span.set_attribute(_ERROR_TYPE, _type_name(error))
     span.set_status(StatusCode.ERROR, _type_name(error))
@@ -226,89 +271,3 @@ class _NameLimit:
                 return _OTHER
             self._names.add(name)
         return name
-
-
-class _Metrics:
-    """The instruments, and the attributes of their values."""
-
-    def __init__(self, provider: MeterProvider | None) -> None:
-        meter = get_meter("riverpy", meter_provider=provider)
-
-        def seconds(
-            name: str, description: str, bounds: Sequence[float] = _BOUNDS
-        ) -> Callable[[float, Mapping[str, AttributeValue]], None]:
-            return meter.create_histogram(
-                name, "s", description, explicit_bucket_boundaries_advisory=bounds
-            ).record
-
-        self._operation = seconds(
-            "messaging.client.operation.duration", "How long an insert or a claim took."
-        )
-        self._process = seconds(
-            "messaging.process.duration", "How long an attempt took.", _LONG_BOUNDS
-        )
-        self._wait = seconds(
-            "river.job.queue_wait.duration",
-            "How long a job waited from its due time to its claim.",
-            _LONG_BOUNDS,
-        )
-        self._sent = meter.create_counter(
-            "messaging.client.sent.messages", "{message}", "Inserted jobs."
-        ).add
-        self._consumed = meter.create_counter(
-            "messaging.client.consumed.messages", "{message}", "Claimed jobs."
-        ).add
-        self._queues, self._kinds = _NameLimit(NAMES_MAX), _NameLimit(NAMES_MAX)
-        self._errors: dict[str, _NameLimit] = {}
-
-    def inserted(
-        self,
-        sent: Sequence[JobInsertParams],
-        queues: Sequence[str],
-        seconds: float,
-        error: BaseException | None,
-    ) -> None:
-        """Record an insert.
-
-        Args:
-            sent: the inserted jobs or, after an error, all jobs of the insert.
-            queues: the queues of all its jobs.
-            seconds: how long it took.
-            error: the error, if it failed.
-        """
-        counts: dict[str, int] = {}
-        for job in sent:
-            queue = self._queues(job.queue)
-            counts[queue] = counts.get(queue, 0) + 1
-        attributes: dict[str, AttributeValue] = dict(_INSERT)
-        if error is not None:
-            attributes[_ERROR_TYPE] = self._error_type("", error)
-        for queue, count in counts.items():
-            self._sent(count, {**attributes, _QUEUE: queue})
-        if len(queues) == 1:
-            attributes[_QUEUE] = self._queues(queues[0])
-        self._operation(seconds, attributes)
-
-    def claimed(self, queue: str, count: int) -> None:
-        """Record the number of jobs that a claim returned."""
-        if count:
-            self._consumed(count, {**_CLAIM, _QUEUE: self._queues(queue)})
-
-    def claim_took(self, queue: str, seconds: float) -> None:
-        """Record the duration of a claim."""
-        self._operation(seconds, {**_CLAIM, _QUEUE: self._queues(queue)})
-
-    def worked(self, job: Job[Any], seconds: float, error: BaseException | None) -> None:
-        """Record an attempt."""
-        kind = self._kinds(job.kind)
-        attributes = {**_WORK, _QUEUE: self._queues(job.queue), _KIND: kind}
-        if (claimed_at := job.attempted_at) is not None:
-            wait = (claimed_at - max(job.scheduled_at, job.created_at)).total_seconds()
-            self._wait(max(wait, 0.0), attributes)
-        attributes[_OUTCOME] = outcome = ending(error)
-        if error is not None and outcome == "failed":
-            attributes[_ERROR_TYPE] = self._error_type(kind, error)
-        self._process(seconds, attributes)
-
-    def _error_type(self, kind: str, error: BaseException) -> str:
-        return self._errors.setdefault(kind, _NameLimit(ERROR_TYPES_MAX))(_type_name(error))

@@ -74,7 +74,9 @@ class PeriodicJob:
         expect_one_of("run_on_start", run_on_start, RunOnStart)
         expect_one_of("missed", missed, Missed)
         self.schedule = schedule
-        self.schedule_text = _storable(schedule_text(schedule))
+        text = schedule_text(schedule).replace("\0", "")
+        self.schedule_text = text.encode(errors="replace").decode()
+        """The text of the schedule, without characters that PostgreSQL cannot store."""
         self.run_on_start: RunOnStart = run_on_start
         self.missed: Missed = missed
         if not callable(constructor) and not hasattr(constructor, "kind"):
@@ -84,7 +86,7 @@ class PeriodicJob:
             )
         self._constructor = constructor
         self.id = id if id is not None else _default_id(constructor, self.schedule_text)
-        _check_id(self.id)
+        validate_kind(self.id, noun="the id of a periodic job")
         if callable(constructor):
             _check_constructor(self.id, constructor)
         if next_time(schedule, datetime.now(UTC)) is None:
@@ -147,14 +149,6 @@ def _not_plain(job_id: str) -> str:
     )
 
 
-def _storable(text: str) -> str:
-    return text.replace("\0", "").encode(errors="replace").decode()
-
-
-def _check_id(job_id: str) -> None:
-    validate_kind(job_id, noun="the id of a periodic job")
-
-
 def _default_id(constructor: object, schedule: str) -> str:
     name = getattr(constructor, "kind", None) or getattr(constructor, "__qualname__", None)
     if not isinstance(name, str) or "<lambda>" in name:
@@ -168,7 +162,7 @@ class PeriodicJobs:
 
     def __init__(self, jobs: Iterable[PeriodicJob] = ()) -> None:
         self._jobs: dict[str, PeriodicJob] = {}
-        self.wake: Callable[[], None] = _nothing
+        self.wake: Callable[[], None] = lambda: None
         """The callback that is called after jobs were added. The service that inserts periodic jobs
         sets the callback."""
         self.add_many(jobs)
@@ -188,12 +182,12 @@ class PeriodicJobs:
         Raises:
             ConfigError: two periodic jobs have the same id.
         """
-        added: dict[str, PeriodicJob] = {}
         if not isinstance(jobs, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
                 "periodic_jobs must be a list, as in periodic_jobs=[PeriodicJob(…)], got "
                 f"{type(jobs).__name__}"
             )
+        added: dict[str, PeriodicJob] = {}
         for job in jobs:
             if not isinstance(job, PeriodicJob):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ConfigError(
@@ -233,9 +227,6 @@ class PeriodicJobs:
 
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._jobs
-
-
-def _nothing() -> None: ...
 
 
 class PeriodicJobState(msgspec.Struct, frozen=True, kw_only=True):

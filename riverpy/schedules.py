@@ -34,10 +34,14 @@ class PeriodicSchedule(Protocol):
 
 
 class IntervalSchedule:
-    """A schedule with a fixed interval. The text of the schedule is, for example, `every 1h30m`."""
+    """A schedule with a fixed interval. The text of the schedule is, for example, `every 1h30m`.
 
-    def __init__(self, interval: timedelta) -> None:
-        """Create a schedule; see `every`."""
+    The schedule of a cron expression `@every DURATION` has times in whole seconds. The text of such
+    a schedule is, for example, `cron @every 1h30m UTC`.
+    """
+
+    def __init__(self, interval: timedelta, expression: str | None = None) -> None:
+        """Create a schedule; see `every`, or `cron` for an expression."""
         if not isinstance(interval, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"interval must be a timedelta, got {type(interval).__name__}")
         if not INTERVAL_MIN <= interval <= INTERVAL_MAX or interval % INTERVAL_MIN:
@@ -45,34 +49,21 @@ class IntervalSchedule:
                 "interval must be a whole number of milliseconds, at least 1 and at most "
                 f"{INTERVAL_MAX.days:,} days, got {interval}"
             )
-        self.interval = interval
+        self.interval, self.expression = interval, expression
 
     def next(self, after: datetime, /) -> datetime | None:
         """Return `after` plus the interval."""
+        if self.expression is not None:
+            after = after.replace(microsecond=0)
         try:
             return after + self.interval
         except OverflowError:
             return None
 
     def __str__(self) -> str:
+        if self.expression is not None:
+            return f"{_CRON}{self.expression} UTC"
         return _EVERY + format_duration(self.interval)
-
-
-class WholeSecondSchedule(IntervalSchedule):
-    """The schedule of a cron expression `@every DURATION`. The times are whole seconds. The text of
-    the schedule is, for example, `cron @every 1h30m UTC`."""
-
-    def __init__(self, expression: str, interval: timedelta) -> None:
-        """Create a schedule; see `cron`."""
-        super().__init__(interval)
-        self.expression = expression
-
-    def next(self, after: datetime, /) -> datetime | None:
-        """Return `after` plus the interval, without fractions of a second."""
-        return super().next(after.replace(microsecond=0))
-
-    def __str__(self) -> str:
-        return f"{_CRON}{self.expression} UTC"
 
 
 class CronSchedule:
@@ -205,7 +196,7 @@ def cron(
     expect_one_of("clock_changes", clock_changes, ClockChanges)
     interval = every_interval(expression)
     if interval is not None:
-        return WholeSecondSchedule(expression, interval)
+        return IntervalSchedule(interval, expression)
     return CronSchedule(expression, timezone, clock_changes)
 
 

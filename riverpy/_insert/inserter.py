@@ -14,7 +14,6 @@ from riverpy._error_text import error_text
 from riverpy._insert.errors import sqlstate, translated
 from riverpy._insert.json_text import json_size
 from riverpy._insert.middleware import InsertPlugins
-from riverpy._insert.notify_limiter import NotifyLimiter
 from riverpy._insert.row import InsertRules, PreparedJob, prepare, prepare_all
 from riverpy._lifecycle import is_cancelled
 from riverpy._log import NotificationQueueLog
@@ -60,14 +59,15 @@ _ROLLED_BACK = {"40001", "40P01"}
 """The error codes of a serialization failure and of a deadlock."""
 _UNAVAILABLE = {"53300", "57P03"}
 """The error codes of too many connections, and of a server that starts or stops."""
+NOTIFY_INTERVAL = 0.002
+"""The minimum seconds between two notifications of one queue by the inserts of one client without
+`tx`."""
+_NOTIFIED_QUEUES_MAX = 1000
+"""The maximum number of queues that a `NotifyLimiter` remembers."""
 
 
-def _checked(params: object) -> Iterator[InsertManyParams]:
-    """Yield the jobs of a batch, and check their types.
-
-    Raises:
-        InsertError: the batch or a job has the wrong type.
-    """
+def _check_types(params: object) -> Iterator[InsertManyParams]:
+    """Yield the jobs of a batch. Raise InsertError if the batch or a job has the wrong type."""
     if not isinstance(params, Iterable):
         raise InsertError(f"params must be a list of InsertManyParams, got {_describe(params)}")
     for index, job in enumerate(cast("Iterable[object]", params)):
@@ -88,6 +88,30 @@ def _lock_order(row: InsertRow) -> str:
     return row.unique_key or ""
 
 
+class NotifyLimiter:
+    """Limits the notifications of each queue to one in `NOTIFY_INTERVAL`.
+
+    A transaction that notifies takes a lock at its commit, so two such transactions cannot commit
+    at the same time. Fewer notifications are enough: a client that receives a notification claims
+    again a few milliseconds later, and then finds the jobs that were inserted after it.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._notified_at: dict[str, float] = {}
+
+    def select_queues(self, queues: Iterable[str]) -> list[str]:
+        """Return the queues that may be notified now, and record that they are notified."""
+        now = self._clock.monotonic()
+        selected = [
+            queue for queue in queues if now - self._notified_at.get(queue, -1e9) > NOTIFY_INTERVAL
+        ]
+        if len(self._notified_at) > _NOTIFIED_QUEUES_MAX:
+            self._notified_at.clear()
+        self._notified_at.update(dict.fromkeys(selected, now))
+        return selected
+
+
 class Inserter:
     """Inserts jobs for a client, on its pool or in a caller's transaction."""
 
@@ -100,15 +124,8 @@ class Inserter:
         plugins: Plugins,
         clock: Clock,
     ) -> None:
-        """Create an inserter.
-
-        Args:
-            acquire: acquires a connection of the client's pool.
-            schema: the schema of River's tables. None: the search path decides.
-            rules: the client's settings for inserts.
-            plugins: the client's hooks and middleware.
-            clock: the clock for unique periods and the limit on notifications.
-        """
+        """Create an inserter. `acquire` lends a connection of the client's pool. The clock is for
+        unique periods and for the limit on notifications."""
         self._acquire = acquire
         self._schema = schema
         self._rules = rules
@@ -146,14 +163,8 @@ class Inserter:
         return await self._insert(tx, *self._prepare(params), self._send_statement)
 
     def prepare_due(self, args: Args, opts: InsertOpts, *, due_at: datetime) -> PreparedJob:
-        """Check and encode a periodic job.
-
-        Args:
-            args: the args of the job.
-            opts: the options of the job. If they have no `scheduled_at`, the job is available at
-                once.
-            due_at: the time at which the job is due, by the server's clock. It also decides the
-                unique period.
+        """Check and encode a periodic job. `due_at` is the time at which the job is due, by the
+        server's clock. This time also decides the unique period.
 
         Raises:
             InsertError, ConfigError: the job is not allowed.
@@ -166,7 +177,7 @@ class Inserter:
     async def insert_prepared(
         self, jobs: list[PreparedJob], *, tx: Transaction | None
     ) -> list[InsertResult]:
-        """Insert jobs of `prepare_due`, in a transaction of riverpy; see `insert_many`.
+        """Insert jobs that `prepare_due` returned, in a transaction of riverpy; see `insert_many`.
 
         Raises:
             InsertError: a job is not allowed, a hook or middleware failed, or the hooks and
@@ -202,7 +213,7 @@ class Inserter:
     async def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: Transaction | None
     ) -> int:
-        """Insert all jobs or none with COPY. Returns the number of jobs.
+        """Insert all jobs or none with COPY. Return the number of jobs.
 
         Raises:
             UniqueConflictError: a job with the same unique key exists, or two jobs of the batch
@@ -213,7 +224,7 @@ class Inserter:
 
     def _prepare(self, params: Sequence[InsertManyParams]) -> tuple[list[Args], list[InsertRow]]:
         now = self._clock.now()
-        jobs = list(_checked(params))
+        jobs = list(_check_types(params))
         if not jobs:
             raise InsertError("there is nothing to insert: pass at least one job")
         rows = prepare_all(jobs, rules=self._rules, now=now)
@@ -223,24 +234,26 @@ class Inserter:
         self, tx: Transaction | None, args: Sequence[Args], rows: list[InsertRow], send: Send[T]
     ) -> T:
         if self._plugins.is_empty_for(args):
-            return await self._run(tx, rows, send)
+            return await self._send_rows(tx, rows, send)
         jobs = [PreparedJob(*job) for job in zip(args, rows, strict=True)]
-        return await self._plugins.insert(jobs, lambda rows: self._run(tx, rows, send))
+        return await self._plugins.insert(jobs, lambda rows: self._send_rows(tx, rows, send))
 
-    async def _run(self, tx: Transaction | None, rows: list[InsertRow], send: Send[T]) -> T:
+    async def _send_rows(self, tx: Transaction | None, rows: list[InsertRow], send: Send[T]) -> T:
         queues: list[str] = []
         if self._rules.notify:
             available = (row.queue for row in rows if row.state == JobState.AVAILABLE)
             queues = list(dict.fromkeys(available))
         if tx is None:
-            return await self._run_on_pool(rows, self._limiter.take(queues), send)
+            return await self._send_with_retries(rows, self._limiter.select_queues(queues), send)
         expect_transaction(tx)
         with translated(tx):
             return await send(tx, rows, queues)
 
     # -- on the client's pool
 
-    async def _run_on_pool(self, rows: list[InsertRow], queues: list[str], send: Send[T]) -> T:
+    async def _send_with_retries(
+        self, rows: list[InsertRow], queues: list[str], send: Send[T]
+    ) -> T:
         backoff = Backoff(timedelta(milliseconds=5), timedelta(milliseconds=200))
         for retries in range(CONFLICT_RETRIES_MAX + 1):
             try:
@@ -258,28 +271,30 @@ class Inserter:
     async def _send_on_pool(self, rows: list[InsertRow], queues: list[str], send: Send[T]) -> T:
         """Acquire a connection of the pool and send. Both steps use one cancel scope, because a
         second scope would make a single insert notably slower."""
-        lent: AbstractAsyncContextManager[Transaction] | None = None
+        pooled: AbstractAsyncContextManager[Transaction] | None = None
         reason = NO_CONNECTION
         try:
             with anyio.CancelScope() as scope, translated(None):
                 scope.deadline = anyio.current_time() + ACQUIRE_TIMEOUT
-                lent, connection = await self._lend()
+                pooled, connection = await self._acquire_connection()
                 reason = f"inserting jobs took longer than {SEND_TIMEOUT:g} s"
                 scope.deadline = anyio.current_time() + SEND_TIMEOUT
                 return await send(connection, rows, queues)
         finally:
-            if lent is not None:
-                await lent.__aexit__(None, None, None)
+            if pooled is not None:
+                await pooled.__aexit__(None, None, None)
         raise TimeoutError(reason)
 
-    async def _lend(self) -> tuple[AbstractAsyncContextManager[Transaction], Transaction]:
-        """Acquire a connection. While the database is unavailable, try again. Returns the context
+    async def _acquire_connection(
+        self,
+    ) -> tuple[AbstractAsyncContextManager[Transaction], Transaction]:
+        """Acquire a connection. While the database is unavailable, try again. Return the context
         manager that releases the connection, and the connection."""
         backoff: Backoff | None = None
         while True:
-            lent = self._acquire()
+            pooled = self._acquire()
             try:
-                return lent, await lent.__aenter__()
+                return pooled, await pooled.__aenter__()
             except DATABASE_ERRORS as error:
                 if not isinstance(error, OSError) and sqlstate(error) not in _UNAVAILABLE:
                     raise
@@ -292,7 +307,7 @@ class Inserter:
         self, connection: Transaction, rows: list[InsertRow], queues: list[str]
     ) -> list[InsertResult]:
         firsts: dict[str, int] = {}
-        """The index of the first job of the batch with each unique key."""
+        """The index of the first job with each unique key. Later jobs with the key are not sent."""
         sent: list[int] = []
         for index, row in enumerate(rows):
             if row.unique_key is None or firsts.setdefault(row.unique_key, index) == index:

@@ -27,21 +27,12 @@ class InsertPlugins:
     """Runs the hooks and middleware around the inserts of one client."""
 
     def __init__(self, plugins: Plugins, rules: InsertRules) -> None:
-        """Create the insert plugins.
-
-        Args:
-            plugins: the client's hooks and middleware.
-            rules: the client's settings. They limit the values that hooks and middleware may set.
-        """
         self._client, self._rules = plugins, rules
         self._by_class: dict[type, Plugins] = {}
 
     def is_empty_for(self, args: Sequence[object]) -> bool:
-        """Whether no hook or middleware applies to an insert of these args.
-
-        Raises:
-            ConfigError: an args class declares an object that is not a hook or plugin.
-        """
+        """Whether no hook or middleware applies to an insert of these args. Raise ConfigError if an
+        args class declares an object that is not a hook or plugin."""
         if self._client.has_insert:
             return False
         return not any(self._of(cls).has_insert for cls in set(map(type, args)))
@@ -55,7 +46,7 @@ class InsertPlugins:
     async def insert(
         self, jobs: Sequence[PreparedJob], send: Callable[[list[InsertRow]], Awaitable[T]]
     ) -> T:
-        """Run `send` inside the hooks and middleware of these jobs. Returns the result of `send`.
+        """Run `send` inside the hooks and middleware of these jobs. Return the result of `send`.
 
         Raises:
             InsertError, ConfigError: a hook or middleware set a value that is not allowed.

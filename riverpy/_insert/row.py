@@ -93,13 +93,8 @@ def prepare(
     """Check and encode one job, without a statement.
 
     Precedence of options: this insert, then `insert_opts` of the args class, then the client.
-    `metadata` and `pending` come from this insert only.
-
-    Args:
-        args: the job's args.
-        opts: the options of this insert.
-        rules: the client's settings.
-        now: the time of the insert. For a job without `scheduled_at` it decides the unique period.
+    `metadata` and `pending` come from this insert only. `now` is the time of the insert, which
+    decides the unique period of a job without `scheduled_at`.
 
     Raises:
         ConfigError: the kind, the queue or a tag is not a valid name.
@@ -107,24 +102,26 @@ def prepare(
         ArgsError: the args or the metadata cannot be stored as a JSON object.
         InsertError: another option is not allowed.
     """
-    kind = _checked_kind(_kind(args), rules)
+    kind = _checked_kind(_kind_of(args), rules)
     text = args_text(args)
-    call = _NO_OPTS if opts is None else _expect("opts", opts, InsertOpts)
-    own = _own_opts(args)
-    scheduled_at = _scheduled_at(_first(call.scheduled_at, own.scheduled_at, None))
+    call_opts = _NO_OPTS if opts is None else _expect("opts", opts, InsertOpts)
+    class_opts = _class_opts(args)
+    scheduled_at = _checked_time(_first_set(call_opts.scheduled_at, class_opts.scheduled_at, None))
     state = JobState.AVAILABLE if scheduled_at is None else JobState.SCHEDULED
     row = _checked_row(
         args=text,
         kind=kind,
-        metadata=encode_job_metadata(call.metadata),
-        queue=_first(call.queue, own.queue, QUEUE_DEFAULT),
-        priority=_first(call.priority, own.priority, PRIORITY_DEFAULT),
-        max_attempts=_first(call.max_attempts, own.max_attempts, rules.max_attempts),
-        state=JobState.PENDING if _expect("pending", call.pending, bool) else state,
-        tags=_first(call.tags, own.tags, ()),
-        scheduled_at=_iso(scheduled_at),
+        metadata=encode_job_metadata(call_opts.metadata),
+        queue=_first_set(call_opts.queue, class_opts.queue, QUEUE_DEFAULT),
+        priority=_first_set(call_opts.priority, class_opts.priority, PRIORITY_DEFAULT),
+        max_attempts=_first_set(
+            call_opts.max_attempts, class_opts.max_attempts, rules.max_attempts
+        ),
+        state=JobState.PENDING if _expect("pending", call_opts.pending, bool) else state,
+        tags=_first_set(call_opts.tags, class_opts.tags, ()),
+        scheduled_at=_format_time(scheduled_at),
     )
-    unique = _unique_opts(call, own)
+    unique = _effective_unique_opts(call_opts, class_opts)
     warn_of_ignored_marks(unique, kind=kind, args_class=type(args))
     if unique is None:
         return row
@@ -160,27 +157,27 @@ def _checked_row(
         kind=kind,
         metadata=metadata,
         queue=cast("str", queue),
-        priority=_in_range("priority", priority, PRIORITY_MAX),
-        max_attempts=_in_range("max_attempts", max_attempts, MAX_ATTEMPTS_MAX),
+        priority=_checked_number("priority", priority, PRIORITY_MAX),
+        max_attempts=_checked_number("max_attempts", max_attempts, MAX_ATTEMPTS_MAX),
         state=state,
-        tags=_tags(tags),
+        tags=_encode_tags(tags),
         unique_states=None,
         scheduled_at=scheduled_at,
     )
 
 
 def params_of(job: PreparedJob) -> JobInsertParams:
-    """Return the object that hooks and middleware receive for a job."""
+    """Return the parameters that hooks and middleware receive for a job."""
     row = job.row
     return JobInsertParams(
         args=job.args,
         encoded_args=row.args,
         kind=row.kind,
         max_attempts=int(row.max_attempts),
-        metadata=_decoded(row.metadata),
+        metadata=_decode_metadata(row.metadata),
         priority=int(row.priority),
         queue=row.queue,
-        scheduled_at=_time(row.scheduled_at),
+        scheduled_at=_parse_time(row.scheduled_at),
         state=JobState(row.state),
         tags=row.tags.split(",") if row.tags else [],
         unique_key=None if row.unique_key is None else bytes.fromhex(row.unique_key),
@@ -195,8 +192,8 @@ def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> 
     """
     old = job.row
     is_same_text = params.encoded_args == old.args
-    is_same_metadata = params.metadata == _decoded(old.metadata)
-    is_same_time = params.scheduled_at == _time(old.scheduled_at)
+    is_same_metadata = params.metadata == _decode_metadata(old.metadata)
+    is_same_time = params.scheduled_at == _parse_time(old.scheduled_at)
     row = _checked_row(
         args=old.args if is_same_text else raw_text("encoded_args", params.encoded_args),
         kind=_checked_kind(_expect("kind", params.kind, str), rules),
@@ -204,24 +201,26 @@ def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> 
         queue=params.queue,
         priority=params.priority,
         max_attempts=params.max_attempts,
-        state=_changed_state(params.state),
+        state=_checked_state(params.state),
         tags=params.tags,
-        scheduled_at=old.scheduled_at if is_same_time else _iso(_scheduled_at(params.scheduled_at)),
+        scheduled_at=old.scheduled_at
+        if is_same_time
+        else _format_time(_checked_time(params.scheduled_at)),
     )
-    key = _changed_key(params.unique_key, is_unique=old.unique_states is not None)
+    key = _checked_key(params.unique_key, is_unique=old.unique_states is not None)
     if key is None:
         return row
     return row._replace(unique_key=key.hex(), unique_states=old.unique_states)
 
 
-def _changed_state(value: object) -> JobState:
+def _checked_state(value: object) -> JobState:
     state = _expect("state", value, JobState)
     if state not in _STATES:
         raise InsertError(f"state must be one of {', '.join(_STATES)}, got {state}")
     return state
 
 
-def _changed_key(key: object, *, is_unique: bool) -> bytes | None:
+def _checked_key(key: object, *, is_unique: bool) -> bytes | None:
     if key is None:
         return None
     if not isinstance(key, bytes) or len(key) != _KEY_SIZE:
@@ -231,22 +230,22 @@ def _changed_key(key: object, *, is_unique: bool) -> bytes | None:
     return key
 
 
-def _decoded(metadata: str) -> dict[str, Any]:
+def _decode_metadata(metadata: str) -> dict[str, Any]:
     return msgspec.json.decode(metadata, type=dict[str, Any])
 
 
-def _time(text: str | None) -> datetime | None:
+def _parse_time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
-def _iso(time: datetime | None) -> str | None:
+def _format_time(time: datetime | None) -> str | None:
     return None if time is None else time.isoformat()
 
 
-def _first(call: T | None, own: T | None, default: T) -> T:
-    if call is not None:
-        return call
-    return default if own is None else own
+def _first_set(call_value: T | None, class_value: T | None, default: T) -> T:
+    if call_value is not None:
+        return call_value
+    return default if class_value is None else class_value
 
 
 def _expect(name: str, value: object, expected: type[T]) -> T:
@@ -255,19 +254,19 @@ def _expect(name: str, value: object, expected: type[T]) -> T:
     return value
 
 
-def _in_range(name: str, value: object, maximum: int) -> str:
+def _checked_number(name: str, value: object, maximum: int) -> str:
     number = _expect(name, value, int)
     if not 1 <= number <= maximum:
         raise InsertError(f"{name} must be between 1 and {maximum}, got {number}")
     return str(int(number))
 
 
-def _kind(args: JobArgs | RawArgs) -> str:
-    kind: object = args.kind if isinstance(args, RawArgs) else getattr(type(args), "kind", None)
+def _kind_of(args: JobArgs | RawArgs) -> str:
     if isinstance(args, RawArgs):
-        _expect("the kind of RawArgs", kind, str)
+        return _expect("the kind of RawArgs", args.kind, str)
     if isinstance(args, type):
         raise InsertError(f"args must be an object, got the class {args.__qualname__}: call it")
+    kind: object = getattr(type(args), "kind", None)
     if not isinstance(kind, str):
         raise InsertError(
             f"{type(args).__qualname__} has no kind: give its class `kind: ClassVar[str] = ...`, "
@@ -288,14 +287,14 @@ def _checked_kind(kind: str, rules: InsertRules) -> str:
     return kind
 
 
-def _own_opts(args: JobArgs | RawArgs) -> InsertOpts:
+def _class_opts(args: JobArgs | RawArgs) -> InsertOpts:
     provider = getattr(args, "insert_opts", None)
     if not callable(provider):
         return _NO_OPTS
     return _expect(f"the result of {type(args).__qualname__}.insert_opts", provider(), InsertOpts)
 
 
-def _tags(tags: object) -> str:
+def _encode_tags(tags: object) -> str:
     if tags == ():
         return ""
     if isinstance(tags, str):
@@ -307,7 +306,7 @@ def _tags(tags: object) -> str:
     return ",".join(texts)
 
 
-def _scheduled_at(value: object) -> datetime | None:
+def _checked_time(value: object) -> datetime | None:
     if value is None:
         return None
     time = _expect("scheduled_at", value, datetime)
@@ -324,8 +323,9 @@ def _scheduled_at(value: object) -> datetime | None:
         ) from None
 
 
-def _unique_opts(call: InsertOpts, own: InsertOpts) -> UniqueOpts | None:
-    for opts in (call.unique_opts, own.unique_opts):
+def _effective_unique_opts(call_opts: InsertOpts, class_opts: InsertOpts) -> UniqueOpts | None:
+    """Return the checked unique options of a job, or None if the job is not unique."""
+    for opts in (call_opts.unique_opts, class_opts.unique_opts):
         if opts is None:
             continue
         _expect("unique_opts", opts, UniqueOpts)

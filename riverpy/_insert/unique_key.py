@@ -24,8 +24,6 @@ from riverpy.job import UNIQUE_STATE_BITS, JobState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from _typeshed import DataclassInstance
-
 PERIOD_MIN = timedelta(seconds=1)
 """The shortest unique period."""
 
@@ -89,9 +87,9 @@ def unique_key(
         opts: the checked options.
         kind: the kind of the job.
         args_class: the class of the args. Fields of the class may be marked `Unique`.
-        args: the args as JSON text of `riverpy._json`: an object, or an empty array.
+        args: the args as JSON text: an object, or an empty array.
         queue: the queue of the job.
-        due_at: `scheduled_at` of the job, or else the time of the insert, with a time zone.
+        due_at: `scheduled_at` of the job, or else the time of the insert.
 
     Raises:
         InsertError: the marked fields of the class cannot be found, or River's unique keys do not
@@ -206,40 +204,35 @@ def _annotations(cls: type[object]) -> list[tuple[str, Any]]:
 
 
 def _field_names(cls: type[object]) -> list[tuple[str, str]]:
+    """Return the attribute and the JSON name of each field of a Struct or dataclass."""
     if issubclass(cls, msgspec.Struct):
         return list(zip(cls.__struct_fields__, cls.__struct_encode_fields__, strict=True))
-    return _dataclass_names(cls) if is_dataclass(cls) else []
+    return [(field.name, field.name) for field in fields(cls)] if is_dataclass(cls) else []
 
 
-def _dataclass_names(cls: type[DataclassInstance]) -> list[tuple[str, str]]:
-    return [(field.name, field.name) for field in fields(cls)]
-
-
-def _alternatives(annotation: Any) -> list[Any]:
-    """Return the types of an annotation, without None and UNSET."""
-    while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
+def _types_and_marks(annotation: Any) -> tuple[list[Any], list[Any]]:
+    """Return the types of an annotation, without None and UNSET, and the extras of each `Annotated`
+    in it."""
+    parts = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        types, marks = _types_and_marks(parts[0])
+        return types, [*parts[1:], *marks]
     if get_origin(annotation) in {Union, UnionType}:
-        return [t for t in get_args(annotation) if t not in {NoneType, msgspec.UnsetType}]
-    return [annotation]
+        found = [_types_and_marks(part) for part in parts]
+        return [t for types, _ in found for t in types], [m for _, marks in found for m in marks]
+    return ([] if annotation in (NoneType, msgspec.UnsetType) else [annotation]), []
 
 
 def _record_class(annotation: Any) -> type[object] | None:
-    found = _alternatives(annotation)
-    while len(found) == 1 and get_origin(found[0]) is Annotated:
-        found = _alternatives(found[0])
-    cls = get_origin(found[0]) or found[0] if len(found) == 1 else None
+    """Return the Struct or dataclass of an annotation that allows no other type."""
+    types, _ = _types_and_marks(annotation)
+    cls = get_origin(types[0]) or types[0] if len(types) == 1 else None
     return cls if isinstance(cls, type) and _field_names(cls) else None
 
 
 def _is_marked(annotation: Any) -> bool:
-    if get_origin(annotation) is Annotated:
-        inner, *marks = get_args(annotation)
-        return any(mark is Unique or isinstance(mark, Unique) for mark in marks) or _is_marked(
-            inner
-        )
-    found = _alternatives(annotation)
-    return any(_is_marked(t) for t in found if t is not annotation)
+    _, marks = _types_and_marks(annotation)
+    return any(mark is Unique or isinstance(mark, Unique) for mark in marks)
 
 
 def _marked_fields(kind: str, paths: Sequence[tuple[str, ...]], members: Mapping[str, str]) -> str:

@@ -69,10 +69,9 @@ class Batches(Generic[Row]):
             purpose: the purpose of the statement, for logs and error texts.
             send: handles rows in a `transaction`. An error means that no row was handled.
             key: returns the key of a row.
-            name: returns the name of a row for the log. Default: the key of the row.
-            connection: runs the transactions. Default: the context's connection for short
-                statements.
-            size: the largest number of rows in one statement. Default: `BATCH_SIZE`.
+            name: returns the name of a row for the log. None: the key of the row.
+            connection: runs the transactions. None: the connection for short statements.
+            size: the largest number of rows in one statement. None: `BATCH_SIZE`.
         """
         self._context, self._log = service.context, service.log
         self._purpose, self._name = purpose, name or key
@@ -114,13 +113,11 @@ class Batches(Generic[Row]):
                 self._sender.forget(aside.row)
 
     async def handle(self, rows: Iterable[Row]) -> bool:
-        """Handle rows, except for those that are set aside and not due.
-
-        Returns:
-            False if too many statements have failed in a row, and the pass should end.
+        """Handle rows, except for those that are set aside and not due. Return False if too many
+        consecutive statements have failed, and the pass should end.
 
         Raises:
-            FencedOutError: the term is over.
+            FencedOutError: the term has ended.
             Exception: one of DATABASE_ERRORS that no row has caused.
         """
         self._sender.discard()  # this pass reads the rows of a failed pass again
@@ -142,11 +139,8 @@ class Batches(Generic[Row]):
         return True
 
     async def handle_pages(self, read: Callable[[Row | None, int], Awaitable[list[Row]]]) -> bool:
-        """Read rows page by page, and handle each page. `read` gets the last row of the page
-        before, and the size of a page.
-
-        Raises and returns as `handle`.
-        """
+        """Read rows page by page, and handle each page; see `handle`. `read` gets the last row of
+        the previous page, and the size of a page."""
         after: Row | None = None
         while True:
             limit = max(self.rows, PAGE_MIN)

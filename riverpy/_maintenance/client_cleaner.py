@@ -31,13 +31,8 @@ class ClientCleaner(MaintenanceService):
     name = "client cleaner"
 
     def __init__(self, context: TermContext, contact: Callable[[], float]) -> None:
-        """Create the client cleaner.
-
-        Args:
-            context: what the services of the term share.
-            contact: returns how long this process has had contact with the server without a break,
-                in seconds. Without contact the service cannot know whether other clients are dead.
-        """
+        """Create the client cleaner. `contact` returns how long this process has had contact with
+        the server without a break, in seconds."""
         super().__init__(context)
         self._observer = HeartbeatObserver(context.timer, contact)
         self.batches: Batches[tuple[str, bytes]] = Batches(

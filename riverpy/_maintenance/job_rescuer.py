@@ -113,14 +113,8 @@ class JobRescuer(MaintenanceService):
     name = "job rescuer"
 
     def __init__(self, context: TermContext, contact: Callable[[], float] | None) -> None:
-        """Create the job rescuer.
-
-        Args:
-            context: what the services of the term share.
-            contact: returns how long this process has had contact with the server without a break,
-                in seconds. Without contact the service cannot know whether other clients are dead.
-                None: there is no table of clients.
-        """
+        """Create the job rescuer. `contact` returns how long this process has had contact with the
+        server without a break, in seconds. None: the database has no table of clients."""
         super().__init__(context)
         self._observer = None if contact is None else HeartbeatObserver(context.timer, contact)
         self._config = context.config

@@ -124,13 +124,6 @@ class PeriodicEnqueuer(MaintenanceService):
     name = "periodic enqueuer"
 
     def __init__(self, context: TermContext, jobs: PeriodicJobs, inserter: Inserter) -> None:
-        """Create the periodic enqueuer, for one term.
-
-        Args:
-            context: what the services of the term share.
-            jobs: the client's periodic jobs.
-            inserter: inserts jobs for the client.
-        """
         super().__init__(context)
         self._jobs, self._inserter = jobs, inserter
         config = context.config
@@ -172,12 +165,8 @@ class PeriodicEnqueuer(MaintenanceService):
         self._marked_at: float | None = None
 
     async def prepare(self) -> None:
-        """Call the hooks, and register the periodic jobs.
-
-        Raises:
-            Exception: a hook failed, or the hooks took longer than 30 s, or the table of periodic
-                jobs cannot be read.
-        """
+        """Call the hooks, and register the periodic jobs. Raise an error if a hook fails, if the
+        hooks take longer than 30 s, or if the table of periodic jobs cannot be read."""
         await self._find_table()
         if self._hooks:
             states = await self._states() if self._has_table else {}

@@ -146,13 +146,8 @@ class Reindexer(MaintenanceService):
         names: Sequence[str],
         connect: Callable[[], Awaitable[Connection]],
     ) -> None:
-        """Create the reindexer.
-
-        Args:
-            context: what the services of the term share.
-            names: the names of the indexes.
-            connect: connects to the server, not to a pooler in transaction mode.
-        """
+        """Create the reindexer of the named indexes. `connect` must not connect to a pooler in
+        transaction mode."""
         super().__init__(context)
         config = context.config
         self._names = tuple(dict.fromkeys(names))

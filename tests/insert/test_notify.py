@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._insert.notify_limiter import NOTIFY_INTERVAL, NotifyLimiter
+from riverpy._insert.inserter import NOTIFY_INTERVAL, NotifyLimiter
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.insert_opts import InsertManyParams, InsertOpts
@@ -178,6 +178,6 @@ def test_limiter_size_is_limited() -> None:
     limiter = NotifyLimiter(clock)
     for number in range(10_000):
         clock.time += 1
-        assert limiter.take([f"q{number}"]) == [f"q{number}"]
-        assert limiter.take([f"q{number}"]) == []
+        assert limiter.select_queues([f"q{number}"]) == [f"q{number}"]
+        assert limiter.select_queues([f"q{number}"]) == []
     assert len(limiter._notified_at) <= 1001
