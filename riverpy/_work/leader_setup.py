@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from riverpy._maintenance.base import MaintenanceService
     from riverpy._postgres.set_aside import SetAsideRow
     from riverpy._work.run_context import RunContext
-    from riverpy.events import LeadershipChange
 
 TURN_WAIT = 60.0
 """Seconds for which a service waits for the connection that it shares with other services. A
@@ -49,19 +48,12 @@ class LeaderSetup:
     domain is not `default`."""
 
     def __init__(self, run: RunContext, timer: Timer) -> None:
-        """Create the leader setup. It opens no connection."""
-        config = run.config
-        self.timer = timer
-        self._is_default = config.domain == DEFAULT_DOMAIN
-        self._own = LeaderSlot(
-            self,
-            run,
-            DEFAULT_DOMAIN if self._is_default else domain_lease(config.domain),
-            self._own_store(run),
-            domain=config.domain,
-            changed=run.client.leadership.publish,
-        )
-        self.slots = [self._own] if self._is_default else [self._own, SchemaSlot(self, run)]
+        """Create the elections. They open no connection."""
+        self.slots = [LeaderSlot(run, timer, run.config.domain)]
+        """The leader leases. The lease of the client's domain is the first."""
+        if run.config.domain != DEFAULT_DOMAIN:
+            self.slots.append(LeaderSlot(run, timer, SCHEMA_LEASE))
+        self._own = self.slots[0]
 
     @property
     def is_leader(self) -> bool:
@@ -81,7 +73,7 @@ class LeaderSetup:
     @property
     def topics(self) -> Mapping[str, Callable[[str], None]]:
         """The topics of notifications about leases, each with its handler."""
-        if self._is_default:
+        if len(self.slots) == 1:  # the domain is `default`
             return {"river_leadership": lambda payload: receive_leadership(self.engine, payload)}
         return {LEASE_TOPIC: self._receive_lease}
 
@@ -91,7 +83,8 @@ class LeaderSetup:
 
     @property
     def set_aside(self) -> list[SetAsideRow]:
-        """The rows that the services of all current terms have set aside."""
+        """The rows that the services of all current terms skip for a while, because their
+        statements fail."""
         return [row for slot in self.slots for row in slot.set_aside]
 
     def resync(self) -> None:
@@ -120,59 +113,46 @@ class LeaderSetup:
                 tasks.start_soon(close, election)
         return all(ended)
 
-    @staticmethod
-    def _own_store(run: RunContext) -> LeaseStore:
-        config = run.config
-        if config.domain != DEFAULT_DOMAIN:
-            return DomainLeaseStore(run.connections.reserved, run.schema)
-        return LeaderRowStore(
-            run.connections.reserved, run.schema, leader_id=run.client.id, ttl=config.leader_ttl
-        )
-
 
 class LeaderSlot:
     """One leader lease, its election, and the services of its terms."""
 
-    def __init__(
-        self,
-        setup: LeaderSetup,
-        run: RunContext,
-        lease_name: str,
-        store: LeaseStore,
-        *,
-        domain: str,
-        changed: Callable[[LeadershipChange], None] | None = None,
-    ) -> None:
-        """Create the leader slot.
-
-        Args:
-            setup: the leader setup of the run.
-            run: the context of the run.
-            lease_name: the name of the lease that the leader holds.
-            store: the store of this lease.
-            domain: the domain of the leader, or the name of the schema lease.
-            changed: called at once when a term begins or ends.
-        """
-        self._run, self._domain, self._timer = run, domain, setup.timer
+    def __init__(self, run: RunContext, timer: Timer, domain: str) -> None:
+        """`domain` is a leader domain, or `SCHEMA_LEASE`."""
+        self._run, self._timer, self._domain = run, timer, domain
         self._queues: DomainQueues | None = None
         self._services: Sequence[MaintenanceService] = ()
+        lease_name, self._store = _lease_of(run, domain)
         self.engine = LeaseEngine(
-            store,
+            self._store,
             holder=run.client.id,
             timing=LeaseTiming.of(run.config),
-            timer=self._timer,
+            timer=timer,
         )
         self.election = Election(
-            self.engine, lease_name, self._run_term, domain=domain, changed=changed
+            self.engine,
+            lease_name,
+            self._run_term,
+            domain=domain,
+            changed=None if domain == SCHEMA_LEASE else run.client.leadership.publish,
         )
 
     def make_services(self, context: TermContext) -> list[MaintenanceService]:
         """Return the services of a term."""
-        run = self._run
-        client = run.client
+        client, heartbeat = self._run.client, self._run.heartbeat
+        if not isinstance(self._store, SchemaLeaseStore):
+            return [
+                *domain_services(context, heartbeat, client.periodic_jobs, client.inserter),
+                *(LeaderFunctionService(context, one) for one in client.singletons.of_leader),
+            ]
+        lease, has_foreign_leader = context.fence.lease, self._store.has_foreign_leader
+
+        def resign(why: str) -> None:
+            self.engine.resign(lease, why, pause=self.engine.timing.interval)
+
         return [
-            *domain_services(context, run.heartbeat, client.periodic_jobs, client.inserter),
-            *(LeaderFunctionService(context, one) for one in client.singletons.of_leader),
+            DefaultLeaderCheck(context, resign, has_foreign_leader=has_foreign_leader),
+            *schema_services(context, heartbeat, may_reindex=not has_foreign_leader),
         ]
 
     def forget_owners(self) -> None:
@@ -182,7 +162,7 @@ class LeaderSlot:
 
     @property
     def set_aside(self) -> list[SetAsideRow]:
-        """The rows that the services of the current term have set aside."""
+        """The rows that the services of the current term skip for a while."""
         if self.election.lease is None:
             return []
         reports = [report for service in self._services for report in service.reports]
@@ -239,23 +219,12 @@ class LeaderSlot:
         )
 
 
-class SchemaSlot(LeaderSlot):
-    """The schema lease (`@schema`), its election, and the maintenance that is done once for the
-    whole schema."""
-
-    def __init__(self, setup: LeaderSetup, run: RunContext) -> None:
-        """Create the schema slot."""
-        self._store = SchemaLeaseStore(run.connections.reserved, run.schema)
-        super().__init__(setup, run, SCHEMA_LEASE, self._store, domain=SCHEMA_LEASE)
-
-    def make_services(self, context: TermContext) -> list[MaintenanceService]:
-        """Return the services of a term."""
-        lease, has_foreign_leader = context.fence.lease, self._store.has_foreign_leader
-
-        def resign(why: str) -> None:
-            self.engine.resign(lease, why, pause=self.engine.timing.interval)
-
-        return [
-            DefaultLeaderCheck(context, resign, has_foreign_leader=has_foreign_leader),
-            *schema_services(context, self._run.heartbeat, may_reindex=not has_foreign_leader),
-        ]
+def _lease_of(run: RunContext, domain: str) -> tuple[str, LeaseStore]:
+    """Return the name and the store of the lease of a leader domain, or of the schema lease."""
+    connection, schema = run.connections.reserved, run.schema
+    if domain == DEFAULT_DOMAIN:
+        ttl = run.config.leader_ttl
+        return domain, LeaderRowStore(connection, schema, leader_id=run.client.id, ttl=ttl)
+    if domain == SCHEMA_LEASE:
+        return domain, SchemaLeaseStore(connection, schema)
+    return domain_lease(domain), DomainLeaseStore(connection, schema)

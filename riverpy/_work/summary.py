@@ -8,13 +8,12 @@ jobs have level debug.
 
 from __future__ import annotations
 
-import time
 from functools import reduce
 from typing import TYPE_CHECKING
 
 import anyio
-import msgspec
 
+from riverpy._attempt_errors import read_error
 from riverpy._dsn import mask_url
 from riverpy._log import get_logger
 from riverpy._log_events import JOBS_FAILED, JOBS_WORKED
@@ -35,6 +34,8 @@ GATHER_TIME = 1.0
 """Seconds after the first failure in which further failures are collected for the same event."""
 ERROR_LENGTH_MAX = 200
 """The maximum number of characters of an error in an event."""
+OUTCOMES = ("completed", "failed", "discarded", "snoozed", "cancelled", "interrupted")
+"""The outcomes of attempts, as in `KindStats`."""
 
 
 class Summary:
@@ -53,7 +54,8 @@ class Summary:
             client_id: the id of the client, for the log events.
         """
         self._counters, self._stats = counters, stats
-        self._logged = _Totals.of(stats())
+        self._logged = stats()
+        """The state at the last event about ended jobs."""
         self._log = get_logger(client_id=client_id)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
@@ -91,17 +93,17 @@ class Summary:
             )
 
     def _log_jobs(self) -> None:
-        stats = self._stats()
-        totals, logged = _Totals.of(stats), self._logged
+        stats, logged = self._stats(), self._logged
         # Also without an event, so that the next event does not include the idle time.
-        self._logged = totals
-        counts = {name: count - logged.ends[name] for name, count in totals.ends.items()}
+        self._logged = stats
+        counts, logged_counts = _counts(stats), _counts(logged)
+        counts = {outcome: count - logged_counts[outcome] for outcome, count in counts.items()}
         ended = sum(counts.values()) - counts["discarded"]  # discarded jobs count as failed too
-        refused = totals.refused - logged.refused
+        refused = stats.results_refused - logged.results_refused
         if not (ended or refused or stats.stuck_jobs):
             return
-        seconds = totals.at - logged.at
-        waits = totals.waits.since(logged.waits)
+        seconds = stats.uptime - logged.uptime
+        waits = _waits(stats).since(_waits(logged))
         self._log.info(
             JOBS_WORKED,
             **counts,
@@ -119,47 +121,20 @@ class Summary:
         )
 
 
-class _Totals(msgspec.Struct, frozen=True):
-    """The totals since the start of the run, at one time."""
-
-    at: float
-    """The time of the totals, in monotonic seconds."""
-    ends: dict[str, int]
-    """The number of ended attempts by outcome."""
-    refused: int
-    """The number of results whose attempt no longer belonged to the client."""
-    waits: Histogram
-
-    @classmethod
-    def of(cls, stats: ClientStats) -> _Totals:
-        """Return the totals over all kinds and queues."""
-        kinds = list(stats.kinds.values())
-        waits = [queue.waits for queue in stats.queues.values()]
-        return cls(
-            time.monotonic(),
-            {
-                "completed": sum(kind.completed for kind in kinds),
-                "failed": sum(kind.failed for kind in kinds),
-                "discarded": sum(kind.discarded for kind in kinds),
-                "snoozed": sum(kind.snoozed for kind in kinds),
-                "cancelled": sum(kind.cancelled for kind in kinds),
-                "interrupted": sum(kind.interrupted for kind in kinds),
-            },
-            stats.results_refused,
-            reduce(Histogram.merged, waits) if waits else Histogram((), (0,), 0.0),
-        )
+def _counts(stats: ClientStats) -> dict[str, int]:
+    """Return the number of ended attempts of all kinds, by outcome."""
+    return {
+        outcome: sum(getattr(kind, outcome) for kind in stats.kinds.values())
+        for outcome in OUTCOMES
+    }
 
 
-class _Entry(msgspec.Struct):
-    """The part of an error entry that is logged."""
-
-    error: str = ""
+def _waits(stats: ClientStats) -> Histogram:
+    """Return the waiting times of the jobs of all queues."""
+    waits = [queue.waits for queue in stats.queues.values()]
+    return reduce(Histogram.merged, waits) if waits else Histogram((), (0,), 0.0)
 
 
 def _error(entry: str) -> str:
     """Return the text of an error entry on one line, without passwords."""
-    try:
-        text = msgspec.json.decode(entry, type=_Entry).error
-    except msgspec.DecodeError:  # the entry is empty
-        return ""
-    return mask_url(" ".join(text.split()))[:ERROR_LENGTH_MAX]
+    return mask_url(" ".join(read_error(entry).error.split()))[:ERROR_LENGTH_MAX]
