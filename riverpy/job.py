@@ -355,7 +355,7 @@ class Job(JobRow, Generic[ArgsT_co]):
         Raises:
             ArgsError: the value is not JSON, or larger than 32 MiB when encoded.
         """
-        self._record("output", value)
+        self._merge("output", encode_metadata_value(value))
 
     def set_metadata(self, key: str, value: object) -> None:
         """Merge `key` into the job's metadata at the end of this attempt, whatever its outcome is.
@@ -368,9 +368,6 @@ class Job(JobRow, Generic[ArgsT_co]):
             raise ArgsError(f"metadata keys that start with 'river:' belong to River, got {key!r}")
         check_metadata_key(key)
         _json.encode(key)
-        self._record(key, value)
-
-    def _record(self, key: str, value: object) -> None:
         self._merge(key, encode_metadata_value(value))
 
     def _merge(self, key: str, text: str) -> None:

@@ -49,6 +49,8 @@ PlainFunctionFromJobToNone = TypeVar(
     "PlainFunctionFromJobToNone", bound="Callable[[Job[Any]], None]"
 )
 
+FunctionT = TypeVar("FunctionT", bound="Callable[[Job[Any]], Any]")
+
 
 class Worker(ABC, Generic[ArgsT]):
     """Works jobs of one kind, the kind of its args class: `class WelcomeWorker(Worker[Welcome])`.
@@ -116,11 +118,6 @@ class WorkUnit(msgspec.Struct, frozen=True, kw_only=True):
         return default if self.timeout is UNSET else self.timeout
 
 
-_NOT_PLAIN = (
-    inspect.iscoroutinefunction,
-    inspect.isgeneratorfunction,
-    inspect.isasyncgenfunction,
-)
 _NO_VALUE = (
     *(inspect.Signature.empty, None, NoneType, Any, Never, NoReturn),
     *("None", "Any", "typing.Any", "Never", "typing.Never", "NoReturn", "typing.NoReturn"),
@@ -230,16 +227,7 @@ class Workers:
                 already registered or not allowed.
         """
 
-        def register(function: AsyncFunctionFromJobToNone) -> AsyncFunctionFromJobToNone:
-            _check_decorated(function, "job")
-            if inspect.isasyncgenfunction(function) or not inspect.iscoroutinefunction(function):
-                raise ConfigError(
-                    f"{_name(function)} must be an `async def` without yield; "
-                    "for a plain function use blocking_job"
-                )
-            self._register(_function_unit(function, kind, timeout, next_retry, middleware, None))
-            return function
-
+        register = self._registering("job", None, kind, timeout, next_retry, middleware)
         return register if function is None else register(function)
 
     @overload
@@ -289,18 +277,55 @@ class Workers:
         if executor not in get_args(Executor):
             raise ConfigError(f"executor must be 'thread' or 'process', got {executor!r}")
 
-        def register(function: PlainFunctionFromJobToNone) -> PlainFunctionFromJobToNone:
-            _check_decorated(function, "blocking_job")
-            if any(test(function) for test in _NOT_PLAIN):
+        register = self._registering(
+            "blocking_job", executor, kind, timeout, next_retry, middleware
+        )
+        return register if function is None else register(function)
+
+    def _registering(
+        self,
+        decorator: str,
+        executor: Executor | None,
+        kind: str | None,
+        timeout: timedelta | UnsetType | None,
+        next_retry: Callable[[Job[Any]], timedelta | None] | None,
+        middleware: Sequence[WorkerMiddleware],
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Return a decorator that registers a function; its name is `decorator`. `executor` is None
+        for an `async def`."""
+
+        def register(function: FunctionT) -> FunctionT:
+            _check_decorated(function, decorator)
+            name, is_generator = _name(function), inspect.isasyncgenfunction(function)
+            is_async = inspect.iscoroutinefunction(function)
+            if executor is None and (is_generator or not is_async):
                 raise ConfigError(
-                    f"{_name(function)} must be a plain function; for an `async def` use job"
+                    f"{name} must be an `async def` without yield; "
+                    "for a plain function use blocking_job"
                 )
+            if executor is not None and (
+                is_async or is_generator or inspect.isgeneratorfunction(function)
+            ):
+                raise ConfigError(f"{name} must be a plain function; for an `async def` use job")
+            args_type = _annotated_args(function)
+            check_middleware(name, middleware)
+            around = tuple(middleware)
             self._register(
-                _function_unit(function, kind, timeout, next_retry, middleware, executor)
+                WorkUnit(
+                    kind=_kind_of(args_type, kind, name),
+                    aliases=_aliases_of(args_type),
+                    args_type=args_type,
+                    work=function,
+                    decode=_decoder(args_type, name),
+                    timeout=timeout,
+                    next_retry=next_retry,
+                    middleware=(lambda job: around) if around else None,
+                    blocking=executor,
+                )
             )
             return function
 
-        return register if function is None else register(function)
+        return register
 
     def _register(self, unit: WorkUnit) -> None:
         check_timeout(unit.kind, unit.timeout)
@@ -325,30 +350,6 @@ def check_timeout(kind: str, timeout: object) -> None:
             f"the timeout of job kind {kind!r} must be a timedelta above zero, or None for no "
             f"timeout, got {timeout!r}"
         )
-
-
-def _function_unit(
-    function: Callable[[Job[Any]], Any],
-    kind: str | None,
-    timeout: timedelta | UnsetType | None,
-    next_retry: Callable[[Job[Any]], timedelta | None] | None,
-    middleware: Sequence[WorkerMiddleware],
-    blocking: Executor | None,
-) -> WorkUnit:
-    args_type = _annotated_args(function)
-    check_middleware(_name(function), middleware)
-    around = tuple(middleware)
-    return WorkUnit(
-        kind=_kind_of(args_type, kind, _name(function)),
-        aliases=_aliases_of(args_type),
-        args_type=args_type,
-        work=function,
-        decode=_decoder(args_type, _name(function)),
-        timeout=timeout,
-        next_retry=next_retry,
-        middleware=(lambda job: around) if around else None,
-        blocking=blocking,
-    )
 
 
 def _check_decorated(function: object, decorator: str) -> None:
@@ -453,6 +454,7 @@ def _annotated_args(function: Callable[..., Any]) -> Any:
 
 
 def _decoder(args_type: Any, owner: str) -> Callable[[str], Any]:
+    described = f"{inspect.formatannotation(args_type)}, the args of {owner},"
     if isinstance(args_type, type) and issubclass(args_type, dict):
         make = cast("Callable[[dict[str, Any]], Any]", args_type)
         plain = msgspec.json.Decoder(dict[str, Any])
@@ -461,15 +463,8 @@ def _decoder(args_type: Any, owner: str) -> Callable[[str], Any]:
         return decoder(cast("type[Any]", args_type))
     except NameError as error:
         raise ConfigError(
-            f"{_args_name(args_type)}, the args of {owner}, cannot be decoded: its annotations "
-            f"cannot be resolved ({error}): import their types at run time, not only under "
-            "TYPE_CHECKING"
+            f"{described} cannot be decoded: its annotations cannot be resolved ({error}): import "
+            "their types at run time, not only under TYPE_CHECKING"
         ) from None
     except TypeError as error:
-        raise ConfigError(
-            f"{_args_name(args_type)}, the args of {owner}, cannot be decoded: {error}"
-        ) from None
-
-
-def _args_name(args_type: Any) -> str:
-    return inspect.formatannotation(args_type)
+        raise ConfigError(f"{described} cannot be decoded: {error}") from None

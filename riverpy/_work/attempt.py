@@ -88,8 +88,8 @@ class Attempt(Job[Any]):
         self.claimed = claimed
         """The time at which this client received the claimed row, in monotonic seconds."""
         self.started = self.ended = self.stored = 0.0
-        """The times of the start, the end and the storing, in monotonic seconds; 0: not yet. If
-        the job is released before its start, `started` stays 0."""
+        """The times of the start, the end and the storing, in monotonic seconds; 0: not yet. If the
+        job is released before its start, `started` stays 0."""
         self.state_stored: str | None = None
         self.stored_row: Sequence[Any] | None = None
         """The row of the job, if another session made the job final before this result was
@@ -199,20 +199,15 @@ class Attempt(Job[Any]):
 
     def settlement(self, now: float) -> Settlement:
         """Return the values for the statement that stores every kind of result."""
-        row, outcome = self._row, self.outcome
-        if outcome is None:
-            attempt, final, delay, error = row[JobColumn.ATTEMPT], True, None, None
-        else:
-            attempt, final = outcome.attempt, outcome.final
-            delay, error = outcome.delay, outcome.error
+        outcome = self.outcome
         return Settlement(
             *self.claim_key,
             state=self.target_state,
-            finalize=True if final else None,
+            finalize=True if outcome is None or outcome.final else None,
             age=now - self.ended,
-            new_attempt=attempt,
-            delay=delay,
-            error=error,
+            new_attempt=self.attempt if outcome is None else outcome.attempt,
+            delay=outcome and outcome.delay,
+            error=outcome and outcome.error,
             updates=self.updates,
         )
 

@@ -54,8 +54,8 @@ class _Status(NamedTuple):
 
 class ClientStatusReporter:
     """Writes the client's state at the start of a run and after each change. The reporter writes
-    the state again after a reconnect, because the row may be new: the leader deletes a row
-    without a heartbeat."""
+    the state again after a reconnect, because the row may be new: the leader deletes a row without
+    a heartbeat."""
 
     name = "client status reporter"
 

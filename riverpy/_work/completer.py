@@ -1,9 +1,12 @@
 """Completer: stores the results of attempts in batches.
 
-One statement is in flight. Results that arrive during this statement go with the next one. The
-completer keeps a result until the database has stored it, or until the attempt no longer belongs to
-this client. A lost connection only delays results. A row that is locked, refused or slow delays
-other results by at most one statement.
+One statement runs at a time. Results that arrive during this statement wait for the next statement.
+The completer keeps a result until the database has stored it, or until the attempt no longer
+belongs to this client. A lost connection only delays results. A row that is locked, refused or slow
+delays other results by at most one statement.
+
+Results of completed jobs without recorded metadata (`Attempt.is_plain`) are sent with a faster
+statement than all other results.
 """
 
 from __future__ import annotations
@@ -56,8 +59,8 @@ if TYPE_CHECKING:
 BATCH_MAX = 5_000
 """The maximum number of results in one statement."""
 BACKLOG_MAX = 10_000
-"""The number of waiting results above which claiming waits, or twice the number of slots if that is
-more."""
+"""The number of waiting results above which the client claims no jobs, or twice the number of slots
+if that is more."""
 STATEMENT_SIZE_MAX = 8 * 1024 * 1024
 """The maximum number of characters of outputs and errors in one statement. A single result that is
 larger is still sent."""
@@ -66,7 +69,7 @@ STATEMENT_TIMEOUT = 10.0
 LOCKED_RETRY_MIN = timedelta(milliseconds=100)
 LOCKED_RETRY_MAX = timedelta(seconds=2)
 LOCK_LOG_DELAY = 1.0
-"""Seconds from the end of an attempt until its row is logged as locked."""
+"""Seconds. A result of a locked row is logged when it has waited for this time."""
 LOCKED = "another transaction holds locks on the rows: see `riverpy doctor`"
 RETRY_MIN = timedelta(milliseconds=20)
 RETRY_MAX = timedelta(seconds=2)
@@ -76,8 +79,8 @@ _DELETED = jobs.StoredOutcome(jobs.ClaimKey(0, 0, 0), "deleted", 0)
 
 
 class Completer:
-    """Stores results in the order in which attempts end. Results that the database delays come
-    later."""
+    """Stores the results of attempts, usually in the order in which the attempts end. Results that
+    the database refuses or delays are stored later."""
 
     def __init__(self, run: RunContext, expect_due_job: Callable[[str, float], None]) -> None:
         """`expect_due_job` is called with the name of a queue, and the seconds until a job of this
@@ -85,25 +88,29 @@ class Completer:
         self._connection, self._schema = run.connections.results, run.schema
         self._backlog_max = max(BACKLOG_MAX, 2 * sum(run.client.slots.values()))
         self._skip_locked = run.config.pooler
-        """Behind a pooler the connection has no `lock_timeout`, so each statement skips locked
-        rows."""
+        """Whether each statement skips locked rows. A connection through a pooler needs this,
+        because it has no `lock_timeout`."""
         self._counters, self._subscriptions = run.counters, run.client.subscriptions
         self._expect_due_job = expect_due_job
-        self._plain = self._sender()
-        self._settled = self._sender(_fitting)
-        """The sender for attempts that did not simply complete."""
+        self._plain = self._make_sender()
+        self._other = self._make_sender(_count_fitting)
+        """The sender of all results that are not plain completions."""
         self._locked: list[Attempt] = []
         """The attempts whose rows another transaction has locked."""
         self._locked_backoff = Backoff(LOCKED_RETRY_MIN, LOCKED_RETRY_MAX)
-        self._locked_until = 0.0
-        """The time of the next attempt to store results of locked rows, in monotonic seconds."""
-        self._logged: set[Attempt] = set()
+        self._locked_retry_at = 0.0
+        """The time at which results of locked rows are sent again, in monotonic seconds."""
+        self._delayed: set[Attempt] = set()
         """The attempts whose results were logged as delayed."""
         self._queues_to_notify: set[str] = set()
-        """The queues in which a job is available again and whose clients were not notified yet."""
+        """The queues with jobs that are available again, whose clients were not notified yet."""
         self._backoff = Backoff(RETRY_MIN, RETRY_MAX)
-        self._ready, self._drained, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._closing = False
+        self._has_results, self._has_room, self._has_ended = (
+            asyncio.Event(),
+            asyncio.Event(),
+            asyncio.Event(),
+        )
+        self._is_closing = False
         self._is_cancelled = False
         """Whether the task of the completer was cancelled. `asyncio.run` cancels all tasks at its
         end."""
@@ -113,124 +120,124 @@ class Completer:
         self._limited_log = self._log.limited()
         self.flushed = TestSignal("Completer.flushed")
 
-    def _sender(self, fitting: Callable[[list[Attempt]], int] = len) -> BatchSender[Attempt]:
+    def _make_sender(self, fitting: Callable[[list[Attempt]], int] = len) -> BatchSender[Attempt]:
         return BatchSender(
-            BatchStatement(self._store, row_id=_by_id, key=id, fitting=fitting),
+            BatchStatement(self._store_batch, row_id=_job_id, key=id, fitting=fitting),
             size=BatchSize(BATCH_MAX, STATEMENT_TIMEOUT),
-            aside=SetAside(),  # the backlog limit applies
-            set_aside=self._set_aside,
+            aside=SetAside(),  # `BACKLOG_MAX` limits the number of results
+            set_aside=self._log_failed_result,
             too_slow=self._log_slow_batch,
         )
 
     @property
     def _senders(self) -> tuple[BatchSender[Attempt], BatchSender[Attempt]]:
-        return self._plain, self._settled
+        return self._plain, self._other
 
     @property
     def unstored(self) -> set[Attempt]:
         """The attempts that ended and whose results are not stored yet."""
-        waiting = {*self._locked, *self._plain.rows, *self._settled.rows}
+        waiting = {*self._locked, *self._plain.rows, *self._other.rows}
         return {attempt for attempt in waiting if not attempt.stored}
 
     @property
     def waiting(self) -> int:
-        """The number of waiting results, without those in the running statement."""
-        return len(self._plain) + len(self._settled) + len(self._locked)
+        """The number of waiting results. Results in the running statement do not count."""
+        return len(self._plain) + len(self._other) + len(self._locked)
 
     @property
     def set_aside(self) -> list[SetAsideEntry[Attempt]]:
         """The results that the database refused or did not store in time. The completer tries them
         again."""
-        return [*self._plain.aside.entries, *self._settled.aside.entries]
+        return [*self._plain.aside.entries, *self._other.aside.entries]
 
     def add(self, attempt: Attempt) -> None:
         """Add an attempt that ended. This method does not wait and does not fail."""
         self._enqueue(attempt)
-        self._ready.set()
+        self._has_results.set()
 
     def _enqueue(self, attempt: Attempt) -> None:
-        (self._plain if attempt.is_plain else self._settled).add(attempt)
+        (self._plain if attempt.is_plain else self._other).add(attempt)
 
     async def wait_for_room(self) -> None:
         """Wait until the number of waiting results is below the limit, so that more jobs may be
         claimed."""
         while self.waiting > self._backlog_max:
-            self._drained.clear()
-            await self._drained.wait()
+            self._has_room.clear()
+            await self._has_room.wait()
 
     @asynccontextmanager
     async def running(
         self, wait: Callable[[asyncio.Event], Awaitable[None]]
     ) -> AsyncGenerator[None]:
-        """Store results during the block. After the block, store the remaining results until `wait`
-        returns.
+        """Store results during the block. After the block, call `wait`, and store the remaining
+        results until `wait` returns.
 
         `wait` receives an event that is set when all results are stored. `wait` is not cancelled.
         """
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._run, name="riverpy completer")
+            tasks.start_soon(self._send_until_closed, name="riverpy completer")
             try:
                 yield
             finally:
-                self._closing = True
+                self._is_closing = True
                 for sender in self._senders:
                     sender.aside.make_all_due()
-                self._ready.set()
-                await wait(self._ended)
+                self._has_results.set()
+                await wait(self._has_ended)
                 self._scope.cancel()
                 if self._is_cancelled:
                     await finish(partial(self._run_again, wait))
 
-    async def _run(self) -> None:
+    async def _send_until_closed(self) -> None:
         try:
             with self._scope:
-                while self.waiting or not self._closing:
-                    await self._wait()
-                    self._ready.clear()
-                    await self._flush()
+                while self.waiting or not self._is_closing:
+                    await self._wait_for_results()
+                    self._has_results.clear()
+                    await self._send_batches()
         except asyncio.CancelledError:
             self._is_cancelled = True
             raise
         finally:
-            self._ended.set()
+            self._has_ended.set()
 
     async def _run_again(self, wait: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-        """Store the remaining results after all tasks of the event loop were cancelled. The caller
-        runs this method in a new task, which was not cancelled."""
-        self._ended, self._scope = asyncio.Event(), anyio.CancelScope(shield=True)
+        """Store the remaining results after `asyncio.run` has cancelled all tasks. Call this in a
+        new task, which is not cancelled."""
+        self._has_ended, self._scope = asyncio.Event(), anyio.CancelScope(shield=True)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._run, name="riverpy completer")
-            await wait(self._ended)
+            tasks.start_soon(self._send_until_closed, name="riverpy completer")
+            await wait(self._has_ended)
             self._scope.cancel()
 
-    async def _wait(self) -> None:
+    async def _wait_for_results(self) -> None:
         """Wait until a result can be sent."""
         next_at = min(sender.next_due for sender in self._senders)
         if self._locked:
-            next_at = min(next_at, self._locked_until)
+            next_at = min(next_at, self._locked_retry_at)
         if next_at:
             with anyio.move_on_after(next_at - time.monotonic()):
-                await self._ready.wait()
-        if self._locked and time.monotonic() >= self._locked_until:
+                await self._has_results.wait()
+        if self._locked and time.monotonic() >= self._locked_retry_at:
             locked, self._locked = self._locked, []
             for attempt in locked:
                 self._enqueue(attempt)
 
-    async def _flush(self) -> None:
+    async def _send_batches(self) -> None:
         others_are_locked = bool(self._locked)
         for sender in self._senders:
-            await self._step(sender)
+            await self._send_batch(sender)
         if self._queues_to_notify:
             await self._notify_queues()
         if not self._locked:
             self._locked_backoff.reset()
         elif not others_are_locked:
-            self._locked_until = time.monotonic() + self._locked_backoff.next()
+            self._locked_retry_at = time.monotonic() + self._locked_backoff.next()
         if self.waiting < self._backlog_max // 2:
-            self._drained.set()
+            self._has_room.set()
         self.flushed.emit()
 
-    async def _step(self, sender: BatchSender[Attempt]) -> None:
+    async def _send_batch(self, sender: BatchSender[Attempt]) -> None:
         if not sender.is_ready:
             return
         try:
@@ -238,7 +245,7 @@ class Completer:
         except DATABASE_ERRORS as error:
             self._log.debug(JOB_RESULT_BATCH_FAILED, error=describe(error))
             await anyio.sleep(self._backoff.next())
-        except Exception:  # results must survive a fault of riverpy too
+        except Exception:  # a fault in riverpy must not lose results
             self._log.exception(JOB_RESULT_BATCH_FAILED)
             await anyio.sleep(self._backoff.next())
         else:
@@ -247,8 +254,8 @@ class Completer:
     async def _notify_queues(self) -> None:
         """Notify the clients of queues that have jobs available again.
 
-        This is a separate statement: NOTIFY takes a lock until its commit is on disk, and it may
-        fail. After a failure the next flush tries again, or a poll finds the jobs.
+        This is a separate statement, because NOTIFY may fail, and holds a lock until its commit is
+        on disk. After a failure this method is called again with the next results.
         """
         try:
             async with self._connection.acquire(
@@ -262,14 +269,14 @@ class Completer:
         else:
             self._queues_to_notify.clear()
 
-    async def _store(self, attempts: list[Attempt]) -> None:
-        """Store a batch of results: either only plain completions, or no plain completion. Results
+    async def _store_batch(self, attempts: list[Attempt]) -> None:
+        """Store a batch of results. The batch holds either only plain completions, or none. Results
         of locked rows are kept for a later statement.
 
         Raises:
             Exception: one of DATABASE_ERRORS; nothing was stored.
         """
-        attempts.sort(key=_by_id)  # so that two bulk statements cannot deadlock
+        attempts.sort(key=_job_id)  # two statements that lock rows in one order cannot deadlock
         are_plain = attempts[0].is_plain
         try:
             stored = await self._send(attempts, skip_locked=self._skip_locked)
@@ -280,20 +287,20 @@ class Completer:
         except Exception as error:
             if len(attempts) > 1 or not is_data_error(error) or attempts[0].is_replaced:
                 raise
-            self._replace(attempts[0], error)
+            self._replace_result(attempts[0], error)
             return
         if not are_plain:
             self._queues_to_notify.update(one.queue for one in stored if one.is_due)
-        if self._logged:
+        if self._delayed:
             self._log_recovery(attempts)
         self._report(stored)
 
-    def _set_aside(self, attempt: Attempt, error: Exception) -> None:
-        """Log a result that the database refuses, although the statement holds no other result."""
+    def _log_failed_result(self, attempt: Attempt, error: Exception) -> None:
+        """Log a result whose statement fails although it holds no other result."""
         self._log_delayed([attempt], describe(error), is_slow=cause_of(error) is Cause.TIME)
 
     def _log_delayed(self, attempts: list[Attempt], error: str, *, is_slow: bool = False) -> None:
-        self._logged.update(attempts)
+        self._delayed.update(attempts)
         self._limited_log.warning(
             JOB_RESULTS_TIMED_OUT if is_slow else JOB_RESULTS_REJECTED,
             count=len(attempts),
@@ -302,13 +309,14 @@ class Completer:
         )
 
     def _log_recovery(self, attempts: list[Attempt]) -> None:
-        """Log when all delayed results have been stored or dropped."""
-        self._logged.difference_update(set(attempts).difference(self._locked))
-        if not self._logged:
+        """Forget the attempts whose delayed results were stored or refused. Log when no delayed
+        result is left."""
+        self._delayed.difference_update(set(attempts).difference(self._locked))
+        if not self._delayed:
             self._log.info(REJECTED_JOB_RESULTS_STORED)
 
     def _log_slow_batch(self, rows: int, error: Exception) -> None:
-        """Log that a batch took too long. The sender sends it again in smaller parts."""
+        """Log that a batch took too long. The sender sends the batch again in smaller parts."""
         if self._connection.is_outage_logged:
             return
         self._limited_log.warning(
@@ -317,24 +325,24 @@ class Completer:
             error=describe(error),
         )
 
-    def _hold_locked(self, attempts: list[Attempt]) -> None:
+    def _keep_locked(self, attempts: list[Attempt]) -> None:
         """Keep the results of locked rows. Results that have waited for `LOCK_LOG_DELAY` are logged
         once."""
         now = time.monotonic()
         late = [attempt for attempt in attempts if now - attempt.ended >= LOCK_LOG_DELAY]
-        if late and self._logged.isdisjoint(attempts):
+        if late and self._delayed.isdisjoint(attempts):
             self._log_delayed(late, LOCKED)
         self._locked += attempts
 
-    def _replace(self, attempt: Attempt, error: Exception) -> None:
-        """Replace a result that the database refuses with a plain failure.
+    def _replace_result(self, attempt: Attempt, error: Exception) -> None:
+        """Replace a result that the database refuses with a failure.
 
-        If the database cannot encode a character of the error, the same result is stored with an
-        error in ASCII.
+        If only a character of the error text cannot be encoded in the database, the result is kept,
+        and its error text becomes ASCII.
         """
         if is_untranslatable(error) and attempt.has_foreign_error:
             attempt.make_error_ascii()
-            self._settled.add(attempt)
+            self._other.add(attempt)
             return
         self._limited_log.error(
             JOB_RESULT_REPLACED,
@@ -347,11 +355,11 @@ class Completer:
         attempt.is_replaced = True
         text = "the result of this attempt could not be stored"
         attempt.outcome = failed(attempt, text, describe(error), UNSTORABLE_RETRY_DELAY)
-        self._settled.add(attempt)
+        self._other.add(attempt)
 
     def _report(self, attempts: list[Attempt]) -> None:
-        """Count, log and publish stored results: either only plain completions, or no plain
-        completion."""
+        """Count, log and publish a batch of stored results. The batch holds either only plain
+        completions, or none."""
         self._counters.count_ends(attempts)
         if self._logs_jobs:
             self._log_ends(attempts)
@@ -384,32 +392,34 @@ class Completer:
             )
 
     async def _send(self, attempts: list[Attempt], *, skip_locked: bool) -> list[Attempt]:
-        """Send the results, and return the attempts whose results are stored now."""
+        """Send the results. Returns the attempts whose results are stored."""
         async with self._connection.acquire("storing job results", STATEMENT_TIMEOUT) as connection:
             if not skip_locked:
-                states = await self._write(connection, attempts)
+                states = await self._send_batch_statement(connection, attempts)
             else:
-                states = await self._write_unlocked(connection, attempts)
+                states = await self._send_for_unlocked_rows(connection, attempts)
             stored = attempts
             if len(states) != len(attempts):
-                stored = await self._check(connection, attempts, states)
+                stored = await self._handle_unchanged_rows(connection, attempts, states)
         now = time.monotonic()
         for attempt in stored:
             attempt.stored = now
             attempt.state_stored = states[attempt.id]
         return stored
 
-    async def _write_unlocked(
+    async def _send_for_unlocked_rows(
         self, connection: Connection, attempts: list[Attempt]
     ) -> dict[int, str]:
         async with connection.transaction():
             ids = [attempt.id for attempt in attempts]
             free = await jobs.job_lock_attempts(connection, self._schema, ids)
             unlocked = [attempt for attempt in attempts if attempt.id in free]
-            return await self._write(connection, unlocked) if unlocked else {}
+            return await self._send_batch_statement(connection, unlocked) if unlocked else {}
 
-    async def _write(self, connection: Connection, attempts: list[Attempt]) -> dict[int, str]:
-        """Send one statement, and return the stored state by job id."""
+    async def _send_batch_statement(
+        self, connection: Connection, attempts: list[Attempt]
+    ) -> dict[int, str]:
+        """Send one statement. Returns the stored state of each changed row, by job id."""
         now = time.monotonic()
         if not attempts[0].is_plain:
             settlements = [attempt.settlement(now) for attempt in attempts]
@@ -423,15 +433,16 @@ class Completer:
         )
         return dict.fromkeys(done, JobState.COMPLETED.value)
 
-    async def _check(
+    async def _handle_unchanged_rows(
         self, connection: Connection, attempts: list[Attempt], states: dict[int, str]
     ) -> list[Attempt]:
         """Handle the rows that the statement did not change. Returns the attempts whose results are
         stored.
 
-        If a row has our own result, an earlier statement stored it and its answer was lost. If a
-        row is still running with our claim key, another transaction has locked it, and we try again
-        later. If another session made the job final during the attempt, that end stays.
+        If a row already has the result, an earlier statement has stored the result, but its answer
+        was lost. If a row is still running with the claim key of the attempt, another transaction
+        has locked the row, and the result is sent again later. If another session has cancelled,
+        completed or discarded the job during the attempt, the job keeps that state.
         """
         missing = [attempt.id for attempt in attempts if attempt.id not in states]
         found = await jobs.job_stored_outcomes(connection, self._schema, missing)
@@ -452,13 +463,13 @@ class Completer:
             elif outcome.claim_key == attempt.claim_key and outcome.is_final:
                 late.append(attempt)
             else:
-                self._refuse(attempt, outcome.state)
+                self._log_refused_result(attempt, outcome.state)
         if late:
-            locked += await self._end_late(connection, late)
-        self._hold_locked(locked)
+            locked += await self._merge_late_metadata(connection, late)
+        self._keep_locked(locked)
         return stored
 
-    def _refuse(self, attempt: Attempt, state: str) -> None:
+    def _log_refused_result(self, attempt: Attempt, state: str) -> None:
         self._counters.results_refused += 1
         self._limited_log.warning(
             JOB_RESULT_REFUSED,
@@ -470,9 +481,11 @@ class Completer:
             state=state,
         )
 
-    async def _end_late(self, connection: Connection, attempts: list[Attempt]) -> list[Attempt]:
-        """Merge the recorded metadata into rows that are already final. Returns the attempts whose
-        rows are locked."""
+    async def _merge_late_metadata(
+        self, connection: Connection, attempts: list[Attempt]
+    ) -> list[Attempt]:
+        """Store the recorded metadata of attempts whose jobs another session has cancelled,
+        completed or discarded. Returns the attempts whose rows are locked."""
         rows = await jobs.job_merge(
             connection,
             self._schema,
@@ -485,7 +498,7 @@ class Completer:
             if (row := found.get(attempt.id)) is None:
                 continue
             if row[JobColumn.STATE] != attempt.target_state:
-                self._refuse(attempt, row[JobColumn.STATE])
+                self._log_refused_result(attempt, row[JobColumn.STATE])
             attempt.use_stored_end(tuple(row))
             attempt.stored, attempt.state_stored = now, row[JobColumn.STATE]
             ended.append(attempt)
@@ -493,8 +506,9 @@ class Completer:
         return [attempt for attempt in attempts if attempt.id not in found]
 
 
-def _fitting(attempts: list[Attempt]) -> int:
-    """Return how many results, from the first on, fit in one statement."""
+def _count_fitting(attempts: list[Attempt]) -> int:
+    """Return how many of these results fit into one statement. Results are taken from the start of
+    the list."""
     size = 0
     for index, attempt in enumerate(attempts):
         size += attempt.size
@@ -503,5 +517,5 @@ def _fitting(attempts: list[Attempt]) -> int:
     return len(attempts)
 
 
-def _by_id(attempt: Attempt) -> int:
+def _job_id(attempt: Attempt) -> int:
     return attempt.id

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.driver import Connection
-    from riverpy._postgres.set_aside import SetAsideEntry
     from riverpy._work.completer import Completer
     from riverpy._work.executor import Executor
     from riverpy._work.run_context import RunContext
@@ -124,7 +123,7 @@ class Producer:
         self._follow_ups: list[float] = []
         self._due_times: list[float] = []
         self._log = get_logger(queue=queue)
-        self._unclaimable = UnclaimableJobs(self._claim_max, CLAIM_TIMEOUT, self._log)
+        self.unclaimable = UnclaimableJobs(self._claim_max, CLAIM_TIMEOUT, self._log)
         self._claiming: int | None = None
         """The id of the job that a claim of a single job claims; None: the claim is for several
         jobs, or the id was not read yet."""
@@ -136,16 +135,6 @@ class Producer:
     def paused(self) -> bool:
         """Whether the queue is paused."""
         return not self._resumed.is_set()
-
-    @property
-    def skipped(self) -> list[int]:
-        """The ids of the jobs that cannot be claimed. Claims skip these jobs."""
-        return self._unclaimable.skipped
-
-    @property
-    def set_aside(self) -> list[SetAsideEntry[int]]:
-        """The entries of the jobs that cannot be claimed. The row of an entry is the job id."""
-        return self._unclaimable.set_aside
 
     def stats(self) -> QueueStats:
         """Return the current state and the counts of the queue."""
@@ -160,7 +149,7 @@ class Producer:
             batches=counters.batches.histogram(),
             claim_failures=counters.claim_failures,
             waits=counters.waits.histogram(),
-            set_aside=tuple(self.skipped),
+            set_aside=tuple(self.unclaimable.skipped),
         )
 
     def notify(self) -> None:
@@ -285,10 +274,10 @@ class Producer:
 
     async def _claim(self, scope: StopScope) -> bool:
         """Claim and start jobs. Returns whether the queue had fewer jobs than requested."""
-        retry, began = self._unclaimable.retry(), time.monotonic()
+        retry, began = self.unclaimable.retry(), time.monotonic()
         # If fewer slots are free when the claim returns, the other jobs are prefetched or released.
         wanted = 1 if retry is not None else min(max(self._room(), 1), self._claim_max)
-        limit, self._claiming = self._unclaimable.limit(wanted), None
+        limit, self._claiming = self.unclaimable.limit(wanted), None
         # `acquire` limits the claim. The scope limits a claim that runs when a stop is requested.
         longest = CLAIM_TIMEOUT + CLAIM_TIMEOUT_STOPPING
         try:
@@ -298,16 +287,14 @@ class Producer:
                         return True
                     if not self._heartbeat.may_claim:  # expired while the loop was blocked
                         return False
-                    if retry is not None or (limit == 1 and self._unclaimable.is_stepping):
+                    if retry is not None or (limit == 1 and self.unclaimable.is_stepping):
                         return await self._claim_one(connection, retry)
                     return await self._claim_many(connection, limit, scope)
         except DATABASE_ERRORS as error:
             took = time.monotonic() - began
             # If the server does not answer, the jobs are not the cause.
             is_outage = isinstance(error, TimeoutError) and self._claims.is_outage_logged
-            if is_outage or not self._unclaimable.record_failure(
-                limit, self._claiming, error, took
-            ):
+            if is_outage or not self.unclaimable.record_failure(limit, self._claiming, error, took):
                 raise
             self._count_failure(error)
             return False
@@ -323,9 +310,9 @@ class Producer:
         was no next job."""
         rows, took = await self._claim_and_launch(self._claim_row(connection, retry))
         if retry is not None:
-            self._unclaimable.record_retry(retry)
+            self.unclaimable.record_retry(retry)
             return False
-        self._unclaimable.record_claim(len(rows), 1, took)
+        self.unclaimable.record_claim(len(rows), 1, took)
         self._empty_claims = 0 if rows else self._empty_claims + 1
         self.claimed.emit()
         return not rows
@@ -337,7 +324,7 @@ class Producer:
             found += await self._claim_range(connection, limit - found, part)
             if found == limit or scope.cause is not None:
                 break
-        self._unclaimable.record_claim(found, limit, self._claimed_at - sent)
+        self.unclaimable.record_claim(found, limit, self._claimed_at - sent)
         self._empty_claims = 0 if found else self._empty_claims + 1
         wait = self._cursor.seconds_to_full_claim(self._claimed_at)
         if wait is not None and found < limit:
@@ -347,7 +334,7 @@ class Producer:
 
     async def _claim_range(self, connection: Connection, limit: int, part: QueueRange) -> int:
         """Claim up to `limit` jobs of one range of the queue. Returns how many were claimed."""
-        claim = self._claim_rows(connection, limit, part, self.skipped)
+        claim = self._claim_rows(connection, limit, part, self.unclaimable.skipped)
         rows, took = await self._claim_and_launch(claim)
         is_full, now = len(rows) == limit, self._claimed_at
         if self._cursor.is_slow(part, len(rows), took):
@@ -402,14 +389,14 @@ class Producer:
                     self._schema,
                     queue=self.queue,
                     kinds=self._kinds,
-                    skipped=self.skipped,
+                    skipped=self.unclaimable.skipped,
                 )
             if place is None:
                 return []
             priority, scheduled_at, self._claiming = place
             # Start at the position of the job, so that no job before this position is claimed.
             after = Position(priority, scheduled_at, self._claiming - 1)
-            skipped = [one for one in self.skipped if one != job_id]
+            skipped = [one for one in self.unclaimable.skipped if one != job_id]
             return await self._claim_rows(connection, 1, WHOLE_QUEUE._replace(after=after), skipped)
 
     async def _claim_rows(
@@ -439,7 +426,7 @@ class Producer:
         poll_at = time.monotonic() + self._next_poll()
         while not self._notified:
             self._wakeup.clear()
-            retry_at = self._unclaimable.next_due
+            retry_at = self.unclaimable.next_due
             next_at = min([poll_at, retry_at, *self._follow_ups, *self._due_times[:1]])
             with anyio.move_on_after(next_at - time.monotonic()):
                 await self._wakeup.wait()

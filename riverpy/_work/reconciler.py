@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,7 +36,7 @@ from riverpy._postgres.set_aside import SetAside, report_rows
 from riverpy._work.producer import CLAIM_TIMEOUT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Mapping
+    from collections.abc import Awaitable, Callable, Generator, Mapping
 
     from anyio.abc import TaskStatus
 
@@ -123,13 +124,20 @@ class Reconciler:
         self._touch_at = 0.0
         self._rescue_after_id: int | None = 0
         """The id of the last job of an earlier run that was read; None: all jobs were read."""
-        self._releases = self._sender(self._release, lambda claim_key: claim_key)
-        self._rescues = self._sender(self._rescue, lambda rescue: rescue.claim_key)
-        self._touches = self._sender(self._touch, lambda queue: queue)
-        self._cancel_checks = self._sender(self._read_cancel_marks, lambda attempt: attempt)
+        self._reports: list[Callable[[], list[SetAsideRow]]] = []
+        self._releases = self._sender(
+            "release", self._release, JOB_RELEASE_FAILED, lambda claim_key: claim_key.id
+        )
+        self._rescues = self._sender(
+            "rescue", self._rescue, JOB_RESCUE_FAILED, lambda rescue: rescue.claim_key.id
+        )
+        self._touches = self._sender("queue heartbeat", self._touch, QUEUE_RENEWAL_FAILED, str)
+        self._cancel_checks = self._sender(
+            "cancel check", self._read_cancel_marks, JOB_RELEASE_FAILED, lambda attempt: attempt.id
+        )
         self._touch_error: Exception | None = None
         """The last error of updating the row of a single queue."""
-        self._done = 0
+        self._count = 0
         """The number of jobs released or rescued in this check."""
         self._paused: set[str] = set()
         """The paused queues among the queues whose rows were updated in this check."""
@@ -140,51 +148,32 @@ class Reconciler:
 
     def _sender(
         self,
+        what: str,
         send: Callable[[list[Row]], Awaitable[None]],
-        row_id: Callable[[Row], Hashable],
+        event: str,
+        name: Callable[[Row], int | str],
     ) -> BatchSender[Row]:
-        return BatchSender(
-            BatchStatement(send, row_id),
+        """Return a sender of rows. A row whose statement fails is logged with `event`, and reported
+        with the purpose `what`. `name` returns the job id or the queue of a row."""
+        sender = BatchSender[Row](
+            BatchStatement(send, row_id=lambda row: row),
             size=BatchSize(ROWS_MAX, STATEMENT_TIMEOUT),
             aside=SetAside(),  # limited by the jobs and queues of this client
-            set_aside=self._set_aside,
+            set_aside=lambda row, error: self._log_failed_row(event, name(row), error),
         )
+        self._reports.append(lambda: report_rows(what, sender.aside.entries, name))
+        return sender
+
+    def _log_failed_row(self, event: str, name: int | str, error: Exception) -> None:
+        key = "job_id" if isinstance(name, int) else "queue"
+        self._limited_log.warning(event, **{key: name}, error=describe(error))
+        if event == QUEUE_RENEWAL_FAILED:
+            self._touch_error = error
 
     @property
     def set_aside(self) -> list[SetAsideRow]:
-        """The rows that the reconciler has set aside, because their statements fail."""
-        return [
-            *self._damaged.set_aside,
-            *report_rows("release", self._releases.aside.entries, lambda claim_key: claim_key.id),
-            *report_rows("rescue", self._rescues.aside.entries, lambda rescue: rescue.claim_key.id),
-            *report_rows("queue heartbeat", self._touches.aside.entries),
-            *report_rows(
-                "cancel check", self._cancel_checks.aside.entries, lambda attempt: attempt.id
-            ),
-        ]
-
-    def _set_aside(self, row: ClaimKey | Rescue | Attempt | str, error: Exception) -> None:
-        """Log a row for which the statement failed, although it had no other row."""
-        match row:
-            case str():
-                self._touch_error = error
-                self._limited_log.warning(
-                    QUEUE_RENEWAL_FAILED,
-                    queue=row,
-                    error=describe(error),
-                )
-            case Rescue():
-                self._limited_log.warning(
-                    JOB_RESCUE_FAILED,
-                    job_id=row.claim_key.id,
-                    error=describe(error),
-                )
-            case _:
-                self._limited_log.warning(
-                    JOB_RELEASE_FAILED,
-                    job_id=row.id,
-                    error=describe(error),
-                )
+        """The rows that the reconciler skips for a while, because their statements fail."""
+        return [*self._damaged.set_aside, *(row for report in self._reports for row in report())]
 
     @property
     def interval(self) -> float:
@@ -194,7 +183,7 @@ class Reconciler:
     def resync(self) -> None:
         """Check now, because a connection was lost and restored."""
         self._expect_lost_claims()
-        self._wake_producers()
+        self._notify_producers()
 
     def claim_failed(self) -> None:
         """Check for lost claims, because a claim without an answer may have claimed jobs."""
@@ -356,18 +345,24 @@ class Reconciler:
         self._releases.discard()
         for claim_key in lost:
             self._releases.add(claim_key)
-        self._done = 0
-        try:
+        with self._logging_count(JOBS_OF_LOST_CLAIMS_RELEASED):
             if not await self._releases.send_all(SEND_TIMEOUT):
                 raise TimeoutError("releasing lost claims continues in the next check")
+
+    @contextmanager
+    def _logging_count(self, event: str) -> Generator[None]:
+        """Log the number of jobs that the block released or rescued, and claim these jobs."""
+        self._count = 0
+        try:
+            yield
         finally:
-            if self._done:
-                self._log.warning(JOBS_OF_LOST_CLAIMS_RELEASED, count=self._done)
-                self._wake_producers()
+            if self._count:
+                self._log.warning(event, count=self._count)
+                self._notify_producers()
 
     async def _release(self, lost: list[ClaimKey]) -> None:
         async with self._claims.acquire("releasing lost claims", STATEMENT_TIMEOUT) as connection:
-            self._done += len(await jobs.job_release(connection, self._schema, lost))
+            self._count += len(await jobs.job_release(connection, self._schema, lost))
 
     async def _rescue_earlier_run(self) -> None:
         """Rescue the jobs of an earlier run with the same client id.
@@ -379,18 +374,13 @@ class Reconciler:
         registered_at = self._heartbeat.registered_at
         if registered_at is None:
             self._rescue_after_id = None
-        self._done = 0
-        try:
+        with self._logging_count(JOBS_OF_EARLIER_RUN_RESCUED):
             while not self._rescues.is_empty or self._rescue_after_id is not None:
                 if not await self._rescues.send_all(SEND_TIMEOUT):
                     raise TimeoutError("rescuing jobs continues in the next check")
                 if self._rescue_after_id is None or registered_at is None:
                     return
                 await self._read_page(registered_at, self._rescue_after_id)
-        finally:
-            if self._done:
-                self._log.warning(JOBS_OF_EARLIER_RUN_RESCUED, count=self._done)
-                self._wake_producers()
 
     async def _read_page(self, registered_at: int, after: int) -> None:
         """Read a page of jobs that this client id claimed before `registered_at`. The page is read
@@ -420,13 +410,13 @@ class Reconciler:
     async def _rescue(self, rescues: list[Rescue]) -> None:
         async with self._claims.acquire("rescuing jobs", STATEMENT_TIMEOUT) as connection:
             done = await job_rescue(connection, self._schema, rescues)
-        self._done += len(done)
+        self._count += len(done)
 
     def _active(self) -> set[ClaimKey]:
         """Return the claim keys of attempts that run in this process or wait to be stored."""
         unstored = {attempt.claim_key for attempt in self._completer.unstored}
         return self._running.claim_keys() | self._abandoned | unstored
 
-    def _wake_producers(self) -> None:
+    def _notify_producers(self) -> None:
         for producer in self._producers.values():
             producer.notify()

@@ -3,12 +3,12 @@
     completer                           ends last, when all results are stored
       heartbeat, notifier, reconciler,  keep running during the drain, so that the client stays
       loop watch                        alive and a cancel still reaches a running job
-        running jobs                    drain; after the soft stop timeout they are cancelled
+        running jobs                    drain; the soft stop timeout cancels the running jobs
           producers, elections,         end first: no more claims, maintenance ended, leases
           singletons                    released
 
 A stop leaves the blocks from the inside out. The drain is the wait for running jobs after a stop
-request. The soft stop timeout counts from the stop request.
+request. The soft stop timeout starts at the stop request.
 """
 
 from __future__ import annotations
@@ -75,15 +75,14 @@ if TYPE_CHECKING:
     from riverpy._work.run_context import ClientParts
 
 MAINTENANCE_END_MIN = 1.0
-"""The minimum time, in seconds, that a stop waits for maintenance that is still running. For
-example, the reindexer drops the index of an interrupted rebuild."""
+"""The minimum time, in seconds, that a stop waits for the end of maintenance. For example, the
+reindexer has to drop an index that it has not completed."""
 DRAIN_POLL_INTERVAL = 0.05
 """Seconds between two checks of the queues, in a run that ends when its queues are empty."""
 DRAIN_STATEMENT_TIMEOUT = 10.0
 """Seconds for the statement that checks the queues."""
 LAG_MIN = 1.0
-"""Seconds. A longer lag of the event loop extends the deadlines by which services must make
-progress."""
+"""Seconds. If the event loop is late by more than this, services get more time to make progress."""
 
 
 class Run:
@@ -94,7 +93,7 @@ class Run:
 
         Args:
             client: the parts of the client.
-            abandoned: attempts of earlier runs in this process that may still run.
+            abandoned: attempts of earlier runs in this process. Their code may still run.
         """
         self._client, self._config = client, client.config
         config = client.config
@@ -105,7 +104,8 @@ class Run:
         self._stop_requested = asyncio.Event()
         self._stop_timeouts = StopTimeouts(config.soft_stop_timeout, config.hard_stop_timeout)
         self._scope_until_stop: anyio.CancelScope | None = None
-        """A scope that a stop request cancels; None: no step of the run can be cancelled."""
+        """The scope of the current step, which a stop request cancels; None: the current step is
+        not cancelled."""
         self._is_maintenance_abandoned = False
         self._abandoned_singletons: tuple[str, ...] = ()
         self._status_reporter: ClientStatusReporter | None = None
@@ -229,7 +229,7 @@ class Run:
         notifier.on_resync(self._resync)
         return notifier
 
-    # -- notifications. Unknown and invalid ones are ignored.
+    # -- notifications. Unknown and invalid notifications are ignored.
 
     def _receive_insert(self, payload: str) -> None:
         message = decode_message(payload)
@@ -273,8 +273,8 @@ class Run:
             self.producers[queue].expect_due_job(delay)
 
     def _resync(self) -> None:
-        """Check pauses, cancels, claims and leases again, because notifications may have been
-        lost."""
+        """Read paused queues, cancelled jobs, claims and leases from the database, because
+        notifications may have been lost."""
         self._reconciler.resync()
         self._client.leases.resync()
         if self._leader_setup is not None:
@@ -283,7 +283,11 @@ class Run:
     def _skipped_rows(self) -> list[SetAsideRow]:
         """Return the rows of jobs and of maintenance that are skipped for a while, because their
         statements fail."""
-        claims = [row for producer in self.producers.values() for row in producer.set_aside]
+        claims = [
+            entry
+            for producer in self.producers.values()
+            for entry in producer.unclaimable.set_aside
+        ]
         return [
             *report_rows("claim", claims),
             *report_rows("result", self._completer.set_aside, lambda attempt: attempt.id),
@@ -495,15 +499,15 @@ class Run:
     async def _is_empty(self) -> bool:
         """Whether no job runs, no result waits to be stored, and no job is available.
 
-        The statement uses the connection for claims, so no claim runs at the same time and no job
-        can start. Running jobs are checked again when the connection is in use. Otherwise a job
-        that was started after the first check would be missed.
+        The statement uses the connection for claims. So no claim runs at the same time, and no job
+        can start. `_is_busy` is checked again on this connection, because a job may have started
+        before the connection was free.
         """
-        if self._is_busy:  # without the statement, so that claims do not wait
+        if self._is_busy:  # check this first: the statement would delay claims
             return False
         claiming = [producer for producer in self.producers.values() if not producer.paused]
         queues = [producer.queue for producer in claiming]
-        skipped = [job_id for producer in claiming for job_id in producer.skipped]
+        skipped = [job_id for producer in claiming for job_id in producer.unclaimable.skipped]
         try:
             async with self._connections.claims.acquire(
                 "checking for jobs", DRAIN_STATEMENT_TIMEOUT
@@ -515,7 +519,7 @@ class Run:
                     kinds=self._context.kinds,
                     skipped=skipped,
                 )
-        except DATABASE_ERRORS:  # jobs may be available
+        except DATABASE_ERRORS:  # unknown, so jobs may be available
             return False
 
     @property
@@ -528,7 +532,7 @@ class Run:
 
     async def _drain(self) -> None:
         """Wait for running jobs after a stop request, then cancel the jobs that still run."""
-        if self.running.is_run_cancelled:  # there is no time to wait
+        if self.running.is_run_cancelled:  # the event loop ends soon, so cancel the jobs now
             self._stop_timeouts.start_hard()
         soft = 0.0 if self.running.is_run_cancelled else self._stop_timeouts.soft_left()
         if self.running and soft != 0.0:
@@ -537,7 +541,7 @@ class Run:
         try:
             with anyio.CancelScope(shield=soft == 0.0):
                 await self.running.drain(soft, self._stop_timeouts.left_for_jobs)
-        finally:  # also after a cancellation of this task
+        finally:  # also if this task is cancelled
             await self._reconciler.release_last_claims(self._stop_timeouts.left_for_jobs())
 
     @asynccontextmanager
