@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 PRIVILEGE_MISSING = "42501"
 """PostgreSQL's code for a missing privilege."""
+TABLE_MISSING = "42P01"
+"""PostgreSQL's code for a missing table."""
 
 
 @dataclass(frozen=True)

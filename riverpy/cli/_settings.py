@@ -20,7 +20,7 @@ import msgspec
 from riverpy._dsn import PG_VARIABLES, environment_url, mask_url, server_of, show_url
 from riverpy._duration import format_duration, parse_duration
 from riverpy._names import validate_client_id, validate_schema
-from riverpy._tools.health.address import Address
+from riverpy._tools.health.http import Address
 from riverpy.cli._types import (
     DOMAIN,
     DURATION,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from riverpy._tools.health.address import Address
+    from riverpy._tools.health.http import Address
 
 SILENCE_MAX = 3 * KEEPALIVE_INTERVAL
 """Seconds without a line from the worker after which the connection counts as lost."""

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy import Client, Config, QueueConfig
-from riverpy._tools.health.address import Address
+from riverpy._tools.health.http import Address
 from riverpy.cli import main
 from riverpy.cli._settings import (
     CANDIDATE,

@@ -24,8 +24,7 @@ from riverpy._names import (
     validate_schema,
     validate_tag,
 )
-from riverpy._tools.health.address import Address
-from riverpy._tools.health.http import HttpError, parse
+from riverpy._tools.health.http import Address, HttpError, parse
 from riverpy._tools.text import masked_query
 from riverpy._work.outcomes import SNOOZES_KEY, next_snoozes
 from riverpy.errors import RiverError

@@ -42,7 +42,7 @@ from riverpy._tools.doctor.tables import (
     row_security_finding,
 )
 from riverpy._tools.doctor.waiting_jobs import check_periodic, check_queues, check_scheduled
-from riverpy._tools.domain_map import PRIVILEGE_MISSING
+from riverpy._tools.domain_map import PRIVILEGE_MISSING, TABLE_MISSING
 from riverpy.errors import ConfigError, RiverError
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import ServerRow
 
 _DATABASE_MISSING = "3D000"
-_TABLE_MISSING = "42P01"
 _UNREACHABLE = (
     "check that the server runs, that the network allows the connection, and that the server "
     "accepts this role"
@@ -205,7 +204,7 @@ class CheckRunner:
             sqlstate = getattr(error, "sqlstate", None)
             if sqlstate == PRIVILEGE_MISSING:
                 self._forbidden[name] = describe(error)
-            elif sqlstate == _TABLE_MISSING:
+            elif sqlstate == TABLE_MISSING:
                 self._without_table[name] = describe(error)
             else:
                 fix = _DAMAGED if is_damage(error) else _SLOW

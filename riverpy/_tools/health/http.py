@@ -1,4 +1,5 @@
-"""The part of HTTP/1.1 that probes and scrapers use: one GET or HEAD per connection, no body."""
+"""The address of a health server, and the part of HTTP/1.1 that probes and scrapers use: one GET or
+HEAD per connection, no body."""
 
 from __future__ import annotations
 
@@ -6,18 +7,53 @@ import ipaddress
 import re
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+LOOPBACK = "127.0.0.1"
 HEAD_MAX = 8 * 1024
 """The maximum number of bytes of the request line and the headers."""
+_ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\s/\[\]]*):)?(?P<port>[0-9]{1,5})")
 _LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.[0-9]")
 _HOST = re.compile(rb"^host:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _HEADERS = "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
 
 Body: TypeAlias = bytes | AsyncGenerator[bytes, None]
+
+
+class Address(NamedTuple):
+    """A host and a port."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Parse `HOST:PORT`, `[IPv6]:PORT`, `:PORT` or `PORT`. The default host is the loopback
+        address.
+
+        Raises:
+            ValueError: the text is not an address.
+        """
+        match = _ADDRESS.fullmatch(text.strip())
+        if match is None or int(match["port"]) > 65535:
+            raise ValueError(f"{text!r} is not HOST:PORT, as in 127.0.0.1:8378 or :8378")
+        return cls((match["host"] or LOOPBACK).strip("[]"), int(match["port"]))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect to the address."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class HttpError(Exception):

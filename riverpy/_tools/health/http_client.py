@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from riverpy._tools.health.address import LOOPBACK, Address
+from riverpy._tools.health.http import LOOPBACK, Address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -8,7 +8,7 @@ connections never block a probe.
 from __future__ import annotations
 
 import errno
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import SocketStream
 
-    from riverpy._tools.health.address import Address
-    from riverpy._tools.health.http import Body, Request
+    from riverpy._tools.health.http import Address, Body, Request
 
 CONNECTIONS_MAX = 64
 """The maximum number of open connections."""
@@ -157,7 +156,8 @@ class Server:
                 with anyio.CancelScope(shield=True):
                     await response.body.aclose()
         await _send_end(stream)
-        await _wait_for_close(stream)
+        with anyio.move_on_after(CLOSE_TIMEOUT):
+            await _wait_for_close(stream)
 
     async def _respond(self, request: Request) -> Response:
         if self._address.is_loopback and not request.is_for_local:
@@ -216,14 +216,11 @@ async def _send_parts(stream: SocketStream, parts: AsyncGenerator[bytes, None]) 
 
 
 async def _cancel_when_closed(stream: SocketStream, scope: anyio.CancelScope) -> None:
-    try:
-        while True:
-            await stream.receive()
-    except _DISCONNECTED:
-        scope.cancel()
+    await _wait_for_close(stream)
+    scope.cancel()
 
 
 async def _wait_for_close(stream: SocketStream) -> None:
-    with anyio.move_on_after(CLOSE_TIMEOUT):
+    with suppress(*_DISCONNECTED):
         while True:
             await stream.receive()

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping
     from datetime import timedelta
 
-    from riverpy._tools.health.address import Address
-    from riverpy._tools.health.http import Request
+    from riverpy._tools.health.http import Address, Request
     from riverpy._tools.health.probes import ProbeResult
     from riverpy.client import Client
 

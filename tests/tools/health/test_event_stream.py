@@ -11,9 +11,8 @@ import structlog
 
 from riverpy import Client, EventKind
 from riverpy._tools.health import event_stream
-from riverpy._tools.health.address import Address
 from riverpy._tools.health.event_stream import stream_events
-from riverpy._tools.health.http import HttpError, Request
+from riverpy._tools.health.http import Address, HttpError, Request
 from riverpy._tools.health.worker_health import STREAMS_MAX, WorkerHealth
 
 

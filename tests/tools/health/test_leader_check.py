@@ -14,6 +14,8 @@ from riverpy._tools.domain_map import read_domains
 from riverpy._tools.health.probes import Check, check_leaders
 from riverpy.cli import main
 from riverpy.cli._run import EXIT_NOT_READY
+from riverpy.migrate import migrate_all
+from tests._database import connected
 from tests.tools.doctor.conftest import register, set_leader, set_lease_holder
 
 if TYPE_CHECKING:
@@ -98,3 +100,23 @@ async def test_role_without_grants(schema: Schema) -> None:
         await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
     assert (code, checks["leaders"]["ok"]) == (0, True)
     assert checks["leaders"]["reason"].startswith("not known: permission denied for table riverpy_")
+
+
+async def test_missing_schema_or_table(fresh_database_url: str) -> None:
+    """The check `schema` fails if tables are missing. The reason names the schema and the command
+    that helps."""
+
+    async def reason() -> str:
+        args = ["health", f"--database-url={fresh_database_url}", "--schema=public", "--json"]
+        result = await asyncio.to_thread(CliRunner().invoke, main, args)
+        checks = json.loads(result.stdout)["checks"]
+        assert (result.exit_code, list(checks)) == (EXIT_NOT_READY, ["schema"])
+        return checks["schema"]["reason"]
+
+    assert "schema 'public' does not have River's tables: run `riverpy migrate up" in await reason()
+    await migrate_all(fresh_database_url)
+    async with connected(fresh_database_url) as connection:
+        await connection.execute("DROP TABLE riverpy_client")
+    text = await reason()
+    assert text.startswith('relation "public.riverpy_client" does not exist: schema "public" lacks')
+    assert "Run `riverpy doctor --database-url" in text

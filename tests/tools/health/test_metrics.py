@@ -17,8 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import riverpy
 from riverpy import ClientStats, Histogram, KindStats, LeaseStats, QueueStats, SingletonStats
 from riverpy._tools.health import worker_health
-from riverpy._tools.health.address import Address
-from riverpy._tools.health.http import Request
+from riverpy._tools.health.http import Address, Request
 from riverpy._tools.health.metrics import render
 from riverpy._tools.health.worker_health import WorkerHealth
 from riverpy._work.counters import BATCH_BOUNDS, RUN_BOUNDS, HistogramBuilder

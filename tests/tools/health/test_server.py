@@ -13,8 +13,7 @@ import pytest
 import structlog
 
 from riverpy._tools.health import server as server_module
-from riverpy._tools.health.address import Address
-from riverpy._tools.health.http import HEAD_MAX, Response
+from riverpy._tools.health.http import HEAD_MAX, Address, Response
 from riverpy._tools.health.server import Server
 
 if TYPE_CHECKING:
