@@ -13,9 +13,9 @@ import click
 import msgspec
 
 from riverpy._duration import format_duration
-from riverpy._tools.doctor.check_runner import CheckRunner, Request
+from riverpy._tools.doctor.check_runner import CheckRunner
 from riverpy._tools.doctor.finding import LEVEL_NAMES, Finding, Level, worst_level
-from riverpy._tools.doctor.kinds import Program
+from riverpy._tools.doctor.snapshot import Program, Request
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import has_color, print_json, print_text
 from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, one_line, run, show_traceback

@@ -16,7 +16,7 @@ import msgspec
 
 from riverpy._postgres.driver import DATABASE_ERRORS, is_statement_timeout
 from riverpy._tools.top.status import STATEMENT_TIMEOUT, FleetStatus, StatusReader
-from riverpy._tools.top.view import frame, no_answer, scroll, view
+from riverpy._tools.top.view import frame, no_answer, view
 from riverpy.cli._options import database_options
 from riverpy.cli._output import drop_output, has_color
 from riverpy.cli._run import describe, run
@@ -123,7 +123,7 @@ class _Screen:
         if self._status is None:
             return
         width, height = shutil.get_terminal_size()
-        before = scroll(height) if self._is_empty else ""
+        before = "\n" * height if self._is_empty else ""  # scrolls older text out of the frame
         age = time.monotonic() - self._seen_at
         lines = view(self._status, self._error, age, width=width)
         color = has_color(sys.stdout)

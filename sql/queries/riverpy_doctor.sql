@@ -105,9 +105,10 @@ order by class.relname;
 
 -- name: doctor_schema
 -- The privileges of this role on the schema.
-select has_schema_privilege(oid, 'USAGE') as can_use, has_schema_privilege(oid, 'CREATE') as can_create
-from pg_catalog.pg_namespace
-where nspname = @schema;
+select given.privilege
+from pg_catalog.pg_namespace as namespace
+cross join unnest(array['USAGE', 'CREATE']) as given (privilege)
+where namespace.nspname = @schema and has_schema_privilege(namespace.oid, given.privilege);
 
 
 -- name: doctor_running

@@ -3,53 +3,36 @@ finding."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from riverpy._postgres.driver import DATABASE_ERRORS, describe, is_damage
 from riverpy._postgres.schema import read_schema_state
-from riverpy._tools.doctor.client_reports import check_set_aside, check_stuck
-from riverpy._tools.doctor.clients import check_clients
-from riverpy._tools.doctor.domains import check_domains
-from riverpy._tools.doctor.finding import Finding, fail, limited, named, warn
-from riverpy._tools.doctor.kinds import Program, check_failing, check_kinds, check_program
-from riverpy._tools.doctor.leader import check_leader
-from riverpy._tools.doctor.leases import check_leases
-from riverpy._tools.doctor.listeners import check_listeners, check_listening
-from riverpy._tools.doctor.notification_queue import check_notification_queue
-from riverpy._tools.doctor.running_jobs import check_damaged, check_running, check_unregistered
-from riverpy._tools.doctor.server import (
-    check_clock,
-    check_connections,
-    check_pooler,
-    check_server,
-    check_settings,
+from riverpy._tools.doctor import (
+    client_reports,
+    clients,
+    domains,
+    kinds,
+    leader,
+    leases,
+    notifications,
+    running_jobs,
+    server,
+    storage,
+    tables,
+    waiting_jobs,
 )
+from riverpy._tools.doctor.finding import Finding, fail, limited, named, warn
 from riverpy._tools.doctor.session import Session, SessionLostError
 from riverpy._tools.doctor.snapshot import DatabaseSnapshot
-from riverpy._tools.doctor.storage import (
-    check_indexes,
-    check_locks,
-    check_references,
-    check_snapshots,
-    check_vacuum,
-)
-from riverpy._tools.doctor.tables import (
-    check_grants,
-    check_migrations,
-    check_tables,
-    row_security_finding,
-)
-from riverpy._tools.doctor.waiting_jobs import check_periodic, check_queues, check_scheduled
 from riverpy._tools.domain_map import PRIVILEGE_MISSING, TABLE_MISSING
 from riverpy.errors import ConfigError, RiverError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from datetime import timedelta
 
     from riverpy._postgres.schema import SchemaState
+    from riverpy._tools.doctor.snapshot import Request
     from riverpy._tools.doctor.statements import ServerRow
 
 _DATABASE_MISSING = "3D000"
@@ -67,46 +50,32 @@ _DAMAGED = (
     "(docs/faults.md#damaged-rows)"
 )
 _CHECKS: tuple[tuple[str, Callable[[DatabaseSnapshot], Awaitable[list[Finding]]]], ...] = (
-    ("schema", check_tables),
-    ("grants", check_grants),
-    ("notifications", check_notification_queue),
-    ("listen", check_listening),
-    ("listeners", check_listeners),
-    ("leader", check_leader),
-    ("domains", check_domains),
-    ("clients", check_clients),
-    ("stuck", check_stuck),
-    ("set aside", check_set_aside),
-    ("running", check_running),
-    ("unregistered", check_unregistered),
-    ("queues", check_queues),
-    ("kinds", check_kinds),
-    ("failing", check_failing),
-    ("damaged", check_damaged),
-    ("scheduled", check_scheduled),
-    ("periodic", check_periodic),
-    ("leases", check_leases),
-    ("references", check_references),
-    ("snapshots", check_snapshots),
-    ("locks", check_locks),
-    ("vacuum", check_vacuum),
-    ("indexes", check_indexes),
+    ("schema", tables.check_tables),
+    ("grants", tables.check_grants),
+    ("notifications", notifications.check_notification_queue),
+    ("listen", notifications.check_listening),
+    ("listeners", notifications.check_listeners),
+    ("leader", leader.check_leader),
+    ("domains", domains.check_domains),
+    ("clients", clients.check_clients),
+    ("stuck", client_reports.check_stuck),
+    ("set aside", client_reports.check_set_aside),
+    ("running", running_jobs.check_running),
+    ("unregistered", running_jobs.check_unregistered),
+    ("queues", waiting_jobs.check_queues),
+    ("kinds", kinds.check_kinds),
+    ("failing", kinds.check_failing),
+    ("damaged", running_jobs.check_damaged),
+    ("scheduled", waiting_jobs.check_scheduled),
+    ("periodic", waiting_jobs.check_periodic),
+    ("leases", leases.check_leases),
+    ("references", storage.check_references),
+    ("snapshots", storage.check_snapshots),
+    ("locks", storage.check_locks),
+    ("vacuum", storage.check_vacuum),
+    ("indexes", storage.check_indexes),
 )
 """The checks of a database that has River's tables. Each may raise one of DATABASE_ERRORS."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """The database to check, and the options of the checks."""
-
-    url: str
-    schema: str | None
-    """The schema of River's tables; None: the schema of the search path."""
-    listen_url: str | None
-    stuck_after: timedelta
-    max_lag: timedelta
-    program: Program | None = None
-    """The program that will work the jobs; None: there is no program to check."""
 
 
 class CheckRunner:
@@ -134,10 +103,10 @@ class CheckRunner:
     async def run(self) -> None:
         """Run the checks, as far as the server and the tables allow."""
         try:
-            server = await self._connect()
-            if server is not None:
-                await self._check_all(server)
-                self._report_skipped_checks(server)
+            row = await self._connect()
+            if row is not None:
+                await self._check_all(row)
+                self._report_skipped_checks(row.role)
         except SessionLostError as error:
             self._failed(error)
             text = f"the connection was lost and cannot be made again: {error}"
@@ -147,23 +116,23 @@ class CheckRunner:
 
     async def _connect(self) -> ServerRow | None:
         try:
-            server, finding = await check_server(self._session)
+            row, finding = await server.check_server(self._session)
         except (*DATABASE_ERRORS, RiverError) as error:
             self._failed(error)
             self._report("connect", fail(describe(error), _connection_fix(error)))
             return None
         self._report("connect", finding)
-        return server
+        return row
 
-    async def _check_all(self, server: ServerRow) -> None:
+    async def _check_all(self, row: ServerRow) -> None:
         session = self._session
-        await self._run_check("pooler", partial(check_pooler, session, server))
-        await self._run_check("settings", partial(check_settings, session, server.role))
-        await self._run_check("clock", partial(check_clock, session))
-        await self._run_check("connections", partial(check_connections, session))
+        await self._run_check("pooler", partial(server.check_pooler, session, row))
+        await self._run_check("settings", partial(server.check_settings, session, row.role))
+        await self._run_check("clock", partial(server.check_clock, session))
+        await self._run_check("connections", partial(server.check_connections, session))
         state = await self._read_schema()
-        if state is not None and not server.is_standby:
-            await self._check_jobs(server, state)
+        if state is not None and not row.is_standby:
+            await self._check_jobs(row, state)
 
     async def _read_schema(self) -> SchemaState | None:
         """Return the migrations of River's tables; None: the tables cannot be checked further."""
@@ -176,24 +145,20 @@ class CheckRunner:
             self._report("schema", fail(describe(error), fix))
             return None
         if "river_migration" in state.row_security.hidden:  # the migrations cannot be read
-            self._report("grants", row_security_finding(state.row_security, schema=state.schema))
+            self._report(
+                "grants", tables.row_security_finding(state.row_security, schema=state.schema)
+            )
         else:
-            self._report("schema", *check_migrations(state, schema, url))
+            self._report("schema", *tables.check_migrations(state, schema, url))
         return state if not state.needed() else None
 
-    async def _check_jobs(self, server: ServerRow, state: SchemaState) -> None:
-        snapshot = DatabaseSnapshot(
-            session=self._session,
-            server=server,
-            state=state,
-            listen_url=self._request.listen_url,
-            stuck_after=self._request.stuck_after,
-            max_lag=self._request.max_lag,
-        )
+    async def _check_jobs(self, row: ServerRow, state: SchemaState) -> None:
+        snapshot = DatabaseSnapshot(self._session, row, state, self._request)
         for name, check in _CHECKS:
             await self._run_check(name, partial(check, snapshot))
-        if self._request.program is not None:
-            await self._run_check("code", partial(check_program, self._request.program, snapshot))
+        program = self._request.program
+        if program is not None:
+            await self._run_check("code", partial(kinds.check_program, program, snapshot))
 
     async def _run_check(self, name: str, check: Callable[[], Awaitable[list[Finding]]]) -> None:
         findings: list[Finding] = []
@@ -215,10 +180,10 @@ class CheckRunner:
         for finding in named(name, limited(findings)):
             self._report_finding(finding)
 
-    def _report_skipped_checks(self, server: ServerRow) -> None:
+    def _report_skipped_checks(self, role: str) -> None:
         """Report the checks that could not run."""
         role_fix = (
-            f'run riverpy doctor with the role of the workers, or grant "{server.role}" SELECT on '
+            f'run riverpy doctor with the role of the workers, or grant "{role}" SELECT on '
             "River's tables"
         )
         for reason, checks, fix in (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from riverpy._tools.clients import ClientRow
-    from riverpy._tools.doctor.snapshot import DatabaseSnapshot
+    from riverpy._tools.doctor.snapshot import DatabaseSnapshot, Program
     from riverpy._tools.doctor.statements import BacklogRow, KindRow
 
 UNKNOWN_KIND = "job kind is not registered"
@@ -29,17 +28,6 @@ ATTEMPTS_LEFT_WARN = 1
 """A kind is reported if one of its jobs has this number of attempts left, or fewer."""
 FAILED_JOBS_WARN = 10
 """A kind is reported if this number of its failed jobs wait for their next attempt, or more."""
-
-
-@dataclass(frozen=True)
-class Program:
-    """A program whose worker does not run yet."""
-
-    name: str
-    """The name of the client or the workers, in the form MODULE:ATTR."""
-    kinds: frozenset[str]
-    queues: frozenset[str]
-    """The queues that the program works; empty: the program names no queue."""
 
 
 async def check_program(program: Program, snapshot: DatabaseSnapshot) -> list[Finding]:

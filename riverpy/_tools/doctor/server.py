@@ -78,15 +78,9 @@ async def check_server(session: Session) -> tuple[ServerRow, Finding]:
     Raises:
         ConfigError, DatabaseError, or one of DATABASE_ERRORS: the connection failed.
     """
-    connection = await session.connection()
-    server = await session.bounded(doctor_server(connection))
-    async with session.reading():
-        round_trips: list[float] = []
-        for _ in range(MEASUREMENTS):
-            start = monotonic()
-            await doctor_now(connection)
-            round_trips.append(monotonic() - start)
-    return server, _check_connection(server, min(round_trips))
+    server = await session.bounded(doctor_server(await session.connection()))
+    latency, _ = await session.read(_measured_clock)
+    return server, _check_connection(server, latency)
 
 
 def _check_connection(server: ServerRow, latency: float) -> Finding:
@@ -181,14 +175,7 @@ def _settings_fix(setting: SettingRow, role: str) -> str:
 
 async def check_clock(session: Session) -> list[Finding]:
     """Report the difference between the clock of this machine and the clock of the server."""
-    measured: list[tuple[float, float]] = []
-    async with session.reading() as connection:
-        for _ in range(MEASUREMENTS):
-            before, start = now(), monotonic()
-            at = await doctor_now(connection)
-            round_trip = monotonic() - start
-            measured.append((round_trip, (before - at).total_seconds() + round_trip / 2))
-    round_trip, skew = min(measured)
+    round_trip, skew = await session.read(_measured_clock)
     error = round_trip / 2
     data: dict[str, object] = {"skew": round(skew, 6), "error": round(error, 6)}
     text = (
@@ -199,6 +186,18 @@ async def check_clock(session: Session) -> list[Finding]:
         return [ok(text, **data)]
     text += ": times that programs on this machine give to jobs are wrong by that"
     return [warn(text, "synchronise both clocks (NTP: chronyd or systemd-timesyncd)", **data)]
+
+
+async def _measured_clock(connection: Transaction) -> tuple[float, float]:
+    """Return the duration of a round trip to the server in seconds, and the seconds by which this
+    machine's clock is ahead of the server's clock."""
+    measured: list[tuple[float, float]] = []
+    for _ in range(MEASUREMENTS):
+        before, start = now(), monotonic()
+        at = await doctor_now(connection)
+        round_trip = monotonic() - start
+        measured.append((round_trip, (before - at).total_seconds() + round_trip / 2))
+    return min(measured)
 
 
 async def check_connections(session: Session) -> list[Finding]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from datetime import datetime, timedelta
 
+    from riverpy._postgres.driver import Connection
     from riverpy._tools.clients import ClientRow, Leader
     from riverpy._tools.doctor.session import Session
     from riverpy._tools.doctor.statements import (
@@ -81,6 +82,34 @@ def _read_once(
     return read_once
 
 
+@dataclass(frozen=True)
+class Program:
+    """A program whose worker does not run yet."""
+
+    name: str
+    """The name of the client or the workers, in the form MODULE:ATTR."""
+    kinds: frozenset[str]
+    queues: frozenset[str]
+    """The queues that the program works; empty: the program names no queue."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The database to check, and the options of the checks."""
+
+    url: str
+    schema: str | None
+    """The schema of River's tables; None: the schema of the search path."""
+    listen_url: str | None
+    """The URL for LISTEN; None: the same URL."""
+    stuck_after: timedelta
+    """The time after which a running job is reported."""
+    max_lag: timedelta
+    """The time after which a due job is reported."""
+    program: Program | None = None
+    """The program that will work the jobs; None: there is no program to check."""
+
+
 @dataclass
 class DatabaseSnapshot:
     """A database that has River's tables. Each read may raise one of DATABASE_ERRORS."""
@@ -88,12 +117,7 @@ class DatabaseSnapshot:
     session: Session
     server: ServerRow
     state: SchemaState
-    listen_url: str | None
-    """The URL for LISTEN; None: the URL of the session."""
-    stuck_after: timedelta
-    """The time after which a running job is reported."""
-    max_lag: timedelta
-    """The time after which a due job is reported."""
+    request: Request
     notifications_arrive: bool = True
     """Whether the notification of the check `listen` arrived."""
     is_queue_full: bool = False
@@ -164,36 +188,43 @@ class DatabaseSnapshot:
 
     async def kinds(self, backlogs: Sequence[BacklogRow]) -> list[KindRow]:
         """Return the kinds of the first `kinds_limit` jobs of each backlog."""
-        async with self.session.reading() as connection:
-            rows, self.damaged = await read_undamaged(
-                connection,
-                self.schema,
-                WAITING,
-                lambda skipped: doctor_kinds(
-                    connection, self.schema, backlogs, kinds_limit(backlogs), skipped=skipped
-                ),
-                self.damaged,
-            )
-            return rows
+        limit = kinds_limit(backlogs)
+        return await self._read_undamaged(
+            WAITING,
+            lambda connection, skipped: doctor_kinds(
+                connection, self.schema, backlogs, limit, skipped=skipped
+            ),
+        )
 
     @_read_once
     async def running(self) -> list[RunningRow]:
         """Return the running jobs in groups, the longest-running first. The reports of the clients
         decide which jobs are stuck."""
         clients = await self.clients() or ()
-        async with self.session.reading() as connection:
-            rows, self.damaged = await read_undamaged(
+        return await self._read_undamaged(
+            ["running"],
+            lambda connection, skipped: doctor_running(
                 connection,
                 self.schema,
-                ["running"],
-                lambda skipped: doctor_running(
-                    connection,
-                    self.schema,
-                    clients=clients,
-                    long=self.stuck_after,
-                    limit=RUNNING_LIMIT,
-                    skipped=skipped,
-                ),
+                clients=clients,
+                long=self.request.stuck_after,
+                limit=RUNNING_LIMIT,
+                skipped=skipped,
+            ),
+        )
+
+    async def _read_undamaged(
+        self,
+        states: Sequence[str],
+        read: Callable[[Connection, list[int]], Awaitable[ResultT]],
+    ) -> ResultT:
+        """Return the result of `read`, which skips wide columns of the jobs with the given ids."""
+        async with self.session.reading() as connection:
+            result, self.damaged = await read_undamaged(
+                connection,
+                self.schema,
+                states,
+                lambda skipped: read(connection, skipped),
                 self.damaged,
             )
-            return rows
+        return result

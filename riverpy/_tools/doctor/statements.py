@@ -72,13 +72,6 @@ class RelationRow(NamedTuple):
     is_owner: bool
 
 
-class SchemaRow(NamedTuple):
-    """The privileges of the role on the schema."""
-
-    can_use: bool
-    can_create: bool
-
-
 class RunningRow(NamedTuple):
     """A group of running jobs of one client, kind and queue: the stuck jobs or the other jobs."""
 
@@ -286,10 +279,10 @@ async def doctor_relations(connection: Transaction, schema: str) -> dict[str, Re
     return {row.name: row for row in rows}
 
 
-async def doctor_schema(connection: Transaction, schema: str) -> SchemaRow:
-    """Return the privileges of the role on the schema."""
-    rows = await _rows(SchemaRow, connection, "doctor_schema", schema=schema)
-    return rows[0] if rows else SchemaRow(can_use=False, can_create=False)
+async def doctor_schema(connection: Transaction, schema: str) -> set[str]:
+    """Return the privileges of the role on the schema: `USAGE`, `CREATE` or both."""
+    rows = await query(_FILE, "doctor_schema", None).fetch(connection, schema=schema)
+    return {row[0] for row in rows}
 
 
 async def doctor_running(

@@ -131,9 +131,9 @@ async def check_tables(snapshot: DatabaseSnapshot) -> list[Finding]:
 async def check_grants(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report whether the role may insert jobs, work jobs, migrate and rebuild indexes."""
     relations = await snapshot.session.read(doctor_relations, snapshot.schema)
-    schema = await snapshot.session.read(doctor_schema, snapshot.schema)
+    on_schema = await snapshot.session.read(doctor_schema, snapshot.schema)
     security = snapshot.state.row_security
-    usage = [] if schema.can_use else [f"USAGE on schema {snapshot.schema}"]
+    usage = [] if "USAGE" in on_schema else [f"USAGE on schema {snapshot.schema}"]
     insert = usage + _missing_privileges(relations, _INSERT_PRIVILEGES)
     work = insert + _missing_privileges(relations, _WORK_PRIVILEGES)
     is_owner = all(row.is_owner for row in relations.values())
@@ -141,7 +141,7 @@ async def check_grants(snapshot: DatabaseSnapshot) -> list[Finding]:
     may = {
         "insert": not insert,
         "work": not insert and not work,
-        "migrate": schema.can_create and is_owner,
+        "migrate": "CREATE" in on_schema and is_owner,
         "reindex": "river_job" in relations and relations["river_job"].is_owner,
     }
     data: dict[str, object] = {"role": role, **may, "missing_privileges": work}

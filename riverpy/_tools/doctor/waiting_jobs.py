@@ -40,15 +40,16 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
         for queue in queues
     }
     facts = {
-        queue: _queue_data(backlogs.get(queue), rows.get(queue), workers[queue]) for queue in queues
+        queue: _queue_facts(backlogs.get(queue), rows.get(queue), workers[queue])
+        for queue in queues
     }
     kinds = await snapshot.kinds([row for queue, row in backlogs.items() if not workers[queue]])
     problems = [
         _check_queue(
             backlog,
             rows.get(queue),
-            workers[queue],
-            snapshot.max_lag.total_seconds(),
+            facts[queue],
+            snapshot.request.max_lag.total_seconds(),
             [row.kind for row in kinds if queue in row.queues],
         )
         for queue, backlog in sorted(backlogs.items())
@@ -62,7 +63,7 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
     return [ok(text, queues=facts), *(finding for finding in problems if finding is not None)]
 
 
-def _queue_data(
+def _queue_facts(
     backlog: BacklogRow | None, row: QueueRow | None, workers: int | None
 ) -> dict[str, object]:
     return {
@@ -78,39 +79,24 @@ def _queue_data(
 def _check_queue(
     backlog: BacklogRow,
     row: QueueRow | None,
-    workers: int | None,
+    facts: dict[str, object],
     max_lag: float,
     kinds: Sequence[str],
 ) -> Finding | None:
-    """Check one queue with available jobs.
-
-    Args:
-        backlog: the available jobs of the queue.
-        row: the row of the queue; None: the queue has no row.
-        workers: the number of live riverpy clients that work the queue; None: not known.
-        max_lag: the seconds that a job may be due.
-        kinds: the kinds of the first jobs, if no client works the queue.
-    """
+    """Check one queue with available jobs, which may be due for `max_lag` seconds. `kinds` are the
+    kinds of the first jobs, if no client works the queue."""
     lag = backlog.due_for or 0
     if lag < 0:
         return None
     of = f' of queue "{backlog.queue}"'
     text = waiting(backlog.jobs, "job", of=of, is_partial=backlog.is_partial)
-    data: dict[str, object] = {
-        "queue": backlog.queue,
-        "available": backlog.jobs,
-        "oldest_due": round(lag, 3),
-        "clients": workers,
-    }
+    data = {"queue": backlog.queue, **facts}
     if row is not None and row.paused_for is not None:
-        return warn(
-            f"{text}. The queue is paused for {span(row.paused_for)}",
-            f"if it should run again: riverpy queue resume {quote(backlog.queue)}",
-            **data,
-            paused_for=round(row.paused_for, 3),
-        )
+        text += f". The queue is paused for {span(row.paused_for)}"
+        fix = f"if it should run again: riverpy queue resume {quote(backlog.queue)}"
+        return warn(text, fix, **data)
     text += f", the oldest for {span(lag)}"
-    if workers == 0:
+    if facts["clients"] == 0:
         is_touched = row is not None and row.touched < TOUCHED_LIMIT
         is_failure = lag >= max_lag * UNWORKED_LAG_FACTOR and not is_touched
         other = ". A client in another language may work it" if is_touched else ""

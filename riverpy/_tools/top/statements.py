@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from riverpy._postgres.sql_files import query
 
 if TYPE_CHECKING:
@@ -21,12 +23,12 @@ class Moment(NamedTuple):
     """The number of jobs in the table at the last ANALYZE; None: there was no ANALYZE."""
 
 
-class KindRow(NamedTuple):
-    """A kind of available jobs that no running client has."""
+class UnworkedKind(msgspec.Struct, frozen=True):
+    """A kind of available jobs that no running riverpy client has."""
 
     kind: str
     jobs: int
-    """The number of jobs of this kind among the jobs that were read."""
+    """The number of jobs of this kind among the first available jobs of each queue."""
     queues: list[str]
 
 
@@ -34,8 +36,8 @@ class RunningRow(NamedTuple):
     """The running jobs of one client."""
 
     jobs: int
-    longest: float
-    """The run time of the oldest job, in seconds."""
+    longest: float | None
+    """The run time of the oldest job, in seconds; None: no job runs."""
 
 
 class QueueRow(NamedTuple):
@@ -88,13 +90,13 @@ async def top_moment(connection: Transaction, schema: str | None) -> Moment:
 
 async def top_kinds(
     connection: Transaction, schema: str | None, *, names: Sequence[str], limit: int, kinds: int
-) -> list[KindRow]:
+) -> list[UnworkedKind]:
     """Return up to `kinds` kinds for which no running client has a worker. The first `limit`
     available jobs of each of the queues are read."""
     rows = await query("top", "top_kinds", schema).fetch(
         connection, names=list(names), limit=limit, kinds=kinds
     )
-    return [KindRow(*row) for row in rows]
+    return [UnworkedKind(*row) for row in rows]
 
 
 async def top_running(

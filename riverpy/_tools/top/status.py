@@ -21,6 +21,7 @@ from riverpy._tools.top.statements import (
     EndedRow,
     QueueRow,
     RunningRow,
+    UnworkedKind,
     top_ended,
     top_kinds,
     top_limits,
@@ -139,15 +140,6 @@ class DomainStatus(msgspec.Struct, frozen=True):
     """The number of live clients that take part in leader election."""
     queues: list[str]
     """The queues that the domain owns."""
-
-
-class UnworkedKind(msgspec.Struct, frozen=True):
-    """A kind of available jobs that no running riverpy client has."""
-
-    kind: str
-    jobs: int
-    """The number of jobs of this kind among the first available jobs of each queue."""
-    queues: list[str]
 
 
 class FleetStatus(msgspec.Struct, frozen=True):
@@ -316,14 +308,13 @@ class StatusReader:
     ) -> list[UnworkedKind]:
         if not self._has_clients or not names:
             return []
-        rows = await top_kinds(
+        return await top_kinds(
             connection,
             self._schema,
             names=names,
             limit=min(1_000, KIND_JOBS_MAX // len(names) + 1),
             kinds=UNWORKED_KINDS_MAX,
         )
-        return [UnworkedKind(*row) for row in rows]
 
     async def _leader(self, connection: Connection) -> LeaderStatus | None:
         leader = await read_leader(connection, self._schema, has_clients=self._has_clients)
@@ -410,13 +401,13 @@ def worker_statuses(
     clients: Sequence[ClientRow], running: dict[str, RunningRow]
 ) -> list[WorkerStatus]:
     """Return the status of the registered clients, then of other clients that run jobs."""
-    nothing = RunningRow(0, 0.0)
+    idle = RunningRow(0, None)
     registered = [
         WorkerStatus(
             client_id=client.client_id,
             state=_state(client),
-            running=running.get(client.client_id, nothing).jobs,
-            longest=_longest(running.get(client.client_id, nothing)),
+            running=running.get(client.client_id, idle).jobs,
+            longest=_rounded(running.get(client.client_id, idle).longest),
             slots=None if client.slots is None else sum(client.slots),
             stuck=len(client.stuck),
             aside=0 if client.set_aside is None else client.set_aside.count,
@@ -424,15 +415,13 @@ def worker_statuses(
             queues=client.queues,
             candidate=client.candidate,
             started_at=client.started_at,
-            silent_for=round(max(client.silent, 0.0), 3),
+            silent_for=_rounded(client.silent),
         )
         for client in clients
     ]
     known = {client.client_id for client in clients}
     return registered + [
-        WorkerStatus(
-            client_id=client_id, state="unregistered", running=row.jobs, longest=_longest(row)
-        )
+        WorkerStatus(client_id, "unregistered", row.jobs, _rounded(row.longest))
         for client_id, row in running.items()
         if client_id not in known
     ]
@@ -444,5 +433,5 @@ def _state(client: ClientRow) -> str:
     return "stopping" if client.is_stopping else "alive"
 
 
-def _longest(row: RunningRow) -> float | None:
-    return round(max(row.longest, 0.0), 3) if row.jobs else None
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(max(seconds, 0.0), 3)

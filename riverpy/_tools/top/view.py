@@ -80,11 +80,6 @@ def frame(lines: Sequence[Line], *, width: int, height: int, color: bool) -> str
     return f"{_HOME}{text}{_END_OF_SCREEN}"
 
 
-def scroll(height: int) -> str:
-    """Return the output that scrolls older text out of the first frame."""
-    return "\n" * height
-
-
 def view(
     status: FleetStatus, error: str | None = None, age: float = 0.0, *, width: int | None = None
 ) -> list[Line]:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy._dsn import PG_VARIABLES
-from riverpy._tools.doctor import listeners, server, session
+from riverpy._tools.doctor import notifications, server, session
 from riverpy.cli import main
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the timeouts, so that a busy machine causes no finding."""
     monkeypatch.setattr(server, "LATENCY_WARN", 20.0)
     monkeypatch.setattr(server, "SKEW_WARN", 20.0)
-    monkeypatch.setattr(listeners, "PROBE_TIMEOUT", 20.0)
+    monkeypatch.setattr(notifications, "PROBE_TIMEOUT", 20.0)
     monkeypatch.setattr(session, "READ_TIMEOUT", 40.0)
     monkeypatch.setattr(session, "STATEMENT_TIMEOUT", timedelta(seconds=20))
     monkeypatch.setattr(session, "LOCK_TIMEOUT", timedelta(seconds=20))

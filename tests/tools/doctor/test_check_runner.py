@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 from click.testing import CliRunner
 
-from riverpy._tools.doctor import check_runner, session, snapshot, storage
+from riverpy._tools.doctor import server, session, snapshot, storage
 from riverpy._tools.doctor.finding import fail, named
 from riverpy.cli import main
 from riverpy.cli.doctor import _show
@@ -206,7 +206,7 @@ async def test_lost_connection(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) 
         found.url = "postgresql://127.0.0.1:1/db"
         return []
 
-    monkeypatch.setattr(check_runner, "check_settings", lose)
+    monkeypatch.setattr(server, "check_settings", lose)
     report = await doctor()
     assert [one["name"] for one in report.findings] == ["connect", "pooler", "connect"]
     assert "the connection was lost" in report.findings[-1]["text"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from riverpy._tools.doctor import listeners
+from riverpy._tools.doctor import notifications
 from tests.kit.pgbouncer import is_installed, pooled
 from tests.tools.doctor.conftest import (
     register,
@@ -26,7 +26,7 @@ async def test_pooler(schema: Schema, doctor: Doctor, monkeypatch: pytest.Monkey
     await set_leader(schema, "deaf")
     with pooled(schema.url, size=2) as url:
         with monkeypatch.context() as patch:
-            patch.setattr(listeners, "PROBE_TIMEOUT", 0.2)  # it never comes
+            patch.setattr(notifications, "PROBE_TIMEOUT", 0.2)  # it never comes
             report = await doctor(url=url)
         assert report.one("pooler", "ok")["data"] == {"is_pooled": True}
         found = report.one("listen", "warn")
