@@ -17,77 +17,42 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 
-class DamagedOutput(msgspec.Struct, frozen=True):
-    """A damaged job in `--json` output."""
+def job_object(job: JobRow) -> dict[str, object]:
+    """Return a job for `--json` output. The keys are the columns of the table.
 
-    id: int
-    error: str
-
-
-class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """A job in `--json` output. Its fields are the columns of the table."""
-
-    id: int
-    kind: str
-    queue: str
-    state: str
-    priority: int
-    attempt: int
-    max_attempts: int
-    args: msgspec.Raw
-    metadata: msgspec.Raw
-    tags: list[str]
-    created_at: datetime
-    scheduled_at: datetime
-    attempted_at: datetime | None
-    finalized_at: datetime | None
-    attempted_by: list[str]
-    errors: list[msgspec.Raw]
-    unique_key: str | None
-    """The unique key, as 64 hexadecimal digits."""
-    unique_states: str | None
-    """The states in which the key is unique, as eight bits, from the left: scheduled, running,
-    retryable, pending, discarded, completed, cancelled, available."""
-    duplicate: bool | msgspec.UnsetType = msgspec.UNSET
-    """Only for an insert: whether the job existed already, so that nothing was inserted."""
-
-    @classmethod
-    def of(cls, job: JobRow, duplicate: bool | msgspec.UnsetType = msgspec.UNSET) -> JobOutput:
-        """Return the output for a job."""
-        columns = job.columns()
-        mask: int | None = columns[JobColumn.UNIQUE_STATES]
-        return cls(
-            id=job.id,
-            kind=job.kind,
-            queue=job.queue,
-            state=job.state.value,
-            priority=job.priority,
-            attempt=job.attempt,
-            max_attempts=job.max_attempts,
-            args=msgspec.Raw(job.encoded_args.encode()),
-            metadata=msgspec.Raw(columns[JobColumn.METADATA].encode()),
-            tags=job.tags,
-            created_at=job.created_at,
-            scheduled_at=job.scheduled_at,
-            attempted_at=job.attempted_at,
-            finalized_at=job.finalized_at,
-            attempted_by=job.attempted_by,
-            errors=[msgspec.Raw(text.encode()) for text in error_texts(columns[JobColumn.ERRORS])],
-            unique_key=job.unique_key.hex() if job.unique_key else None,
-            unique_states=None if mask is None else f"{mask:08b}",
-            duplicate=duplicate,
-        )
+    `unique_key` is in hexadecimal digits. `unique_states` has a bit for each state in which the key
+    is unique, from the left: scheduled, running, retryable, pending, discarded, completed,
+    cancelled, available.
+    """
+    columns = job.columns()
+    mask: int | None = columns[JobColumn.UNIQUE_STATES]
+    return {
+        "id": job.id,
+        "kind": job.kind,
+        "queue": job.queue,
+        "state": job.state.value,
+        "priority": job.priority,
+        "attempt": job.attempt,
+        "max_attempts": job.max_attempts,
+        "args": msgspec.Raw(job.encoded_args.encode()),
+        "metadata": msgspec.Raw(columns[JobColumn.METADATA].encode()),
+        "tags": job.tags,
+        "created_at": job.created_at,
+        "scheduled_at": job.scheduled_at,
+        "attempted_at": job.attempted_at,
+        "finalized_at": job.finalized_at,
+        "attempted_by": job.attempted_by,
+        "errors": [msgspec.Raw(text.encode()) for text in error_texts(columns[JobColumn.ERRORS])],
+        "unique_key": job.unique_key.hex() if job.unique_key else None,
+        "unique_states": None if mask is None else f"{mask:08b}",
+    }
 
 
-def print_job(job: JobOutput) -> None:
+def print_job(job: dict[str, object]) -> None:
     """Print the columns of a job that are not empty, then its errors, the oldest first."""
-    values = msgspec.structs.asdict(job)
-    del values["errors"]
-    print_table(
-        ("COLUMN", "VALUE"),
-        [(name, _cell(value)) for name, value in values.items() if value not in _EMPTY],
-    )
-    for entry in job.errors:
+    rows = [(name, _cell(value)) for name, value in job.items() if name != "errors"]
+    print_table(("COLUMN", "VALUE"), [row for row in rows if row[1]])
+    for entry in cast("list[msgspec.Raw]", job["errors"]):
         print_text("\n".join(("", *map(printable, _error_lines(bytes(entry).decode())))))
 
 
@@ -102,7 +67,7 @@ def _error_lines(entry: str) -> list[str]:
     return [lines[0], *(f"  {line}" for line in lines[1:])]
 
 
-def print_jobs(jobs: Sequence[JobOutput]) -> None:
+def print_jobs(jobs: Sequence[JobRow]) -> None:
     """Print jobs as a table."""
     print_table(
         ("ID", "KIND", "QUEUE", "STATE", "ATTEMPT", "PRIORITY", "SCHEDULED AT"),
@@ -111,7 +76,7 @@ def print_jobs(jobs: Sequence[JobOutput]) -> None:
                 job.id,
                 job.kind,
                 job.queue,
-                job.state,
+                job.state.value,
                 f"{job.attempt}/{job.max_attempts}",
                 job.priority,
                 _cell(job.scheduled_at),
@@ -121,10 +86,9 @@ def print_jobs(jobs: Sequence[JobOutput]) -> None:
     )
 
 
-_EMPTY: tuple[object, ...] = (None, [], msgspec.UNSET)
-
-
 def _cell(value: object) -> str:
+    if value is None:
+        return ""
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="milliseconds")
     if isinstance(value, list):

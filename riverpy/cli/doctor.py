@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from riverpy._duration import format_duration
 from riverpy._tools.doctor.check_runner import CheckRunner
@@ -33,14 +32,6 @@ _EXIT_CODES = {Level.OK: 0, Level.WARN: EXIT_WARNING, Level.FAIL: EXIT_FAILURE}
 _COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
 _INDENT, _NAME_WIDTH = 6, 14
 _WIDTH_MIN = 20
-
-
-class DoctorOutput(msgspec.Struct, frozen=True):
-    """The `--json` output of the command."""
-
-    level: Level
-    """The worst level of the findings."""
-    findings: list[Finding]
 
 
 @click.command
@@ -106,7 +97,7 @@ def doctor(
     level = worst_level(findings)
     if as_json:
         shown = [one for one in findings if not (problems and one.level is Level.OK)]
-        print_json(DoctorOutput(level, shown))
+        print_json({"level": level, "findings": shown})
     else:
         print_text(_summary(findings))
     raise click.exceptions.Exit(_EXIT_CODES[level])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from riverpy import _json
-from riverpy.cli._job_output import JobOutput, print_job
+from riverpy.cli._job_output import job_object, print_job
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json
 from riverpy.cli._run import run
@@ -100,7 +100,7 @@ def insert(database: DatabaseSettings, *, kind: str, args: str, as_json: bool, *
     """
     raw = RawArgs(kind, _json.normalize_args(_read_stdin() if args == "-" else args, path="args"))
     result = run(_insert, database.required_url(), database.schema, raw, _insert_opts(**opts))
-    job = JobOutput.of(result.job, result.unique_skipped_as_duplicate)
+    job = {**job_object(result.job), "duplicate": result.unique_skipped_as_duplicate}
     (print_json if as_json else print_job)(job)
 
 

@@ -11,7 +11,7 @@ from riverpy._postgres import jobs
 from riverpy._postgres.damaged_jobs import damage_error, naming_damage, read_parts
 from riverpy.cli._changes import UNCHANGED, ItemResult, change_each
 from riverpy.cli._connected import connected
-from riverpy.cli._job_output import DamagedOutput, JobOutput, print_job, print_jobs
+from riverpy.cli._job_output import job_object, print_job, print_jobs
 from riverpy.cli._options import (
     database_options,
     json_option,
@@ -69,7 +69,7 @@ def list_(
     listed.
     """
 
-    async def read(connection: Connection) -> tuple[list[JobOutput], dict[int, str]]:
+    async def read(connection: Connection) -> tuple[list[JobRow], dict[int, str]]:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             ids = await jobs.job_list(
                 connection,
@@ -82,11 +82,12 @@ def list_(
             parts, damaged = await read_parts(
                 connection, ids, lambda part: jobs.job_get_many(connection, database.schema, part)
             )
-        return [JobOutput.of(JobRow(tuple(row))) for part in parts for row in part], damaged
+        return [JobRow(tuple(row)) for part in parts for row in part], damaged
 
     found, damaged = run(_read, database, read)
     if as_json:
-        print_json({"jobs": found, "damaged": [DamagedOutput(*one) for one in damaged.items()]})
+        errors = [{"id": job_id, "error": error} for job_id, error in damaged.items()]
+        print_json({"jobs": list(map(job_object, found)), "damaged": errors})
     else:
         print_jobs(found)
     if damaged:
@@ -104,14 +105,14 @@ def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
     The exit code is 1 if the job does not exist, or is damaged, so that the server cannot read it.
     """
 
-    async def read(connection: Connection) -> JobOutput:
+    async def read(connection: Connection) -> JobRow:
         with naming_damage(job_id):
             row = await jobs.job_get(connection, database.schema, job_id)
         if row is None:
             raise NotFoundError(f"there is no job {job_id}")
-        return JobOutput.of(JobRow(tuple(row)))
+        return JobRow(tuple(row))
 
-    found = run(_read, database, read)
+    found = job_object(run(_read, database, read))
     (print_json if as_json else print_job)(found)
 
 

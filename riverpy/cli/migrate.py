@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
-from functools import wraps
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -30,27 +29,8 @@ _line_option = click.option(
 )
 
 
-class _StepOptions(msgspec.Struct, frozen=True):
-    """The options of `up` and `down`."""
-
-    line: str | None
-    target: int | None
-    max_steps: int | None
-    dry_run: bool
-    show_sql: bool
-    as_json: bool
-    lock_timeout: timedelta
-    statement_timeout: timedelta
-
-
-def _step_options(command: Callable[[DatabaseSettings, _StepOptions], None]) -> Callable[..., None]:
-    """Add the options of `up` and `down`, and pass them as `database` and `options`."""
-
-    @wraps(command)
-    def with_options(database: DatabaseSettings, **values: object) -> None:
-        command(database, msgspec.convert(values, _StepOptions, builtin_types=(timedelta,)))
-
-    wrapped: Callable[..., None] = with_options
+def _step_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that `up` and `down` share."""
     for option in (
         database_options,
         json_option,
@@ -75,8 +55,8 @@ def _step_options(command: Callable[[DatabaseSettings, _StepOptions], None]) -> 
         click.option("--max-steps", type=IntegerType(min=0), help="Migrate at most N versions."),
         _line_option,
     ):
-        wrapped = option(wrapped)
-    return wrapped
+        command = option(command)
+    return command
 
 
 @click.group
@@ -99,14 +79,14 @@ def _print_lines(objects: Sequence[dict[str, object]]) -> None:
 @migrate.command
 @click.option("--to", "target", type=IntegerType(min=1), help="Last version to apply.")
 @_step_options
-def up(database: DatabaseSettings, options: _StepOptions) -> None:
+def up(**options: Any) -> None:
     """Apply missing migrations.
 
     Those of line `main` come first, then those of line `riverpy`. With --to or --max-steps, only
     one line is migrated: --line, or else `main`. Each migration runs in its own transaction. If one
     fails, the earlier ones stay applied. Run the command again to continue.
     """
-    _migrate(Direction.UP, database, options)
+    _migrate(Direction.UP, **options)
 
 
 @migrate.command
@@ -117,12 +97,12 @@ def up(database: DatabaseSettings, options: _StepOptions) -> None:
     help="Last version that stays applied; 0 removes everything. Default: one step.",
 )
 @_step_options
-def down(database: DatabaseSettings, options: _StepOptions) -> None:
+def down(**options: Any) -> None:
     """Undo the last migration of one line, or all above --to.
 
     The line is --line, or else `main`. This drops tables and the jobs in them.
     """
-    _migrate(Direction.DOWN, database, options)
+    _migrate(Direction.DOWN, **options)
 
 
 def _check_version(line: str, version: int | None, option: str) -> None:
@@ -134,36 +114,48 @@ def _check_version(line: str, version: int | None, option: str) -> None:
         )
 
 
-def _migrate(direction: Direction, database: DatabaseSettings, options: _StepOptions) -> None:
-    of_one = (
-        direction is Direction.DOWN or options.target is not None or options.max_steps is not None
-    )
-    chosen = _chosen(options.line, of_one=of_one)
-    _check_version(chosen[0], options.target, "--to")
+def _migrate(
+    direction: Direction,
+    *,
+    database: DatabaseSettings,
+    line: str | None,
+    target: int | None,
+    max_steps: int | None,
+    dry_run: bool,
+    show_sql: bool,
+    as_json: bool,
+    **timeouts: timedelta,
+) -> None:
+    of_one = direction is Direction.DOWN or target is not None or max_steps is not None
+    chosen = _chosen(line, of_one=of_one)
+    _check_version(chosen[0], target, "--to")
     url = database.required_url()
-
-    async def migrate_line(line: str) -> MigrateResult:
-        migrator = Migrator(
-            url,
-            schema=database.schema,
-            line=line,
-            lock_timeout=options.lock_timeout,
-            statement_timeout=options.statement_timeout,
-        )
-        verb = migrator.up if direction is Direction.UP else migrator.down
-        return await verb(
-            target=options.target, max_steps=options.max_steps, dry_run=options.dry_run
-        )
 
     async def migrate_now() -> None:
         results: list[MigrateResult] = []
-        for line in chosen:
-            result = await migrate_line(line)
+        for one in chosen:
+            migrator = Migrator(url, schema=database.schema, line=one, **timeouts)
+            verb = migrator.up if direction is Direction.UP else migrator.down
+            result = await verb(target=target, max_steps=max_steps, dry_run=dry_run)
             results.append(result)
-            if not options.as_json:
-                _print_steps(direction, result, options)
-        if options.as_json:
-            _print_lines([_result_json(direction, result, options) for result in results])
+            if not as_json:
+                _print_steps(result.line, result.steps, dry_run=dry_run, show_sql=show_sql)
+        if as_json:
+            _print_lines(
+                [
+                    {
+                        "line": result.line,
+                        "schema": result.schema,
+                        "direction": direction,
+                        "dry_run": dry_run,
+                        "migrations": [
+                            _step_object(one, show_sql=show_sql) for one in result.steps
+                        ],
+                        "notices": result.notices,
+                    }
+                    for result in results
+                ]
+            )
             return
         if not any(result.steps for result in results):
             click.echo(f"nothing to migrate {direction}")
@@ -173,38 +165,23 @@ def _migrate(direction: Direction, database: DatabaseSettings, options: _StepOpt
     run(migrate_now)
 
 
-def _result_json(
-    direction: Direction, result: MigrateResult, options: _StepOptions
-) -> dict[str, object]:
-    return {
-        "line": result.line,
-        "schema": result.schema,
-        "direction": direction,
-        "dry_run": options.dry_run,
-        "migrations": [_step_json(step, show_sql=options.show_sql) for step in result.steps],
-        "notices": result.notices,
-    }
-
-
-def _step_json(step: MigrationStep, *, show_sql: bool) -> dict[str, object]:
+def _step_object(step: MigrationStep, show_sql: bool) -> dict[str, object]:
     milliseconds = round(step.duration / timedelta(milliseconds=1), 3)
-    entry: dict[str, object] = {
-        "version": step.version,
-        "name": step.name,
-        "duration_ms": milliseconds,
-    }
-    return {**entry, "sql": step.sql} if show_sql else entry
+    sql = {"sql": step.sql} if show_sql else {}
+    return {"version": step.version, "name": step.name, "duration_ms": milliseconds, **sql}
 
 
-def _print_steps(direction: Direction, result: MigrateResult, options: _StepOptions) -> None:
-    done = "applied" if direction is Direction.UP else "undone"
-    for step in result.steps:
-        what = f"{result.line} {step.version:03} {direction} {step.name}"
-        if options.dry_run:
+def _print_steps(
+    line: str, steps: Sequence[MigrationStep], *, dry_run: bool, show_sql: bool
+) -> None:
+    for step in steps:
+        done = "applied" if step.direction is Direction.UP else "undone"
+        what = f"{line} {step.version:03} {step.direction} {step.name}"
+        if dry_run:
             click.echo(f"would be {done}: {what}")
         else:
             click.echo(f"{done}: {what} ({step.duration / timedelta(milliseconds=1):.0f} ms)")
-        if options.show_sql:
+        if show_sql:
             click.echo(step.sql)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 import click
-import msgspec
 
 from riverpy._postgres import periodic as table
 from riverpy._postgres.domains import domain_leaders
@@ -20,7 +19,6 @@ from riverpy.schedules import CronSchedule, next_time, parse_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from datetime import datetime
 
     from riverpy._postgres.driver import Connection, Transaction
     from riverpy.cli._options import DatabaseSettings
@@ -31,15 +29,6 @@ COUNT_DEFAULT = 5
 COUNT_MAX = 1000
 
 _id_argument = click.argument("job_id", metavar="ID", type=NAME)
-
-
-class NextOutput(msgspec.Struct, frozen=True):
-    """The `--json` output of `periodic next`."""
-
-    id: str
-    schedule: str
-    paused: bool
-    slots: list[datetime]
 
 
 @click.group
@@ -101,7 +90,10 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
             break
         slots.append(following)
     if as_json:
-        print_json(NextOutput(state.id, state.schedule, state.paused_at is not None, slots))
+        is_paused = state.paused_at is not None
+        print_json(
+            {"id": state.id, "schedule": state.schedule, "paused": is_paused, "slots": slots}
+        )
         return
     is_cron = isinstance(schedule, CronSchedule)
     zone = schedule.zone if is_cron else None

@@ -48,13 +48,6 @@ reads use at most a tenth of the time. During an outage the command shows the er
 """
 
 
-class FailedRead(msgspec.Struct, frozen=True):
-    """A failed read, in `--json` output."""
-
-    at: datetime
-    error: str
-
-
 @click.command(epilog=_EPILOG)
 @click.option(
     "--interval",
@@ -95,22 +88,23 @@ class _Screen:
     def show(self, status: FleetStatus) -> None:
         """Show a status."""
         self._status, self._seen_at, self._error = status, time.monotonic(), None
-        if self._as_json:
-            self._write(_json_line(status))
-        elif self._is_live:
-            self._paint()
-        else:
-            self._print(view(status))
+        self._show(status, view(status))
 
     def show_error(self, error: str) -> None:
         """Show the error of a failed read."""
         self._error = error
+        line = no_answer(error, time.monotonic() - self._seen_at)
+        self._show({"at": datetime.now(UTC), "error": error}, [line])
+
+    def _show(self, value: object, lines: Sequence[Line]) -> None:
         if self._as_json:
-            self._write(_json_line(FailedRead(datetime.now(UTC), error)))
+            self._write(f"{msgspec.json.encode(value).decode()}\n")
         elif self._is_live:
             self._paint()
         else:
-            self._print([no_answer(error, time.monotonic() - self._seen_at)])
+            color = has_color(sys.stdout)
+            text = "".join(f"{line.rendered(None, color=color)}\n" for line in lines)
+            self._write(text if self._is_empty else f"\n{text}")
 
     async def follow_size(self) -> None:
         """Print the status again when the size of the terminal changes."""
@@ -128,11 +122,6 @@ class _Screen:
         lines = view(self._status, self._error, age, width=width)
         color = has_color(sys.stdout)
         self._write(before + frame(lines, width=width, height=height, color=color))
-
-    def _print(self, lines: Sequence[Line]) -> None:
-        color = has_color(sys.stdout)
-        drawn = "".join(f"{line.rendered(None, color=color)}\n" for line in lines)
-        self._write(drawn if self._is_empty else f"\n{drawn}")
 
     def _write(self, text: str) -> None:
         self._is_empty = False
@@ -170,7 +159,3 @@ async def _read_again(reader: StatusReader, screen: _Screen) -> float:
         return STATEMENT_TIMEOUT.total_seconds() if is_statement_timeout(error) else 0.0
     screen.show(status)
     return status.took
-
-
-def _json_line(value: FleetStatus | FailedRead) -> str:
-    return f"{msgspec.json.encode(value).decode()}\n"

@@ -86,28 +86,6 @@ class _Sleep(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class _Stopwatch:
-    """Measures the time and processor time of the work. It starts when the client starts to
-    claim."""
-
-    def __init__(self, server: ServerProcesses | None) -> None:
-        self._server = server
-        self.seconds = self.cpu_seconds = self.server_cpu_seconds = 0.0
-
-    def started(self, value: None = None) -> None:
-        """Start: the client claims now. This is the interface of anyio's TaskStatus."""
-        if self._server is not None:
-            self.server_cpu_seconds = -self._server.cpu_seconds()
-        self.seconds, self.cpu_seconds = -time.perf_counter(), -time.process_time()
-
-    def stop(self) -> None:
-        """Stop, before the client closes its connections."""
-        self.seconds += time.perf_counter()
-        self.cpu_seconds += time.process_time()
-        if self._server is not None:
-            self.server_cpu_seconds += self._server.cpu_seconds()
-
-
 def occupancy(begun: Sequence[float], ended: Sequence[float], slots: int) -> float | None:
     """Return the share of slots in use while there is work for all slots.
 
@@ -158,6 +136,8 @@ class Bench:
         self._all_worked = anyio.Event()
         self._picked_up_at: dict[int, float] = {}
         self._all_picked_up = anyio.Event()
+        self._server: ServerProcesses | None = None
+        self._started_at = (0.0, 0.0, 0.0)
         workers = Workers()
         workers.job(self._noop)
         workers.job(self._sleep)
@@ -218,12 +198,12 @@ class Bench:
         """
         async with self._connected() as connection:
             ((pid, is_local, postgres),) = await self._fetch(connection, "bench_server")
-            server = ServerProcesses.of_backend(pid) if is_local else None
+            self._server = ServerProcesses.of_backend(pid) if is_local else None
             async with self._client:
                 insert_seconds = await self._insert()
                 await self._fetch(connection, "bench_settle")
                 settle_collector()
-                work = await self._work(server)
+                work_seconds, client_cpu, server_cpu = await self._work()
                 rss = memory_mib()
                 await self._check(connection)
                 pickups = statistics.quantiles(await self._pick_up(), n=100, method="inclusive")
@@ -233,11 +213,9 @@ class Bench:
             jobs=jobs,
             slots=slots,
             insert_per_s=round(jobs / insert_seconds, 1),
-            work_per_s=round(jobs / work.seconds, 1),
-            client_cpu_us_per_job=round(work.cpu_seconds * 1e6 / jobs, 2),
-            server_cpu_us_per_job=round(work.server_cpu_seconds * 1e6 / jobs, 2)
-            if server
-            else None,
+            work_per_s=round(jobs / work_seconds, 1),
+            client_cpu_us_per_job=round(client_cpu * 1e6 / jobs, 2),
+            server_cpu_us_per_job=round(server_cpu * 1e6 / jobs, 2) if self._server else None,
             occupancy=None if share is None else round(share, 4),
             pickup_p50_ms=round(pickups[49] * 1e3, 3),
             pickup_p99_ms=round(pickups[98] * 1e3, 3),
@@ -273,20 +251,29 @@ class Bench:
             return _Noop()
         return _Sleep(self._load.sleep * random.uniform(0.5, 1.5))  # noqa: S311 (no secret)
 
-    async def _work(self, server: ServerProcesses | None) -> _Stopwatch:
-        """Work the jobs. Return the stopwatch.
+    async def _work(self) -> list[float]:
+        """Work the jobs. Return the seconds, the processor time of this process and that of the
+        server, from the first claim to the last stored result.
 
         The last job is stored with the last batch, so its event marks the last completion. The
         subscription opens after all jobs have run, so that events cost nothing before.
         """
-        watch = _Stopwatch(server)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(self._client.run, task_status=watch))
+            tasks.start_soon(partial(self._client.run, task_status=self))
             await self._until_all_worked()
             await self._until_last_stored()
-            watch.stop()
+            ended_at = self._read_clocks()
             self._client.stop()
-        return watch
+            return [end - start for start, end in zip(self._started_at, ended_at, strict=True)]
+
+    def started(self, value: None = None) -> None:
+        """Read the clocks: the client claims now. This is the interface of anyio's TaskStatus."""
+        self._started_at = self._read_clocks()
+
+    def _read_clocks(self) -> tuple[float, float, float]:
+        """Return the time, the processor time of this process, and that of the server."""
+        server_cpu = self._server.cpu_seconds() if self._server else 0.0
+        return time.perf_counter(), time.process_time(), server_cpu
 
     async def _until_all_worked(self) -> None:
         worked = -1

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -15,13 +14,14 @@ import anyio.to_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from anyio.abc import TaskStatus
     from watchfiles import Change
 
 HARD_STOP_TIMEOUT = 2.0
 """Seconds from the second signal until a worker that has not ended is killed."""
-_SETTINGS_FILES = frozenset({"pyproject.toml", "riverpy.toml"})
+_SETTINGS_FILES = ("/pyproject.toml", "/riverpy.toml")
 _IGNORED = ("site-packages", "venv")
 """The names of ignored directories. watchfiles ignores more directories by default."""
 _STEP_MS = 100
@@ -86,20 +86,17 @@ class WorkerProcess:
     async def stop(self, urgent: anyio.Event) -> None:
         """Stop the worker. When `urgent` is set, the worker cancels its jobs and must end within
         `HARD_STOP_TIMEOUT`."""
-        self._terminate()
+        self._process.terminate()
         with anyio.move_on_after(self._stop_timeout):
             await first_of(self.ended, urgent)
         if urgent.is_set() and not self.ended.is_set():
-            self._terminate()
+            self._process.terminate()
             with anyio.move_on_after(HARD_STOP_TIMEOUT):
                 await self.ended.wait()
         if not self.ended.is_set():
             self._print_note("riverpy dev: the worker did not end in time and is killed")
             self._kill()
             await self.ended.wait()
-
-    def _terminate(self) -> None:
-        self._process.terminate()
 
     def _kill(self) -> None:
         """Kill the process group of the worker."""
@@ -180,10 +177,12 @@ class Supervisor:
                     self._stopping.set()
 
     async def _follow_changes(self, directory: Path) -> None:
-        from watchfiles import awatch  # pyright: ignore[reportUnknownVariableType] (its stop_event)
+        from watchfiles import PythonFilter, awatch  # pyright: ignore[reportUnknownVariableType] (its stop_event)
 
+        is_ours = PythonFilter(extra_extensions=_SETTINGS_FILES)
+        is_ours.ignore_dirs = (*PythonFilter.ignore_dirs, *_IGNORED)
         async for changes in awatch(
-            directory, watch_filter=_filter(), debounce=_DEBOUNCE_MS, step=_STEP_MS
+            directory, watch_filter=is_ours, debounce=_DEBOUNCE_MS, step=_STEP_MS
         ):
             if not self._stopping.is_set():
                 self._print_note(f"riverpy dev: {_names(changes, directory)} changed, restarting")
@@ -205,17 +204,3 @@ async def first_of(*events: anyio.Event) -> None:
 def _names(changes: set[tuple[Change, str]], directory: Path) -> str:
     names = sorted({os.path.relpath(path, directory) for _, path in changes})
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-
-
-def _filter() -> Callable[[Change, str], bool]:
-    """Return a filter that accepts changes of Python files and of riverpy's settings, but not of
-    installed packages."""
-    from watchfiles import DefaultFilter
-
-    usual = DefaultFilter(ignore_dirs=(*DefaultFilter.ignore_dirs, *_IGNORED))
-
-    def is_ours(change: Change, path: str) -> bool:
-        name = Path(path).name
-        return (name.endswith(".py") or name in _SETTINGS_FILES) and usual(change, path)
-
-    return is_ours
