@@ -258,13 +258,16 @@ class Bench:
         The last job is stored with the last batch, so its event marks the last completion. The
         subscription opens after all jobs have run, so that events cost nothing before.
         """
+        costs: list[float] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(self._client.run, task_status=self))
             await self._until_all_worked()
             await self._until_last_stored()
             ended_at = self._read_clocks()
             self._client.stop()
-            return [end - start for start, end in zip(self._started_at, ended_at, strict=True)]
+            pairs = zip(self._started_at, ended_at, strict=True)
+            costs += [end - start for start, end in pairs]
+        return costs
 
     def started(self, value: None = None) -> None:
         """Read the clocks: the client claims now. This is the interface of anyio's TaskStatus."""
