@@ -427,8 +427,7 @@ def _service_file(environ: Mapping[str, str]) -> Path:
 
 def environment_url(environ: Mapping[str, str] | None = None) -> str:
     """Return a URL for the `PG*` variables. The URL contains the service of PGSERVICE, because
-    asyncpg reads this variable too late.
-    """
+    asyncpg reads this variable too late."""
     service = (os.environ if environ is None else environ).get("PGSERVICE")
     return f"{_ENVIRONMENT_URL}?service={quote(service, safe='')}" if service else _ENVIRONMENT_URL
 

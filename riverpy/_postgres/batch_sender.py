@@ -1,8 +1,8 @@
-"""BatchSender: runs a statement over many rows, and finds the rows that it fails for.
+"""BatchSender: runs a statement over many rows, and finds the rows that make the statement fail.
 
-A statement fails as a whole if one row is refused, or if all rows together take too long. So a
-failed batch is sent again in parts, down to single rows. A row that fails alone is set aside, or
-passed to the owner of the sender. It delays other rows only by its own statement.
+A statement fails for all its rows if the server refuses one row, or if it takes too long. Then its
+rows are sent again in smaller parts, down to single rows. A row that fails alone is set aside: it
+is sent again later, alone. Or the row is passed to the owner of the sender.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ GROWTH_SHARE = 1 / 4
 """A full batch that took less than this share of the time limit doubles the size of the next
 one."""
 SINGLE_ROWS_MAX = 100
-"""The largest failed batch, in rows, that is sent again row by row."""
+"""The maximum rows of a failed batch that is sent again row by row."""
 NARROW_ROWS_MAX = 10
-"""The largest failed batch of a search, in rows, after which the search continues with one row."""
+"""The maximum rows of a failed statement after which the next statement has one row. This is for
+statements that select their rows themselves."""
 REPEAT_WINDOW = 60.0
 """The longest time between two errors of the same kind that count as repeated, in seconds."""
 FAILURES_MAX = 8
-"""The number of consecutive failed batches without a pause. After more failures, probably all rows
+"""How many batches may fail one after the other before the sender pauses. Then probably all rows
 are affected, for example by a locked table or a full disk."""
 PAUSE_MIN, PAUSE_MAX = timedelta(milliseconds=20), timedelta(seconds=2)
 RECOVERY_FAILURES = 3
-"""The number of consecutive failures from which a success makes all rows due that are set aside."""
+"""If this many batches failed before a success, all rows that are set aside become due."""
 
 Row = TypeVar("Row")
 
@@ -76,30 +77,30 @@ def cause_of(error: Exception) -> Cause:
 class StatementErrors:
     """The recent errors of one kind of statement, to find repeated errors.
 
-    Most errors are not repeated, for example a deadlock or a lost connection. The cause of a
-    repeated error may be a row, for example a damaged value, or a row whose trigger fails.
+    Most errors are not repeated, for example a deadlock or a lost connection. A repeated error may
+    be caused by a row, for example by a damaged value or a trigger that fails.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, float] = {}
-        """The time of the last error, by kind of error, in monotonic seconds."""
+        self._last_at: dict[str, float] = {}
+        """The time of the last error of each kind, in monotonic seconds."""
 
     def may_be_of_rows(self, error: Exception, *, is_retry: bool = False) -> bool:
-        """Remember the error, and return whether a row may be the cause. `is_retry`: the statement
-        was for one row that has failed alone before."""
+        """Record the error, and return whether a row may be the cause. `is_retry`: the statement
+        had only one row, which has failed alone before."""
         if not isinstance(error, DATABASE_ERRORS):
             return False
         cause = cause_of(error)
         if cause is not Cause.UNKNOWN:
             return cause is not Cause.NOT_SENT
-        kind, now = _kind(error), time.monotonic()
-        is_repeated = now - self._seen.get(kind, -math.inf) < REPEAT_WINDOW
-        self._seen[kind] = now
+        kind, now = _error_kind(error), time.monotonic()
+        is_repeated = now - self._last_at.get(kind, -math.inf) < REPEAT_WINDOW
+        self._last_at[kind] = now
         return is_repeated or (is_retry and not is_connection_loss(error))
 
 
-def _kind(error: Exception) -> str:
-    """Return the kind of an error, as a text. Errors of one kind count as repeated."""
+def _error_kind(error: Exception) -> str:
+    """Return the kind of an error. Two errors of one kind count as a repeated error."""
     if is_connection_loss(error):
         return "connection"
     sqlstate = getattr(error, "sqlstate", None) if isinstance(error, PostgresError) else None
@@ -107,56 +108,52 @@ def _kind(error: Exception) -> str:
 
 
 class BatchSize:
-    """The number of rows of the next statement. It is adapted to the time limit of statements."""
+    """How many rows the next statement has. It grows if statements are quick, and shrinks if one
+    fails."""
 
     def __init__(self, maximum: int, limit: float) -> None:
-        """Create the batch size.
-
-        Args:
-            maximum: the largest number of rows of a statement.
-            limit: the time limit of a statement in seconds.
-        """
+        """Start with `maximum` rows. `limit` is the time limit of a statement in seconds."""
         self.maximum = self.rows = maximum
         self._limit = limit
-        self._searched = 0
-        """During a search: the number of next rows that include the failing row. Otherwise 0."""
+        self._suspect_rows = 0
+        """After `narrow`: how many of the next rows may include the failing row. Otherwise 0."""
 
     def shrink(self, rows: int) -> None:
         """Halve the size after a statement over `rows` rows failed."""
         self.rows = max(rows // 2, 1)
 
     def narrow(self, rows: int) -> None:
-        """Shrink the size after a failed statement that selects the first `rows` rows itself. The
-        next statement selects the same rows again, so the size does not grow until these rows are
-        done."""
-        self._searched = rows
+        """Shrink the size after a failed statement that selected its first `rows` rows itself. The
+        next statement selects the same rows again. So the size grows again only after these
+        rows."""
+        self._suspect_rows = rows
         self.rows = math.isqrt(rows) if rows > NARROW_ROWS_MAX else 1
 
     def grow(self, rows: int, seconds: float) -> None:
         """Double the size after a statement succeeded, if the batch was full and quick."""
-        self._searched -= rows
-        if self._searched > 0:
+        self._suspect_rows -= rows
+        if self._suspect_rows > 0:
             return
         if self.rows <= rows and seconds < self._limit * GROWTH_SHARE:
             self.rows = min(self.rows * 2, self.maximum)
 
     def end_search(self) -> None:
-        """Let the size grow again: the failing row was found, or is gone."""
-        self._searched = 0
+        """Let the size grow again, because the failing row was found or no longer exists."""
+        self._suspect_rows = 0
 
 
 @dataclass(frozen=True)
 class BatchStatement(Generic[Row]):
-    """A statement over rows, with functions that describe the rows to the sender."""
+    """A statement for `BatchSender`, with functions about its rows."""
 
     send: Callable[[list[Row]], Awaitable[None]]
-    """Sends the statement. An error means that no row was handled."""
+    """Sends the statement. After an error it has changed no row."""
     row_id: Callable[[Row], Hashable]
     """Returns the id of a row. One statement never has two rows with the same id."""
     key: Callable[[Row], Hashable] | None = None
     """Returns the key under which a row is set aside. None: the id of the row is the key."""
     fitting: Callable[[list[Row]], int] = len
-    """Returns how many of the given rows, from the first on, fit into one statement."""
+    """Returns how many of the given rows fit into one statement."""
     is_row_error: Callable[[Exception], bool] | None = None
     """Returns whether a row may be the cause of an error. None: `StatementErrors` decides."""
 
@@ -182,18 +179,17 @@ class BatchSender(Generic[Row]):
         too_slow: Callable[[int, Exception], None] = _ignore,
         failures_max: int = FAILURES_MAX,
     ) -> None:
-        """Create the batch sender.
+        """Start without rows.
 
         Args:
             statement: the statement to send.
             size: the size of batches.
-            aside: keeps rows that fail alone. None: such a row is passed to `set_aside` at once and
-                not sent again.
-            set_aside: called once for each row that is set aside: at its first failure if the
-                server refused it, and otherwise at its second.
+            aside: keeps rows that fail alone. None: such a row is not sent again.
+            set_aside: called once for each row that fails alone. If the server did not refuse the
+                row, and `aside` keeps it, this is called at its second failure.
             recovered: called when a row that was passed to `set_aside` is sent successfully.
             too_slow: called with the new size and the error when a batch took too long.
-            failures_max: the number of consecutive failed batches without a pause.
+            failures_max: how many batches may fail one after the other before the sender pauses.
         """
         self._statement = statement
         self._row_id, self._key = statement.row_id, statement.key or statement.row_id
@@ -210,17 +206,16 @@ class BatchSender(Generic[Row]):
         self._parts: deque[list[Row]] = deque()
         self._sending: list[Row] = []
         self._failures = 0
-        """The number of consecutive failed batches, not counting retries of rows that are set
-        aside."""
+        """How many batches have failed since the last success, without retries of single rows."""
         self._pause_until = 0.0
-        """The end of the pause, in monotonic seconds. During a pause only rows that are set aside
-        are sent."""
+        """The end of the pause, in monotonic seconds. A pause stops new rows and failed parts, but
+        not retries of single rows."""
         self._was_new = False
         """Whether the last batch had new rows."""
 
     @property
     def rows(self) -> list[Row]:
-        """All rows that are not sent yet."""
+        """All rows that were not sent successfully yet."""
         parts = [row for part in self._parts for row in part]
         return [*self._sending, *parts, *self._new, *(entry.row for entry in self.aside.entries)]
 
@@ -237,7 +232,7 @@ class BatchSender(Generic[Row]):
         return self.next_due <= time.monotonic()
 
     def __len__(self) -> int:
-        """The number of waiting rows, without the rows of a running statement."""
+        """Count the waiting rows, without the rows of a running statement."""
         return len(self._new) + sum(map(len, self._parts)) + len(self.aside)
 
     @property
@@ -251,8 +246,8 @@ class BatchSender(Generic[Row]):
             self._new.append(row)
 
     def add_missing(self, rows: Iterable[Row]) -> None:
-        """Add the rows that are not waiting yet, behind the rows that are. So repeated calls with
-        the same rows do not change the order, and every row is sent."""
+        """Add the rows that are not waiting yet, after all waiting rows. Repeated calls with the
+        same rows do not change their order."""
         waiting = set(map(self._row_id, self.rows))
         for row in rows:
             if self._row_id(row) not in waiting:
@@ -265,7 +260,7 @@ class BatchSender(Generic[Row]):
         self._reported.discard(key)
 
     def discard(self) -> None:
-        """Forget the rows that are not sent, except for those that are set aside."""
+        """Forget the rows that were not sent. Rows that are set aside stay."""
         self._new.clear()
         self._parts.clear()
 
@@ -273,10 +268,10 @@ class BatchSender(Generic[Row]):
         """Send one statement, if there is a row for it.
 
         Raises:
-            Exception: an error that no row has caused, for example a lost connection. The rows
-                stay, and the next steps send them again.
+            Exception: an error that no row has caused, for example a lost connection. The next
+                steps send the rows again.
         """
-        rows = self._sending = self._take()
+        rows = self._sending = self._take_rows()
         if not rows:
             return
         is_retry = len(rows) == 1 and bool(self.aside) and self._key(rows[0]) in self.aside
@@ -291,19 +286,15 @@ class BatchSender(Generic[Row]):
                 raise
             if self._failures > self._failures_max:
                 self._pause_until = time.monotonic() + self._backoff.next()
-            self._failed(rows, error, time.monotonic() - began)
+            self._handle_failure(rows, error, time.monotonic() - began)
         else:
-            self._succeeded(rows, time.monotonic() - began, is_retry=is_retry)
+            self._handle_success(rows, time.monotonic() - began, is_retry=is_retry)
         finally:
             self._sending = []
 
     async def send_all(self, within: float = math.inf) -> bool:
-        """Send all rows, except for those that are set aside and not due. Return False if rows are
-        left after `within` seconds.
-
-        Raises:
-            Exception: as `step`.
-        """
+        """Send all rows that are due. Return False if the time `within` was too short, in seconds.
+        Raise what `step` raises."""
         until = time.monotonic() + within
         while self._new or self._parts or self.is_ready:
             if time.monotonic() >= until:
@@ -317,9 +308,9 @@ class BatchSender(Generic[Row]):
             return self._statement.is_row_error(error)
         return self._errors.may_be_of_rows(error, is_retry=is_retry)
 
-    def _take(self) -> list[Row]:
-        """Remove and return the rows of the next statement: new rows, a part of a failed batch, or,
-        if no part waits, one row that is set aside."""
+    def _take_rows(self) -> list[Row]:
+        """Remove and return the rows of the next statement: new rows, a part of a failed batch, or
+        one row that is set aside."""
         is_paused = time.monotonic() < self._pause_until
         parts, new = not is_paused and self._parts, not is_paused and self._new
         retry = None if parts else self.aside.due()
@@ -348,10 +339,10 @@ class BatchSender(Generic[Row]):
             self._parts.appendleft(part[count:])
         return part[:count]
 
-    def _failed(self, rows: list[Row], error: Exception, seconds: float) -> None:
+    def _handle_failure(self, rows: list[Row], error: Exception, seconds: float) -> None:
         if len(rows) > 1:
             self.size.shrink(len(rows))
-            self._parts.extend(_split(rows))
+            self._parts.extend(split_batch(rows))
             if cause_of(error) is Cause.TIME:
                 self._too_slow(self.size.rows, error)
             return
@@ -364,7 +355,7 @@ class BatchSender(Generic[Row]):
             self._reported.add(key)
             self._set_aside(row, error)
 
-    def _succeeded(self, rows: list[Row], seconds: float, *, is_retry: bool) -> None:
+    def _handle_success(self, rows: list[Row], seconds: float, *, is_retry: bool) -> None:
         if is_retry:
             key = self._key(rows[0])
             self.aside.remove(key)
@@ -380,8 +371,8 @@ class BatchSender(Generic[Row]):
             self._backoff.reset()
 
 
-def _split(rows: list[Row]) -> list[list[Row]]:
+def split_batch(rows: list[Row]) -> list[list[Row]]:
     """Split a failed batch of N rows into parts of about sqrt(N) rows, or into single rows if N is
-    small. So a failing row is alone in a statement after at most two more failures."""
+    small. After at most two more failures a failing row is alone in a statement."""
     size = math.isqrt(len(rows)) if len(rows) > SINGLE_ROWS_MAX else 1
     return [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -23,7 +23,7 @@ from riverpy._postgres.driver import (
     describe,
     is_pool,
 )
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import milliseconds, query
 from riverpy._postgres.tracing import untraced
 from riverpy.errors import ConfigError
 
@@ -78,9 +78,8 @@ async def limit_statements(connection: Connection, limit: timedelta) -> None:
         ("statement_timeout", limit),
         ("client_connection_check_interval", CHECK_INTERVAL),  # from PostgreSQL 14 on
     ):
-        milliseconds = round(value.total_seconds() * 1000)
         with suppress(PostgresError):  # some platforms lack this setting
-            await statement.execute(connection, name=name, milliseconds=milliseconds)
+            await statement.execute(connection, name=name, milliseconds=milliseconds(value))
 
 
 async def connect_limited(

@@ -1,18 +1,18 @@
 """Damaged jobs: finds jobs that the server cannot read, and reads all others.
 
-A value that is damaged on the disk makes every statement fail that reads the value, for all rows of
-the statement. So after such an error, riverpy searches for the damaged jobs, and sends the
-statement again without the wide columns of these jobs."""
+If a value is damaged on the disk, each statement that reads the value fails for all its rows. After
+such an error riverpy searches for the damaged jobs. Then it sends the statement again, without the
+wide columns of these jobs: args, errors, metadata."""
 
 from __future__ import annotations
 
-import math
 import time
+from collections import deque
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from riverpy._log_events import DAMAGED_JOB_SKIPPED
-from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
+from riverpy._postgres.batch_sender import split_batch
 from riverpy._postgres.driver import (
     PostgresError,
     describe,
@@ -55,11 +55,7 @@ async def job_damage_candidates(
 
 
 async def job_damage_check(connection: Transaction, schema: str | None, ids: Sequence[int]) -> None:
-    """Read the wide columns of jobs. The statement fails if a job is damaged.
-
-    Raises:
-        PostgresError: a job is damaged: `is_damage` of the error is True.
-    """
+    """Read the wide columns of jobs. If a job is damaged, raise an error with `is_damage`."""
     await query(_FILE, "job_damage_check", schema).fetch(connection, id=list(ids))
 
 
@@ -75,7 +71,7 @@ def naming_damage(job_id: int) -> Generator[None]:
 
 
 def damage_error(damaged: Mapping[int, str]) -> JobDamagedError:
-    """Return one error for damaged jobs. `damaged` has the error of each job by id."""
+    """Return one error for all damaged jobs. `damaged` maps their ids to the server's errors."""
     ids, error = ", ".join(map(str, damaged)), next(iter(damaged.values()))
     noun = "job" if len(damaged) == 1 else "jobs"
     return JobDamagedError(f"the server cannot read {noun} {ids} ({error}); {REMEDY}")
@@ -95,13 +91,10 @@ async def read_undamaged(
         schema: the schema of River's tables.
         states: the states of the jobs that `read` reads.
         read: sends a statement that reads no wide column of the jobs with the given ids.
-        known: the errors of jobs that an earlier read has found damaged, by id.
+        known: the jobs that an earlier read found damaged: their errors by id.
 
     Returns:
         The result of `read`, and the errors of all damaged jobs by id.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
     """
     known = dict(known or {})
     try:
@@ -120,11 +113,7 @@ async def read_undamaged(
 async def damaged_of(
     connection: Transaction, schema: str | None, ids: Sequence[int]
 ) -> dict[int, str]:
-    """Return the errors of the given jobs that are damaged, by id.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
+    """Find the damaged jobs among the given ones. Return their errors by id."""
     _, damaged = await read_parts(
         connection, ids, lambda part: job_damage_check(connection, schema, part)
     )
@@ -134,34 +123,27 @@ async def damaged_of(
 async def read_parts(
     connection: Transaction, ids: Sequence[int], read: Callable[[list[int]], Awaitable[T]]
 ) -> tuple[list[T], dict[int, str]]:
-    """Read jobs in parts. A part that fails for a damaged job is read in smaller parts.
+    """Read jobs in parts. A part that fails for a damaged job is read again in smaller parts.
 
     Returns:
-        The result of `read` for each part, in the order of the ids, and the errors of damaged jobs
-        by id.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
+        The results of `read`, in the order of the ids, and the errors of damaged jobs by id.
     """
-    results: dict[int, T] = {}
+    results: list[T] = []
     damaged: dict[int, str] = {}
-    position = {job_id: index for index, job_id in enumerate(ids)}
-
-    async def read_part(part: list[int]) -> None:
-        async with _savepoint(connection):
-            results[position[part[0]]] = await read(part)
-
-    sender = BatchSender(
-        BatchStatement(read_part, row_id=int, is_row_error=is_unreadable),
-        size=BatchSize(PAGE, math.inf),
-        aside=None,
-        set_aside=lambda job_id, error: damaged.update({job_id: describe(error)}),
-        failures_max=len(ids),
-    )
-    for job_id in ids:
-        sender.add(job_id)
-    await sender.send_all()
-    return [results[index] for index in sorted(results)], damaged
+    parts = deque(list(ids[start : start + PAGE]) for start in range(0, len(ids), PAGE))
+    while parts:
+        part = parts.popleft()
+        try:
+            async with _savepoint(connection):
+                results.append(await read(part))
+        except PostgresError as error:
+            if not is_unreadable(error):
+                raise
+            if len(part) > 1:
+                parts.extendleft(reversed(split_batch(part)))
+            else:
+                damaged[part[0]] = describe(error)
+    return results, damaged
 
 
 @asynccontextmanager
@@ -178,14 +160,9 @@ async def _savepoint(connection: Transaction) -> AsyncGenerator[None]:
 class DamagedJobs:
     """The damaged jobs that one service skips, for the log and for reports."""
 
-    def __init__(self, what: str, log: Any) -> None:
-        """Create an empty list of damaged jobs.
-
-        Args:
-            what: the purpose of the reads, for the log.
-            log: the logger of the service.
-        """
-        self._what = what
+    def __init__(self, purpose: str, log: Any) -> None:
+        """Start without damaged jobs. `purpose` is that of the reads, for the log."""
+        self._purpose = purpose
         self._limited_log = log.limited()
         self._known: dict[int, SetAsideRow] = {}
 
@@ -201,28 +178,17 @@ class DamagedJobs:
         states: Sequence[str],
         read: Callable[[list[int]], Awaitable[T]],
     ) -> T:
-        """Read jobs like `read_undamaged`, and log each damaged job once.
-
-        Raises:
-            Exception: one of DATABASE_ERRORS.
-        """
+        """Read jobs like `read_undamaged`, and log each damaged job once."""
         result, damaged = await read_undamaged(connection, schema, states, read)
-        for job_id in damaged.keys() - self._known.keys():
-            self._limited_log.warning(
-                DAMAGED_JOB_SKIPPED,
-                purpose=self._what,
-                job_id=job_id,
-                error=damaged[job_id],
-            )
-        now, known = time.monotonic(), self._known
-        self._known = {
-            job_id: SetAsideRow(
-                self._what,
-                str(job_id),
-                error,
-                known[job_id].tries + 1 if job_id in known else 1,
-                known[job_id].since if job_id in known else now,
-            )
-            for job_id, error in damaged.items()
-        }
+        known: dict[int, SetAsideRow] = {}
+        for job_id, error in damaged.items():
+            tries, since = 1, time.monotonic()
+            if (before := self._known.get(job_id)) is not None:
+                tries, since = before.tries + 1, before.since
+            else:
+                self._limited_log.warning(
+                    DAMAGED_JOB_SKIPPED, purpose=self._purpose, job_id=job_id, error=error
+                )
+            known[job_id] = SetAsideRow(self._purpose, str(job_id), error, tries, since)
+        self._known = known
         return result

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.jobs import ClaimKey
-from riverpy._postgres.sql_files import fetch_filtered, query
+from riverpy._postgres.sql_files import fetch_filtered, milliseconds, query
 from riverpy.job import wire_timestamp
 
 if TYPE_CHECKING:
@@ -160,8 +160,8 @@ async def job_schedule(
 
 async def job_lock_limit(connection: Transaction, limit: timedelta) -> None:
     """Set `lock_timeout` for the open transaction."""
-    milliseconds = round(limit.total_seconds() * 1000)
-    await query(_FILE, "job_lock_limit", None).execute(connection, milliseconds=milliseconds)
+    statement = query(_FILE, "job_lock_limit", None)
+    await statement.execute(connection, milliseconds=milliseconds(limit))
 
 
 async def job_running_of(

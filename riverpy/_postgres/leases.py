@@ -1,4 +1,7 @@
-"""The statements on leases: one typed function per block of `sql/queries/riverpy_lease.sql`."""
+"""The statements on leases: one typed function per block of `sql/queries/riverpy_lease.sql`.
+
+A term is the time for which one holder has a lease. Its epoch is a number, larger than that of the
+term before."""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import milliseconds, query
 from riverpy._postgres.transactions import savepoint_error
 
 if TYPE_CHECKING:
@@ -15,11 +18,11 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 TOPIC = "riverpy_lease"
-"""The topic of notifications that a lease was released, or that a process requests its release."""
+"""The topic of notifications about leases: a lease was released, or its holder is to release it."""
 
 RELEASE_LOCK_TIMEOUT = timedelta(milliseconds=500)
-"""The longest wait of a release for a locked row. The limit is short because other statements wait
-for the same connection."""
+"""How long a release waits for a locked row. Other statements wait for the same connection, so this
+is short."""
 
 _FILE = "riverpy_lease"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -30,7 +33,6 @@ class LeaseLockedError(TimeoutError):
     """Leases could not be renewed, because other transactions have locked their rows."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Create the error from the names of the locked leases."""
         self.names = frozenset(names)
         super().__init__(
             "another transaction has locked the rows of leases: " + ", ".join(sorted(self.names))
@@ -46,18 +48,18 @@ class LeaseAnswer(NamedTuple):
     epoch: int
     acquired_at: datetime
     remaining: float | None
-    """Seconds until the other holder's lease expires. None: the lease was granted, or the time is
-    unknown."""
+    """Seconds until the other holder's lease expires. None: there is no other holder, or the time
+    is unknown."""
 
 
 def epoch_of(acquired_at: datetime) -> int:
-    """Return the epoch of a term in River's table of leaders: the microseconds from 1970 to the
-    start of the term. The table has no column for an epoch."""
+    """Return the epoch of a term in `river_leader`: the microseconds from 1970 to the start of the
+    term. River's table has no column for an epoch."""
     return (acquired_at - _EPOCH) // timedelta(microseconds=1)
 
 
 def time_of(epoch: int) -> datetime:
-    """Return the start of the term that has this epoch: the reverse of `epoch_of`."""
+    """Return the start of the term with this epoch of `epoch_of`."""
     return _EPOCH + timedelta(microseconds=epoch)
 
 
@@ -70,9 +72,9 @@ class LeaseRow(NamedTuple):
     ttl: timedelta
     acquired_at: datetime
     expires_at: datetime | None
-    """The time of the expiry. None: the lease was released."""
+    """When the lease expires. None: the lease was released."""
     remaining: float | None
-    """Seconds until the lease expires; negative after the expiry. None: the lease was released."""
+    """Seconds until the lease expires. Negative: it has expired. None: it was released."""
 
 
 async def lease_acquire(
@@ -84,15 +86,18 @@ async def lease_acquire(
     ttl: timedelta,
     lock_timeout: timedelta | None = None,
 ) -> LeaseAnswer | None:
-    """Try to acquire a lease. Returns None if another session acquired it during the statement.
+    """Try to acquire a lease. Return None if another session acquired it during the statement.
 
-    The statement waits for a transaction that is fenced by the last term, and fails after
-    `lock_timeout`. None: the session's own limit applies.
+    The statement waits for a transaction that `lease_fence` has bound to the last term. It fails
+    after `lock_timeout`. None: the session's own limit applies.
     """
-    statement = query(_FILE, "lease_acquire", schema)
-    values: dict[str, object] = {"name": name, "holder": holder, "ttl": ttl.total_seconds()}
-    values["lock_milliseconds"] = 0 if lock_timeout is None else _milliseconds(lock_timeout)
-    row = await connection.fetchrow(statement.text, *statement.arguments(values))
+    row = await query(_FILE, "lease_acquire", schema).fetchrow(
+        connection,
+        name=name,
+        holder=holder,
+        ttl=ttl.total_seconds(),
+        lock_milliseconds=0 if lock_timeout is None else milliseconds(lock_timeout),
+    )
     if row is None:
         return None
     is_granted, by, epoch, microseconds, remaining = row
@@ -102,25 +107,24 @@ async def lease_acquire(
 async def lease_renew(
     connection: Transaction, schema: str | None, *, holder: str, terms: Iterable[tuple[str, int]]
 ) -> dict[str, bool]:
-    """Extend terms, each given as a name and an epoch. Returns the names of the terms that have not
-    ended. The value is True if the term was extended, and False if another transaction has locked
-    the row of the lease."""
+    """Extend terms, each given as the name of a lease and an epoch. Return the names of the leases
+    whose term has not ended. The value is False if another transaction has locked the row, so that
+    the term was not extended."""
     names, epochs = zip(*terms, strict=True)
     statement = query(_FILE, "lease_renew", schema)
-    values: dict[str, object] = {"name": names, "epoch": epochs, "holder": holder}
-    rows = await connection.fetch(statement.text, *statement.arguments(values))
+    rows = await statement.fetch(connection, name=names, epoch=epochs, holder=holder)
     return {row[0]: row[1] for row in rows}
 
 
 async def lease_release(
     connection: Transaction, schema: str | None, *, name: str, epoch: int, holder: str
 ) -> bool:
-    """End a term. Returns False if it had ended before. Fails if the row stays locked for longer
+    """End a term. Return False if the term ended before. Fail if the row stays locked for longer
     than `RELEASE_LOCK_TIMEOUT`."""
     statement = query(_FILE, "lease_release", schema)
-    values: dict[str, object] = {"name": name, "epoch": epoch, "holder": holder}
-    values["lock_milliseconds"] = _milliseconds(RELEASE_LOCK_TIMEOUT)
-    return await connection.fetchrow(statement.text, *statement.arguments(values)) is not None
+    limit = milliseconds(RELEASE_LOCK_TIMEOUT)
+    values = {"name": name, "epoch": epoch, "holder": holder, "lock_milliseconds": limit}
+    return await statement.fetchrow(connection, **values) is not None
 
 
 async def lease_fence(
@@ -132,21 +136,18 @@ async def lease_fence(
     timeout: timedelta,
     lock_timeout: timedelta,
 ) -> bool:
-    """Bind the transaction that is open on `connection` to a term. The server ends the transaction
-    after `timeout`. It ends each wait for a lock after `lock_timeout`, also the wait of the fence.
-    Returns False if the term has ended.
+    """Let the open transaction commit only during a term: until then no other term can begin. The
+    server ends the transaction after `timeout`, and each wait for a lock after `lock_timeout`.
+    Return False if the term has ended.
 
     Raises:
-        TransactionError: a savepoint is open, whose rollback would undo the fence.
+        TransactionError: a savepoint is open. Its rollback would undo this function.
     """
-    statement = query(_FILE, "lease_fence", schema)
     values = _fence_values(name, epoch, timeout, lock_timeout)
-    row = await connection.fetchrow(statement.text, *statement.arguments(values))
-    if row is None:
-        return False
-    if not row[0]:
+    row = await query(_FILE, "lease_fence", schema).fetchrow(connection, **values)
+    if row is not None and not row[0]:
         raise savepoint_error()
-    return True
+    return row is not None
 
 
 def lease_fence_text(
@@ -164,13 +165,9 @@ def _fence_values(
     return {
         "name": name,
         "epoch": epoch,
-        "milliseconds": _milliseconds(timeout),
-        "lock_milliseconds": _milliseconds(lock_timeout),
+        "milliseconds": milliseconds(timeout),
+        "lock_milliseconds": milliseconds(lock_timeout),
     }
-
-
-def _milliseconds(timeout: timedelta) -> int:
-    return round(timeout.total_seconds() * 1000)
 
 
 def _literal(value: object) -> str:
@@ -182,12 +179,12 @@ def _literal(value: object) -> str:
 
 async def lease_list(connection: Transaction, schema: str | None) -> list[LeaseRow]:
     """Return all leases, ordered by name."""
-    rows = await connection.fetch(query(_FILE, "lease_list", schema).text)
+    rows = await query(_FILE, "lease_list", schema).fetch(connection)
     return [LeaseRow(*row) for row in rows]
 
 
 async def lease_request_resign(connection: Transaction, schema: str | None, *, name: str) -> bool:
-    """Request that the holder releases the lease. The notification is sent at the commit. Returns
-    False if the lease is not held."""
+    """Request that the holder releases the lease. The holder is notified at the commit. Return
+    False if the lease has no holder."""
     statement = query(_FILE, "lease_request_resign", schema)
-    return await connection.fetchrow(statement.text, name) is not None
+    return await statement.fetchrow(connection, name=name) is not None

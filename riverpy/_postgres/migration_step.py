@@ -15,17 +15,18 @@ from riverpy._postgres.sql_files import blocks, query
 from riverpy.errors import MigrationError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Mapping
+    from collections.abc import AsyncGenerator, Generator
 
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.schema import Migration
 
 ROLLBACK_TIMEOUT = 5.0
-"""The timeout for the rollback of a failed or cancelled step, in seconds."""
+"""The timeout for the rollback of a failed or cancelled migration, in seconds."""
 
 IDLE_TIMEOUT = timedelta(seconds=10)
-"""The time after which the server ends the session of a migrator that sends no statements."""
+"""After this time without a statement, the server ends the session of a migrator."""
 
+_FILE = "river_migration"
 _LOCK_NOT_AVAILABLE = "55P03"
 _QUERY_CANCELED = "57014"
 
@@ -38,8 +39,8 @@ class Direction(StrEnum):
 
 
 class StepRunner:
-    """Runs the migrations of one line. Several migrators may run at once. A lock lets only one of
-    them run a step."""
+    """Runs the migrations of one line. If several migrators run at once, a lock lets only one of
+    them run a migration."""
 
     def __init__(self, line: str, *, lock_timeout: timedelta, statement_timeout: timedelta) -> None:
         self._line = line
@@ -56,17 +57,17 @@ class StepRunner:
         """Run one migration and record it. Return False if another migrator has already done so."""
         up = direction is Direction.UP
         what = f"version {migration.version} of line {self._line!r} in schema {schema!r}"
-        with _translated(f"migrating {direction} {what}"):
-            # Each statement must see what was committed while this step waited for the lock.
+        with _migration_errors(f"migrating {direction} {what}"):
+            # After the wait for the lock, each statement must see what was committed before.
             async with bounded_transaction(connection, isolation="read_committed"):
-                with _translated(f"waiting for another migrator before {what}"):
-                    await self._take_turn(connection, schema)
+                with _migration_errors(f"waiting for another migrator before {what}"):
+                    await self._lock(connection, schema)
                 applied = (await read_schema_state(connection, schema)).versions(self._line)
                 if (migration.version in applied) is up:
                     return False
                 self._check_order(migration.version, applied, direction)
-                await self._limit(connection, self._lock_timeout)
-                # The server limits each statement of the text. Ours is for a lost connection.
+                await self._set_limits(connection, self._lock_timeout)
+                # The server limits each statement. This limit is for a lost connection.
                 with anyio.fail_after(
                     self._statement_timeout.total_seconds() * sql.count(";") + READ_TIMEOUT
                 ):
@@ -74,13 +75,13 @@ class StepRunner:
                     await self._record(connection, schema, direction, migration.version)
         return True
 
-    async def _take_turn(self, connection: Transaction, schema: str) -> None:
-        # No worker waits for this lock, so the wait may be as long as another migrator's step.
-        await self._limit(connection, self._statement_timeout)
+    async def _lock(self, connection: Transaction, schema: str) -> None:
+        # Another migrator may hold the lock for its whole migration. No worker waits for it.
+        await self._set_limits(connection, self._statement_timeout)
         with anyio.fail_after(self._statement_timeout.total_seconds() + READ_TIMEOUT):
-            await _execute(connection, schema, "migration_lock", {"schema": schema})
+            await query(_FILE, "migration_lock", schema).execute(connection, schema=schema)
 
-    async def _limit(self, connection: Transaction, lock_timeout: timedelta) -> None:
+    async def _set_limits(self, connection: Transaction, lock_timeout: timedelta) -> None:
         limits = {
             "lock_timeout": lock_timeout,
             "statement_timeout": self._statement_timeout,
@@ -88,11 +89,10 @@ class StepRunner:
         }
         values = {name: str(limit // timedelta(milliseconds=1)) for name, limit in limits.items()}
         with anyio.fail_after(READ_TIMEOUT):
-            await _execute(connection, None, "migration_limits", values)
+            await query(_FILE, "migration_limits", None).execute(connection, **values)
 
     def _check_order(self, version: int, applied: set[int], direction: Direction) -> None:
-        """Check that no other migrator has migrated in the other direction since the plan was
-        made."""
+        """Check that no other migrator has migrated in the other direction in the meantime."""
         up = direction is Direction.UP
         in_order = version == 1 or version - 1 in applied if up else max(applied) == version
         if not in_order:
@@ -106,15 +106,13 @@ class StepRunner:
     ) -> None:
         if block := _record_block(self._line, version, direction):
             values: dict[str, object] = {"line": self._line, "version": version}
-            statement = query("river_migration", block, schema)
-            await connection.execute(
-                statement.text, *(values[name] for name in statement.parameters)
-            )
+            statement = query(_FILE, block, schema)
+            await connection.execute(statement.text, *map(values.get, statement.parameters))
 
 
 def _record_block(line: str, version: int, direction: Direction) -> str | None:
-    """Return the block that records the step. It depends on the columns of `river_migration` after
-    the step. None: the step drops the table."""
+    """Return the SQL block that records the migration in `river_migration`. Old versions of that
+    table have no column `line`. None: the migration drops the table."""
     up = direction is Direction.UP
     verb = "migration_insert" if up else "migration_delete"
     if line != MAIN_LINE or version > LINES_VERSION or (up and version == LINES_VERSION):
@@ -123,11 +121,11 @@ def _record_block(line: str, version: int, direction: Direction) -> str | None:
 
 
 def record_text(line: str, version: int, direction: Direction) -> str:
-    """Return the statement that records the step, as text for another migration tool."""
+    """Return the statement that records the migration, as text for another migration tool."""
     block = _record_block(line, version, direction)
     if block is None:
         return ""
-    text = blocks("river_migration")[block]
+    text = blocks(_FILE)[block]
     return "\n" + text.replace("@line", f"'{line}'").replace("@version", str(version)) + ";\n"
 
 
@@ -135,7 +133,7 @@ def record_text(line: str, version: int, direction: Direction) -> str:
 async def bounded_transaction(
     connection: Transaction, *, isolation: Literal["read_committed"] | None = None
 ) -> AsyncGenerator[None]:
-    """Run the block in a transaction. After an error or a cancellation it is rolled back first."""
+    """Run the block in a transaction. Its begin, commit and rollback have timeouts."""
     transaction = connection.transaction(isolation=isolation)
     with anyio.fail_after(READ_TIMEOUT):
         await transaction.start()
@@ -152,16 +150,9 @@ async def bounded_transaction(
         await transaction.commit()
 
 
-async def _execute(
-    connection: Transaction, schema: str | None, block: str, values: Mapping[str, object]
-) -> None:
-    statement = query("river_migration", block, schema)
-    await connection.execute(statement.text, *statement.arguments(dict(values)))
-
-
 @contextmanager
-def _translated(doing: str) -> Generator[None]:
-    """Turn errors of the database into MigrationError with advice."""
+def _migration_errors(doing: str) -> Generator[None]:
+    """Turn errors of the database into a MigrationError that says what to do."""
     try:
         yield
     except DATABASE_ERRORS as error:

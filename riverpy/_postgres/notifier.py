@@ -99,8 +99,7 @@ class Notifier:
         self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
         self._log = get_logger()
         self.proven = False
-        """Whether notifications arrive: the last probe has arrived over the current
-        connection."""
+        """Whether notifications arrive: the last probe has arrived over the current connection."""
         self._is_tested = False
         """Whether another connection has sent a probe since the listening connection was made."""
         self._is_failure_logged = False

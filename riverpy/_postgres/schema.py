@@ -31,32 +31,18 @@ if TYPE_CHECKING:
 
 MAIN_LINE = "main"
 """The line of River's own tables."""
-
 OWN_LINE = "riverpy"
 """The line of riverpy's own tables. River's clients do not need it, and riverpy works without
 it."""
+
+# Versions of line `riverpy` that features need.
 CLIENTS_VERSION = 1
-"""The version of line `riverpy` with the table of clients."""
-
 PERIODIC_VERSION = 2
-"""The version of line `riverpy` with the table of periodic jobs."""
-
 SLOTS_VERSION = 3
-"""The version of line `riverpy` with columns for a client's slots and stuck jobs."""
-
 LEASES_VERSION = 4
-"""The version of line `riverpy` with the table of leases."""
-
 EXECUTIONS_VERSION = 5
-"""The version of line `riverpy` with the table of executions for `run_once`."""
-
 DOMAINS_VERSION = 6
-"""The version of line `riverpy` with the owners of queues, for domains."""
-
 STATE_VERSION = 7
-"""The version of line `riverpy` with columns for a client's state, process and rows that are set
-aside."""
-
 FEATURES = {
     CLIENTS_VERSION: (
         "rescue of a killed client's jobs after dead_after: they wait for rescue_after"
@@ -72,17 +58,13 @@ FEATURES = {
     ),
 }
 """The features that need each version of line `riverpy`."""
-
 NEEDED_VERSION = 7
 """The newest version of line `main` that a client needs. Version 8 changes nothing on PostgreSQL,
 because River has it for SQLite."""
-
 EMPTY_VERSIONS = {MAIN_LINE: {8}}
 """The versions that change nothing on PostgreSQL, by line."""
-
 LINES_VERSION = 5
 """The version of line `main` that adds the column `line` to `river_migration`."""
-
 READ_TIMEOUT = 10.0
 """Seconds for reading the catalog and `river_migration`."""
 
@@ -130,8 +112,8 @@ def migrations(line: str) -> Mapping[int, Migration]:
 
 
 class RowSecurity(NamedTuple):
-    """The tables in which row-level security hides rows from the role. A query of a hidden row does
-    not fail."""
+    """The tables in which row-level security hides rows from the role. Queries do not fail, but
+    lack these rows."""
 
     role: str
     hidden: Sequence[str]
@@ -141,12 +123,12 @@ class RowSecurity(NamedTuple):
 
     @property
     def tables(self) -> list[str]:
-        """The tables in `hidden` and `filtered`."""
+        """All tables in which rows may be hidden."""
         return sorted([*self.hidden, *self.filtered])
 
     @property
     def problem(self) -> str:
-        """The effect on the client in one sentence, if there are `tables`."""
+        """The effect on a client, if there are `tables`."""
         effect = (
             "without a policy no job is worked or counted"
             if self.hidden
@@ -159,7 +141,7 @@ class RowSecurity(NamedTuple):
 
     @property
     def fix(self) -> str:
-        """The advice how to give the role access to all rows."""
+        """What gives the role access to all rows."""
         return (
             "for each table ALTER TABLE … DISABLE ROW LEVEL SECURITY, or CREATE POLICY … TO "
             f'"{self.role}" USING (true); or let the role own the tables'
@@ -173,16 +155,12 @@ class SchemaState:
     schema: str
     has_lines: bool
     """Whether `river_migration` has the column `line`."""
-
     has_jobs: bool
     """Whether the table `river_job` exists."""
-
     invalid_indexes: Sequence[str]
     """Indexes of River's tables whose concurrent build failed. No query uses them."""
-
     applied: Mapping[str, Mapping[int, datetime]]
-    """The times at which versions were applied, by line and version, lowest version first."""
-
+    """When each version was applied, by line and version, lowest version first."""
     row_security: RowSecurity
     """The tables in which row-level security hides rows from the role."""
 
@@ -199,17 +177,14 @@ class SchemaState:
         return [version for version in self.missing(MAIN_LINE) if version <= NEEDED_VERSION]
 
     def gap(self, line: str) -> list[int]:
-        """Return the missing versions of a line that are below an applied one, lowest first.
-
-        Versions that change nothing do not count: River before 0.48 leaves version 8 recorded when
-        it undoes 7.
-        """
+        """Return the missing versions of a line that are below an applied version, lowest first.
+        River before 0.48 leaves version 8 recorded when it undoes version 7. So versions that
+        change nothing do not count as applied."""
         newest = max(self.versions(line) - EMPTY_VERSIONS.get(line, set()), default=0)
         return [version for version in self.missing(line) if version < newest]
 
     def unknown(self, line: str) -> list[int]:
-        """Return the applied versions of a line that are newer than this version of riverpy, lowest
-        first."""
+        """Return the applied versions of a line that this riverpy does not know, lowest first."""
         return sorted(self.versions(line) - migrations(line).keys())
 
     def is_unrecorded(self) -> bool:
@@ -217,8 +192,7 @@ class SchemaState:
         return self.has_jobs and not self.versions(MAIN_LINE)
 
     def notices(self, line: str) -> list[str]:
-        """Return one sentence for each recorded version or line that this version of riverpy does
-        not have."""
+        """Return a sentence for each recorded version or line that this riverpy does not know."""
         known = max(migrations(line))
         return [
             f"line {line!r} has version {version}, which this riverpy does not know "
@@ -255,7 +229,7 @@ class SchemaState:
 
 
 async def read_schema_state(connection: Transaction, schema: str | None) -> SchemaState:
-    """Read the state of `schema`, or of the first schema of the search path if it is None.
+    """Read the state of a schema. None means the first schema of the search path.
 
     Raises:
         ServerVersionError: PostgreSQL is older than 13.
@@ -264,8 +238,8 @@ async def read_schema_state(connection: Transaction, schema: str | None) -> Sche
     """
     check_server_version(connection)
     with anyio.fail_after(READ_TIMEOUT):
-        place = query("river_migration", "migration_place", None)
-        row = (await connection.fetch(place.text, *place.arguments({"schema": schema})))[0]
+        statement = query("river_migration", "migration_place", None)
+        (row,) = await statement.fetch(connection, schema=schema)
         name: str | None = row["schema"]
         if name is None:
             raise SchemaMissingError(
@@ -280,7 +254,7 @@ async def read_schema_state(connection: Transaction, schema: str | None) -> Sche
         applied: dict[str, dict[int, datetime]] = {}
         if row["has_record"]:
             block = "migration_list" if row["has_lines"] else "migration_list_without_line"
-            for record in await connection.fetch(query("river_migration", block, name).text):
+            for record in await query("river_migration", block, name).fetch(connection):
                 at = _EPOCH + timedelta(microseconds=record["created_at"])
                 applied.setdefault(record["line"], {})[record["version"]] = at
     return SchemaState(
@@ -298,13 +272,8 @@ async def check_schema(
 ) -> SchemaState:
     """Check that River's tables exist and are new enough. Return the state of the schema.
 
-    Warnings are logged for versions that are newer than this riverpy, and for tables whose
-    row-level security may hide rows.
-
-    Args:
-        connection: any connection to the database.
-        schema: the schema of River's tables. None means the first schema of the search path.
-        url: the URL of the connection, for the command in an error text.
+    This logs a warning if the database has newer versions than this riverpy, and if row-level
+    security may hide rows. `url` is the URL of the connection, for the command in an error text.
 
     Raises:
         SchemaMissingError: tables are missing or too old. The text has the command to run.
@@ -354,11 +323,8 @@ def _check_row_security(security: RowSecurity) -> None:
 def expect_feature(
     state: SchemaState, version: int, schema: str | None, *, url: str | None
 ) -> None:
-    """Check that a version of line `riverpy` is applied.
-
-    Raises:
-        SchemaMissingError: the version is not applied. The text has the command to run.
-    """
+    """Raise SchemaMissingError with the command to run if a version of line `riverpy` is not
+    applied."""
     if version not in state.versions(OWN_LINE):
         command = migrate_command(f"riverpy migrate up --line {OWN_LINE}", schema, url)
         raise SchemaMissingError(
@@ -368,7 +334,7 @@ def expect_feature(
 
 
 def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str | None) -> None:
-    """Log the features whose tables are missing, and the command that creates the tables."""
+    """Log which features have no tables, and the command that creates these tables."""
     if missing := state.missing(OWN_LINE):
         _log.warning(
             RIVERPY_TABLES_NOT_FOUND,

@@ -1,7 +1,7 @@
-"""Rows that are set aside: a statement fails for each of them alone, so they are retried later.
+"""Rows that are set aside: rows for which a statement fails, even if it has no other row.
 
-A row that is set aside is retried alone, so other rows do not fail with it. The delay between two
-attempts doubles.
+Such a row is sent again later, alone, so that it does not make other rows fail. The delay between
+two attempts doubles.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
 DELAY_MIN = 1.0
 DELAY_MAX = 60.0
-"""The shortest and the longest delay between two attempts for a row, in seconds, if the owner gives
-no others."""
+"""The default delays between two attempts for a row, in seconds."""
 LOCKED_DELAY_MAX = 2.0
 """The longest delay for a locked row, in seconds. Most locks end soon."""
 IDLE_SHARE = 4
-"""The idle time after a retry, as a multiple of the time that the retry took. With a multiple of 4,
-slow rows that are set aside leave four fifths of the time to other rows."""
+"""After a retry there is no other retry for this multiple of its time. With 4, slow rows take at
+most a fifth of the time."""
 
 Row = TypeVar("Row")
 
@@ -32,13 +31,13 @@ class SetAsideRow(NamedTuple):
     """A row that is set aside, as reported to the operator."""
 
     what: str
-    """The purpose of the statement: `result`, `claim`, or that of a maintenance pass."""
+    """The purpose of the statement, for example `result` or `claim`."""
     name: str
     """The id of the job, or the key of another row."""
     error: str
     tries: int
     since: float
-    """When a statement for this row alone failed first, in the client's monotonic seconds."""
+    """The time of the first failure for this row alone, in the client's monotonic seconds."""
 
 
 class SetAsideEntry(NamedTuple, Generic[Row]):
@@ -47,9 +46,9 @@ class SetAsideEntry(NamedTuple, Generic[Row]):
     row: Row
     error: str
     since: float
-    """When a statement for this row alone failed first."""
+    """The time of the first failure for this row alone."""
     tries: int
-    """The number of failed statements for this row alone."""
+    """The number of failures for this row alone."""
     due: float
     """The time of the next attempt."""
 
@@ -65,10 +64,10 @@ class SetAside(Generic[Row]):
         delay_max: float | None = None,
         now: Callable[[], float] | None = None,
     ) -> None:
-        """Create an empty list of rows that are set aside.
+        """Start without rows.
 
         Args:
-            maximum: how many rows may be set aside before `is_full`. None: no limit.
+            maximum: how many rows make this full. None: no limit.
             delay_min: seconds until the second try. None: `DELAY_MIN`.
             delay_max: the longest delay between two tries in seconds. None: `DELAY_MAX`.
             now: the clock, in seconds. None: monotonic time.
@@ -79,8 +78,7 @@ class SetAside(Generic[Row]):
         self._delay_max = DELAY_MAX if delay_max is None else delay_max
         self._entries: dict[Hashable, SetAsideEntry[Row]] = {}
         self._idle_until = 0.0
-        """The end of the idle time, in monotonic seconds. During it, only rows that have failed
-        once are retried."""
+        """Before this time, in monotonic seconds, only rows that have failed once are retried."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -99,8 +97,7 @@ class SetAside(Generic[Row]):
         return list(self._entries.values())
 
     def add(self, key: Hashable, row: Row, error: Exception, seconds: float) -> SetAsideEntry[Row]:
-        """Set aside a row that failed alone, or failed again. `seconds` is the time that the
-        statement took."""
+        """Set aside a row for which a statement failed alone, or failed again, after `seconds`."""
         now = self._time()
         known = self._entries.get(key)
         tries = 1 if known is None else known.tries + 1
@@ -118,11 +115,11 @@ class SetAside(Generic[Row]):
         return 0.0 if entry is None else max(self._due_at(entry) - self._time(), 0.0)
 
     def remove(self, key: Hashable) -> None:
-        """Remove a row that succeeded or is gone."""
+        """Remove a row, because it was sent or no longer exists."""
         self._entries.pop(key, None)
 
     def make_all_due(self) -> None:
-        """Make all rows due now, because the cause of their failures may have ended."""
+        """Make all rows due now, because the cause of their failures may be gone."""
         now = self._time()
         for key, entry in self._entries.items():
             self._entries[key] = entry._replace(due=min(entry.due, now))
@@ -134,8 +131,7 @@ class SetAside(Generic[Row]):
 
     @property
     def next_due(self) -> float:
-        """The time at which the next row is due, in monotonic seconds. Infinity: there is no
-        row."""
+        """When the next row is due, in monotonic seconds. Infinity: there is no row."""
         return min(map(self._due_at, self._entries.values()), default=math.inf)
 
     def waiting(self) -> list[Row]:
@@ -153,14 +149,8 @@ class SetAside(Generic[Row]):
 def report_rows(
     what: str, entries: Iterable[SetAsideEntry[Row]], name: Callable[[Row], object] = str
 ) -> list[SetAsideRow]:
-    """Return reports of the rows that failed more than once. (The cause of a single failure may
-    have ended.)
-
-    Args:
-        what: the purpose of the statement.
-        entries: rows that are set aside.
-        name: returns the id of a row.
-    """
+    """Return the rows that failed more than once, for an operator. `what` is the purpose of the
+    statement, and `name` returns the id of a row."""
     return [
         SetAsideRow(what, str(name(entry.row)), entry.error, entry.tries, entry.since)
         for entry in entries

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from datetime import timedelta
     from importlib.resources.abc import Traversable
 
     from asyncpg import Record
@@ -100,6 +101,11 @@ def quote_identifier(name: str) -> str:
 def quote_literal(text: str) -> str:
     """Return `text` as a single-quoted SQL string. The text must have no backslash."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def milliseconds(duration: timedelta) -> int:
+    """Return a duration in milliseconds, as settings of the server take it."""
+    return round(duration.total_seconds() * 1000)
 
 
 def splice_schema(text: str, schema: str | None) -> str:

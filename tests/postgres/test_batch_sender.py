@@ -17,8 +17,8 @@ from riverpy._postgres.batch_sender import (
     BatchStatement,
     Cause,
     StatementErrors,
-    _split,
     cause_of,
+    split_batch,
 )
 from riverpy._postgres.connection import StatementTimeoutError
 from riverpy._postgres.set_aside import SetAside
@@ -447,6 +447,6 @@ def test_split() -> None:
     """The parts hold all rows in their order, and each is smaller than the whole."""
     for count in (2, 3, 4, 5, 17, 500, 5_000):
         rows = random.sample(range(10_000), count)
-        parts = _split(rows)
+        parts = split_batch(rows)
         assert [row for part in parts for row in part] == rows
         assert max(map(len, parts)) <= math.isqrt(count) < count or max(map(len, parts)) == 1
