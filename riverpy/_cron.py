@@ -42,9 +42,6 @@ _NANOSECONDS = {
     "m": 60 * 10**9,
     "h": 3600 * 10**9,
 }
-_DURATION_MAX = 2**63 - 1
-"""The longest duration in Go, in nanoseconds. The longest negative duration is one nanosecond
-longer."""
 
 
 class _Field(NamedTuple):
@@ -66,10 +63,6 @@ _FIELDS = (
     _Field("month", 1, 12, _MONTHS),
     _Field("day of the week", 0, 6, _WEEKDAYS),
 )
-
-
-class _ItemError(Exception):
-    """An item of a field is not allowed."""
 
 
 def time_zone(name: object) -> tzinfo:
@@ -124,18 +117,16 @@ def every_interval(expression: str) -> timedelta | None:
 
 
 def _go_duration(text: str) -> int | None:
-    """Parse a duration like Go. Returns nanoseconds; None: the text is not a duration."""
+    """Return the nanoseconds of a duration in Go's form; None: the text is not a duration."""
     if not _DURATION.fullmatch(text):
         return None
-    is_negative = text.startswith("-")
     parts = _DURATION_PART.findall(text)
     try:
         total = sum(int(Fraction(number) * _NANOSECONDS[unit]) for number, unit in parts)
     except ValueError:  # thousands of digits
         return None
-    if total > _DURATION_MAX + is_negative:
-        return None
-    return -total if is_negative else total
+    total *= -1 if text.startswith("-") else 1
+    return total if -(2**63) <= total < 2**63 else None  # Go has 64 bits
 
 
 def cron_fields(expression: str) -> list[str]:
@@ -162,8 +153,8 @@ def cron_pattern(fields: list[str], given: str) -> CronSim:
             text.
     """
     try:
-        texts = [_values(text, field) for text, field in zip(fields, _FIELDS, strict=True)]
-    except _ItemError as error:
+        texts = [_field_values(text, field) for text, field in zip(fields, _FIELDS, strict=True)]
+    except ConfigError as error:
         raise ConfigError(f"cron expression {given[:80]!r} is not allowed: {error}") from None
     try:
         return CronSim(" ".join(texts), datetime(2000, 1, 1))  # noqa: DTZ001 (a local time)
@@ -173,7 +164,7 @@ def cron_pattern(fields: list[str], given: str) -> CronSim:
         ) from None
 
 
-def _values(text: str, field: _Field) -> str:
+def _field_values(text: str, field: _Field) -> str:
     """Return the values of a field as a list, or `*` if the field does not restrict.
 
     A day field does not restrict if it has an item `*`, `?` or `*/1`. A field `*/2` restricts, but
@@ -183,50 +174,46 @@ def _values(text: str, field: _Field) -> str:
     values: set[int] = set()
     is_star = False
     for item in filter(None, text.split(",")):
-        found = _item(item, field)
+        found = _item_values(item, field)
         values.update(found)
         is_star = is_star or (item.startswith(_STARS) and found.step == 1)
     return "*" if is_star else ",".join(map(str, sorted(values)))
 
 
-def _item(item: str, field: _Field) -> range:
+def _item_values(item: str, field: _Field) -> range:
     """Return the values of one item, such as `5`, `*/2` or `mon-fri`.
 
     Raises:
-        _ItemError: the item is not allowed.
+        ConfigError: the item is not allowed.
     """
     span, *steps = item.split("/")
     start, *ends = span.split("-")
-    step = _number(steps[0]) if steps else 1
+    step = _parse_number(steps[0]) if steps else 1
     if start in _STARS:  # robfig/cron ignores the end in `*-5`
         low, high = field.first, field.last
     else:
-        low = _value(start, field)
-        high = _value(ends[0], field) if ends else field.last if steps else low
+        low = _parse_value(start, field)
+        high = _parse_value(ends[0], field) if ends else field.last if steps else low
     is_form = len(steps) <= 1 and len(ends) <= 1
     if not is_form or not step or low is None or high is None or not low <= high:
-        raise _ItemError(_item_text(item, field))
+        names = f" or {field.names[0]} to {field.names[-1]}" if field.names else ""
+        raise ConfigError(
+            f"{item[:40]!r} is not a {field.name}: use {field.first} to {field.last}{names}, "
+            "ranges such as 1-5, and steps such as */2"
+        )
     return range(low, high + 1, step)
 
 
-def _value(text: str, field: _Field) -> int | None:
+def _parse_value(text: str, field: _Field) -> int | None:
     """Return the value of a number or name; None: the text is not a value of the field."""
     name = text.lower()
-    value = field.first + field.names.index(name) if name in field.names else _number(text)
+    value = field.first + field.names.index(name) if name in field.names else _parse_number(text)
     return value if value is not None and field.first <= value <= field.last else None
 
 
-def _number(text: str) -> int | None:
+def _parse_number(text: str) -> int | None:
     digits = text.removeprefix("+")
     if not digits.isascii() or not digits.isdigit():
         return None
     digits = digits.lstrip("0") or "0"
     return int(digits) if len(digits) < _DIGITS_MAX else None
-
-
-def _item_text(item: str, field: _Field) -> str:
-    names = f" or {field.names[0]} to {field.names[-1]}" if field.names else ""
-    return (
-        f"{item[:40]!r} is not a {field.name}: use {field.first} to {field.last}{names}, ranges "
-        "such as 1-5, and steps such as */2"
-    )

@@ -53,7 +53,7 @@ _SQL_HEADER = """\
 -- and PostgreSQL does not allow its use before the commit. Commit after each version.
 """
 
-_LIMIT_MAX = timedelta(days=24)
+_TIMEOUT_MAX = timedelta(days=24)
 """The longest timeout, a little below the largest number of milliseconds in PostgreSQL."""
 
 
@@ -156,10 +156,10 @@ class Migrator:
         self._schema = schema
         self._line = line
         self._migrations = migrations(line)
-        self._steps = StepRunner(
+        self._step_runner = StepRunner(
             line,
-            lock_timeout=_checked_limit("lock_timeout", lock_timeout),
-            statement_timeout=_checked_limit("statement_timeout", statement_timeout),
+            lock_timeout=_checked_timeout("lock_timeout", lock_timeout),
+            statement_timeout=_checked_timeout("statement_timeout", statement_timeout),
         )
 
     async def up(
@@ -214,7 +214,7 @@ class Migrator:
                 `up`.
         """
         async with self._connection() as connection:
-            state = await self._read(connection)
+            state = await self._read_state(connection)
         if state.is_unrecorded():
             raise MigrationError(state.unrecorded_message())
         applied = state.applied.get(self._line, {})
@@ -236,9 +236,9 @@ class Migrator:
             SchemaMissingError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as
                 `up`.
         """
-        _check_known(self._line, target)
+        _expect_known_version(self._line, target)
         async with self._connection() as connection:
-            state = await self._read(connection)
+            state = await self._read_state(connection)
         missing = [
             version for version in state.missing(self._line) if target is None or version <= target
         ]
@@ -280,7 +280,7 @@ class Migrator:
         if schema is not None:
             validate_schema(schema)
         for version in versions or ():
-            _check_known(line, version)
+            _expect_known_version(line, version)
         up = direction is Direction.UP
         texts = [_SQL_HEADER] if line == MAIN_LINE else []
         for version in sorted(versions or migrations(line), reverse=not up):
@@ -304,7 +304,7 @@ class Migrator:
                     "a later one uses an enum value that an earlier one adds. Commit or roll back "
                     "first, or pass a URL"
                 )
-            state = await self._read(connection)
+            state = await self._read_state(connection)
             notices = state.notices(self._line)
             if direction is Direction.DOWN:
                 plan = self._plan_down(state, target)
@@ -317,7 +317,7 @@ class Migrator:
                 body = migration.up if direction is Direction.UP else migration.down
                 sql = splice_schema(body, state.schema)
                 started = monotonic()
-                if not dry_run and not await self._steps.run(
+                if not dry_run and not await self._step_runner.run(
                     connection, state.schema, direction, migration, sql
                 ):
                     continue
@@ -338,7 +338,7 @@ class Migrator:
         raise MigrationError(f"{need}: run `riverpy migrate up --line {MAIN_LINE}` first")
 
     def _plan_up(self, state: SchemaState, target: int | None) -> Sequence[Migration]:
-        _check_known(self._line, target)
+        _expect_known_version(self._line, target)
         if state.is_unrecorded():
             raise MigrationError(state.unrecorded_message())
         if state.gap(self._line):
@@ -396,7 +396,7 @@ class Migrator:
         else:
             yield database
 
-    async def _read(self, connection: Transaction) -> SchemaState:
+    async def _read_state(self, connection: Transaction) -> SchemaState:
         async with bounded_transaction(connection):
             return await read_schema_state(connection, self._schema)
 
@@ -433,7 +433,7 @@ async def migrate_all(
     ]
 
 
-def _check_known(line: str, version: int | None) -> None:
+def _expect_known_version(line: str, version: int | None) -> None:
     known = migrations(line)
     if version is not None and version not in known:
         raise MigrationError(
@@ -448,7 +448,7 @@ def _invalid_index_message(state: SchemaState, index: str) -> str:
     )
 
 
-def _checked_limit(name: str, limit: timedelta) -> timedelta:
-    if not timedelta(milliseconds=1) <= limit <= _LIMIT_MAX:
-        raise ConfigError(f"{name} is 1 ms to {_LIMIT_MAX.days} days, got {limit}")
+def _checked_timeout(name: str, limit: timedelta) -> timedelta:
+    if not timedelta(milliseconds=1) <= limit <= _TIMEOUT_MAX:
+        raise ConfigError(f"{name} is 1 ms to {_TIMEOUT_MAX.days} days, got {limit}")
     return limit

@@ -53,9 +53,9 @@ _CLAIM = {**_SYSTEM, "messaging.operation.name": "claim", "messaging.operation.t
 _WORK = {**_SYSTEM, "messaging.operation.name": "work", "messaging.operation.type": "process"}
 _QUEUE, _ERROR_TYPE = "messaging.destination.name", "error.type"
 _KIND, _OUTCOME = "river.job.kind", "river.job.outcome"
-_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """The buckets of the conventions, in seconds."""
-_LONG_BOUNDS = (*_BOUNDS, 30.0, 60.0, 300.0, 1800.0, 3600.0)
+_LONG_BUCKETS = (*_BUCKETS, 30.0, 60.0, 300.0, 1800.0, 3600.0)
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -85,7 +85,7 @@ class OpenTelemetryPlugin:
             parent: make the span of an attempt a child of the insert's span, in the same trace.
                 Default False: each attempt starts a new trace.
         """
-        self._parent = parent
+        self._makes_child_spans = parent
         self._start_span = partial(
             get_tracer("riverpy", tracer_provider=tracer_provider).start_as_current_span,
             record_exception=False,
@@ -99,15 +99,15 @@ class OpenTelemetryPlugin:
             )
 
         self._operation_duration = histogram(
-            "messaging.client.operation.duration", "How long an insert or a claim took.", _BOUNDS
+            "messaging.client.operation.duration", "How long an insert or a claim took.", _BUCKETS
         )
         self._attempt_duration = histogram(
-            "messaging.process.duration", "How long an attempt took.", _LONG_BOUNDS
+            "messaging.process.duration", "How long an attempt took.", _LONG_BUCKETS
         )
         self._queue_wait = histogram(
             "river.job.queue_wait.duration",
             "How long a job waited from its due time to its claim.",
-            _LONG_BOUNDS,
+            _LONG_BUCKETS,
         )
         self._inserted_jobs = meter.create_counter(
             "messaging.client.sent.messages", "{message}", "Inserted jobs."
@@ -115,8 +115,8 @@ class OpenTelemetryPlugin:
         self._claimed_jobs = meter.create_counter(
             "messaging.client.consumed.messages", "{message}", "Claimed jobs."
         )
-        self._queues, self._kinds = _NameLimit(NAMES_MAX), _NameLimit(NAMES_MAX)
-        self._errors: dict[str, _NameLimit] = {}
+        self._queue_names, self._kind_names = _NameLimit(NAMES_MAX), _NameLimit(NAMES_MAX)
+        self._error_types: dict[str, _NameLimit] = {}
         """The types of errors by kind. An empty kind: the errors of inserts."""
 
     async def insert_many(
@@ -155,7 +155,7 @@ class OpenTelemetryPlugin:
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
         """Create the span of an attempt."""
-        insert_context = _propagator.extract(_texts(job.metadata), context=Context())
+        insert_context = _propagator.extract(_string_values(job.metadata), context=Context())
         insert_span = get_current_span(insert_context).get_span_context()
         attributes: dict[str, AttributeValue] = {
             **_WORK,
@@ -168,7 +168,7 @@ class OpenTelemetryPlugin:
         started = time.monotonic()
         with self._start_span(
             f"work {job.queue}",
-            context=insert_context if self._parent else Context(),
+            context=insert_context if self._makes_child_spans else Context(),
             kind=SpanKind.CONSUMER,
             attributes=attributes,
             links=[Link(insert_span)] if insert_span.is_valid else [],
@@ -188,7 +188,7 @@ class OpenTelemetryPlugin:
 
     def metric_emit(self, metric: Metric, /) -> None:
         """Record a claim."""
-        attributes = {**_CLAIM, _QUEUE: self._queues(metric.queue)}
+        attributes = {**_CLAIM, _QUEUE: self._queue_names(metric.queue)}
         if not isinstance(metric, JobGetAvailableCount):
             self._operation_duration.record(metric.duration.total_seconds(), attributes)
         elif metric.count:
@@ -206,15 +206,15 @@ class OpenTelemetryPlugin:
         attributes: dict[str, AttributeValue] = dict(_INSERT)
         if error is not None:
             attributes[_ERROR_TYPE] = self._error_type("", error)
-        for queue, count in Counter(self._queues(job.queue) for job in inserted).items():
+        for queue, count in Counter(self._queue_names(job.queue) for job in inserted).items():
             self._inserted_jobs.add(count, {**attributes, _QUEUE: queue})
         if len(queues) == 1:
-            attributes[_QUEUE] = self._queues(queues[0])
+            attributes[_QUEUE] = self._queue_names(queues[0])
         self._operation_duration.record(seconds, attributes)
 
     def _record_attempt(self, job: Job[Any], seconds: float, error: BaseException | None) -> None:
-        kind = self._kinds(job.kind)
-        attributes = {**_WORK, _QUEUE: self._queues(job.queue), _KIND: kind}
+        kind = self._kind_names(job.kind)
+        attributes = {**_WORK, _QUEUE: self._queue_names(job.queue), _KIND: kind}
         if (claimed_at := job.attempted_at) is not None:
             wait = (claimed_at - max(job.scheduled_at, job.created_at)).total_seconds()
             self._queue_wait.record(max(wait, 0.0), attributes)
@@ -224,10 +224,10 @@ class OpenTelemetryPlugin:
         self._attempt_duration.record(seconds, attributes)
 
     def _error_type(self, kind: str, error: BaseException) -> str:
-        return self._errors.setdefault(kind, _NameLimit(ERROR_TYPES_MAX))(_type_name(error))
+        return self._error_types.setdefault(kind, _NameLimit(ERROR_TYPES_MAX))(_type_name(error))
 
 
-def _texts(metadata: Mapping[str, object]) -> dict[str, str]:
+def _string_values(metadata: Mapping[str, object]) -> dict[str, str]:
     return {key: value for key, value in metadata.items() if isinstance(value, str)}
 
 

@@ -25,7 +25,7 @@ Missed: TypeAlias = Literal["skip", "one", "all"]
 RunOnStart: TypeAlias = Literal["never", "first_registration", "each_term"]
 PeriodicRun: TypeAlias = JobArgs | RawArgs | tuple[JobArgs | RawArgs, InsertOpts]
 """The job of one run: args, or args with options."""
-_NOT_PLAIN = (
+_NOT_PLAIN_TESTS = (
     inspect.iscoroutinefunction,
     inspect.isgeneratorfunction,
     inspect.isasyncgenfunction,
@@ -109,7 +109,7 @@ class PeriodicJob:
             close = getattr(cast("object", run), "close", None)
             if close is not None:
                 close()
-            raise ConfigError(_not_plain(self.id))
+            raise ConfigError(_not_plain_error(self.id))
         if not isinstance(run, tuple):
             return run, InsertOpts()
         parts = cast("tuple[object, ...]", run)
@@ -128,8 +128,8 @@ class PeriodicJob:
 def _check_constructor(job_id: str, constructor: Callable[..., object]) -> None:
     """Raise ConfigError for a constructor that would fail at each run."""
     codes = (constructor, type(constructor).__call__)
-    if any(test(code) for test in _NOT_PLAIN for code in codes):
-        raise ConfigError(_not_plain(job_id))
+    if any(test(code) for test in _NOT_PLAIN_TESTS for code in codes):
+        raise ConfigError(_not_plain_error(job_id))
     try:
         signature = inspect.signature(constructor)
     except (TypeError, ValueError):  # the constructor has no signature
@@ -142,7 +142,7 @@ def _check_constructor(job_id: str, constructor: Callable[..., object]) -> None:
         ) from None
 
 
-def _not_plain(job_id: str) -> str:
+def _not_plain_error(job_id: str) -> str:
     return (
         f"the constructor of periodic job {job_id!r} must be a plain function that returns the "
         "args, neither an `async def` nor a generator"

@@ -87,12 +87,12 @@ class CronSchedule:
         minute, hour = fields[:2]
         recurs = minute.startswith(_STARS) or hour.startswith(_STARS)
         is_hourly = len(self._pattern.hours) == 24
-        self._keeps_times = clock_changes == "once" and not recurs and not is_hourly
+        self._has_fixed_times = clock_changes == "once" and not recurs and not is_hourly
 
     def next(self, after: datetime, /) -> datetime | None:
         """Return the first matching time after `after`."""
         try:
-            return self._next_fixed(after) if self._keeps_times else self._next_elapsed(after)
+            return self._next_fixed(after) if self._has_fixed_times else self._next_elapsed(after)
         except OverflowError:  # the end of the calendar
             return None
 
@@ -101,43 +101,43 @@ class CronSchedule:
         return f"{_CRON}{self.expression} {self.timezone}{suffix}"
 
     def _next_fixed(self, after: datetime) -> datetime | None:
-        wall: datetime | None = self._wall(after)
-        while (wall := self._next_wall(wall)) is not None:
-            due = self._instant(wall)
+        local_time: datetime | None = self._local_time(after)
+        while (local_time := self._next_local_time(local_time)) is not None:
+            due = self._instant_of(local_time)
             if due > after:
                 return due
         return None
 
     def _next_elapsed(self, after: datetime) -> datetime | None:
         start = after.astimezone(UTC).replace(microsecond=0)
-        wall = self._wall(start)
-        while (wall := self._next_wall(wall)) is not None:
-            due = (wall - self._offset(start)).replace(tzinfo=UTC)
+        local_time = self._local_time(start)
+        while (local_time := self._next_local_time(local_time)) is not None:
+            due = (local_time - self._offset(start)).replace(tzinfo=UTC)
             change = self._first_change(start, due)
             if change is None:
                 return due
-            start, wall = change, self._wall(change) - _SECOND
+            start, local_time = change, self._local_time(change) - _SECOND
         return None
 
-    def _next_wall(self, wall: datetime) -> datetime | None:
+    def _next_local_time(self, local_time: datetime) -> datetime | None:
         """Return the next local time, without a zone, that matches."""
         pattern = copy.copy(self._pattern)
-        pattern.dt = wall.replace(microsecond=0)
+        pattern.dt = local_time.replace(microsecond=0)
         return next(pattern, None)
 
-    def _wall(self, instant: datetime) -> datetime:
+    def _local_time(self, instant: datetime) -> datetime:
         return instant.astimezone(self.zone).replace(tzinfo=None, fold=0)
 
     def _offset(self, instant: datetime) -> timedelta:
         return instant.astimezone(self.zone).utcoffset() or timedelta(0)
 
-    def _instant(self, wall: datetime) -> datetime:
+    def _instant_of(self, local_time: datetime) -> datetime:
         """Return the first instant with this local time. If clocks skip this local time, return the
         end of the gap."""
-        instant = wall.replace(tzinfo=self.zone).astimezone(UTC)
-        if self._wall(instant) == wall:
+        instant = local_time.replace(tzinfo=self.zone).astimezone(UTC)
+        if self._local_time(instant) == local_time:
             return instant
-        before = wall.replace(tzinfo=self.zone, fold=1).astimezone(UTC)
+        before = local_time.replace(tzinfo=self.zone, fold=1).astimezone(UTC)
         return self._first_change(before, instant) or instant
 
     def _first_change(self, start: datetime, end: datetime) -> datetime | None:

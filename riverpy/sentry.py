@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from riverpy.middleware import InsertInner, WorkInner
 
 _ORIGIN = "auto.queue.riverpy"
-_PERIODIC = "river:periodic_job_id"
-_HEADERS = ("sentry-trace", "baggage")
-_STATUS: dict[Ending, str] = {
+_PERIODIC_KEY = "river:periodic_job_id"
+_TRACE_HEADERS = ("sentry-trace", "baggage")
+_STATUS_OF_ENDING: dict[Ending, str] = {
     "completed": "ok",
     "snoozed": "ok",
     "cancelled": "cancelled",
@@ -65,14 +65,14 @@ class SentryPlugin:
         queues = sorted({job.queue for job in params})
         name = ", ".join(queues)
         with (
-            _trace_of(params),
+            _trace_for(params),
             sentry_sdk.start_span(op="queue.publish", name=name, origin=_ORIGIN) as span,
         ):
             span.set_data("messaging.system", "river")
             span.set_data("messaging.destination.name", name)
             for job in params:
-                if _HEADERS[0] not in job.metadata:
-                    job.metadata.update(_headers())
+                if _TRACE_HEADERS[0] not in job.metadata:
+                    job.metadata.update(_current_trace_headers())
             await do_inner()
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
@@ -83,14 +83,14 @@ class SentryPlugin:
             scope.set_tag("river.attempt", job.attempt)
             scope.set_context("river_job", self._context(job))
             transaction = sentry_sdk.continue_trace(
-                _carried(job.metadata),
+                _stored_trace_headers(job.metadata),
                 op="queue.process",
                 name=job.kind,
                 source="task",
                 origin=_ORIGIN,
             )
             with sentry_sdk.start_transaction(transaction) as trace:
-                for key, value in _data(job).items():
+                for key, value in _queue_data(job).items():
                     trace.set_data(key, value)
                 error: BaseException | None = None
                 try:
@@ -98,7 +98,7 @@ class SentryPlugin:
                 except BaseException as raised:  # a span that receives it is marked as failed
                     error = raised
                 end = ending(error)
-                trace.set_status(_STATUS[end])
+                trace.set_status(_STATUS_OF_ENDING[end])
                 if error is not None and end == "failed":
                     self._report(job, error)
             try:
@@ -132,15 +132,15 @@ class SentryPlugin:
                 client_options=sentry_sdk.get_client().options,
                 mechanism={"type": "riverpy", "handled": False},
             )
-            _drop_own_variables(event)
+            _drop_variables_of_riverpy(event)
             sentry_sdk.capture_event(event, hint=hint)
 
 
 @contextmanager
-def _trace_of(params: Sequence[JobInsertParams]) -> Generator[None]:
+def _trace_for(params: Sequence[JobInsertParams]) -> Generator[None]:
     """Start a new trace if the jobs are periodic. Otherwise all periodic jobs of a process would be
     in one trace."""
-    if not all(_PERIODIC in job.metadata for job in params):
+    if not all(_PERIODIC_KEY in job.metadata for job in params):
         yield
         return
     with sentry_sdk.isolation_scope() as scope:
@@ -148,17 +148,17 @@ def _trace_of(params: Sequence[JobInsertParams]) -> Generator[None]:
         yield
 
 
-def _headers() -> dict[str, str]:
+def _current_trace_headers() -> dict[str, str]:
     values = (sentry_sdk.get_traceparent(), sentry_sdk.get_baggage())
-    return {name: value for name, value in zip(_HEADERS, values, strict=True) if value}
+    return {name: value for name, value in zip(_TRACE_HEADERS, values, strict=True) if value}
 
 
-def _carried(metadata: dict[str, Any]) -> dict[str, str]:
-    values = {name: metadata.get(name) for name in _HEADERS}
+def _stored_trace_headers(metadata: dict[str, Any]) -> dict[str, str]:
+    values = {name: metadata.get(name) for name in _TRACE_HEADERS}
     return {name: value for name, value in values.items() if isinstance(value, str)}
 
 
-def _data(job: Job[Any]) -> dict[str, Any]:
+def _queue_data(job: Job[Any]) -> dict[str, Any]:
     """Return the data that Sentry shows for queues."""
     data: dict[str, Any] = {
         "messaging.system": "river",
@@ -172,7 +172,7 @@ def _data(job: Job[Any]) -> dict[str, Any]:
     return data
 
 
-def _drop_own_variables(event: Event) -> None:
+def _drop_variables_of_riverpy(event: Event) -> None:
     exceptions: Any = event.get("exception") or {}
     values: list[dict[str, Any]] = exceptions.get("values", [])
     for exception in values:

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-_ABORTED_NOW = ". The transaction given as tx is aborted: roll it back, or back to a savepoint"
-_IN_FAILED_TRANSACTION = "25P02"
-_TOO_LARGE = "54000"
-_DAMAGED = "XX001"
-_NO_MEMORY = "invalid memory alloc request size"
-_STATEMENT_LOST = {"26000", "42P05"}
-_SCHEMA_MISSING = {"42P01", "42P10", "42703", "42704", "42883", "3F000"}
+_ABORTED_SUFFIX = ". The transaction given as tx is aborted: roll it back, or back to a savepoint"
+_FAILED_TRANSACTION_CODE = "25P02"
+_TOO_LARGE_CODE = "54000"
+_DAMAGED_CODE = "XX001"
+_NO_MEMORY_TEXT = "invalid memory alloc request size"
+_STATEMENT_LOST_CODES = {"26000", "42P05"}
+_SCHEMA_MISSING_CODES = {"42P01", "42P10", "42703", "42704", "42883", "3F000"}
 _UNIQUE_INDEX = "river_job_unique_idx"
 
 
@@ -55,7 +55,7 @@ def translated(tx: Transaction | None, *, in_savepoint: bool = False) -> Generat
     try:
         yield
     except DATABASE_ERRORS as error:
-        aborted = "" if tx is None or in_savepoint else _ABORTED_NOW
+        aborted = "" if tx is None or in_savepoint else _ABORTED_SUFFIX
         translation = _riverpy_error(error, aborted) or _connection_error(error, tx, aborted)
         if translation is None:
             raise
@@ -82,20 +82,20 @@ def _riverpy_error(error: Exception, aborted: str) -> Exception | None:
     """Return riverpy's error for a database error; None: there is none. The text ends with
     `aborted`."""
     code = sqlstate(error)
-    if code in _SCHEMA_MISSING:
+    if code in _SCHEMA_MISSING_CODES:
         return SchemaMissingError(
             f"River's tables are missing or too old ({describe(error)}): run `riverpy migrate up`, "
             f"or set Config(schema=...) to the schema that has them{aborted}"
         )
     if is_channel_too_long(error):
         return _channel_error(error, aborted)
-    if is_notification_queue_full(error):  # this error has the same code, _TOO_LARGE
+    if is_notification_queue_full(error):  # this error has the same code, _TOO_LARGE_CODE
         return None
-    if code == _TOO_LARGE or _NO_MEMORY in str(error):
+    if code == _TOO_LARGE_CODE or _NO_MEMORY_TEXT in str(error):
         return ArgsError(
             f"the args or metadata are too large for PostgreSQL: {describe(error)}{aborted}"
         )
-    if code == _DAMAGED:
+    if code == _DAMAGED_CODE:
         return JobDamagedError(
             "nothing was inserted: the server cannot read the existing job with the same unique "
             f"key ({describe(error)}). `riverpy job list` shows its id{aborted}"
@@ -116,7 +116,7 @@ def _riverpy_error(error: Exception, aborted: str) -> Exception | None:
 def _connection_error(error: Exception, tx: Transaction | None, aborted: str) -> Exception | None:
     """Return riverpy's error if the connection or the transaction caused the database error."""
     code = sqlstate(error)
-    if code in _STATEMENT_LOST:
+    if code in _STATEMENT_LOST_CODES:
         remedy = (
             "set Config(pooler=True)"
             if tx is None
@@ -126,7 +126,7 @@ def _connection_error(error: Exception, tx: Transaction | None, aborted: str) ->
             "a prepared statement is missing on the server, so the database URL seems to lead to a "
             f"pooler in transaction mode: {remedy}{aborted}"
         )
-    if tx is not None and code == _IN_FAILED_TRANSACTION:
+    if tx is not None and code == _FAILED_TRANSACTION_CODE:
         return TransactionError(ABORTED)
     if tx is not None and is_closed_for_good(tx):
         return TransactionError(

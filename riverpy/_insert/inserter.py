@@ -55,9 +55,9 @@ HOOKS_TIMEOUT = 2.0
 timeout applies to the time before the statement, and again to the time after the statement."""
 CONFLICT_RETRIES_MAX = 10
 """The maximum number of retries of an insert on the pool that the server rolled back."""
-_ROLLED_BACK = {"40001", "40P01"}
+_ROLLED_BACK_CODES = {"40001", "40P01"}
 """The error codes of a serialization failure and of a deadlock."""
-_UNAVAILABLE = {"53300", "57P03"}
+_UNAVAILABLE_CODES = {"53300", "57P03"}
 """The error codes of too many connections, and of a server that starts or stops."""
 NOTIFY_INTERVAL = 0.002
 """The minimum seconds between two notifications of one queue by the inserts of one client without
@@ -69,20 +69,20 @@ _NOTIFIED_QUEUES_MAX = 1000
 def _check_types(params: object) -> Iterator[InsertManyParams]:
     """Yield the jobs of a batch. Raise InsertError if the batch or a job has the wrong type."""
     if not isinstance(params, Iterable):
-        raise InsertError(f"params must be a list of InsertManyParams, got {_describe(params)}")
+        raise InsertError(f"params must be a list of InsertManyParams, got {_type_text(params)}")
     for index, job in enumerate(cast("Iterable[object]", params)):
         if not isinstance(job, InsertManyParams):
             raise InsertError(
-                f"params[{index}] must be InsertManyParams(args, opts), got {_describe(job)}"
+                f"params[{index}] must be InsertManyParams(args, opts), got {_type_text(job)}"
             )
         yield job
 
 
-def _describe(value: object) -> str:
+def _type_text(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
-def _lock_order(row: InsertRow) -> str:
+def _lock_order_key(row: InsertRow) -> str:
     """Return the sort key of a row. All batches send unique jobs in the same order, so that two
     batches cannot deadlock."""
     return row.unique_key or ""
@@ -263,7 +263,7 @@ class Inserter:
                     self._log_queue_state(queues, 0)
                     queues = []
                     continue
-                if sqlstate(error) not in _ROLLED_BACK or retries == CONFLICT_RETRIES_MAX:
+                if sqlstate(error) not in _ROLLED_BACK_CODES or retries == CONFLICT_RETRIES_MAX:
                     raise
             await anyio.sleep(backoff.next())
         raise AssertionError("unreachable")
@@ -296,7 +296,7 @@ class Inserter:
             try:
                 return pooled, await pooled.__aenter__()
             except DATABASE_ERRORS as error:
-                if not isinstance(error, OSError) and sqlstate(error) not in _UNAVAILABLE:
+                if not isinstance(error, OSError) and sqlstate(error) not in _UNAVAILABLE_CODES:
                     raise
             backoff = backoff or Backoff(timedelta(milliseconds=50), timedelta(seconds=1))
             await anyio.sleep(backoff.next())
@@ -313,7 +313,7 @@ class Inserter:
             if row.unique_key is None or firsts.setdefault(row.unique_key, index) == index:
                 sent.append(index)
         if firsts:
-            sent.sort(key=lambda index: _lock_order(rows[index]))
+            sent.sort(key=lambda index: _lock_order_key(rows[index]))
         size = sum(json_size(rows[index].args) + json_size(rows[index].metadata) for index in sent)
         if size > STATEMENT_SIZE_MAX:
             raise InsertError(
@@ -335,7 +335,7 @@ class Inserter:
     async def _send_copy(
         self, connection: Transaction, rows: list[InsertRow], queues: list[str]
     ) -> int:
-        rows = sorted(rows, key=_lock_order)
+        rows = sorted(rows, key=_lock_order_key)
         is_in_transaction = connection.is_in_transaction()
         with translated(connection if is_in_transaction else None, in_savepoint=True):
             async with savepoint(connection) if is_in_transaction else connection.transaction():

@@ -25,7 +25,7 @@ def args_text(args: JobArgs | RawArgs) -> str:
     """
     if isinstance(args, RawArgs):
         return raw_text("RawArgs", args.json)
-    text = _within_limit("args", _json.encode(args))
+    text = _checked_size("args", _json.encode(args))
     if not text.startswith("{"):
         raise ArgsError(f"args must be a JSON object, got {text[:80]}")
     _check_decodable(type(args), text)
@@ -71,7 +71,7 @@ def raw_text(owner: str, given: object) -> str:
             f"$: {owner} takes its JSON as a text, got {type(given).__name__}: decode or "
             "serialize it first"
         )
-    return _json.normalize_args(_within_limit("args", given))
+    return _json.normalize_args(_checked_size("args", given))
 
 
 def encode_job_metadata(metadata: object) -> str:
@@ -98,10 +98,10 @@ def encode_metadata(metadata: object) -> str:
         raise ArgsError(
             f"metadata: must be a JSON object, got {type(metadata).__name__}", path="metadata"
         )
-    return _within_limit("metadata", _json.encode(cast("object", metadata), path="metadata"))
+    return _checked_size("metadata", _json.encode(cast("object", metadata), path="metadata"))
 
 
-def _within_limit(name: str, text: str) -> str:
+def _checked_size(name: str, text: str) -> str:
     size = json_size(text)
     if size > _json.SIZE_MAX:
         raise ArgsError(

@@ -27,17 +27,17 @@ class InsertPlugins:
     """Runs the hooks and middleware around the inserts of one client."""
 
     def __init__(self, plugins: Plugins, rules: InsertRules) -> None:
-        self._client, self._rules = plugins, rules
+        self._plugins, self._rules = plugins, rules
         self._by_class: dict[type, Plugins] = {}
 
     def is_empty_for(self, args: Sequence[object]) -> bool:
         """Whether no hook or middleware applies to an insert of these args. Raise ConfigError if an
         args class declares an object that is not a hook or plugin."""
-        if self._client.has_insert:
+        if self._plugins.has_insert:
             return False
-        return not any(self._of(cls).has_insert for cls in set(map(type, args)))
+        return not any(self._plugins_of(cls).has_insert for cls in set(map(type, args)))
 
-    def _of(self, args_class: type) -> Plugins:
+    def _plugins_of(self, args_class: type) -> Plugins:
         plugins = self._by_class.get(args_class)
         if plugins is None:
             plugins = self._by_class[args_class] = plugins_of(args_class)
@@ -54,12 +54,15 @@ class InsertPlugins:
             BaseException: what a hook, a middleware or `send` raised.
         """
         params = tuple(params_of(job) for job in jobs)
-        classes = [self._of(cls) for cls in dict.fromkeys(type(job.args) for job in jobs)]
+        classes = [self._plugins_of(cls) for cls in dict.fromkeys(type(job.args) for job in jobs)]
         sent: list[T] = []
 
         async def insert() -> Sequence[InsertResult]:
             for job in params:
-                hooks = (*self._client.insert_begin, *self._of(type(job.args)).insert_begin)
+                hooks = (
+                    *self._plugins.insert_begin,
+                    *self._plugins_of(type(job.args)).insert_begin,
+                )
                 for hook in hooks:
                     await hook.insert_begin(job)
             rows = [
@@ -71,7 +74,7 @@ class InsertPlugins:
             return cast("list[InsertResult]", results) if isinstance(results, list) else []
 
         await run_middleware(
-            [*self._client.insert_many, *(one for cls in classes for one in cls.insert_many)],
+            [*self._plugins.insert_many, *(one for cls in classes for one in cls.insert_many)],
             lambda middleware, do_inner: middleware.insert_many(params, do_inner),
             insert,
             may_catch=False,

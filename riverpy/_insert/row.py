@@ -194,6 +194,9 @@ def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> 
     is_same_text = params.encoded_args == old.args
     is_same_metadata = params.metadata == _decode_metadata(old.metadata)
     is_same_time = params.scheduled_at == _parse_time(old.scheduled_at)
+    state = _expect("state", params.state, JobState)
+    if state not in _STATES:
+        raise InsertError(f"state must be one of {', '.join(_STATES)}, got {state}")
     row = _checked_row(
         args=old.args if is_same_text else raw_text("encoded_args", params.encoded_args),
         kind=_checked_kind(_expect("kind", params.kind, str), rules),
@@ -201,7 +204,7 @@ def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> 
         queue=params.queue,
         priority=params.priority,
         max_attempts=params.max_attempts,
-        state=_checked_state(params.state),
+        state=state,
         tags=params.tags,
         scheduled_at=old.scheduled_at
         if is_same_time
@@ -211,13 +214,6 @@ def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> 
     if key is None:
         return row
     return row._replace(unique_key=key.hex(), unique_states=old.unique_states)
-
-
-def _checked_state(value: object) -> JobState:
-    state = _expect("state", value, JobState)
-    if state not in _STATES:
-        raise InsertError(f"state must be one of {', '.join(_STATES)}, got {state}")
-    return state
 
 
 def _checked_key(key: object, *, is_unique: bool) -> bytes | None:

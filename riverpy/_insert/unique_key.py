@@ -33,7 +33,7 @@ _ARRAY_INDEX_MAX = 1000
 _WARNINGS_MAX = 1000
 
 _log = get_logger()
-_inserted: set[type[object]] = set()
+_checked_classes: set[type[object]] = set()
 """The args classes that `warn_of_ignored_marks` has checked."""
 _decoder = json.JSONDecoder(parse_int=str, parse_float=str)
 
@@ -59,7 +59,7 @@ def unique_states(opts: UniqueOpts) -> int:
         InsertError: a state is unknown, or a state that River requires is missing.
     """
     if opts.by_state is None:
-        return _mask(UNIQUE_STATES_DEFAULT)
+        return _state_mask(UNIQUE_STATES_DEFAULT)
     try:
         states = {JobState(state) for state in opts.by_state}
     except (ValueError, TypeError) as error:
@@ -69,7 +69,7 @@ def unique_states(opts: UniqueOpts) -> int:
             "unique_opts.by_state must include available, pending, running and scheduled; "
             f"missing: {', '.join(missing)}"
         )
-    return _mask(states)
+    return _state_mask(states)
 
 
 def unique_key(
@@ -108,9 +108,9 @@ def unique_key(
 def warn_of_ignored_marks(opts: UniqueOpts | None, *, kind: str, args_class: type[object]) -> None:
     """Log a warning if fields of an args class are marked `Unique`, but the options ignore the
     marks. Only the first insert of each class is checked."""
-    if args_class in _inserted or len(_inserted) >= _WARNINGS_MAX:
+    if args_class in _checked_classes or len(_checked_classes) >= _WARNINGS_MAX:
         return
-    _inserted.add(args_class)
+    _checked_classes.add(args_class)
     if opts is not None and opts.by_args:
         return
     try:
@@ -126,7 +126,7 @@ def warn_of_ignored_marks(opts: UniqueOpts | None, *, kind: str, args_class: typ
         )
 
 
-def _mask(states: set[JobState] | frozenset[JobState]) -> int:
+def _state_mask(states: set[JobState] | frozenset[JobState]) -> int:
     return sum(1 << bit for bit, state in enumerate(UNIQUE_STATE_BITS) if state in states)
 
 
@@ -138,14 +138,15 @@ def _period_start(due_at: datetime, period: timedelta) -> str:
 
 def _args_part(kind: str, args_class: type[object], args: str) -> str:
     members: dict[str, str] = {}
-    for key, raw in _members(args):
+    for key, raw in _iterate_members(args):
         members.setdefault(key, raw)
     if paths := unique_paths(args_class):
-        return _marked_fields(kind, paths, members)
-    return "{" + ",".join(f"{_key_text(key)}:{members[key]}" for key in sorted(members)) + "}"
+        found = [(path, raw) for path in paths if (raw := _value_at(members, path)) is not None]
+        return _build_document(kind, found) if found else ""
+    return "{" + ",".join(f"{_encode_key(key)}:{members[key]}" for key in sorted(members)) + "}"
 
 
-def _members(text: str) -> Iterator[tuple[str, str]]:
+def _iterate_members(text: str) -> Iterator[tuple[str, str]]:
     """Yield each key of a compact JSON object with the text of its value. Other JSON yields
     nothing."""
     at = 1
@@ -156,7 +157,7 @@ def _members(text: str) -> Iterator[tuple[str, str]]:
         at = end + 1 if text[end] == "," else end
 
 
-def _key_text(key: str) -> str:
+def _encode_key(key: str) -> str:
     return _json.string(key) if _NOT_VERBATIM.search(key) else f'"{key}"'
 
 
@@ -174,23 +175,23 @@ def unique_paths(args_class: type[object]) -> tuple[tuple[str, ...], ...]:
     Raises:
         InsertError: an annotation of the class cannot be resolved.
     """
-    return tuple(sorted(_marked(args_class, {args_class}), key=".".join))
+    return tuple(sorted(_marked_paths(args_class, {args_class}), key=".".join))
 
 
-def _marked(cls: type[object], seen: set[type[object]]) -> Iterator[tuple[str, ...]]:
-    for name, annotation in _annotations(cls):
+def _marked_paths(cls: type[object], visited: set[type[object]]) -> Iterator[tuple[str, ...]]:
+    for name, annotation in _field_annotations(cls):
         inner = _record_class(annotation)
         below: list[tuple[str, ...]] = []
-        if inner is not None and inner not in seen:
-            seen.add(inner)
-            below = list(_marked(inner, seen))
+        if inner is not None and inner not in visited:
+            visited.add(inner)
+            below = list(_marked_paths(inner, visited))
         if below:
             yield from ((name, *path) for path in below)
         elif _is_marked(annotation):
             yield (name,)
 
 
-def _annotations(cls: type[object]) -> list[tuple[str, Any]]:
+def _field_annotations(cls: type[object]) -> list[tuple[str, Any]]:
     if not (names := _field_names(cls)):
         return []
     try:
@@ -235,22 +236,17 @@ def _is_marked(annotation: Any) -> bool:
     return any(mark is Unique or isinstance(mark, Unique) for mark in marks)
 
 
-def _marked_fields(kind: str, paths: Sequence[tuple[str, ...]], members: Mapping[str, str]) -> str:
-    chosen = [(path, raw) for path in paths if (raw := _value_at(members, path)) is not None]
-    return _document(kind, chosen) if chosen else ""
-
-
 def _value_at(members: Mapping[str, str], path: Sequence[str]) -> str | None:
     """Return the JSON text of the value at this path; None: there is no value."""
     found = members.get(path[0])
     for name in path[1:]:
         if found is None:
             return None
-        found = next((value for key, value in _members(found) if key == name), None)
+        found = next((value for key, value in _iterate_members(found) if key == name), None)
     return found
 
 
-def _document(kind: str, chosen: Sequence[tuple[Sequence[str], str]]) -> str:
+def _build_document(kind: str, chosen: Sequence[tuple[Sequence[str], str]]) -> str:
     """Return the JSON text with these values at these paths.
 
     As in River, the names become indexes of an array if the first name is a number.
@@ -261,9 +257,9 @@ def _document(kind: str, chosen: Sequence[tuple[Sequence[str], str]]) -> str:
     below: dict[str, list[tuple[Sequence[str], str]]] = {}
     for path, raw in chosen:
         below.setdefault(path[0], []).append((path[1:], raw))
-    values = {name: _document(kind, inner) for name, inner in below.items()}
+    values = {name: _build_document(kind, inner) for name, inner in below.items()}
     if not _is_index(next(iter(values))):
-        return "{" + ",".join(f"{_key_text(name)}:{raw}" for name, raw in values.items()) + "}"
+        return "{" + ",".join(f"{_encode_key(name)}:{raw}" for name, raw in values.items()) + "}"
     elements: list[str] = []
     for name, raw in values.items():
         if not _is_index(name) or int(name) > _ARRAY_INDEX_MAX:

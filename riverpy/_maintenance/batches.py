@@ -37,7 +37,7 @@ ASIDE_DELAY_MIN = 5.0
 ASIDE_DELAY_MAX = 300.0
 """The shortest and the longest delay before a row that is set aside is retried, in seconds. The
 delay doubles with each failure."""
-DELAY_MIN = 1.0
+PASS_DELAY_MIN = 1.0
 """The shortest time between two passes in seconds."""
 PAGE_MIN = 100
 """The smallest number of rows read at a time, even if statements handle fewer."""
@@ -74,37 +74,37 @@ class Batches(Generic[Row]):
             size: the largest number of rows in one statement. None: `BATCH_SIZE`.
         """
         self._context, self._log = service.context, service.log
-        self._purpose, self._name = purpose, name or key
+        self._purpose, self._row_name = purpose, name or key
         self._connection = connection or self._context.connection
         self._send_rows = send
         self.aside: SetAside[Row] = SetAside(
             ASIDE_MAX, delay_min=ASIDE_DELAY_MIN, delay_max=ASIDE_DELAY_MAX
         )
         self._sender = BatchSender(
-            BatchStatement(self._send, row_id=key),
+            BatchStatement(self._send_counted, row_id=key),
             size=BatchSize(size or BATCH_SIZE, self._context.fence.limit.total_seconds()),
             aside=self.aside,
-            set_aside=self._set_aside,
-            recovered=self._recovered,
+            set_aside=self._log_set_aside,
+            recovered=self._log_recovered,
             failures_max=FAILURES_MAX,
         )
         self._scope: object = None
-        self._failures = 0
+        self._failed_statements = 0
         """The number of consecutive failed statements."""
         self._limited_log = self._log.limited()
-        service.reports.append(lambda: report_rows(purpose, self.aside.entries, self._name))
+        service.reports.append(lambda: report_rows(purpose, self.aside.entries, self._row_name))
 
     def delay(self, interval: float) -> float:
         """Return the seconds until the next pass: `interval`, or less if a row that is set aside is
         due earlier."""
-        return min(interval, max(self.aside.next_due - time.monotonic(), DELAY_MIN))
+        return min(interval, max(self.aside.next_due - time.monotonic(), PASS_DELAY_MIN))
 
     @property
-    def rows(self) -> int:
+    def row_limit(self) -> int:
         """The number of rows that the next statement handles."""
         return self._sender.size.rows
 
-    def begin(self, scope: object) -> None:
+    def begin_pass(self, scope: object) -> None:
         """Begin a pass. If the scope has changed, forget the rows that are set aside, because
         another leader may maintain those rows now."""
         if scope != self._scope:
@@ -112,7 +112,7 @@ class Batches(Generic[Row]):
             for aside in self.aside.entries:
                 self._sender.forget(aside.row)
 
-    async def handle(self, rows: Iterable[Row]) -> bool:
+    async def handle_rows(self, rows: Iterable[Row]) -> bool:
         """Handle rows, except for those that are set aside and not due. Return False if too many
         consecutive statements have failed, and the pass should end.
 
@@ -126,8 +126,8 @@ class Batches(Generic[Row]):
         while self._sender.is_ready:
             began = self._context.timer.boottime()
             await self._sender.step()
-            if self._failures >= FAILURES_MAX:
-                self._failures = 0
+            if self._failed_statements >= FAILURES_MAX:
+                self._failed_statements = 0
                 self._sender.discard()
                 self._log.warning(
                     MAINTENANCE_RUN_CUT_SHORT,
@@ -139,42 +139,42 @@ class Batches(Generic[Row]):
         return True
 
     async def handle_pages(self, read: Callable[[Row | None, int], Awaitable[list[Row]]]) -> bool:
-        """Read rows page by page, and handle each page; see `handle`. `read` gets the last row of
-        the previous page, and the size of a page."""
+        """Read rows page by page, and handle each page; see `handle_rows`. `read` gets the last row
+        of the previous page, and the size of a page."""
         after: Row | None = None
         while True:
-            limit = max(self.rows, PAGE_MIN)
+            limit = max(self.row_limit, PAGE_MIN)
             page = await read(after, limit)
-            if not await self.handle(page):
+            if not await self.handle_rows(page):
                 return False
             if len(page) < limit:
                 return True
             after = page[-1]
 
-    async def pause(self, took: float) -> None:
-        """Wait after a statement that took `took` seconds, so that the database has time for the
+    async def pause(self, seconds: float) -> None:
+        """Wait after a statement that took this many seconds, so that the database has time for the
         workers."""
-        first, last = min(took, PAUSE_MIN), min(took, PAUSE_MAX)
+        first, last = min(seconds, PAUSE_MIN), min(seconds, PAUSE_MAX)
         await self._context.timer.sleep(random.uniform(first, last))  # noqa: S311 (no secret)
 
     def transaction(self) -> AbstractAsyncContextManager[Connection]:
         """Return a fenced transaction. Raises as `TermFence.transaction`."""
         return self._context.fence.transaction(self._connection, self._purpose)
 
-    async def _send(self, rows: list[Row]) -> None:
-        self._failures += 1
+    async def _send_counted(self, rows: list[Row]) -> None:
+        self._failed_statements += 1
         await self._send_rows(rows)
-        self._failures = 0
+        self._failed_statements = 0
 
-    def _set_aside(self, row: Row, error: Exception) -> None:
+    def _log_set_aside(self, row: Row, error: Exception) -> None:
         self._limited_log.warning(
             ROW_SET_ASIDE,
             purpose=self._purpose,
-            row=self._name(row),
+            row=self._row_name(row),
             error=describe(error),
         )
         if len(self.aside) > ASIDE_MAX:
             self._sender.forget(self.aside.entries[0].row)
 
-    def _recovered(self, row: Row) -> None:
-        self._log.info(ROW_RECOVERED, purpose=self._purpose, row=self._name(row))
+    def _log_recovered(self, row: Row) -> None:
+        self._log.info(ROW_RECOVERED, purpose=self._purpose, row=self._row_name(row))

@@ -21,7 +21,7 @@ INTERVAL = 600.0
 """Seconds between two passes."""
 RETENTION = 600.0
 """Seconds for which the row of a dead client is kept."""
-MARGIN = 1.0
+DELETION_MARGIN = 1.0
 """Seconds between the time at which a row may be deleted and the pass that deletes it."""
 
 
@@ -36,7 +36,7 @@ class ClientCleaner(MaintenanceService):
         super().__init__(context)
         self._observer = HeartbeatObserver(context.timer, contact)
         self.batches: Batches[tuple[str, bytes]] = Batches(
-            self, "deleting dead clients", self._delete, key=itemgetter(0)
+            self, "deleting dead clients", self._delete_clients, key=itemgetter(0)
         )
 
     async def run_once(self, scope: StopScope) -> float:
@@ -46,10 +46,10 @@ class ClientCleaner(MaintenanceService):
         dead_after = self.context.config.dead_after.total_seconds()
         silent = self._observer.silent(dead_after, kept=RETENTION)
         if silent.heartbeats:
-            await self.batches.handle(silent.heartbeats.items())
-        return self.batches.delay(min(INTERVAL, silent.next_in + MARGIN))
+            await self.batches.handle_rows(silent.heartbeats.items())
+        return self.batches.delay(min(INTERVAL, silent.next_in + DELETION_MARGIN))
 
-    async def _delete(self, heartbeats: list[tuple[str, bytes]]) -> None:
+    async def _delete_clients(self, heartbeats: list[tuple[str, bytes]]) -> None:
         """Delete the rows of clients that have written no heartbeat since the observation."""
         async with self.batches.transaction() as connection:
             deleted = await client_delete_idle(connection, self.schema, dict(heartbeats))

@@ -30,7 +30,7 @@ class ExecutionCleaner(MaintenanceService):
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
         self.batches: Batches[ExpiredCursor] = Batches(
-            self, "deleting expired keys", self._delete, key=lambda row: row.key
+            self, "deleting expired keys", self._delete_keys, key=lambda row: row.key
         )
 
     async def run_once(self, scope: StopScope) -> float:
@@ -38,13 +38,13 @@ class ExecutionCleaner(MaintenanceService):
         async with self.read_connection("looking for the table of executions") as connection:
             has_table = await exec_exists(connection, self.schema)
         if has_table:
-            await self.batches.handle_pages(self._read)
+            await self.batches.handle_pages(self._read_page)
         return self.batches.delay(INTERVAL)
 
-    async def _read(self, after: ExpiredCursor | None, limit: int) -> list[ExpiredCursor]:
+    async def _read_page(self, after: ExpiredCursor | None, limit: int) -> list[ExpiredCursor]:
         async with self.read_connection("reading expired keys") as connection:
             return await exec_expired(connection, self.schema, after=after, limit=limit)
 
-    async def _delete(self, rows: list[ExpiredCursor]) -> None:
+    async def _delete_keys(self, rows: list[ExpiredCursor]) -> None:
         async with self.batches.transaction() as connection:
             await exec_delete_expired(connection, self.schema, keys=[row.key for row in rows])

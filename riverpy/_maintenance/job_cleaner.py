@@ -45,7 +45,7 @@ class Rule(NamedTuple):
     """The queues and kinds of the jobs. None: all jobs of the state."""
 
 
-def rules_of(config: Config, scope: QueueScope) -> list[Rule]:
+def retention_rules(config: Config, scope: QueueScope) -> list[Rule]:
     """Return the rules of a configuration for the queues of `scope`. The retention of a job's kind
     has precedence over the retention of its queue, and the queue's over the default."""
     if scope == NO_QUEUES:
@@ -53,20 +53,20 @@ def rules_of(config: Config, scope: QueueScope) -> list[Rule]:
     return [
         Rule(state, retention, jobs)
         for state in _STATES
-        for retention, jobs in _scopes_of(config, scope, state)
+        for retention, jobs in _scopes_by_retention(config, scope, state)
     ]
 
 
-def _scopes_of(
+def _scopes_by_retention(
     config: Config, scope: QueueScope, state: JobState
 ) -> Iterator[tuple[timedelta, JobScope | None]]:
     kinds = tuple(config.retention_by_kind)
-    for retention, names in _grouped(config.retention_by_kind, state).items():
+    for retention, names in _names_by_retention(config.retention_by_kind, state).items():
         yield retention, JobScope(*scope.filter(), tuple(names), only_kinds=True)
-    for retention, names in _grouped(config.retention_by_queue, state).items():
+    for retention, names in _names_by_retention(config.retention_by_queue, state).items():
         if within := tuple(name for name in names if name in scope):
             yield retention, JobScope(within, True, kinds)
-    retention = _retention_of(config.retention, state)
+    retention = _retention_in_state(config.retention, state)
     others = scope.without(config.retention_by_queue)
     if retention is None or others == NO_QUEUES:
         return
@@ -74,16 +74,18 @@ def _scopes_of(
     yield retention, None if jobs == JobScope() else jobs
 
 
-def _grouped(retentions: Mapping[str, JobRetention], state: JobState) -> dict[timedelta, list[str]]:
+def _names_by_retention(
+    retentions: Mapping[str, JobRetention], state: JobState
+) -> dict[timedelta, list[str]]:
     """Group names by retention: one statement handles all names with the same retention."""
     names: dict[timedelta, list[str]] = defaultdict(list)
     for name, kept in retentions.items():
-        if (retention := _retention_of(kept, state)) is not None:
+        if (retention := _retention_in_state(kept, state)) is not None:
             names[retention].append(name)
     return names
 
 
-def _retention_of(retention: JobRetention, state: JobState) -> timedelta | None:
+def _retention_in_state(retention: JobRetention, state: JobState) -> timedelta | None:
     return getattr(retention, state.value)
 
 
@@ -105,30 +107,30 @@ class JobCleaner(MaintenanceService):
         self.batches: Batches[CleanedJob] = Batches(
             self,
             "deleting ended jobs",
-            self._delete,
+            self._delete_jobs,
             key=lambda job: job.id,
             connection=context.cleaning,
         )
         self._cursors: dict[Rule, EndedCursor | None] = {}
         """By rule: the position up to which jobs were read. A rule of a new scope starts at the
         beginning, because the rule may match jobs that were skipped."""
-        self._unfinished: set[Rule] = set()
+        self._unfinished_rules: set[Rule] = set()
         """The rules whose jobs were not yet read to the end."""
         self._swept_at = context.timer.boottime()
         """The time at which all positions were last set to the beginning."""
-        self._deleted = 0
+        self._deleted_count = 0
         """The number of jobs that were deleted for the current rule."""
 
     async def run_once(self, scope: StopScope) -> float:
         """Delete all jobs whose retention has ended."""
-        rules = rules_of(self.context.config, await self.context.scope())
-        self.batches.begin(rules)
+        rules = retention_rules(self.context.config, await self.context.scope())
+        self.batches.begin_pass(rules)
         self._renew_cursors(rules)
-        states = await self._states(rules)
+        states = await self._read_states_to_clean(rules)
         for rule in rules:
             if rule.state.value in states:
-                await self._apply(rule)
-        await self.batches.handle(())  # rows that are set aside and due
+                await self._apply_rule(rule)
+        await self.batches.handle_rows(())  # rows that are set aside and due
         return self.batches.delay(INTERVAL)
 
     def _renew_cursors(self, rules: Sequence[Rule]) -> None:
@@ -136,12 +138,12 @@ class JobCleaner(MaintenanceService):
         now = self.context.timer.boottime()
         cursors = self._cursors
         if now - self._swept_at >= SWEEP_INTERVAL:
-            cursors = {rule: cursors.get(rule) for rule in self._unfinished}
+            cursors = {rule: cursors.get(rule) for rule in self._unfinished_rules}
             self._swept_at = now
         self._cursors = {rule: cursors.get(rule) for rule in rules}
-        self._unfinished.intersection_update(rules)
+        self._unfinished_rules.intersection_update(rules)
 
-    async def _states(self, rules: Sequence[Rule]) -> set[str]:
+    async def _read_states_to_clean(self, rules: Sequence[Rule]) -> set[str]:
         """Return the states in which there may be jobs to delete. If there are none, this read is
         the whole pass."""
         shortest: dict[str, timedelta] = {}
@@ -153,34 +155,36 @@ class JobCleaner(MaintenanceService):
         async with self.read_connection("looking for jobs to delete") as connection:
             return await job_states_to_clean(connection, self.schema, shortest)
 
-    async def _apply(self, rule: Rule) -> None:
-        self._deleted = 0
+    async def _apply_rule(self, rule: Rule) -> None:
+        self._deleted_count = 0
         try:
-            await self._sweep(rule)
+            await self._delete_matching_jobs(rule)
         finally:
-            if self._deleted:
-                self.log.info(FINISHED_JOBS_DELETED, state=rule.state.value, count=self._deleted)
+            if self._deleted_count:
+                self.log.info(
+                    FINISHED_JOBS_DELETED, state=rule.state.value, count=self._deleted_count
+                )
 
-    async def _sweep(self, rule: Rule) -> None:
+    async def _delete_matching_jobs(self, rule: Rule) -> None:
         """Read the jobs of a rule page by page, and delete them. The jobs of a rule without a scope
         are always read from the beginning, since only jobs that are set aside are skipped. If too
         many jobs are set aside, reading continues at the position of the rule."""
         if rule.scope is None and not self.batches.aside.is_full:
             self._cursors[rule] = None
-        self._unfinished.add(rule)
+        self._unfinished_rules.add(rule)
         while True:
-            limit = max(self.batches.rows, PAGE_MIN)
-            jobs = await self._read(rule, limit)
+            limit = max(self.batches.row_limit, PAGE_MIN)
+            jobs = await self._read_ended_jobs(rule, limit)
             in_scope = [CleanedJob(rule, job.cursor.id) for job in jobs if job.is_in_scope]
-            if not await self.batches.handle(in_scope):
+            if not await self.batches.handle_rows(in_scope):
                 return
             if jobs:
                 self._cursors[rule] = jobs[-1].cursor
             if len(jobs) < limit:
-                self._unfinished.discard(rule)
+                self._unfinished_rules.discard(rule)
                 return
 
-    async def _read(self, rule: Rule, limit: int) -> list[EndedJob]:
+    async def _read_ended_jobs(self, rule: Rule, limit: int) -> list[EndedJob]:
         self.context.fence.expect_valid()
         async with self.context.cleaning.acquire("reading ended jobs", READ_TIMEOUT) as connection:
             return await job_ended(
@@ -193,7 +197,7 @@ class JobCleaner(MaintenanceService):
                 limit=limit,
             )
 
-    async def _delete(self, jobs: list[CleanedJob]) -> None:
+    async def _delete_jobs(self, jobs: list[CleanedJob]) -> None:
         """Delete jobs of one rule."""
         rule = jobs[0].rule
         async with self.batches.transaction() as connection:
@@ -204,4 +208,4 @@ class JobCleaner(MaintenanceService):
                 state=rule.state,
                 retention=rule.retention,
             )
-        self._deleted += len(deleted)
+        self._deleted_count += len(deleted)

@@ -47,7 +47,7 @@ INTERVAL_MAX = 30.0
 INTERVAL_SHARE = 1 / 5
 """The time between two reads of all heartbeats is this share of `dead_after`, but at most
 `INTERVAL_MAX` seconds. A dead client is found with at most this delay."""
-MARGIN = 0.01
+TIMER_MARGIN = 0.01
 """Seconds by which a timer may be early."""
 STUCK_INTERVAL = 30.0
 STUCK_SHARE = 1 / 12
@@ -55,7 +55,7 @@ STUCK_SHARE = 1 / 12
 River, but at most this share of `rescue_after`."""
 READ_SIZE = 1_000
 """The largest number of stuck jobs that are read at a time, with all their columns."""
-RUNNING = ("running",)
+_RUNNING_STATES = ("running",)
 CLIENT_DEAD = "its client is dead"
 TOO_LONG = "it ran for too long"
 """Reasons for a rescue, for the log."""
@@ -75,13 +75,11 @@ class _StuckJob(Job[Any]):
 
     @property
     def claim_key(self) -> ClaimKey:
-        """The claim key of the attempt."""
         at = wire_timestamp(self._row[JobColumn.ATTEMPTED_AT])
         return ClaimKey(self.id, self.attempt, at)
 
     @property
     def client_id(self) -> str | None:
-        """The id of the client that claimed the job."""
         return next(reversed(self.attempted_by), None)
 
     @property
@@ -93,11 +91,10 @@ class _StuckJob(Job[Any]):
             return False
 
     def decode(self, unit: WorkUnit) -> None:
-        """Decode the args."""
         self._args = unit.decode(self.encoded_args)
 
 
-class Ending(NamedTuple):
+class LostAttempt(NamedTuple):
     """An attempt to end."""
 
     rescue: Rescue
@@ -122,25 +119,25 @@ class JobRescuer(MaintenanceService):
         self._interval = min(INTERVAL_MAX, self._dead_after * INTERVAL_SHARE)
         rescue_age = self._config.rescue_age.total_seconds()
         self._stuck_interval = min(STUCK_INTERVAL, rescue_age * STUCK_SHARE)
-        self._stuck_at = 0.0
+        self._next_stuck_search = 0.0
         """The time of the next search for stuck jobs."""
-        self.batches: Batches[Ending] = Batches(
+        self.batches: Batches[LostAttempt] = Batches(
             self,
             "rescuing jobs",
-            self._end,
-            key=lambda ending: ending.rescue.claim_key,
-            name=lambda ending: ending.rescue.claim_key.id,
+            self._end_attempts,
+            key=lambda attempt: attempt.rescue.claim_key,
+            name=lambda attempt: attempt.rescue.claim_key.id,
         )
         self.reads: Batches[int] = Batches(
             self, "reading stuck jobs", self._read_stuck, key=int, size=READ_SIZE
         )
         self._damaged = DamagedJobs("finding jobs of dead clients", self.log)
         self.reports.append(lambda: self._damaged.set_aside)
-        self._stuck: list[Ending] = []
+        self._stuck_attempts: list[LostAttempt] = []
         """The stuck jobs that were read in this pass and are to be rescued."""
-        self._unknown: Counter[str] = Counter()
+        self._unknown_kinds: Counter[str] = Counter()
         """The number of stuck jobs of this pass without a worker in this client, by kind."""
-        self._logged: set[str] = set()
+        self._logged_kinds: set[str] = set()
         """The kinds without a worker for which a warning was logged."""
         self._limited_log = self.log.limited()
 
@@ -148,14 +145,14 @@ class JobRescuer(MaintenanceService):
         """Make one pass. Return the seconds until the next one."""
         now = self.context.timer.boottime()
         filters = (await self.context.scope()).filters()
-        self.batches.begin(filters)
-        self.reads.begin(filters)
+        self.batches.begin_pass(filters)
+        self.reads.begin_pass(filters)
         next_in = await self._rescue_dead(filters)
-        if now >= self._stuck_at:
+        if now >= self._next_stuck_search:
             await self._rescue_stuck(filters)
-            self._stuck_at = now + self._stuck_interval
-        await self.batches.handle(())  # rows that are set aside and due
-        return min(next_in, self._stuck_at - now)
+            self._next_stuck_search = now + self._stuck_interval
+        await self.batches.handle_rows(())  # rows that are set aside and due
+        return min(next_in, self._next_stuck_search - now)
 
     # -- by heartbeat
 
@@ -170,17 +167,17 @@ class JobRescuer(MaintenanceService):
         if silent.heartbeats:
             for within in filters:
                 await self.batches.handle_pages(
-                    partial(self._read_dead_clients, silent.heartbeats, within)
+                    partial(self._read_lost_attempts, silent.heartbeats, within)
                 )
-        return min(self._interval, silent.next_in + MARGIN)
+        return min(self._interval, silent.next_in + TIMER_MARGIN)
 
-    async def _read_dead_clients(
+    async def _read_lost_attempts(
         self,
         heartbeats: Mapping[str, bytes],
         within: QueueFilter | None,
-        after: Ending | None,
+        after: LostAttempt | None,
         limit: int,
-    ) -> list[Ending]:
+    ) -> list[LostAttempt]:
         """Read a page of running attempts of the clients with these last heartbeats."""
         async with self.read_connection(_PURPOSE) as connection:
 
@@ -195,23 +192,24 @@ class JobRescuer(MaintenanceService):
                     skipped=skipped,
                 )
 
-            claims = await self._damaged.read(connection, self.schema, RUNNING, read)
+            claims = await self._damaged.read(connection, self.schema, _RUNNING_STATES, read)
         return [
-            Ending(Rescue(claim.claim_key, claim.client_id), heartbeats[claim.client_id])
+            LostAttempt(Rescue(claim.claim_key, claim.client_id), heartbeats[claim.client_id])
             for claim in claims
         ]
 
     # -- by age
 
     async def _rescue_stuck(self, filters: Sequence[QueueFilter | None]) -> None:
-        self._unknown.clear()
+        self._unknown_kinds.clear()
         for within in filters:
-            self._stuck.clear()
+            self._stuck_attempts.clear()
             await self.reads.handle_pages(partial(self._read_stuck_ids, within))
-            await self.batches.handle(self._stuck)
-        for kind in sorted(self._unknown.keys() - self._logged):
-            self._logged.add(kind)
-            self.log.warning(JOBS_OF_UNKNOWN_KIND_SKIPPED, kind=kind, count=self._unknown[kind])
+            await self.batches.handle_rows(self._stuck_attempts)
+        for kind, count in sorted(self._unknown_kinds.items()):
+            if kind not in self._logged_kinds:
+                self._logged_kinds.add(kind)
+                self.log.warning(JOBS_OF_UNKNOWN_KIND_SKIPPED, kind=kind, count=count)
 
     async def _read_stuck_ids(
         self, within: QueueFilter | None, after: int | None, limit: int
@@ -233,13 +231,13 @@ class JobRescuer(MaintenanceService):
             rows = await job_stuck_rows(
                 connection, self.schema, ids=ids, age=self._config.rescue_age
             )
-        for job in await self._unregistered([_StuckJob(row) for row in rows]):
+        for job in await self._keep_unregistered([_StuckJob(row) for row in rows]):
             delay = self._rescue_delay(job)
             if delay is not None:
                 rescue = Rescue(job.claim_key, job.client_id, delay.total_seconds())
-                self._stuck.append(Ending(rescue, None))
+                self._stuck_attempts.append(LostAttempt(rescue, None))
 
-    async def _unregistered(self, jobs: list[_StuckJob]) -> list[_StuckJob]:
+    async def _keep_unregistered(self, jobs: list[_StuckJob]) -> list[_StuckJob]:
         """Return the jobs of clients that are not registered. Jobs of a registered client are
         rescued only if the client is dead."""
         ids = {job.client_id for job in jobs}
@@ -260,7 +258,7 @@ class JobRescuer(MaintenanceService):
             return timedelta(0)
         unit = self.context.workers.get(job.kind)
         if unit is None:
-            self._unknown[job.kind] += 1
+            self._unknown_kinds[job.kind] += 1
             return None
         try:
             with only_exceptions(f"code of the worker of {job.kind!r}"):
@@ -279,13 +277,13 @@ class JobRescuer(MaintenanceService):
 
     # -- both
 
-    async def _end(self, endings: list[Ending]) -> None:
+    async def _end_attempts(self, attempts: list[LostAttempt]) -> None:
         """End attempts. An attempt of a dead client is ended only if the client has written no
         other heartbeat since."""
         heartbeats = {
-            ending.rescue.client_id or "": ending.heartbeat
-            for ending in endings
-            if ending.heartbeat is not None
+            attempt.rescue.client_id or "": attempt.heartbeat
+            for attempt in attempts
+            if attempt.heartbeat is not None
         }
         dead: Container[str | None] = ()
         async with self.batches.transaction() as connection:
@@ -297,9 +295,9 @@ class JobRescuer(MaintenanceService):
                     server_start=self._observer.server_start,
                 )
             rescues = [
-                ending.rescue
-                for ending in endings
-                if ending.heartbeat is None or ending.rescue.client_id in dead
+                attempt.rescue
+                for attempt in attempts
+                if attempt.heartbeat is None or attempt.rescue.client_id in dead
             ]
             states = await job_rescue(connection, self.schema, rescues)
         if states:

@@ -34,7 +34,7 @@ class JobScheduler(MaintenanceService):
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
         self.batches: Batches[int] = Batches(
-            self, "making due jobs available", self._schedule, key=int
+            self, "making due jobs available", self._schedule_jobs, key=int
         )
         self._unchanged: list[int] = []
         """The ids of jobs that this pass could not change, because they are locked, or another job
@@ -44,7 +44,7 @@ class JobScheduler(MaintenanceService):
         """Make all due jobs available."""
         self._unchanged = []
         queues = await self.context.scope()
-        self.batches.begin(queues)
+        self.batches.begin_pass(queues)
         for within in queues.filters():
             if not await self.batches.handle_pages(partial(self._read_due, within)):
                 break
@@ -65,7 +65,7 @@ class JobScheduler(MaintenanceService):
                 limit=limit,
             )
 
-    async def _schedule(self, ids: list[int]) -> None:
+    async def _schedule_jobs(self, ids: list[int]) -> None:
         async with self.batches.transaction() as connection:
             await job_lock_limit(connection, LOCK_LIMIT)
             scheduled = await job_schedule(connection, self.schema, ids=ids, ahead=AHEAD)

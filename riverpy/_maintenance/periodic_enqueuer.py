@@ -54,7 +54,7 @@ from riverpy.periodic import PeriodicJobsStart
 from riverpy.schedules import next_time
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
     from datetime import datetime
 
     from riverpy._insert.inserter import Inserter
@@ -96,6 +96,8 @@ SKIP_ADVICE = (
 class PlannedJob(NamedTuple):
     """A job to insert."""
 
+    row_id: str
+    """The id of the periodic job's row."""
     slot: datetime
     """The slot of the job, or the time at which an operator requested the job."""
     job: PreparedJob
@@ -106,9 +108,9 @@ class Plan(NamedTuple):
     row."""
 
     advance: PeriodicAdvance
-    runs: list[PlannedJob]
-    failed: Exception | None = None
-    """Why the slot after the last run cannot be inserted."""
+    jobs: list[PlannedJob]
+    error: Exception | None = None
+    """The error of the slot after the last job. The slot cannot be inserted."""
 
 
 class NewJob(NamedTuple):
@@ -137,39 +139,41 @@ class PeriodicEnqueuer(MaintenanceService):
             delay_min=RETRY_MIN, delay_max=RETRY_MAX, now=context.timer.boottime
         )
         """The periodic jobs that failed, by the id of their row."""
-        self._skipped: set[str] = set()
+        self._lost_slot_ids: set[str] = set()
         """The ids of rows for which a lost slot was logged."""
-        self._moved = 0
+        self._moved_count = 0
         """The number of rows that this pass has moved to another slot."""
         self._errors = StatementErrors()
         self._sender: BatchSender[Plan] = BatchSender(
             BatchStatement(
-                self._execute, row_id=lambda plan: plan.advance.id, is_row_error=self._is_row_error
+                self._send_plans,
+                row_id=lambda plan: plan.advance.id,
+                is_row_error=self._is_row_error,
             ),
             size=BatchSize(BATCH_MAX, context.fence.limit.total_seconds()),
             aside=None,
             set_aside=lambda plan, error: self._postpone(plan.advance.id, error),
             failures_max=FAILURES_MAX,
         )
-        self._registering: Batches[NewJob] = Batches(
+        self._registrations: Batches[NewJob] = Batches(
             self, "registering periodic jobs", self._register_rows, key=lambda new: new.row.id
         )
-        self._marking: Batches[str] = Batches(
+        self._marks: Batches[str] = Batches(
             self, "marking periodic jobs as used", self._mark_rows, key=str
         )
-        self._deleting: Batches[str] = Batches(
+        self._deletions: Batches[str] = Batches(
             self, "deleting unused periodic jobs", self._delete_rows, key=str
         )
         self._has_table = False
         self._is_missing_logged = False
-        self._marked_at: float | None = None
+        self._last_marked_at: float | None = None
 
     async def prepare(self) -> None:
         """Call the hooks, and register the periodic jobs. Raise an error if a hook fails, if the
         hooks take longer than 30 s, or if the table of periodic jobs cannot be read."""
         await self._find_table()
         if self._hooks:
-            states = await self._states() if self._has_table else {}
+            states = await self._read_states() if self._has_table else {}
             start = PeriodicJobsStart(jobs=self._jobs, states=states)
             reason = f"the hook periodic_jobs_start took longer than {HOOK_TIMEOUT:g} s"
             with (
@@ -194,14 +198,25 @@ class PeriodicEnqueuer(MaintenanceService):
             return READ_INTERVAL
         async with self.read_connection("looking for due periodic jobs") as connection:
             rows = await periodic_due(connection, self.schema, list(self._registered))
-        self._moved = 0
+        self._moved_count = 0
         self._sender.discard()
-        for plans in self._plans(rows):
-            for plan in plans:
+        await self._insert_due(rows)
+        return 0.0 if self._moved_count else self._seconds_until_next(rows)
+
+    async def _insert_due(self, rows: Sequence[PeriodicRow]) -> None:
+        """Plan and insert jobs in parts. A part is small enough to block neither the event loop nor
+        a transaction for long. Periodic jobs that failed before come last."""
+        count, began = 0, self.context.timer.boottime()
+        for row in sorted(rows, key=lambda row: row.id in self._postponed):
+            if (plan := self._make_plan(row)) is not None:
                 self._sender.add(plan)
-            await self._sender.send_all()
-            await anyio.lowlevel.checkpoint()
-        return 0.0 if self._moved else self._seconds_until_next(rows)
+                count += len(plan.jobs)
+            is_long = self.context.timer.boottime() - began >= PLAN_TIME
+            if is_long or count >= ROWS_MAX or len(self._sender) >= BATCH_MAX:
+                await self._sender.send_all()
+                await anyio.lowlevel.checkpoint()
+                count, began = 0, self.context.timer.boottime()
+        await self._sender.send_all()
 
     def _seconds_until_next(self, rows: Sequence[PeriodicRow]) -> float:
         seconds = [READ_INTERVAL]
@@ -227,16 +242,16 @@ class PeriodicEnqueuer(MaintenanceService):
             )
         return self._has_table
 
-    async def _states(self) -> dict[str, PeriodicJobState]:
+    async def _read_states(self) -> dict[str, PeriodicJobState]:
         """Return the rows of this domain by the id of the periodic job."""
         async with self.read_connection("reading the periodic jobs") as connection:
             states = await periodic_list(connection, self.schema)
-        own: dict[str, PeriodicJobState] = {}
+        own_states: dict[str, PeriodicJobState] = {}
         for state in states:
             job_id, _, domain = state.id.partition("@")
             if (domain or DEFAULT_DOMAIN) == self.context.config.domain:
-                own[job_id] = msgspec.structs.replace(state, id=job_id)
-        return own
+                own_states[job_id] = msgspec.structs.replace(state, id=job_id)
+        return own_states
 
     def _row_id(self, job_id: str) -> str:
         return job_id + self._suffix
@@ -256,13 +271,13 @@ class PeriodicEnqueuer(MaintenanceService):
             return
         async with self.read_connection("registering periodic jobs") as connection:
             now = await periodic_now(connection)
-        await self._registering.handle(
+        await self._registrations.handle_rows(
             NewJob(registration, job)
             for job in new
-            if (registration := self._registration(job, now)) is not None
+            if (registration := self._make_registration(job, now)) is not None
         )
 
-    def _registration(self, job: PeriodicJob, now: datetime) -> PeriodicRegistration | None:
+    def _make_registration(self, job: PeriodicJob, now: datetime) -> PeriodicRegistration | None:
         row_id = self._row_id(job.id)
         try:
             return PeriodicRegistration(row_id, job.schedule_text, next_time(job.schedule, now))
@@ -273,30 +288,30 @@ class PeriodicEnqueuer(MaintenanceService):
     async def _register_rows(self, new: list[NewJob]) -> None:
         jobs = {row.id: job for row, job in new}
 
-        def starting(when: str) -> list[str]:
+        def ids_to_start(when: str) -> list[str]:
             return [row_id for row_id, job in jobs.items() if job.run_on_start == when]
 
-        async with self._registering.transaction() as connection:
+        async with self._registrations.transaction() as connection:
             done = await periodic_register(
                 connection,
                 self.schema,
                 [row for row, _ in new],
-                first=starting("first_registration"),
-                each=starting("each_term"),
+                first=ids_to_start("first_registration"),
+                each=ids_to_start("each_term"),
             )
         self._registered.update({row_id: jobs[row_id] for row_id in done})
 
     async def _mark_used(self) -> None:
         """Mark the rows as used, and delete unused rows, once an hour."""
         now = self.context.timer.boottime()
-        if self._marked_at is not None and now - self._marked_at < MARK_INTERVAL:
+        if self._last_marked_at is not None and now - self._last_marked_at < MARK_INTERVAL:
             return
-        await self._marking.handle(list(self._registered))
-        await self._deleting.handle_pages(self._read_unused)
-        self._marked_at = now
+        await self._marks.handle_rows(list(self._registered))
+        await self._deletions.handle_pages(self._read_unused)
+        self._last_marked_at = now
 
     async def _mark_rows(self, ids: list[str]) -> None:
-        async with self._marking.transaction() as connection:
+        async with self._marks.transaction() as connection:
             await periodic_mark_used(connection, self.schema, ids)
 
     async def _read_unused(self, after: str | None, limit: int) -> list[str]:
@@ -311,7 +326,7 @@ class PeriodicEnqueuer(MaintenanceService):
             )
 
     async def _delete_rows(self, ids: list[str]) -> None:
-        async with self._deleting.transaction() as connection:
+        async with self._deletions.transaction() as connection:
             deleted = await periodic_delete_unused(
                 connection, self.schema, ids=ids, age=DELETE_AFTER
             )
@@ -320,24 +335,7 @@ class PeriodicEnqueuer(MaintenanceService):
 
     # -- planning
 
-    def _plans(self, rows: Sequence[PeriodicRow]) -> Generator[list[Plan]]:
-        """Yield plans in lists. A list is short enough to block neither the event loop nor a
-        transaction for long. Periodic jobs that failed before come last."""
-        plans: list[Plan] = []
-        began = self.context.timer.boottime()
-        for row in sorted(rows, key=lambda row: row.id in self._postponed):
-            plan = self._plan(row)
-            if plan is not None:
-                plans.append(plan)
-            count = sum(len(plan.runs) for plan in plans)
-            is_long = self.context.timer.boottime() - began >= PLAN_TIME
-            if is_long or count >= ROWS_MAX or len(plans) >= BATCH_MAX:
-                yield plans
-                plans, began = [], self.context.timer.boottime()
-        if plans:
-            yield plans
-
-    def _plan(self, row: PeriodicRow) -> Plan | None:
+    def _make_plan(self, row: PeriodicRow) -> Plan | None:
         """Return the plan for a periodic job, or None if no slot is due. This calls the user's
         code."""
         job, slot = self._registered[row.id], row.next_run_at
@@ -353,44 +351,42 @@ class PeriodicEnqueuer(MaintenanceService):
         except Exception as error:
             self._postpone(row.id, error)
             return None
-        if plan.failed is not None and plan.advance.next_run_at == row.next_run_at:
-            self._postpone(row.id, plan.failed)
+        if plan.error is not None and plan.advance.next_run_at == row.next_run_at:
+            self._postpone(row.id, plan.error)
             return None
         return plan
 
     def _plan_request(self, job: PeriodicJob, row: PeriodicRow, at: datetime) -> Plan:
         """Plan a run that an operator requested. Due slots wait for the next pass."""
-        prepared = self._prepare(job, at)
-        runs = [] if prepared is None else [PlannedJob(at, prepared)]
-        return Plan(_advance(row, row.next_run_at), runs)
+        return Plan(_make_advance(row, row.next_run_at), self._make_jobs(job, row, at))
 
     def _plan_slots(self, job: PeriodicJob, row: PeriodicRow, first: datetime) -> Plan:
         """Plan the due slots, up to the first one whose job cannot be made."""
         due = due_slots(job.schedule, job.missed, first, row.read_at)
         if row.is_paused:
-            return Plan(_advance(row, due.following), [])
+            return Plan(_make_advance(row, due.following), [])
         if due.passed_over:
             self.log.warning(MISSED_PERIODIC_SLOTS_DROPPED, periodic_job_id=job.id)
-        runs: list[PlannedJob] = []
+        jobs: list[PlannedJob] = []
         for slot in due.slots:
             if row.resumed_at is not None and slot <= row.resumed_at:
                 continue
             try:
-                prepared = self._prepare(job, slot)
+                jobs += self._make_jobs(job, row, slot)
             except Exception as error:
-                return Plan(_advance(row, slot), runs, error)
-            if prepared is not None:
-                runs.append(PlannedJob(slot, prepared))
-        return Plan(_advance(row, due.following), runs)
+                return Plan(_make_advance(row, slot), jobs, error)
+        return Plan(_make_advance(row, due.following), jobs)
 
-    def _prepare(self, job: PeriodicJob, due_at: datetime) -> PreparedJob | None:
-        run = job.construct()
-        if run is None:
-            return None
-        args, opts = run
+    def _make_jobs(self, job: PeriodicJob, row: PeriodicRow, due_at: datetime) -> list[PlannedJob]:
+        """Return the job of a slot, or no job if the user's constructor returns None."""
+        constructed = job.construct()
+        if constructed is None:
+            return []
+        args, opts = constructed
         metadata = {**(opts.metadata or {}), "periodic": True, "river:periodic_job_id": job.id}
         opts = msgspec.structs.replace(opts, metadata=metadata)
-        return self._inserter.prepare_due(args, opts, due_at=due_at)
+        prepared = self._inserter.prepare_due(args, opts, due_at=due_at)
+        return [PlannedJob(row.id, due_at, prepared)]
 
     def _postpone(self, row_id: str, error: Exception) -> None:
         """Postpone a periodic job that failed. The first failure is logged at level error, with a
@@ -411,15 +407,15 @@ class PeriodicEnqueuer(MaintenanceService):
     def _is_row_error(self, error: Exception) -> bool:
         return isinstance(error, InsertError) or self._errors.may_be_of_rows(error)
 
-    async def _execute(self, plans: list[Plan]) -> None:
+    async def _send_plans(self, plans: list[Plan]) -> None:
         done = await self._execute_plans(plans)
-        self._moved += len(done)
+        self._moved_count += len(done)
         for plan in plans:
             row_id = plan.advance.id
             if row_id not in done:
                 continue
-            if plan.failed is not None:
-                self._postpone(row_id, plan.failed)
+            if plan.error is not None:
+                self._postpone(row_id, plan.error)
             elif row_id in self._postponed:
                 self._postponed.remove(row_id)
                 self.log.info(PERIODIC_JOB_INSERTED_AGAIN, periodic_job_id=row_id)
@@ -430,23 +426,18 @@ class PeriodicEnqueuer(MaintenanceService):
             self.context.connection, "inserting periodic jobs"
         ) as connection:
             done = await periodic_advance(connection, self.schema, [plan.advance for plan in plans])
-            runs = [
-                (plan.advance.id, run)
-                for plan in plans
-                if plan.advance.id in done
-                for run in plan.runs
-            ]
-            results = await self._insert([run.job for _, run in runs], connection) if runs else []
+            jobs = [job for plan in plans if plan.advance.id in done for job in plan.jobs]
+            results = await self._insert([job.job for job in jobs], connection) if jobs else []
             inserted = {
-                row_id: run.slot
-                for (row_id, run), result in zip(runs, results, strict=True)
+                job.row_id: job.slot
+                for job, result in zip(jobs, results, strict=True)
                 if not result.unique_skipped_as_duplicate
             }
             if inserted:
                 await periodic_set_ran(connection, self.schema, inserted)
-        for (row_id, run), result in zip(runs, results, strict=True):
+        for job, result in zip(jobs, results, strict=True):
             if result.unique_skipped_as_duplicate:
-                self._log_skipped(row_id, run.slot, result.job)
+                self._log_skipped(job.row_id, job.slot, result.job)
         return done
 
     def _log_skipped(self, row_id: str, slot: datetime, existing: JobRow) -> None:
@@ -456,8 +447,8 @@ class PeriodicEnqueuer(MaintenanceService):
         job = self._registered[row_id]
         is_lost = existing.finalized_at is not None and _has_slot(job, existing.scheduled_at, slot)
         log = self.log.debug
-        if is_lost and row_id not in self._skipped:
-            self._skipped.add(row_id)
+        if is_lost and row_id not in self._lost_slot_ids:
+            self._lost_slot_ids.add(row_id)
             log = self.log.warning
         log(
             PERIODIC_SLOT_SKIPPED,
@@ -476,7 +467,7 @@ class PeriodicEnqueuer(MaintenanceService):
             raise ConnectionError(describe(error.__cause__ or error)) from error
 
 
-def _advance(row: PeriodicRow, next_run_at: datetime | None) -> PeriodicAdvance:
+def _make_advance(row: PeriodicRow, next_run_at: datetime | None) -> PeriodicAdvance:
     return PeriodicAdvance(
         row.id, row.next_run_at, row.run_requested_at, row.is_paused, next_run_at
     )

@@ -31,17 +31,21 @@ class QueueCleaner(MaintenanceService):
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
-        self.batches: Batches[str] = Batches(self, "deleting unused queues", self._delete, key=str)
+        self.batches: Batches[str] = Batches(
+            self, "deleting unused queues", self._delete_queues, key=str
+        )
 
     async def run_once(self, scope: StopScope) -> float:
         """Delete the rows of all unused queues."""
         queues = await self.context.scope()
-        self.batches.begin(queues)
+        self.batches.begin_pass(queues)
         for within in queues.filters():
-            await self.batches.handle_pages(partial(self._read, within))
+            await self.batches.handle_pages(partial(self._read_page, within))
         return self.batches.delay(INTERVAL)
 
-    async def _read(self, within: QueueFilter | None, after: str | None, limit: int) -> list[str]:
+    async def _read_page(
+        self, within: QueueFilter | None, after: str | None, limit: int
+    ) -> list[str]:
         async with self.read_connection("looking for unused queues") as connection:
             return await queue_unused(
                 connection,
@@ -52,7 +56,7 @@ class QueueCleaner(MaintenanceService):
                 limit=limit,
             )
 
-    async def _delete(self, names: list[str]) -> None:
+    async def _delete_queues(self, names: list[str]) -> None:
         async with self.batches.transaction() as connection:
             deleted = await queue_delete_unused(connection, self.schema, names=names, age=RETENTION)
         if deleted:

@@ -123,7 +123,7 @@ class Postponement(NamedTuple):
         days = POSTPONED_DAYS[min(timeouts, len(POSTPONED_DAYS)) - 1]
         return cls(timeouts, begin + timedelta(days=days))
 
-    def written(self, comment: str) -> str:
+    def append_to(self, comment: str) -> str:
         """Return the comment with this postponement appended."""
         until = self.until.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat()
         line = f"riverpy: {self.timeouts} rebuilds timed out, next after {until}Z"
@@ -154,45 +154,47 @@ class Reindexer(MaintenanceService):
         self._connect = connect
         self._schedule: PeriodicSchedule = config.reindexer_schedule or SCHEDULE_DEFAULT
         self._timeout = config.reindexer_timeout
-        self._due: datetime | None = None
+        self._next_run: datetime | None = None
         self._run_at: datetime
         """When the run was due. A postponement of an index counts from this time, so that a
         postponement of one day has ended when the next daily run begins."""
-        self._pending: list[str] = []
-        self._has_begun = self._is_clean = False
+        self._pending_names: list[str] = []
+        self._has_begun = self._has_dropped_leftovers = False
         self._lock_failures = RepeatedFailureLog(self.log)
-        self._missing: list[str] = []
+        self._missing_names: list[str] = []
 
     async def run_once(self, scope: StopScope) -> float:
         """Rebuild the indexes if a run is due. The first pass of a term only drops indexes that an
         earlier term left."""
         now = await self._now()
         if not self._has_begun:
-            self._has_begun, self._run_at, self._due = True, now, next_time(self._schedule, now)
-        elif self._due is not None and now >= self._due:  # one run also for several missed ones
-            self._run_at = max(self._due, now - timedelta(seconds=CLOCK_INTERVAL))
-            self._pending, self._due = list(self._names), next_time(self._schedule, now)
-        if self._pending or not self._is_clean:
+            self._has_begun, self._run_at = True, now
+            self._next_run = next_time(self._schedule, now)
+        elif self._next_run is not None and now >= self._next_run:  # several missed runs are one
+            self._run_at = max(self._next_run, now - timedelta(seconds=CLOCK_INTERVAL))
+            self._pending_names = list(self._names)
+            self._next_run = next_time(self._schedule, now)
+        if self._pending_names or not self._has_dropped_leftovers:
             if not await self._rebuild_pending(scope):
                 return LOCKED_RETRY
             now = await self._now()
-        if self._due is None:
+        if self._next_run is None:
             return CLOCK_INTERVAL
-        return min(max((self._due - now).total_seconds(), 0.0), CLOCK_INTERVAL)
+        return min(max((self._next_run - now).total_seconds(), 0.0), CLOCK_INTERVAL)
 
     async def _rebuild_pending(self, scope: StopScope) -> bool:
         """Drop indexes that interrupted rebuilds left, and rebuild the pending indexes. Return
         False if another session holds the lock. After an error the next call continues after the
         index that failed."""
-        self._is_clean = False
+        self._has_dropped_leftovers = False
         async with self._session() as connection:
-            if not await self._lock(connection):
+            if not await self._try_lock(connection):
                 return False
-            indexes = await self._drop_all_artifacts(connection)
+            indexes = await self._drop_all_leftovers(connection)
             self._skip_foreign({index.name for index in indexes if not index.is_owner})
-            while self._pending:
-                await self._rebuild_if_possible(connection, self._pending.pop(0), scope)
-        self._is_clean = True
+            while self._pending_names:
+                await self._rebuild_if_possible(connection, self._pending_names.pop(0), scope)
+        self._has_dropped_leftovers = True
         return True
 
     async def _now(self) -> datetime:
@@ -211,43 +213,43 @@ class Reindexer(MaintenanceService):
         finally:
             await close(connection)
 
-    async def _lock(self, connection: Connection) -> bool:
+    async def _try_lock(self, connection: Connection) -> bool:
         """Lock out other reindexers until the end of the session. Return whether the lock was
         acquired."""
-        is_locked = await _answer(index_lock(connection, self.schema))
+        is_locked = await _with_timeout(index_lock(connection, self.schema))
         if is_locked:
             self._lock_failures.recovered()
         else:
             self._lock_failures.failed(REINDEXING_POSTPONED, level="info")
         return is_locked
 
-    async def _find(self, connection: Connection, names: Sequence[str]) -> list[Index]:
-        return await _answer(index_list(connection, self.schema, names))
+    async def _read_indexes(self, connection: Connection, names: Sequence[str]) -> list[Index]:
+        return await _with_timeout(index_list(connection, self.schema, names))
 
     # -- artifacts: the indexes that an interrupted rebuild leaves
 
-    async def _drop_all_artifacts(self, connection: Connection) -> list[Index]:
+    async def _drop_all_leftovers(self, connection: Connection) -> list[Index]:
         """Drop the artifacts of all processes. Return the indexes to rebuild."""
-        indexes = await self._find(connection, self._names)
+        indexes = await self._read_indexes(connection, self._names)
         self._warn_of_missing({index.name for index in indexes})
         for index in indexes:
             if not index.is_held:
-                await self._drop_artifacts(connection, index.name, must_lead=True)
+                await self._drop_leftovers(connection, index.name, must_lead=True)
         return indexes
 
     def _warn_of_missing(self, found: set[str]) -> None:
         missing = [name for name in self._names if name not in found]
-        if missing and missing != self._missing:
+        if missing and missing != self._missing_names:
             self.log.warning(
                 CONFIGURED_INDEXES_NOT_FOUND, advice="check reindexer_index_names", indexes=missing
             )
-        self._missing = missing
+        self._missing_names = missing
 
     def _skip_foreign(self, foreign: set[str]) -> None:
         """Remove the indexes that this role does not own from the pending ones."""
-        skipped = [name for name in self._pending if name in foreign]
+        skipped = [name for name in self._pending_names if name in foreign]
         if skipped:
-            self._pending = [name for name in self._pending if name not in foreign]
+            self._pending_names = [name for name in self._pending_names if name not in foreign]
             self.log.warning(
                 INDEXES_OF_ANOTHER_OWNER_SKIPPED,
                 advice="make the client's role the owner of the tables, or set "
@@ -255,16 +257,16 @@ class Reindexer(MaintenanceService):
                 indexes=skipped,
             )
 
-    async def _drop_artifacts(self, connection: Connection, name: str, *, must_lead: bool) -> bool:
+    async def _drop_leftovers(self, connection: Connection, name: str, *, must_lead: bool) -> bool:
         """Drop the artifacts that no session is building. Return whether all drops succeeded."""
         is_done = True
-        for artifact in await _answer(index_artifacts(connection, self.schema, name)):
+        for artifact in await _with_timeout(index_artifacts(connection, self.schema, name)):
             if not artifact.is_ownerless:
                 continue
             if must_lead:
                 self.context.fence.expect_valid()
             try:
-                await _answer(index_drop(connection, artifact))
+                await _with_timeout(index_drop(connection, artifact))
             except PostgresError as error:
                 if connection.is_closed():
                     raise
@@ -283,7 +285,7 @@ class Reindexer(MaintenanceService):
             try:
                 await _set_limits(connection)  # returns when the rebuild has ended
                 while True:
-                    if await self._drop_artifacts(connection, name, must_lead=False):
+                    if await self._drop_leftovers(connection, name, must_lead=False):
                         return
                     await anyio.sleep(DROP_RETRY)
             except DATABASE_ERRORS as error:
@@ -295,7 +297,7 @@ class Reindexer(MaintenanceService):
     async def _rebuild_if_possible(
         self, connection: Connection, name: str, scope: StopScope
     ) -> None:
-        for index in await self._find(connection, [name]):
+        for index in await self._read_indexes(connection, [name]):
             reason = await self._reason_to_skip(connection, index)
             if reason is None:
                 await self._rebuild(connection, index, scope)
@@ -309,7 +311,7 @@ class Reindexer(MaintenanceService):
         if postponed is not None and index.read_at < postponed.until:
             times = "once" if postponed.timeouts == 1 else f"{postponed.timeouts} times"
             return f"its rebuild timed out {times}; next after {postponed.until}"
-        artifacts = await _answer(index_artifacts(connection, self.schema, index.name))
+        artifacts = await _with_timeout(index_artifacts(connection, self.schema, index.name))
         if artifacts:
             names = ", ".join(artifact.name for artifact in artifacts)
             return f"what may be left of other rebuilds could not be dropped: {names}"
@@ -320,7 +322,7 @@ class Reindexer(MaintenanceService):
         self.context.fence.expect_valid()
         began = self.context.timer.boottime()
         try:
-            await _answer(index_rebuild(connection, index), self._timeout)
+            await _with_timeout(index_rebuild(connection, index), self._timeout)
         except anyio.get_cancelled_exc_class():
             if scope.cause is not None:
                 await self._clean_up(connection, index.name)
@@ -353,11 +355,11 @@ class Reindexer(MaintenanceService):
             timeouts=postponed.timeouts,
             next_after=postponed.until.isoformat(),
         )
-        await self._set_comment(connection, index, postponed.written(index.comment))
+        await self._set_comment(connection, index, postponed.append_to(index.comment))
 
     async def _handle_success(self, connection: Connection, index: Index, seconds: float) -> None:
         """Log a rebuild, and remove the postponement from the comment of the index."""
-        found = await self._find(connection, [index.name])
+        found = await self._read_indexes(connection, [index.name])
         self.log.info(
             INDEX_REBUILT,
             index=index.name,
@@ -369,7 +371,9 @@ class Reindexer(MaintenanceService):
 
     async def _set_comment(self, connection: Connection, index: Index, comment: str) -> None:
         if comment != index.comment:
-            await _answer(index_comment(connection, self.schema, name=index.name, comment=comment))
+            await _with_timeout(
+                index_comment(connection, self.schema, name=index.name, comment=comment)
+            )
 
 
 def reindexers(context: TermContext) -> list[Reindexer]:
@@ -387,7 +391,7 @@ def reindexers(context: TermContext) -> list[Reindexer]:
     return [Reindexer(context, names, context.connect_direct)]
 
 
-async def _answer(
+async def _with_timeout(
     statement: Awaitable[ResultT], limit: timedelta | None = STATEMENT_LIMIT
 ) -> ResultT:
     """Return the result of a statement. Our timeout is a little longer than `limit`, the server's
@@ -402,4 +406,4 @@ async def _set_limits(
     lock: timedelta | None = LOCK_LIMIT,
 ) -> None:
     """Set the server's timeouts for the next statements of the session."""
-    await _answer(index_limits(connection, statement=statement, lock=lock, idle=IDLE_LIMIT))
+    await _with_timeout(index_limits(connection, statement=statement, lock=lock, idle=IDLE_LIMIT))

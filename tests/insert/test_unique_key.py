@@ -369,12 +369,12 @@ def test_marks_without_by_args_are_warned_about(
 
 def test_memory_of_classes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that creates many args classes does not keep all of them in memory."""
-    monkeypatch.setattr(_unique, "_inserted", set())
+    monkeypatch.setattr(_unique, "_checked_classes", set())
     monkeypatch.setattr(_unique, "_WARNINGS_MAX", 2)
     for _ in range(5):
         cls = msgspec.defstruct("Made", [], namespace={"kind": "made"})
         prepare(cls(), None, rules=RULES, now=NOW)
-    assert len(_unique._inserted) == 2
+    assert len(_unique._checked_classes) == 2
 
 
 class City(msgspec.Struct):

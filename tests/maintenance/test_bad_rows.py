@@ -159,7 +159,7 @@ async def test_damaged_rows(
         case.batches(service).aside.make_all_due()
         if isinstance(service, JobRescuer):
             service.reads.aside.make_all_due()
-            service._stuck_at = 0.0
+            service._next_stuck_search = 0.0
         await passes(held, service, 1)
     remaining = await case.remaining(schema)
     assert remaining <= {keys[7]}

@@ -51,7 +51,7 @@ async def test_pauses(each: float) -> None:
     numbers = Numbers()
     numbers.each = each
     for number in range(50):
-        await numbers.batches.handle([number])
+        await numbers.batches.handle_rows([number])
     pauses = numbers.timer.sleeps
     assert len(pauses) == 50
     assert all(min(each, PAUSE_MIN) <= pause <= min(each, PAUSE_MAX) for pause in pauses)
@@ -82,9 +82,9 @@ async def test_all_refused(monkeypatch: pytest.MonkeyPatch, log: list[dict[str, 
     monkeypatch.setattr(batches, "FAILURES_MAX", 100)
     monkeypatch.setattr(batches, "ASIDE_MAX", 50)
     numbers = Numbers(lambda _number: REFUSAL)
-    assert not await numbers.batches.handle(range(10_000))
+    assert not await numbers.batches.handle_rows(range(10_000))
     assert len(numbers.sizes) == 100
-    assert await numbers.batches.handle(())
+    assert await numbers.batches.handle_rows(())
     assert len(numbers.batches.aside) <= 50
     warnings = [entry["event"] for entry in log if entry["log_level"] == "warning"]
     assert warnings.count(MAINTENANCE_RUN_CUT_SHORT) == 1
@@ -98,7 +98,7 @@ async def test_errors_that_are_not_of_rows(error: Exception) -> None:
     numbers = Numbers(lambda _number: error)
     for _ in range(5):
         with pytest.raises(type(error)):
-            await numbers.batches.handle(range(10))
+            await numbers.batches.handle_rows(range(10))
     assert numbers.sizes == [10] * 5
     assert len(numbers.batches.aside) == 0
 
@@ -107,7 +107,7 @@ async def test_change_of_scope() -> None:
     """Rows that are set aside are forgotten when the scope changes."""
     numbers = Numbers(lambda number: REFUSAL if number == 3 else None)
     for scope, kept in (("all", 1), ("all", 1), ("some", 0)):
-        numbers.batches.begin(scope)
+        numbers.batches.begin_pass(scope)
         assert len(numbers.batches.aside) == (kept if numbers.sizes else 0)
         if not numbers.sizes:
-            await numbers.batches.handle(range(10))
+            await numbers.batches.handle_rows(range(10))

@@ -510,7 +510,7 @@ async def let_rest_end(schema: Schema, index: str) -> None:
     found = await postponed(schema, index)
     assert found is not None
     past = found._replace(until=datetime(2026, 1, 1, tzinfo=UTC))
-    comment = past.written(await comment_on(schema, index) or "")
+    comment = past.append_to(await comment_on(schema, index) or "")
     await schema.execute(f"""COMMENT ON INDEX "{index}" IS '{comment}'""")
 
 
@@ -601,8 +601,8 @@ def test_postponement(comment: str) -> None:
     """What a comment says beside the time of rest is kept, however often it changes."""
     now = datetime(2026, 1, 1, 12, 0, 1, 999, tzinfo=UTC)
     once = Postponement.after(comment, now)
-    twice = Postponement.after(once.written(comment), now)
-    written = twice.written(once.written(comment))
+    twice = Postponement.after(once.append_to(comment), now)
+    written = twice.append_to(once.append_to(comment))
     assert Postponement.read(written) == (2, datetime(2026, 1, 3, 12, 0, 1, tzinfo=UTC))
     assert without_postponement(written) == comment
     assert Postponement.read(comment) is None
