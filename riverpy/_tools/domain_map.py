@@ -87,11 +87,7 @@ class DomainMap:
 
 
 async def read_domains(connection: Transaction, schema: str | None) -> DomainMap:
-    """Read all domains. The database must have migration DOMAINS_VERSION of riverpy's own tables.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
+    """Read all domains. Migration DOMAINS_VERSION of riverpy's own tables must exist."""
     return DomainMap(
         leaders=await domain_leaders(connection, schema),
         owners=await domain_owners(connection, schema),
@@ -100,13 +96,8 @@ async def read_domains(connection: Transaction, schema: str | None) -> DomainMap
 
 
 async def read_permitted_domains(connection: Connection, schema: str | None) -> DomainMap | None:
-    """Read all domains. Returns None if the role may not read the tables of domains, because a role
-    does not need this privilege if no client has a domain. A savepoint keeps an open transaction
-    usable.
-
-    Raises:
-        Exception: one of DATABASE_ERRORS.
-    """
+    """Read all domains; None: the role may not read their tables. A role does not need this
+    privilege if no client has a domain. A savepoint keeps an open transaction usable."""
     try:
         async with connection.transaction():
             return await read_domains(connection, schema)

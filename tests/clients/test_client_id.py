@@ -14,7 +14,7 @@ from riverpy import ClientIdInUseError, Job
 from riverpy._log_events import CLIENT_ID_ALREADY_REGISTERED, CLIENT_ID_LOST, WORKER_STARTED
 from riverpy._postgres.clients import client_candidates, election_status
 from riverpy._postgres.domains import domain_members
-from riverpy._tools.clients import client_list
+from riverpy._tools.reads import client_list
 from riverpy.migrate import Migrator
 from tests.cli.worker_process import running_worker
 from tests.work.rig import PATIENCE, Task, errors_of

@@ -13,9 +13,9 @@ from riverpy._tools.text import NAMES_MAX, count, jobs, names, one_error, span
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._tools.clients import ClientRow, SetAsideRow
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
     from riverpy._tools.doctor.statements import RunningRow
+    from riverpy._tools.reads import ClientRow, SetAsideRow
 
 _STUCK_FIX = (
     "restart that worker. Its jobs were already cancelled, by their timeout or by a user: a second "

@@ -14,9 +14,9 @@ from riverpy._tools.text import count, names, span
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from riverpy._tools.clients import ClientRow
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
     from riverpy._tools.domain_map import DomainMap
+    from riverpy._tools.reads import ClientRow
 
 RELEASE_TIMEOUT = 60.0
 """Seconds after the death of a client within which a leader releases the client's jobs."""

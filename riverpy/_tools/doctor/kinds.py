@@ -15,9 +15,9 @@ from riverpy._tools.text import count, names, one_error, waiting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._tools.clients import ClientRow
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot, Program
     from riverpy._tools.doctor.statements import BacklogRow, KindRow
+    from riverpy._tools.reads import ClientRow
 
 UNKNOWN_KIND = "job kind is not registered"
 """The first words of the error of a job whose client has no worker for the kind. River writes the
@@ -59,7 +59,7 @@ async def check_program(program: Program, snapshot: DatabaseSnapshot) -> list[Fi
                 fix,
                 kind=row.kind,
                 jobs=row.jobs,
-                job_id=row.id,
+                job_id=row.example_id,
                 queues=row.queues,
             )
             for row in missing
@@ -125,7 +125,7 @@ def _unknown_kind(
         fix,
         kind=row.kind,
         jobs=row.jobs,
-        job_id=row.id,
+        job_id=row.example_id,
         queues=row.queues,
         failed=row.failed,
         attempts_left=row.attempts_left,
@@ -138,7 +138,7 @@ def _waiting_jobs(row: KindRow, backlogs: Sequence[BacklogRow]) -> str:
     is_partial = any(one.jobs > limit for one in backlogs if one.queue in row.queues)
     return (
         f"{waiting(row.jobs, 'job', of=' of this kind', is_partial=is_partial)} in queue "
-        f"{names(row.queues)}, for example job {row.id}"
+        f"{names(row.queues)}, for example job {row.example_id}"
     )
 
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from riverpy._postgres.domains import DomainMember
-    from riverpy._tools.clients import ClientRow, Leader
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
+    from riverpy._tools.reads import ClientRow, Leader
 
 ELECTION_TIMEOUT = 20.0
 """Seconds after the start of a client within which it becomes leader, if there is no leader."""

@@ -28,34 +28,34 @@ async def check_running(snapshot: DatabaseSnapshot) -> list[Finding]:
     if rows:
         first = rows[0]
         text += (
-            f', the longest for {span(first.longest)}: job {first.id}, kind "{first.kind}", client '
-            f"{first.client_id or 'unknown'}"
+            f', the longest for {span(first.longest)}: job {first.oldest_id}, kind "{first.kind}", '
+            f"client {first.client_id or 'unknown'}"
         )
     summary = ok(
         text,
         running=total,
         longest=round(rows[0].longest, 3) if rows else None,
-        job_id=rows[0].id if rows else None,
+        job_id=rows[0].oldest_id if rows else None,
     )
     live: set[str | None] = {client.client_id for client in await snapshot.live_clients()}
     if await snapshot.clients() is None:  # not known
         live = {row.client_id for row in rows}
-    long = [row for row in rows if row.long and not row.is_stuck and row.client_id in live]
+    long = [row for row in rows if row.long_jobs and not row.is_stuck and row.client_id in live]
     return [summary, *map(_long_running, long)]
 
 
 def _long_running(row: RunningRow) -> Finding:
-    more = f" (and {row.long - 1:,} more like it)" if row.long > 1 else ""
+    more = f" (and {row.long_jobs - 1:,} more like it)" if row.long_jobs > 1 else ""
     return warn(
-        f'job {row.id} of kind "{row.kind}" in queue "{row.queue}"{more} runs for '
+        f'job {row.oldest_id} of kind "{row.kind}" in queue "{row.queue}"{more} runs for '
         f"{span(row.longest)} in {row.client_id}, and no cancellation is known. Either its code "
         "needs that long, or it hangs, or it has ended and its result cannot be stored",
         f"search the log of that worker for `{JOB_RESULTS_REJECTED}`: a trigger of yours or a "
         "damaged row can prevent that a result is stored. If the job hangs: riverpy job cancel "
-        f"{row.id}. If it still runs after that, restart the worker, because code that blocks or "
-        "ignores its cancellation ends only with its process. Give the kind a timeout",
-        job_id=row.id,
-        jobs=row.long,
+        f"{row.oldest_id}. If it still runs after that, restart the worker, because code that "
+        "blocks or ignores its cancellation ends only with its process. Give the kind a timeout",
+        job_id=row.oldest_id,
+        jobs=row.long_jobs,
         kind=row.kind,
         queue=row.queue,
         client_id=row.client_id,

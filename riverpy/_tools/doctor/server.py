@@ -73,11 +73,7 @@ async def expect_primary(connection: Transaction) -> None:
 
 
 async def check_server(session: Session) -> tuple[ServerRow, Finding]:
-    """Connect, and report the server and its role.
-
-    Raises:
-        ConfigError, DatabaseError, or one of DATABASE_ERRORS: the connection failed.
-    """
+    """Connect, and report the server and its role. Raises the errors of `Session.connection`."""
     server = await session.bounded(doctor_server(await session.connection()))
     latency, _ = await session.read(_measured_clock)
     return server, _check_connection(server, latency)

@@ -6,16 +6,13 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from riverpy._postgres.damaged_jobs import read_undamaged
 from riverpy._postgres.schema import (
     CLIENTS_VERSION,
     DOMAINS_VERSION,
-    MAIN_LINE,
     OWN_LINE,
     PERIODIC_VERSION,
     SchemaState,
 )
-from riverpy._tools.clients import client_list, read_leader
 from riverpy._tools.doctor.statements import (
     doctor_backlogs,
     doctor_kinds,
@@ -24,13 +21,12 @@ from riverpy._tools.doctor.statements import (
     doctor_running,
 )
 from riverpy._tools.domain_map import DomainMap, read_permitted_domains
+from riverpy._tools.reads import client_list, read_jobs, read_leader
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from datetime import datetime, timedelta
+    from datetime import timedelta
 
-    from riverpy._postgres.driver import Connection
-    from riverpy._tools.clients import ClientRow, Leader
     from riverpy._tools.doctor.session import Session
     from riverpy._tools.doctor.statements import (
         BacklogRow,
@@ -40,6 +36,7 @@ if TYPE_CHECKING:
         RunningRow,
         ServerRow,
     )
+    from riverpy._tools.reads import ClientRow, Leader
 
 ResultT = TypeVar("ResultT")
 
@@ -132,11 +129,6 @@ class DatabaseSnapshot:
         """The schema of River's tables."""
         return self.state.schema
 
-    @property
-    def made_at(self) -> datetime:
-        """The time at which River's tables were created."""
-        return min(self.state.applied[MAIN_LINE].values())
-
     def has(self, version: int) -> bool:
         """Return whether the database has this migration of riverpy's own tables."""
         return version in self.state.versions(OWN_LINE)
@@ -188,43 +180,27 @@ class DatabaseSnapshot:
 
     async def kinds(self, backlogs: Sequence[BacklogRow]) -> list[KindRow]:
         """Return the kinds of the first `kinds_limit` jobs of each backlog."""
-        limit = kinds_limit(backlogs)
-        return await self._read_undamaged(
+        return await self.session.read(
+            read_jobs,
+            self.schema,
             WAITING,
-            lambda connection, skipped: doctor_kinds(
-                connection, self.schema, backlogs, limit, skipped=skipped
-            ),
+            self.damaged,
+            doctor_kinds,
+            backlogs=backlogs,
+            limit=kinds_limit(backlogs),
         )
 
     @_read_once
     async def running(self) -> list[RunningRow]:
         """Return the running jobs in groups, the longest-running first. The reports of the clients
         decide which jobs are stuck."""
-        clients = await self.clients() or ()
-        return await self._read_undamaged(
+        return await self.session.read(
+            read_jobs,
+            self.schema,
             ["running"],
-            lambda connection, skipped: doctor_running(
-                connection,
-                self.schema,
-                clients=clients,
-                long=self.request.stuck_after,
-                limit=RUNNING_LIMIT,
-                skipped=skipped,
-            ),
+            self.damaged,
+            doctor_running,
+            clients=await self.clients() or (),
+            long=self.request.stuck_after,
+            limit=RUNNING_LIMIT,
         )
-
-    async def _read_undamaged(
-        self,
-        states: Sequence[str],
-        read: Callable[[Connection, list[int]], Awaitable[ResultT]],
-    ) -> ResultT:
-        """Return the result of `read`, which skips wide columns of the jobs with the given ids."""
-        async with self.session.reading() as connection:
-            result, self.damaged = await read_undamaged(
-                connection,
-                self.schema,
-                states,
-                lambda skipped: read(connection, skipped),
-                self.damaged,
-            )
-        return result

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from riverpy._postgres.driver import Transaction
-    from riverpy._tools.clients import ClientRow
+    from riverpy._tools.reads import ClientRow
 
 RowT = TypeVar("RowT")
 
@@ -80,12 +80,11 @@ class RunningRow(NamedTuple):
     queue: str
     is_stuck: bool
     jobs: int
-    long: int
+    long_jobs: int
     """The number of jobs in the group that run for at least the given time."""
     longest: float
     """The run time of the oldest job."""
-    id: int
-    """The id of the oldest job."""
+    oldest_id: int
 
 
 class BacklogRow(NamedTuple):
@@ -105,7 +104,7 @@ class KindRow(NamedTuple):
 
     kind: str
     jobs: int
-    id: int
+    example_id: int
     """The id of one of the jobs."""
     queues: list[str]
     failed: int
@@ -166,12 +165,10 @@ class TableRow(NamedTuple):
     waited: float
     """The time since the last vacuum, the creation of the table or the start of the server,
     whichever was last."""
-    is_running: bool
+    is_vacuum_running: bool
     """Whether a vacuum of this table runs now, if the role may read this."""
-    is_on: bool
-    """Whether autovacuum is on for the server."""
-    is_off_here: bool
-    """Whether autovacuum is off for this table."""
+    is_autovacuum_on: bool
+    is_autovacuum_off_for_table: bool
 
 
 class SnapshotRow(NamedTuple):
@@ -187,8 +184,7 @@ class SnapshotRow(NamedTuple):
     """The age of the snapshot; None: not known."""
     transactions: int | None
     """The number of transactions that started after the snapshot."""
-    text: str
-    """The statement of the session."""
+    statement: str
 
 
 class ReferenceRow(NamedTuple):
@@ -209,13 +205,11 @@ class LockRow(NamedTuple):
     application: str
     state: str
     seconds: float
-    text: str
-    """The statement of the session."""
+    statement: str
     tables: list[str]
-    is_table: bool
+    is_whole_table: bool
     """Whether the transaction locks a whole table, not only rows."""
-    waiting: int
-    """The number of sessions that wait for the locks of this transaction."""
+    waiting_sessions: int
 
 
 async def doctor_limits(connection: Transaction, *, statement: timedelta, lock: timedelta) -> None:
@@ -294,16 +288,9 @@ async def doctor_running(
     limit: int,
     skipped: Sequence[int],
 ) -> list[RunningRow]:
-    """Return running jobs in groups, the longest-running first.
-
-    Args:
-        connection: the connection of doctor.
-        schema: the schema of River's tables.
-        clients: the clients. Their reports decide which jobs are stuck.
-        long: the time after which a running job counts as long.
-        limit: the maximum number of jobs.
-        skipped: the ids of damaged jobs, whose column with the client is not read.
-    """
+    """Return at most `limit` running jobs in groups, the longest-running first. The reports of the
+    clients decide which jobs are stuck. `long` is the time after which a job counts as long.
+    `skipped` has the ids of damaged jobs, whose column with the client is not read."""
     stuck = [(client.client_id, job_id) for client in clients for job_id in client.stuck]
     return await _rows(
         RunningRow,
@@ -331,9 +318,9 @@ async def doctor_backlogs(
 async def doctor_kinds(
     connection: Transaction,
     schema: str,
+    *,
     backlogs: Sequence[BacklogRow],
     limit: int,
-    *,
     skipped: Sequence[int],
 ) -> list[KindRow]:
     """Return the kinds of the first `limit` jobs of each backlog. `skipped` has the ids of damaged

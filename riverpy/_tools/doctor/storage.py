@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._log_events import ROW_SET_ASIDE
+from riverpy._postgres.schema import MAIN_LINE
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.statements import (
     doctor_indexes,
@@ -112,14 +113,14 @@ def _check_index(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
 
 async def check_vacuum(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report whether vacuum removes the dead rows of the table of jobs."""
-    made_at = snapshot.made_at
+    made_at = min(snapshot.state.applied[MAIN_LINE].values())
     row = await snapshot.session.read(doctor_table, snapshot.schema, made_at=made_at)
     if row is None:
         return []
     ago = "never" if row.vacuumed is None else f"{span(row.vacuumed)} ago"
     text = f"river_job has {row.live:,} rows and {row.dead:,} dead rows, vacuumed {ago}"
     data: dict[str, object] = {"live": row.live, "dead": row.dead, "vacuumed": row.vacuumed}
-    if row.is_running:
+    if row.is_vacuum_running:
         text += "; a vacuum runs now"
     problem = _vacuum_problem(row, f'"{snapshot.schema}".river_job')
     if problem is not None:
@@ -132,17 +133,17 @@ async def check_vacuum(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 def _vacuum_problem(row: TableRow, table: str) -> tuple[str, str] | None:
     """Return the problem and the remedy; None: there is no problem."""
-    if row.is_off_here:
+    if row.is_autovacuum_off_for_table:
         return (
             "autovacuum is off for the table",
             f"turn it on: ALTER TABLE {table} RESET (autovacuum_enabled), then VACUUM {table}",
         )
-    if not row.is_on:
+    if not row.is_autovacuum_on:
         return (
             "autovacuum is off on this server",
             "ALTER SYSTEM SET autovacuum = on and track_counts = on, then SELECT pg_reload_conf()",
         )
-    is_late = row.waited >= VACUUM_WAIT_MAX and not row.is_running
+    is_late = row.waited >= VACUUM_WAIT_MAX and not row.is_vacuum_running
     if row.dead >= DEAD_ROWS_WARN and row.dead > row.live and is_late:
         fix = (
             f"VACUUM {table}. If the dead rows stay, see `snapshots`. If they come back: ALTER "
@@ -207,13 +208,13 @@ def _old_snapshot(row: SnapshotRow) -> Finding:
         state=row.state,
         seconds=row.seconds,
         transactions=row.transactions,
-        query=masked_query(row.text),
+        query=masked_query(row.statement),
     )
 
 
 def _described_session(row: SnapshotRow | LockRow) -> str:
     application = f", {row.application!r}" if row.application else ""
-    text = f": {masked_query(row.text)}" if row.text else ""
+    text = f": {masked_query(row.statement)}" if row.statement else ""
     role, state = row.role or "unknown role", row.state or "unknown state"
     return f"session {row.id} ({role}{application}, {state}{text})"
 
@@ -222,9 +223,9 @@ async def check_locks(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report open transactions that hold locks on River's tables."""
     findings = [
         warn(
-            f"{_described_session(row)} locks {'all' if row.is_table else 'rows'} of "
+            f"{_described_session(row)} locks {'all' if row.is_whole_table else 'rows'} of "
             f"{names(row.tables)} for {span(row.seconds)}; "
-            f"{waiting(row.waiting, 'session')} for it",
+            f"{waiting(row.waiting_sessions, 'session')} for it",
             f"let the program commit sooner, or end it: SELECT pg_terminate_backend({row.id})",
             pid=row.id,
             role=row.role,
@@ -232,10 +233,10 @@ async def check_locks(snapshot: DatabaseSnapshot) -> list[Finding]:
             state=row.state,
             seconds=round(row.seconds, 3),
             tables=row.tables,
-            waiting=row.waiting,
-            query=masked_query(row.text),
+            waiting=row.waiting_sessions,
+            query=masked_query(row.statement),
         )
         for row in await snapshot.session.read(doctor_locks, snapshot.schema)
-        if row.seconds >= (LOCK_AGE_WITH_WAITERS_WARN if row.waiting else LOCK_AGE_WARN)
+        if row.seconds >= (LOCK_AGE_WITH_WAITERS_WARN if row.waiting_sessions else LOCK_AGE_WARN)
     ]
     return findings or [ok("no transaction locks River's tables for long")]

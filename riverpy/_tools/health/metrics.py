@@ -29,8 +29,8 @@ _OUTCOMES = ("completed", "failed", "snoozed", "cancelled", "interrupted")
 def render(
     stats: ClientStats, *, process_started_at: float, lags: Mapping[str, timedelta] | None
 ) -> Iterator[str]:
-    """Yield the page of one client in parts of some lines, because making the whole page at once
-    could block the event loop.
+    """Yield the page of one client in parts of some lines, because a whole page at once could block
+    the event loop.
 
     Args:
         stats: the stats of the client.
@@ -163,14 +163,7 @@ def _labelled(
 def _metric(
     name: str, kind: str, text: str, samples: Iterable[tuple[Mapping[str, str], Value]]
 ) -> Iterator[str]:
-    """Yield the lines of one metric.
-
-    Args:
-        name: the name of the metric, without the prefix `riverpy_`.
-        kind: counter, gauge or histogram.
-        text: the help text.
-        samples: the labels and the value of each sample.
-    """
+    """Yield the lines of one metric: its help text and its kind, then its samples with labels."""
     name = f"riverpy_{name}"
     yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
     for labels, value in samples:

@@ -50,24 +50,16 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 def liveness(stats: ClientStats | None) -> ProbeResult:
-    """Check that the worker's services run. The state of the database is not checked. That the
-    event loop runs is shown by the answer.
-
-    Args:
-        stats: the stats of the client; None: there is no client yet.
-    """
+    """Check that the services of the worker run. The event loop runs if this function is called.
+    The database is not checked. Without stats there is no client yet."""
     stuck = stats.stuck if stats is not None else ()
     reason = f"stuck: {', '.join(stuck)}; restart the worker" if stuck else "all run"
     return ProbeResult.of({"event_loop": Check(True, "runs"), "services": Check(not stuck, reason)})
 
 
 def readiness(stats: ClientStats | None, lag: Check | None = None) -> ProbeResult:
-    """Check that the worker works jobs.
-
-    Args:
-        stats: the stats of the client; None: there is no client yet.
-        lag: the result of `check_lag`; None: the request has no limit for the wait.
-    """
+    """Check that the worker works jobs. Without stats there is no client yet. `lag` is the result
+    of `check_lag`; None: the request has no limit for the wait."""
     state = "starting" if stats is None else stats.state
     checks = {"state": Check(state == "working", state)}
     if stats is not None and stats.state not in {"starting", "stopped"}:
@@ -83,13 +75,8 @@ def readiness(stats: ClientStats | None, lag: Check | None = None) -> ProbeResul
 def check_lag(
     limit: timedelta, lags: Mapping[str, timedelta] | None, stats: ClientStats | None
 ) -> Check:
-    """Check that no due job waits for longer than `limit`. Paused queues are ignored.
-
-    Args:
-        limit: the time for which a job may wait.
-        lags: the time for which the oldest due job of each queue has waited; None: not known.
-        stats: the stats of the client; None: there is no client yet.
-    """
+    """Check that no due job waits for longer than `limit`. Paused queues are ignored. `lags` has
+    the wait of the oldest due job of each queue; None: not known."""
     if lags is None:
         return Check(False, "the wait of due jobs is not known: the database did not answer")
     queues = list(stats.queues.items()) if stats is not None else []
@@ -103,11 +90,10 @@ def check_lag(
 
 
 def check_leaders(limit: timedelta, domains: DomainMap) -> Check:
-    """Check that no domain with live clients lacks a leader for longer than `limit`.
+    """Check that each domain with live clients has a leader, or has had one within `limit`.
 
-    The time without a leader starts at the end of the last lease. If the last leader has released
-    its lease, the end is not known, and the time starts at the start of the oldest client. Clients
-    that are stopping are ignored.
+    The time without a leader starts when the last lease expired. If the last leader released its
+    lease, the time starts with the oldest client. Clients that are stopping do not count.
     """
     missing: list[str] = []
     facts: list[str] = []

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
 
-from riverpy._postgres.damaged_jobs import damaged_of, read_undamaged
+from riverpy._postgres.damaged_jobs import damaged_of
 from riverpy._postgres.driver import close, connect
 from riverpy._postgres.jobs import FINAL_STATES
 from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, OWN_LINE, check_schema
-from riverpy._tools.clients import client_list, read_leader
 from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.domain_map import read_permitted_domains
+from riverpy._tools.reads import client_list, read_jobs, read_leader
 from riverpy._tools.top.statements import (
     EndedRow,
     QueueRow,
@@ -33,13 +33,11 @@ from riverpy._tools.top.statements import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from riverpy._postgres.driver import Connection
-    from riverpy._tools.clients import ClientRow
     from riverpy._tools.domain_map import DomainMap
-
-T = TypeVar("T")
+    from riverpy._tools.reads import ClientRow
 
 WINDOW = timedelta(seconds=10)
 """The time over which rates are computed."""
@@ -258,42 +256,30 @@ class StatusReader:
     ) -> tuple[list[EndedRow], list[QueueRow], dict[str, RunningRow]]:
         schema = self._schema
         self._damaged = await damaged_of(connection, schema, list(self._damaged))
-        ended = await self._undamaged(
+        ended = await read_jobs(
             connection,
+            schema,
             sorted(FINAL_STATES),
-            lambda skipped: top_ended(connection, schema, window=WINDOW, cap=CAP, skipped=skipped),
+            self._damaged,
+            top_ended,
+            window=WINDOW,
+            cap=CAP,
         )
-        rows = await self._undamaged(
+        rows = await read_jobs(
             connection,
+            schema,
             ("available", "running", "retryable"),
-            lambda skipped: top_queues(
-                connection,
-                schema,
-                names=names,
-                since=ended[0].since,
-                late=LATE_AFTER,
-                cap=cap,
-                skipped=skipped,
-            ),
+            self._damaged,
+            top_queues,
+            names=names,
+            since=ended[0].since,
+            late=LATE_AFTER,
+            cap=cap,
         )
-        running = await self._undamaged(
-            connection,
-            ("running",),
-            lambda skipped: top_running(connection, schema, cap=CAP, skipped=skipped),
+        running = await read_jobs(
+            connection, schema, ("running",), self._damaged, top_running, cap=CAP
         )
         return ended, rows, running
-
-    async def _undamaged(
-        self,
-        connection: Connection,
-        states: Sequence[str],
-        read: Callable[[list[int]], Awaitable[T]],
-    ) -> T:
-        """Return the result of `read`, which skips large columns of damaged jobs."""
-        found, self._damaged = await read_undamaged(
-            connection, self._schema, states, read, self._damaged
-        )
-        return found
 
     async def _queue_names(
         self, connection: Connection, clients: Sequence[ClientRow]

@@ -162,6 +162,7 @@ async def test_set_aside_rows_of_a_worker(
             assert [worker.aside for worker in status.workers] == [3]
             await schema.execute("DROP FUNCTION refuse CASCADE")
             await rig.until("SELECT count(*) FROM riverpy_client WHERE set_aside IS NULL", 1)
+            await rig.until("SELECT count(*) FROM river_job WHERE state = 'completed'", 5)
         assert await rig.states() == {"completed": 5}
     finally:
         await schema.execute("DROP FUNCTION IF EXISTS refuse CASCADE")

@@ -101,15 +101,15 @@ async def test_vacuum(schema: Schema, doctor: Doctor, monkeypatch: pytest.Monkey
         dead=100_001,
         vacuumed=7200.0,
         waited=7200.0,
-        is_running=False,
-        is_on=True,
-        is_off_here=False,
+        is_vacuum_running=False,
+        is_autovacuum_on=True,
+        is_autovacuum_off_for_table=False,
     )
     rows = {
         "dead": dead,
         "new": dead._replace(vacuumed=None, waited=599.0),
-        "under way": dead._replace(is_running=True),
-        "off": dead._replace(dead=1, is_on=False),
+        "under way": dead._replace(is_vacuum_running=True),
+        "off": dead._replace(dead=1, is_autovacuum_on=False),
         "held": dead._replace(dead=20),
         "live": dead._replace(live=300_000, dead=200_000),
     }

@@ -1,20 +1,25 @@
-"""The registered clients and the leader of a schema, as doctor and top read them."""
+"""Reads that doctor and top share: the registered clients, the leader of `default`, and jobs of
+which some may be damaged."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
 from riverpy._postgres.clients import client_registered
+from riverpy._postgres.damaged_jobs import read_undamaged
 from riverpy._postgres.leaders import leader_get
 from riverpy._postgres.sql_files import query
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
     from datetime import datetime
 
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.leaders import LeaderRow
+
+ResultT = TypeVar("ResultT")
 
 
 class SetAsideRow(msgspec.Struct, frozen=True):
@@ -110,3 +115,33 @@ async def read_leader(
         return Leader(row, None)
     known = await client_registered(connection, schema, client_ids=[row.leader_id])
     return Leader(row, row.leader_id in known)
+
+
+async def read_jobs(
+    connection: Transaction,
+    schema: str | None,
+    states: Sequence[str],
+    damaged: dict[int, str],
+    statement: Callable[..., Awaitable[ResultT]],
+    /,
+    **values: Any,
+) -> ResultT:
+    """Read jobs of the given states, without the wide columns of damaged jobs.
+
+    Args:
+        connection: the connection of the tool.
+        schema: the schema of River's tables.
+        states: the states of the jobs that the statement reads.
+        damaged: the errors of the known damaged jobs, by id. Newly found ones are added.
+        statement: reads the jobs. Its parameter `skipped` gets the ids of the damaged jobs.
+        values: the other parameters of the statement.
+    """
+    result, found = await read_undamaged(
+        connection,
+        schema,
+        states,
+        lambda skipped: statement(connection, schema, skipped=skipped, **values),
+        damaged,
+    )
+    damaged.update(found)
+    return result
