@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from riverpy._leading.leader_term import LeaderTerm
 from riverpy._leading.subscriptions import LeadershipSubscription
+from riverpy._leading.term_fence import LeaderTerm
 from riverpy._lifecycle import StopCause
 from riverpy._work.stop import StopReport
 from riverpy._work.subscriptions import Subscription

@@ -193,14 +193,16 @@ class ServiceGroup:
 
 
 @contextmanager
-def only_exceptions(name: str) -> Generator[None]:
+def only_exceptions(name: str, *, is_awaited: bool = False) -> Generator[None]:
     """Raise other exceptions of user code as RuntimeError, so that they do not end the process or
-    look like a cancellation."""
+    look like a cancellation. With `is_awaited`, a cancellation of this task is raised unchanged."""
     try:
         yield
     except Exception:
         raise
     except BaseException as error:
+        if is_awaited and (isinstance(error, GeneratorExit) or is_cancelled(error)):
+            raise
         raise RuntimeError(f"{name} raised {type(error).__name__}") from error
 
 
@@ -215,21 +217,7 @@ def is_cancelled(error: BaseException) -> bool:
     return is_cancellation and task is not None and task.cancelling() > 0
 
 
-@contextmanager
-def awaiting_only_exceptions(name: str) -> Generator[None]:
-    """As `only_exceptions`, for user code that is awaited. A cancellation of this task is raised
-    unchanged."""
-    try:
-        yield
-    except (Exception, GeneratorExit):
-        raise
-    except BaseException as error:
-        if is_cancelled(error):
-            raise
-        raise RuntimeError(f"{name} raised {type(error).__name__}") from error
-
-
-async def cancelled_once(name: str, call: Callable[[], Awaitable[object]]) -> None:
+async def cancelled_once(name: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
     """Await user code in a separate task. A cancellation of this task cancels the separate task
     once.
 
@@ -240,9 +228,9 @@ async def cancelled_once(name: str, call: Callable[[], Awaitable[object]]) -> No
         Exception: the code raised this error.
     """
 
-    async def work() -> None:
-        with awaiting_only_exceptions(name):
-            await call()
+    async def work() -> ResultT:
+        with only_exceptions(name, is_awaited=True):
+            return await call()
 
     task = asyncio.get_running_loop().create_task(work(), name=f"riverpy {name}")
     try:
@@ -252,11 +240,13 @@ async def cancelled_once(name: str, call: Callable[[], Awaitable[object]]) -> No
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task])
         if not task.cancelled():
-            _expect_result(name, task)
+            with only_exceptions(name):  # also a GeneratorExit of the code
+                task.result()
         raise
     if task.cancelled():
         raise RuntimeError(f"{name} cancelled itself")
-    _expect_result(name, task)
+    with only_exceptions(name):
+        return task.result()
 
 
 async def finish(step: Callable[[], Awaitable[ResultT]]) -> ResultT:
@@ -289,13 +279,6 @@ async def finish(step: Callable[[], Awaitable[ResultT]]) -> ResultT:
         return task.result()
     finally:
         cancellation = None  # the error refers to this frame: a reference cycle
-
-
-def _expect_result(name: str, task: asyncio.Task[None]) -> None:
-    """Raise the error of an ended task, if it has one. A GeneratorExit comes from the code itself,
-    because the task has ended."""
-    with only_exceptions(name):
-        task.result()
 
 
 def single_error(error: BaseException) -> BaseException:

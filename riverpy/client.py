@@ -465,7 +465,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             self._leadership.close()
 
     def _new_run(self) -> Run:
-        if not self._queues and not len(self._singletons):
+        if not self._queues and not self._singletons.by_name:
             raise ConfigError(
                 'there is no queue to work: Client(…, queues={"default": QueueConfig()})'
             )

@@ -18,9 +18,9 @@ from riverpy._names import validate_lease_name
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
-    from riverpy._leading.leader_term import LeaderTerm
+    from riverpy._leading.term_fence import LeaderTerm
     from riverpy._leases.lease import Lease
 
 SingletonFn: TypeAlias = "Callable[[Lease], Awaitable[object]] | Callable[[Lease], None]"
@@ -67,17 +67,12 @@ class LeaderFunction(NamedTuple):
 
 
 class Singletons:
-    """The singletons of a client, in the order in which they were registered."""
+    """The singletons and leader functions of a client, in the order of their registration."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, Singleton] = {}
-        self._of_leader: dict[str, LeaderFunction] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_name)
-
-    def __iter__(self) -> Iterator[Singleton]:
-        return iter(self._by_name.values())
+        self.by_name: dict[str, Singleton] = {}
+        self.leader_functions: dict[str, LeaderFunction] = {}
+        """The functions that run while the client is the leader, by name."""
 
     def add(self, singleton: Singleton) -> None:
         """Register a singleton.
@@ -87,7 +82,7 @@ class Singletons:
         """
         name, fn, restart, candidate = singleton
         validate_lease_name(name)
-        if name in self._by_name:
+        if name in self.by_name:
             raise ConfigError(f"singleton {name!r} is registered already: names are given once")
         if not callable(fn):
             raise ConfigError(f"singleton {name!r} takes a function, got {type(fn).__name__}")
@@ -103,14 +98,9 @@ class Singletons:
             raise ConfigError(
                 f"candidate of singleton {name!r} is True or False, got {candidate!r}"
             )
-        self._by_name[name] = singleton
+        self.by_name[name] = singleton
 
-    @property
-    def of_leader(self) -> list[LeaderFunction]:
-        """The functions that run while the client is the leader."""
-        return list(self._of_leader.values())
-
-    def add_of_leader(self, function: LeaderFunction) -> None:
+    def add_leader_function(self, function: LeaderFunction) -> None:
         """Register a function that runs while the client is the leader.
 
         Raises:
@@ -118,13 +108,13 @@ class Singletons:
         """
         name, fn = function
         validate_lease_name(name)
-        if name in self._of_leader:
+        if name in self.leader_functions:
             raise ConfigError(
                 f"leader function {name!r} is registered already: names are given once"
             )
         if not _is_code(fn, iscoroutinefunction):
             raise ConfigError(f"leader function {name!r} must be an `async def`")
-        self._of_leader[name] = function
+        self.leader_functions[name] = function
 
 
 def _is_code(fn: object, test: Callable[[object], bool]) -> bool:

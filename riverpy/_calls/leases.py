@@ -86,7 +86,7 @@ class LeaseCalls(ClientCalls):
         """
         if self.is_running:
             raise ClientStateError("leader functions are registered before the client runs")
-        self._singletons.add_of_leader(LeaderFunction(name, fn))
+        self._singletons.add_leader_function(LeaderFunction(name, fn))
 
     @asynccontextmanager
     async def lease(self, name: str, *, wait: timedelta | None = None) -> AsyncGenerator[Lease]:

@@ -37,48 +37,32 @@ class LeaderRowStore(LeaseStore):
         leader_id: str,
         ttl: timedelta,
     ) -> None:
-        """Create the leader row store.
-
-        Args:
-            connection: the connection for the statements of this store.
-            schema: the schema of River's tables.
-            leader_id: the id of this client.
-            ttl: how long a renewal extends a term.
-        """
+        """Create the store of one client. A renewal extends its term by `ttl`."""
         self._connection, self._schema = connection, schema
         self._leader_id, self._ttl = leader_id, ttl
-
-    @property
-    def is_outage_logged(self) -> bool:
-        """Whether a log line has said that the database cannot be reached."""
-        return self._connection.is_outage_logged
+        self.outage = connection.outage
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAnswer | None:
-        """Try to become leader."""
         async with self._connection.acquire("electing a leader", timeout) as connection:
             return await leader_elect(connection, self._schema, leader_id=holder, ttl=ttl)
 
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
-        """Extend the term."""
-        held: dict[str, bool] = {}
+        ((name, epoch),) = terms  # the table has one row
         async with self._connection.acquire("renewing the leader lease", timeout) as connection:
-            for name, epoch in terms:
-                if await leader_renew(
-                    connection,
-                    self._schema,
-                    leader_id=holder,
-                    elected_at=time_of(epoch),
-                    ttl=self._ttl,
-                ):
-                    held[name] = True
-        return held
+            is_held = await leader_renew(
+                connection,
+                self._schema,
+                leader_id=holder,
+                elected_at=time_of(epoch),
+                ttl=self._ttl,
+            )
+        return {name: True} if is_held else {}
 
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
-        """Resign. Returns False if the term had ended before."""
         async with self._connection.acquire("releasing the leader lease", timeout) as connection:
             return await leader_resign(
                 connection, self._schema, leader_id=holder, elected_at=time_of(epoch)
@@ -93,7 +77,6 @@ class LeaderRowStore(LeaseStore):
         timeout: timedelta,
         lock_timeout: timedelta,
     ) -> bool:
-        """Bind an open transaction to the term."""
         return await leader_fence(
             expect_fenceable(transaction),
             self._schema,
@@ -110,14 +93,8 @@ class DomainLeaseStore(LeaseTable):
     logs_terms = False
 
     def __init__(self, connection: DedicatedConnection, schema: str | None) -> None:
-        """Create the domain lease store."""
         super().__init__(connection, connection, schema)
-        self._connection = connection
-
-    @property
-    def is_outage_logged(self) -> bool:
-        """Whether a log line has said that the database cannot be reached."""
-        return self._connection.is_outage_logged
+        self.outage = connection.outage
 
 
 class SchemaLeaseStore(DomainLeaseStore):
@@ -132,7 +109,7 @@ class SchemaLeaseStore(DomainLeaseStore):
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAnswer | None:
         """Try to acquire the lease, unless a riverpy client is the leader of `default`."""
-        async with self._connection.acquire("acquiring the schema lease", timeout) as connection:
+        async with self._others.acquire("acquiring the schema lease", timeout) as connection:
             lead = await default_leader(connection, self._schema)
             if lead.is_registered:
                 return _DENIED

@@ -1,4 +1,5 @@
-"""TermFence: gives the services of one term transactions that commit only until the term ends."""
+"""LeaderTerm and TermFence: one term of a leader, and transactions that commit only until it ends.
+The user's functions get a LeaderTerm, and the maintenance services a TermFence."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.transactions import (
+    CHECK_TIMEOUT,
+    elsewhere_error,
+    expect_fenceable,
+    expect_outermost,
+    expect_read_committed,
+)
 from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
@@ -33,28 +42,76 @@ class FenceBusyError(TimeoutError):
     database does not answer. The rows to write are not the cause."""
 
 
-class TermFence:
-    """The fence of one term. The services of the term write through `transaction`."""
+class LeaderTerm:
+    """One term in which this client is the leader of its domain."""
 
     def __init__(self, lease: Lease) -> None:
-        """Create the fence of the term that holds this lease."""
+        """Made by the client."""
         self.lease = lease
-        self.limit = min(TRANSACTION_LIMIT, lease.ttl)
-        """The timeout of a fenced transaction."""
+        self.limit = min(TRANSACTION_LIMIT, lease.ttl)  # the timeout of a fenced transaction
 
     @property
-    def is_valid(self) -> bool:
-        """Whether a service may act under the term now."""
+    def is_held(self) -> bool:
+        """Whether this client may act as the leader now."""
         return self.lease.is_held
 
-    def expect_valid(self) -> None:
+    def expect_held(self) -> None:
         """Check the term before a step that is not fenced.
 
         Raises:
             FencedOutError: the term has ended, or reached its local deadline.
         """
-        if not self.is_valid:
+        if not self.is_held:
             raise FencedOutError("this process is not the leader any more")
+
+    async def fence(self, connection: Transaction) -> None:
+        """Bind the transaction that is open on `connection` to this term: the transaction commits
+        only while no other term can begin.
+
+        Call this method before the transaction writes, and in the outermost transaction: the
+        rollback of a savepoint would undo the fence. The server ends a transaction that lasts
+        longer than 5 seconds, or than `Config.leader_ttl`.
+
+        Args:
+            connection: a connection of asyncpg in a transaction. In the domain `default` the
+                isolation level must be read committed.
+
+        Raises:
+            FencedOutError: the term has ended: roll back.
+            TransactionError: no transaction is open there; or it has another isolation level, or
+                belongs to another database or schema; or a savepoint is open, as in the function of
+                `run_once(tx=…)`.
+            Exception: one of DATABASE_ERRORS.
+        """
+        expect_fenceable(connection)
+        self.expect_held()
+        is_rivers_row = self.lease.name == DEFAULT_DOMAIN
+        if is_rivers_row:
+            await expect_read_committed(connection)
+        with anyio.fail_after(CHECK_TIMEOUT, reason="passing the fence of a leader term took long"):
+            is_held = await self._passes_fence(connection)
+        if not is_held:
+            if await self.lease.is_held_by_the_server():
+                raise await elsewhere_error(connection, "this leader term")
+            raise self._fenced_out_error()
+        if is_rivers_row:
+            await expect_outermost(connection)
+
+    async def _passes_fence(self, connection: Transaction) -> bool:
+        """Bind a transaction to the term. Returns False if the term has ended, or if the connection
+        leads to another database."""
+        return await self.lease.passes_fence(
+            connection, timeout=self.limit, lock_timeout=self.limit * LOCK_SHARE
+        )
+
+    def _fenced_out_error(self) -> FencedOutError:
+        """End the term, and return the error to raise."""
+        self.lease.end("the database refused a write of its term", may_be_held=False)
+        return FencedOutError("another process is the leader, or may be")
+
+
+class TermFence(LeaderTerm):
+    """A term, as the maintenance services use it: they write through `transaction`."""
 
     @asynccontextmanager
     async def transaction(
@@ -70,15 +127,15 @@ class TermFence:
                 purpose.
             Exception: one of DATABASE_ERRORS, of the block or of the commit.
         """
-        self.expect_valid()
+        self.expect_held()
         is_entered = False
         try:
             async with (
                 connection.acquire(purpose, self.limit.total_seconds()) as open_connection,
                 _transaction(open_connection),
             ):
-                if not await self.passes(open_connection):
-                    raise self.fenced_out_error()
+                if not await self._passes_fence(open_connection):
+                    raise self._fenced_out_error()
                 is_entered = True
                 yield open_connection
         except DATABASE_ERRORS as error:
@@ -88,22 +145,6 @@ class TermFence:
             raise FenceBusyError(
                 text if text.startswith(purpose) else f"{purpose}: {text}"
             ) from error
-
-    async def passes(self, connection: Transaction) -> bool:
-        """Bind a transaction on any connection to the term. Returns False if the term has ended, or
-        if the connection leads to another database.
-
-        Raises:
-            Exception: one of DATABASE_ERRORS.
-        """
-        return await self.lease.passes_fence(
-            connection, timeout=self.limit, lock_timeout=self.limit * LOCK_SHARE
-        )
-
-    def fenced_out_error(self) -> FencedOutError:
-        """End the term, and return the error to raise."""
-        self.lease.end("the database refused a write of its term", may_be_held=False)
-        return FencedOutError("another process is the leader, or may be")
 
 
 @asynccontextmanager

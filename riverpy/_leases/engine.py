@@ -18,11 +18,11 @@ import asyncio
 import math
 import random
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from riverpy._leases.attempt import AcquireAttempt
 from riverpy._leases.held_leases import (
     UNKNOWN_RESULT_ERRORS,
     HeldLeases,
@@ -30,8 +30,7 @@ from riverpy._leases.held_leases import (
     progress_limit,
     time_to_stop,
 )
-from riverpy._leases.lease import STORE_TIMEOUT, Lease
-from riverpy._leases.lease_block import CancelAtLeaseEnd
+from riverpy._leases.lease import STORE_TIMEOUT, CancelAtLeaseEnd, Lease
 from riverpy._leases.timing import WAKE_JITTER
 from riverpy._lifecycle import StopCause, TestSignal, finish
 from riverpy._log import get_logger
@@ -48,7 +47,7 @@ from riverpy._postgres.notifier import decode_message
 from riverpy.errors import ClientStateError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
     from datetime import timedelta
 
     from riverpy._clock import Backoff, Timer
@@ -62,6 +61,8 @@ SPREAD_DELAY = 0.02
 SPREAD_DELAY_MAX = 0.5
 CONFLICT_DELAY = 0.25
 """Seconds until the next attempt, if another attempt or a fenced transaction was in progress."""
+CANCELLED_ATTEMPT_TIMEOUT = 1.0
+"""The timeout of an attempt after the caller was cancelled, in seconds."""
 CLOSE_TIMEOUT = 2.0
 """The longest time that `close` waits for the work under leases, in seconds."""
 RELEASE_TIMEOUT = 2.0
@@ -324,17 +325,16 @@ class LeaseEngine:
         """
         self._expect_open()
         attempted_at = self.timer.boottime()
+        ttl, timeout = self.timing.ttl_delta, self._attempt_timeout
         attempt = AcquireAttempt(
-            lambda: self._store.acquire(
-                name, self.holder, self.timing.ttl_delta, timeout=self._attempt_timeout
-            )
+            partial(self._store.acquire, name, self.holder, ttl, timeout=timeout)
         )
         self._attempts.add(attempt)
         try:
             await attempt.run()
         except BaseException:
-            if attempt.granted is not None:
-                await self.release(self._make_lease(name, attempt.granted, attempted_at))
+            if attempt.answer is not None and attempt.answer.is_granted:
+                await self.release(self._make_lease(name, attempt.answer, attempted_at))
             raise
         finally:
             self._attempts.discard(attempt)
@@ -342,9 +342,9 @@ class LeaseEngine:
         if attempt.answer is None:
             return None, CONFLICT_DELAY + random.uniform(0, WAKE_JITTER)  # noqa: S311 (no secret)
         pause = self.timing.until_next_attempt(attempt.answer.remaining)
-        if attempt.granted is None:
+        if not attempt.answer.is_granted:
             return None, pause
-        lease = self._make_lease(name, attempt.granted, attempted_at)
+        lease = self._make_lease(name, attempt.answer, attempted_at)
         if time_to_stop(lease, self.timing) <= 0:
             self._log.warning(LEASE_ACQUIRED_TOO_LATE, lease=name)
             await self.release(lease)
@@ -415,3 +415,47 @@ class LeaseEngine:
     def _expect_progress(self, scope: StopScope | None, pause: float = 0.0) -> None:
         if scope is not None:
             scope.expect_progress(within=pause + progress_limit(self.timing))
+
+
+class AcquireAttempt:
+    """One attempt to acquire a lease. The statement runs to its end even if the caller is
+    cancelled: it may have acquired the lease, and its answer is needed to release the lease."""
+
+    def __init__(self, statement: Callable[[], Awaitable[LeaseAnswer | None]]) -> None:
+        self.answer: LeaseAnswer | None = None
+        """The answer to the attempt. None: no answer yet, or another session acquired the lease at
+        the same time."""
+        self._statement = statement
+        self._error: Exception | None = None
+        self._scope = anyio.CancelScope(shield=True)
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        """Run the statement to its end. After `hurry`, the statement is cancelled when
+        `CANCELLED_ATTEMPT_TIMEOUT` expires.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS; the result is unknown.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._run)
+            try:
+                await self._ended.wait()
+            finally:
+                self.hurry()
+        if self._error is not None:
+            raise self._error
+
+    def hurry(self) -> None:
+        """Start the timeout `CANCELLED_ATTEMPT_TIMEOUT`, because no caller waits for the answer."""
+        self._scope.deadline = anyio.current_time() + CANCELLED_ATTEMPT_TIMEOUT
+
+    async def _run(self) -> None:
+        with self._scope:
+            try:
+                self.answer = await self._statement()
+            except Exception as error:  # `run` raises it
+                self._error = error
+        if self._scope.cancelled_caught:
+            self._error = TimeoutError("the leases were closed before the answer came")
+        self._ended.set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 import threading
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -39,15 +39,20 @@ class MemoryTransaction:
     def __init__(self, timer: Timer) -> None:
         """Made by `MemoryLeases.transaction`."""
         self._timer = timer
-        self._effects: list[Callable[[], object]] = []
-        self._ends_at: float | None = None
-        self._is_open = True
+        self._ends_at = math.inf
+        self.effects: list[Callable[[], object]] = []
+        """The functions to call at the commit."""
 
     @property
     def is_open(self) -> bool:
         """Whether the transaction has not ended. A fenced transaction ends when its time limit
         expires."""
-        return self._is_open and (self._ends_at is None or self._timer.boottime() < self._ends_at)
+        return self._timer.boottime() < self._ends_at
+
+    def expect_open(self) -> None:
+        """Raise TransactionError if the transaction has ended."""
+        if not self.is_open:
+            raise TransactionError("the transaction has ended, or reached its limit: begin another")
 
     def on_commit(self, effect: Callable[[], object]) -> None:
         """Call `effect` at the commit.
@@ -56,28 +61,11 @@ class MemoryTransaction:
             TransactionError: the transaction has ended.
         """
         self.expect_open()
-        self._effects.append(effect)
-
-    def expect_open(self) -> None:
-        """Raise TransactionError if the transaction has ended."""
-        if not self.is_open:
-            raise TransactionError("the transaction has ended, or reached its limit: begin another")
+        self.effects.append(effect)
 
     def limit(self, seconds: float) -> None:
         """End the transaction after `seconds`. A shorter limit that was set before stays."""
-        ends_at = self._timer.boottime() + seconds
-        self._ends_at = ends_at if self._ends_at is None else min(self._ends_at, ends_at)
-
-    def commit(self) -> None:
-        """Run the effects. Raises TransactionError if the transaction has ended."""
-        self.expect_open()
-        self._is_open = False
-        for effect in self._effects:
-            effect()
-
-    def roll_back(self) -> None:
-        """End the transaction without effects."""
-        self._is_open = False
+        self._ends_at = min(self._ends_at, self._timer.boottime() + seconds)
 
 
 class MemoryLeases(LeaseStore):
@@ -114,9 +102,11 @@ class MemoryLeases(LeaseStore):
                     raise LeaseLostError(
                         "the transaction lasted longer than its fence allows: nothing happened"
                     )
-                transaction.commit()
+                transaction.limit(0)
+                for effect in transaction.effects:
+                    effect()
         finally:
-            transaction.roll_back()
+            transaction.limit(0)
 
     def forget(self) -> None:
         """Delete all rows, as if the table was emptied."""
@@ -128,14 +118,13 @@ class MemoryLeases(LeaseStore):
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAnswer | None:
-        """Try to acquire a lease. Returns None if a transaction of the last term has not ended."""
         give_up_at = self._timer.boottime() + min(timeout, ACQUIRE_LOCK_TIMEOUT.total_seconds())
         while True:
             with self._lock:
                 answer = self._acquire(name, holder, ttl.total_seconds())
             if answer is not None or self._timer.boottime() >= give_up_at:
                 return answer
-            await self._timer.wait(asyncio.Event(), POLL_INTERVAL)
+            await self._timer.sleep(POLL_INTERVAL)
 
     def _acquire(self, name: str, holder: str, ttl: float) -> LeaseAnswer | None:
         row, now = self._rows.get(name), self._timer.boottime()
@@ -153,24 +142,21 @@ class MemoryLeases(LeaseStore):
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
-        """Extend terms. In memory no row is ever locked."""
-        held: dict[str, bool] = {}
+        renewed: dict[str, bool] = {}  # no value is False: a row in memory is never locked
         with self._lock:
-            now = self._timer.boottime()
             for name, epoch in terms:
-                row = self._held(name, epoch)
+                row = self._held_row(name, epoch)
                 if row is not None and row.holder == holder:
-                    row.expires_at = now + row.ttl
-                    held[name] = True
-        return held
+                    row.expires_at = self._timer.boottime() + row.ttl
+                    renewed[name] = True
+        return renewed
 
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
-        """End a term. Returns False if it had ended before."""
         with self._lock:
-            row = self._held(name, epoch)
+            row = self._held_row(name, epoch)
             if row is None or row.holder != holder:
                 return False
-            row.expires_at = float("-inf")
+            row.expires_at = -math.inf
             return True
 
     async def fence(
@@ -182,11 +168,6 @@ class MemoryLeases(LeaseStore):
         timeout: timedelta,
         lock_timeout: timedelta,
     ) -> bool:
-        """Bind an open transaction to a term.
-
-        Raises:
-            TransactionError: `transaction` is not an open transaction of leases in memory.
-        """
         if not isinstance(transaction, MemoryTransaction):
             raise TransactionError(
                 "a fence of a lease in memory takes a transaction of MemoryLeases.transaction(), "
@@ -194,7 +175,7 @@ class MemoryLeases(LeaseStore):
             )
         with self._lock:
             transaction.expect_open()
-            row = self._held(name, epoch)
+            row = self._held_row(name, epoch)
             if row is None:
                 return False
             transaction.limit(timeout.total_seconds())
@@ -202,17 +183,15 @@ class MemoryLeases(LeaseStore):
             return True
 
     async def elsewhere_error(self, transaction: object, name: str) -> TransactionError:
-        """Return the error for a transaction of another `MemoryLeases`."""
         return TransactionError(f"lease {name!r} is kept by other leases in memory")
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
-        """Raise ConfigError: leases in memory have no statement."""
         raise ConfigError(
             "a lease in memory has no statement: give LeaseManager a database, or fence with "
             "MemoryLeases.transaction()"
         )
 
-    def _held(self, name: str, epoch: int) -> _Row | None:
+    def _held_row(self, name: str, epoch: int) -> _Row | None:
         row = self._rows.get(name)
         if row is None or row.epoch != epoch or row.expires_at < self._timer.boottime():
             return None

@@ -8,6 +8,7 @@ import contextvars
 import threading
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -114,23 +115,12 @@ class SingletonRunner:
 
     async def _call(self, lease: Lease) -> None:
         singleton = self.singleton
-        name = f"singleton {singleton.name!r}"
-
-        def call_plain() -> None:
-            function = cast("Callable[[Lease], object]", singleton.fn)
-            singleton.expect_ended(function(lease))
-
-        def ended_in_thread() -> None:
-            lease.is_used = False  # works also after the end of the event loop
-
-        async def call_coroutine() -> None:
-            function = cast("Callable[[Lease], Awaitable[object]]", singleton.fn)
-            singleton.expect_ended(await function(lease))
-
+        name, call = f"singleton {singleton.name!r}", partial(cast("Any", singleton.fn), lease)
         if singleton.is_blocking:
-            await _in_thread(name, call_plain, ended_in_thread)
+            result = await _run_in_thread(name, call, lease)
         else:
-            await cancelled_once(name, call_coroutine)
+            result = await cancelled_once(name, call)
+        singleton.expect_ended(result)
 
     def _log_failure_at_stop(self, error: Exception) -> None:
         if not isinstance(error, FencedOutError):
@@ -187,7 +177,7 @@ class SingletonRunners:
             SchemaMissingError: line `riverpy` is not migrated; the text has the command.
             Exception: one of DATABASE_ERRORS.
         """
-        candidates = [one for one in self._singletons if one.candidate]
+        candidates = [one for one in self._singletons.by_name.values() if one.candidate]
         if candidates:
             engine = await self._leases.open()
             self._runners = [SingletonRunner(one, engine) for one in candidates]
@@ -205,10 +195,8 @@ class SingletonRunners:
         )
 
 
-async def _in_thread(
-    name: str, function: Callable[[], None], has_ended: Callable[[], None]
-) -> None:
-    """Run `function` in a thread to its end, and then call `has_ended` in the same thread. A thread
+async def _run_in_thread(name: str, function: Callable[[], object], lease: Lease) -> object:
+    """Run a function in a thread to its end, and then mark the lease as not used any more. A thread
     cannot be stopped. It is a daemon thread, so it does not keep the process alive.
 
     Raises:
@@ -216,15 +204,16 @@ async def _in_thread(
     """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     context = contextvars.copy_context()
+    results: list[object] = []
     errors: list[Exception] = []
 
     def work() -> None:
         try:
             with only_exceptions(name):
-                context.run(function)
+                results.append(context.run(function))
         except Exception as error:
             errors.append(error)
-        has_ended()
+        lease.is_used = False  # works also after the end of the event loop
         with suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(ended.set)
 
@@ -233,6 +222,7 @@ async def _in_thread(
         await ended.wait()
     if errors:
         raise errors.pop()
+    return results.pop()
 
 
 def _error_keys(error: Exception) -> dict[str, Any]:

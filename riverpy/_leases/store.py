@@ -33,14 +33,9 @@ from riverpy._postgres.leases import (
     lease_release,
     lease_renew,
 )
-from riverpy._postgres.schema import (
-    LEASES_VERSION,
-    OWN_LINE,
-    migrate_command,
-    read_schema_state,
-)
+from riverpy._postgres.schema import LEASES_VERSION, expect_feature, read_schema_state
 from riverpy._postgres.transactions import elsewhere_error, expect_fenceable
-from riverpy.errors import ConfigError, SchemaMissingError, TransactionError
+from riverpy.errors import ConfigError, TransactionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,7 +56,8 @@ OUTAGE_EFFECT = "leases that cannot be renewed end in time, and the process keep
 
 class LeaseStore(ABC):
     """A place where leases are kept. Each call takes at most `timeout` seconds, and raises one of
-    DATABASE_ERRORS if its result is unknown."""
+    DATABASE_ERRORS if its result is unknown. It raises TransactionError if the caller's connection
+    is in a transaction."""
 
     prefix = ""
     """The prefix of the leases' names in the table and in notifications."""
@@ -84,10 +80,13 @@ class LeaseStore(ABC):
         """Whether the caller has closed the pool or connection of the store."""
         return False
 
+    outage: ConnectionOutage | None = None
+    """Logs the outages of the connections, if the store knows its connections."""
+
     @property
     def is_outage_logged(self) -> bool:
-        """Whether it was logged that the database cannot be reached."""
-        return False
+        """Whether a logged outage of the connections continues."""
+        return self.outage is not None and self.outage.is_logged
 
     def mark_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:  # noqa: B027
         """Mark connections as idle while no caller waits for a lease (`acquiring`), or no lease is
@@ -134,7 +133,7 @@ class LeaseStore(ABC):
         return await elsewhere_error(expect_fenceable(transaction), f"lease {name!r}")
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
-        """The fence as a statement without parameters.
+        """Return the fence as a statement without parameters.
 
         Raises:
             ConfigError: the store has none.
@@ -176,11 +175,6 @@ class LeaseTable(LeaseStore):
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAnswer | None:
-        """Try to acquire a lease.
-
-        Raises:
-            TransactionError: the caller's connection is in a transaction.
-        """
         with suppress(LockNotAvailableError, SerializationError):
             async with self._others.acquire("acquiring a lease", timeout) as connection:
                 return await self._acquire(connection, name, holder, ttl)
@@ -202,11 +196,6 @@ class LeaseTable(LeaseStore):
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
-        """Extend terms.
-
-        Raises:
-            TransactionError: the caller's connection is in a transaction.
-        """
         rows = [(self.prefix + name, epoch) for name, epoch in terms]
         async with self._renewals.acquire("renewing leases", timeout) as connection:
             _expect_no_transaction(connection)
@@ -214,11 +203,6 @@ class LeaseTable(LeaseStore):
         return {row.removeprefix(self.prefix): is_renewed for row, is_renewed in held.items()}
 
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
-        """End a term.
-
-        Raises:
-            TransactionError: the caller's connection is in a transaction.
-        """
         async with self._others.acquire("releasing a lease", timeout) as connection:
             _expect_no_transaction(connection)
             return await lease_release(
@@ -234,11 +218,6 @@ class LeaseTable(LeaseStore):
         timeout: timedelta,
         lock_timeout: timedelta,
     ) -> bool:
-        """Bind an open transaction to a term.
-
-        Raises:
-            TransactionError: a fence is not allowed there; the text has the reason.
-        """
         return await lease_fence(
             expect_fenceable(transaction),
             self._schema,
@@ -249,7 +228,6 @@ class LeaseTable(LeaseStore):
         )
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
-        """The fence as a statement without parameters."""
         return lease_fence_text(
             self._schema,
             name=self.prefix + name,
@@ -274,11 +252,8 @@ class UserLeaseTable(LeaseTable):
         """Create the user lease table. It opens no connection.
 
         Args:
-            database: a URL, to which the table opens connections; or a pool or a connection of the
-                caller, which is never closed or replaced.
-            schema: the schema of River's tables; None: the search path decides.
+            database, schema, pooler: as for `LeaseManager`.
             holder: the holder of the leases, for log lines about the connections.
-            pooler: whether the URL leads to a pooler in transaction mode.
 
         Raises:
             ConfigError: the database is none of these.
@@ -286,13 +261,13 @@ class UserLeaseTable(LeaseTable):
         self._url: str | None = None
         self._owned: list[DedicatedConnection] = []
         self._given: Pool | Transaction | None = None
-        self._outage = ConnectionOutage(holder=holder, effect=OUTAGE_EFFECT)
+        self.outage = ConnectionOutage(holder=holder, effect=OUTAGE_EFFECT)
         renewals: _Connections
         others: _Connections
         if isinstance(database, str):
             self._url = database
             renewals, others = self._owned = [
-                DedicatedConnection(name, partial(_connect, database, name, pooler), self._outage)
+                DedicatedConnection(name, partial(_connect, database, name, pooler), self.outage)
                 for name in ("leases", "lease requests")
             ]
         elif is_pool(database) or is_transaction(database):
@@ -306,12 +281,6 @@ class UserLeaseTable(LeaseTable):
         super().__init__(renewals, others, schema, prefix=USER_PREFIX)
 
     async def open(self) -> None:
-        """Check that the table exists.
-
-        Raises:
-            SchemaMissingError: line `riverpy` is not migrated; the text has the command.
-            ConfigError, DatabaseError, or one of DATABASE_ERRORS: the database cannot be used.
-        """
         if self._owned:
             await self._owned[0].open()
         async with self._renewals.acquire(
@@ -319,32 +288,18 @@ class UserLeaseTable(LeaseTable):
         ) as connection:
             state = await read_schema_state(connection, self._schema)
         check_schema_length(state.schema)
-        if LEASES_VERSION in state.missing(OWN_LINE):
-            command = migrate_command(
-                f"riverpy migrate up --line {OWN_LINE}", self._schema, self._url
-            )
-            raise SchemaMissingError(
-                f"schema {state.schema!r} has no table of leases: run `{command}`"
-            )
+        expect_feature(state, LEASES_VERSION, self._schema, url=self._url)
 
     @property
     def is_gone(self) -> bool:
-        """Whether the caller has closed the pool, or the connection."""
         return self._given is not None and is_closed_for_good(self._given)
 
-    @property
-    def is_outage_logged(self) -> bool:
-        """Whether the loss of a connection of this table was logged."""
-        return self._outage.is_logged
-
     def mark_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:
-        """Mark connections of this table as idle."""
         for connection, is_idle in zip(self._owned, (renewing, acquiring), strict=False):
             if is_idle:
                 connection.mark_unused()
 
     async def close(self) -> None:
-        """Close the connections that this table opened."""
         await close_all(self._owned)
 
 

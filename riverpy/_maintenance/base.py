@@ -88,7 +88,7 @@ class MaintenanceService(ABC):
 
     async def _run_pass(self, scope: StopScope) -> float:
         try:
-            self.context.fence.expect_valid()  # the process may have been frozen
+            self.context.fence.expect_held()  # the process may have been frozen
             delay = await self.run_once(scope)
         except FencedOutError:  # the election ends the term
             return RETRY_MIN.total_seconds()
@@ -106,7 +106,7 @@ class MaintenanceService(ABC):
             MAINTENANCE_RUN_FAILED,
             level="warning" if is_outage else "error",
             cause="outage" if is_outage else type(error).__name__,
-            is_known=is_outage and self.context.connection.is_outage_logged,
+            is_known=is_outage and self.context.connection.outage.is_logged,
             exc_info=None if is_outage else error,
             error=describe(error),
         )

@@ -185,7 +185,7 @@ class JobCleaner(MaintenanceService):
                 return
 
     async def _read_ended_jobs(self, rule: Rule, limit: int) -> list[EndedJob]:
-        self.context.fence.expect_valid()
+        self.context.fence.expect_held()
         async with self.context.cleaning.acquire("reading ended jobs", READ_TIMEOUT) as connection:
             return await job_ended(
                 connection,

@@ -54,7 +54,7 @@ class JobScheduler(MaintenanceService):
         self, within: QueueFilter | None, _after: int | None, limit: int
     ) -> list[int]:
         """Read the first due jobs that are not available yet, whatever the page before was."""
-        self.context.fence.expect_valid()
+        self.context.fence.expect_held()
         async with self.read_connection("finding due jobs") as connection:
             return await job_due(
                 connection,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from riverpy._leading.leader_term import LeaderTerm
 from riverpy._lifecycle import cancelled_once
 from riverpy._log_events import LEADER_FUNCTION_ENDED
 from riverpy._maintenance.base import MaintenanceService
@@ -27,7 +26,6 @@ class LeaderFunctionService(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """Run the function to its end. Raise what the function raises."""
-        term = LeaderTerm(self.context.fence)
-        await cancelled_once(self.name, lambda: self._function.fn(term))
+        await cancelled_once(self.name, lambda: self._function.fn(self.context.fence))
         self.log.info(LEADER_FUNCTION_ENDED)
         return math.inf

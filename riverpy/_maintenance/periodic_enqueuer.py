@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from riverpy._lifecycle import awaiting_only_exceptions
+from riverpy._lifecycle import only_exceptions
 from riverpy._log_events import (
     MISSED_PERIODIC_SLOTS_DROPPED,
     PERIODIC_JOB_INSERT_FAILED,
@@ -178,7 +178,7 @@ class PeriodicEnqueuer(MaintenanceService):
             reason = f"the hook periodic_jobs_start took longer than {HOOK_TIMEOUT:g} s"
             with (
                 anyio.fail_after(HOOK_TIMEOUT, reason=reason),
-                awaiting_only_exceptions("the hook periodic_jobs_start"),
+                only_exceptions("the hook periodic_jobs_start", is_awaited=True),
             ):
                 for hook in self._hooks:
                     await hook.periodic_jobs_start(start)

@@ -264,7 +264,7 @@ class Reindexer(MaintenanceService):
             if not artifact.is_ownerless:
                 continue
             if must_lead:
-                self.context.fence.expect_valid()
+                self.context.fence.expect_held()
             try:
                 await _with_timeout(index_drop(connection, artifact))
             except PostgresError as error:
@@ -319,7 +319,7 @@ class Reindexer(MaintenanceService):
 
     async def _rebuild(self, connection: Connection, index: Index, scope: StopScope) -> None:
         await _set_limits(connection, statement=self._timeout, lock=None)
-        self.context.fence.expect_valid()
+        self.context.fence.expect_held()
         began = self.context.timer.boottime()
         try:
             await _with_timeout(index_rebuild(connection, index), self._timeout)

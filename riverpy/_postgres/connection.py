@@ -212,7 +212,7 @@ class DedicatedConnection:
         self._pooled = pooled
         self._reconnected = reconnected
         self._connect = connect
-        self._outage = outage
+        self.outage = outage
         self._connection: Connection | None = None
         self._was_connected = self._is_closed = False
         self._known_outages = 0
@@ -226,11 +226,6 @@ class DedicatedConnection:
     def is_connected(self) -> bool:
         """Whether the connection exists, as far as we know."""
         return self._connection is not None and not self._connection.is_closed()
-
-    @property
-    def is_outage_logged(self) -> bool:
-        """Whether a logged outage of connections continues."""
-        return self._outage.is_logged
 
     async def open(self) -> None:
         """Connect now, so that an unusable database is found at the start."""
@@ -271,11 +266,11 @@ class DedicatedConnection:
                             is_replaced = not self._is_lost(connection, error)
                             self._discard()
                         raise
-                    self._known_outages = self._outage.count
-                    self._outage.record_success(self.name)
+                    self._known_outages = self.outage.count
+                    self.outage.record_success(self.name)
         except DATABASE_ERRORS as error:
             if self._connection is None and not self._is_closed and not is_replaced:
-                self._outage.record_loss(self.name, error)
+                self.outage.record_loss(self.name, error)
                 if self._connect_error and isinstance(error, TimeoutError):
                     raise TimeoutError(f"{error}: {self._connect_error}") from error
             if is_cut:
@@ -315,7 +310,7 @@ class DedicatedConnection:
 
     def mark_unused(self) -> None:
         """Record that the connection is not used for now, so that an outage can end without it."""
-        self._outage.record_unused(self.name)
+        self.outage.record_unused(self.name)
 
     async def close(self) -> None:
         """Close the connection for good. A block that uses it fails."""
@@ -333,18 +328,18 @@ class DedicatedConnection:
         connection.add_termination_listener(lambda _connection: self._record_end())
         self._connection = connection
         self._was_connected = True
-        self._known_outages = self._outage.count
+        self._known_outages = self.outage.count
 
     def _record_end(self) -> None:
         """Record that the connection ended. The next `acquire` logs this, except if the connection
         ended during a logged outage."""
-        self._known_outages = self._outage.count - self._outage.is_logged
+        self._known_outages = self.outage.count - self.outage.is_logged
 
     def _log_closed(self, connection: Connection | None) -> None:
         """Log that the connection ended while it was idle. Log nothing if an outage was logged
         since the connection worked."""
-        if connection is not None and self._known_outages == self._outage.count:
-            self._outage.record_loss(self.name, ConnectionError("the server has closed it"))
+        if connection is not None and self._known_outages == self.outage.count:
+            self.outage.record_loss(self.name, ConnectionError("the server has closed it"))
 
     def _discard(self) -> None:
         connection, self._connection = self._connection, None
@@ -361,7 +356,7 @@ class DedicatedConnection:
                         self._expect_open()
             except (*DATABASE_ERRORS, ConfigError) as error:  # the URL has worked before: retry
                 self._expect_open()
-                self._outage.record_loss(self.name, error)
+                self.outage.record_loss(self.name, error)
                 self._connect_error = describe(error)
                 await anyio.sleep(self._backoff.next())
             else:

@@ -317,7 +317,7 @@ class Completer:
 
     def _log_slow_batch(self, rows: int, error: Exception) -> None:
         """Log that a batch took too long. The sender sends the batch again in smaller parts."""
-        if self._connection.is_outage_logged:
+        if self._connection.outage.is_logged:
             return
         self._limited_log.warning(
             RESULT_BATCH_SIZE_REDUCED,

@@ -141,9 +141,10 @@ class LeaderSlot:
         """Return the services of a term."""
         client, heartbeat = self._run.client, self._run.heartbeat
         if not isinstance(self._store, SchemaLeaseStore):
+            functions = client.singletons.leader_functions.values()
             return [
                 *domain_services(context, heartbeat, client.periodic_jobs, client.inserter),
-                *(LeaderFunctionService(context, one) for one in client.singletons.of_leader),
+                *(LeaderFunctionService(context, function) for function in functions),
             ]
         lease, has_foreign_leader = context.fence.lease, self._store.has_foreign_leader
 

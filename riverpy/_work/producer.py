@@ -293,7 +293,7 @@ class Producer:
         except DATABASE_ERRORS as error:
             took = time.monotonic() - began
             # If the server does not answer, the jobs are not the cause.
-            is_outage = isinstance(error, TimeoutError) and self._claims.is_outage_logged
+            is_outage = isinstance(error, TimeoutError) and self._claims.outage.is_logged
             if is_outage or not self.unclaimable.record_failure(limit, self._claiming, error, took):
                 raise
             self._count_failure(error)

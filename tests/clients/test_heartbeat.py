@@ -383,7 +383,8 @@ async def test_claims_wait_for_a_sign_of_life(
         for _ in range(3):
             await heartbeat.failed.wait()
         assert await rig.states() == {"completed": 1, "available": 1}
-        assert claimed._seen == 0
+        assert claimed._emitted is not None
+        assert claimed._emitted.locked()
         monkeypatch.setattr("riverpy._clients.heartbeat.client_heartbeat", beat)
         await rig.until_state("completed", 2)
 

@@ -617,7 +617,7 @@ async def test_cancelled_attempt(
     """A lease that is acquired after its caller was cancelled is released. An attempt without an
     answer is given up soon after the cancellation."""
     for limit, releases in ((30.0, 1), (0.01, 0)):
-        monkeypatch.setattr("riverpy._leases.attempt.CANCELLED_ATTEMPT_TIMEOUT", limit)
+        monkeypatch.setattr("riverpy._leases.engine.CANCELLED_ATTEMPT_TIMEOUT", limit)
         store.calls.clear()
         store.faults.append(0.5)
         block, scope, ended = Block(engine), anyio.CancelScope(), anyio.Event()
@@ -853,7 +853,7 @@ async def test_close_during_an_attempt_without_an_answer(
 ) -> None:
     """The store is closed after all attempts have ended. Attempts without an answer are given up
     soon, and raise."""
-    monkeypatch.setattr("riverpy._leases.attempt.CANCELLED_ATTEMPT_TIMEOUT", 0.01)
+    monkeypatch.setattr("riverpy._leases.engine.CANCELLED_ATTEMPT_TIMEOUT", 0.01)
     engine = _engine(store)
     ended: list[str] = []
 

@@ -637,7 +637,7 @@ async def test_line_is_not_migrated(database_url: str, *, is_pool: bool) -> None
         await Migrator(connection, schema=name).up()
         async with asyncpg.create_pool(database_url, min_size=0, max_size=1) as pool:
             leases = LeaseManager(pool if is_pool else database_url, schema=name)
-            text = rf"{name}' has no table of leases.*up --line riverpy.*--schema {name}"
+            text = rf"{name}' lacks version.*leases.*up --line riverpy.*--schema {name}"
             with pytest.raises(SchemaMissingError, match=text):
                 await leases.__aenter__()
         await _no_sessions(connection)

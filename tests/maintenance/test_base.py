@@ -177,7 +177,7 @@ async def test_failing_passes(shop: Shop, log: list[dict[str, object]]) -> None:
 async def test_failing_passes_of_a_known_outage(shop: Shop, log: list[dict[str, object]]) -> None:
     """While it is told that connections are lost, passes that fail for it say nothing; one that
     fails for longer than that does."""
-    outage = shop.service.context.connection._outage
+    outage = shop.service.context.connection.outage
     outage.record_loss("claims", ConnectionRefusedError("no database"))
     shop.service.pass_error = ConnectionRefusedError("no database")
     await shop.open()

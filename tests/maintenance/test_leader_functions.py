@@ -20,7 +20,7 @@ from riverpy import (
     LeaderTerm,
     TransactionError,
 )
-from riverpy._leading import leader_term
+from riverpy._leading import term_fence
 from riverpy._maintenance import base
 from tests._database import connected
 from tests.kit.proxy import proxied
@@ -165,7 +165,7 @@ async def test_fence_in_another_database(
 
 async def test_fence_that_is_not_answered(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fence waits for a bounded time, and the lead goes on: its own connection works."""
-    monkeypatch.setattr(leader_term, "CHECK_TIMEOUT", 0.05)
+    monkeypatch.setattr(term_fence, "CHECK_TIMEOUT", 0.05)
     function, client = Function(), make_client(schema, "a", "billing")
     client.leader_only("census", function)
     async with proxied(schema.url) as proxy, running(client):
@@ -238,7 +238,7 @@ async def test_failing(schema: Schema) -> None:
     client.leader_only("census", function)
     async with running(client):
         first, second = await soon(function.began), await soon(function.began)
-        assert first._fence.lease is second._fence.lease
+        assert first.lease is second.lease
         assert client.is_leader
 
 

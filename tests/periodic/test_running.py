@@ -132,7 +132,7 @@ async def test_outage(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
                 proxy.refusing = True
                 proxy.cut()
                 with anyio.fail_after(20):
-                    while not one.held.context.connection.is_outage_logged:
+                    while not one.held.context.connection.outage.is_logged:
                         await anyio.sleep(0.01)
                 before = len(await one.slots("ticks"))
                 proxy.refusing = False

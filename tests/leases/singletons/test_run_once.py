@@ -714,7 +714,7 @@ async def test_fence_in_a_savepoint(schema: Schema, client: Client, kind: str) -
             term = await stack.enter_async_context(client.lease("x"))
         else:
             held = await stack.enter_async_context(held_term(schema))
-            term = LeaderTerm(held.context.fence)
+            term: LeaderTerm = held.context.fence
         connection = await stack.enter_async_context(schema.connected())
         async with connection.transaction():
             with pytest.raises(TransactionError, match="before run_once"):

@@ -620,7 +620,7 @@ async def test_bad_names(schema: Schema, name: Any) -> None:
     client = make_client(schema, "a")
     with pytest.raises(ConfigError):
         client.singleton(name, Task())
-    assert len(client._singletons) == 0
+    assert len(client._singletons.by_name) == 0
     async with client:
         with pytest.raises(ConfigError):
             async with client.lease(name):
@@ -659,7 +659,7 @@ async def test_bad_registrations(schema: Schema) -> None:
     async with running(client):
         with pytest.raises(ClientStateError):
             client.singleton("t", Task())
-    assert len(client._singletons) == 1
+    assert len(client._singletons.by_name) == 1
 
 
 async def test_ttl_of_days(schema: Schema) -> None:
