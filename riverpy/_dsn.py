@@ -32,19 +32,19 @@ _ENVIRONMENT_URL = "postgresql://"
 _PORT_DEFAULT = "5432"
 _PORT_MAX = 65535
 _ENCODING = "utf8"
-_SYSTEM = "system"
+_SYSTEM_CERTIFICATES = "system"
 """The value of `sslrootcert` for the certificates of the operating system."""
-_SOCKETS = "/run/postgresql, /var/run/postgresql, /tmp, localhost"
+_DEFAULT_HOSTS = "/run/postgresql, /var/run/postgresql, /tmp, localhost"
 """The hosts that asyncpg tries if none is set."""
 
-# Each pattern takes linear time: it is applied to one word without spaces, each part can match in
-# only one way, and no search for an end starts twice.
+# Each pattern takes linear time, even for a text that an attacker chose: it is applied to one word,
+# and each of its parts can match in only one way.
 _LOGINS = (
     re.compile(r"://[\w.%+~-]*+:"),
     re.compile(r"(?i)\bpostgres(?:ql)?[:：]?/++[^\s:：/@]*+[:：]"),
     re.compile(r"(?:(?<![\w.%+~/:-])|(?<=[/:])\w*+[.%+~-])[\w.%+~-]*+:(?!//)"),
 )
-"""A user and the colon before the password: in a URL, in a mistyped URL, and outside a URL."""
+"""A user and a colon, before a password: in a URL, in a mistyped URL, and outside a URL."""
 _SPACED_PASSWORD = re.compile(r"(?P<user>://[\w.%+~-]*+):(?!\*\*\*@)[^/?#\n]{1,200}(?=@)")
 _PASSWORD_PARAMETER = re.compile(r"(?i)(?<=[?&])((?:ssl)?(?:pass(?:w(?:or)?d)?|pwd))=[^&#\s]*")
 _PASSWORD_KEYWORD = re.compile(r"(?i)\b((?:ssl)?password\s*+=\s*+)('[^']*'|\S+)")
@@ -52,7 +52,7 @@ _URL_START = re.compile(r"(?i)\bpostgres(?:ql)?://")
 _QUERY_END = re.compile("[^'\"`]*")
 _WORD = re.compile(r"\S+")
 _SECONDS = re.compile("-?[0-9]{1,9}")
-_ATTRIBUTES = "any, read-write, read-only, primary, standby, prefer-standby"
+_SESSION_KINDS = "any, read-write, read-only, primary, standby, prefer-standby"
 """The values of `target_session_attrs`."""
 
 _FILE_VARIABLES = {
@@ -61,7 +61,7 @@ _FILE_VARIABLES = {
     "sslkey": "PGSSLKEY",
     "sslcrl": "PGSSLCRL",
 }
-_SHOWN = frozenset(
+_SHOWN_PARAMETERS = frozenset(
     {
         "host",
         "port",
@@ -83,7 +83,7 @@ _SHOWN = frozenset(
     }
 )
 """Parameters whose values are shown. Any other may be a password with a mistyped name."""
-_IGNORED: Mapping[str, frozenset[str] | None] = {
+_IGNORED_PARAMETERS: Mapping[str, frozenset[str] | None] = {
     "channel_binding": frozenset({"disable", "prefer"}),
     "connection_limit": None,
     "fallback_application_name": None,
@@ -118,7 +118,7 @@ _NO_CHANNEL_BINDING = (
     "(sslrootcert=FILE with your own certificate authority)"
 )
 _NO_SCHEMA = "remove it, and set the schema with Config(schema=…) or --schema"
-_REFUSED: Mapping[str, str] = {
+_REFUSED_PARAMETERS: Mapping[str, str] = {
     "channel_binding": _NO_CHANNEL_BINDING,
     "currentSchema": _NO_SCHEMA,
     "gssdelegation": "asyncpg cannot delegate credentials: remove it",
@@ -148,9 +148,9 @@ _REFUSED: Mapping[str, str] = {
     "sslcrldir": "asyncpg does not read a directory: use one file with sslcrl",
     "sslsni": "asyncpg always sends the server's name: remove it",
 }
-"""Parameters that asyncpg does not support, with the reason why their other values are refused:
-without them the connection would be less secure, or lead elsewhere."""
-_VARIABLES: Mapping[str, str] = {
+"""Parameters that asyncpg does not support, with the remedy for values that cannot be ignored.
+Without such a value the connection would be less secure, or lead elsewhere."""
+_UNSUPPORTED_VARIABLES: Mapping[str, str] = {
     "PGCHANNELBINDING": "channel_binding",
     "PGGSSDELEGATION": "gssdelegation",
     "PGGSSENCMODE": "gssencmode",
@@ -168,7 +168,7 @@ _VARIABLES: Mapping[str, str] = {
 }
 """Variables of libpq that asyncpg does not read, with their parameters. A parameter of the URL
 takes precedence."""
-_UNREAD = (
+_IGNORED_VARIABLES = (
     "PGAPPNAME",
     "PGCLIENTENCODING",
     "PGDATESTYLE",
@@ -177,7 +177,7 @@ _UNREAD = (
     "PGSYSCONFDIR",
     "PGTZ",
 )
-"""Variables of libpq that can be ignored."""
+"""Variables of libpq that asyncpg does not read and that can be ignored."""
 
 
 def mask_url(text: str) -> str:
@@ -195,8 +195,8 @@ def mask_url(text: str) -> str:
 
 
 def _mask_login(word: str) -> str:
-    """Mask a password before an `@`. It may have characters that should be percent-encoded, so
-    everything up to the last `@` is masked."""
+    """Mask a password before an `@`. A password may contain an `@`, so everything up to the last
+    `@` is masked."""
     for pattern in _LOGINS:
         end = word.rfind("@")
         login = pattern.search(word, 0, max(end, 0))
@@ -206,7 +206,7 @@ def _mask_login(word: str) -> str:
 
 
 def _mask_queries(word: str) -> str:
-    """Mask the parameters of each URL, except those in `_SHOWN`."""
+    """Mask the parameters of each URL, except those in `_SHOWN_PARAMETERS`."""
     parts: list[str] = []
     done = 0
     while url := _URL_START.search(word, done):
@@ -223,7 +223,7 @@ def _mask_queries(word: str) -> str:
 def _masked_query(query: str) -> str:
     parts = (part.partition("=") for part in query.split("&"))
     return "&".join(
-        f"{name}{equals}{value if name in _SHOWN or not equals else '***'}"
+        f"{name}{equals}{value if name in _SHOWN_PARAMETERS or not equals else '***'}"
         for name, equals, value in parts
     )
 
@@ -236,14 +236,14 @@ def validate_url(url: str) -> None:
             "a database URL must start with postgres:// or postgresql://"
             + (f", got one that starts with {scheme[0]}" if scheme else "")
         )
-    if reason := _why_unreadable(url):
+    if reason := _syntax_problem(url):
         raise ConfigError(f"the database URL is not valid (it is not shown): {reason}")
     query = parse_qsl(urlsplit(url).query, keep_blank_values=True)
-    if reason := _why_refused(query):
+    if reason := _parameter_problem(query):
         raise ConfigError(f"the database URL cannot be used (it is not shown): {reason}")
 
 
-def _why_unreadable(url: str) -> str | None:
+def _syntax_problem(url: str) -> str | None:
     try:
         parts = urlsplit(url)
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
@@ -256,66 +256,63 @@ def _why_unreadable(url: str) -> str | None:
         return "write a space as %20, and remove control characters"
     if parts.path.startswith("//") or ":" in parts.path:
         return "the name of the database must be one word after one /"
-    return _why_no_hosts(hosts) or _why_no_parameters(dict(query))
+    return _host_problem(hosts) or _value_problem(dict(query))
 
 
-def _why_refused(query: Sequence[tuple[str, str]]) -> str | None:
-    """Return why a parameter cannot be ignored. The text does not contain its value."""
+def _parameter_problem(query: Sequence[tuple[str, str]]) -> str | None:
+    """Return why a parameter is refused. The text does not contain its value."""
     values = dict(query)
     sslmode = values.get("sslmode")
     for name, value in query:
-        if reason := _why_not_ignored(name, value, sslmode):
+        if reason := _support_problem(name, value, sslmode):
             return f"its parameter {name} {reason}"
     encoding = values.get("client_encoding", _ENCODING)
     if encoding.lower().replace("-", "") != _ENCODING:
         return "riverpy uses UTF-8 for every database: remove client_encoding"
-    if values.get("sslrootcert") == _SYSTEM and sslmode not in {None, "verify-full"}:
+    if values.get("sslrootcert") == _SYSTEM_CERTIFICATES and sslmode not in {None, "verify-full"}:
         return "its parameter sslrootcert=system requires sslmode=verify-full"
     return None
 
 
-def _why_not_ignored(name: str, value: str, sslmode: str | None) -> str | None:
-    if name not in _REFUSED or _is_harmless(name, value):
+def _support_problem(name: str, value: str, sslmode: str | None) -> str | None:
+    """Return why a parameter cannot be ignored, if asyncpg does not support it."""
+    ignored = _IGNORED_PARAMETERS.get(name, frozenset())
+    if name not in _REFUSED_PARAMETERS or ignored is None or value in ignored:
         return None
     if name == "channel_binding":
         if value != "require":
             return "must be disable, prefer or require"
         if sslmode == "verify-full":  # the certificate proves the identity of the server
             return None
-    return f"is not supported: {_REFUSED[name]}"
+    return f"is not supported: {_REFUSED_PARAMETERS[name]}"
 
 
-def _is_harmless(name: str, value: str) -> bool:
-    """Whether this parameter can be ignored."""
-    values = _IGNORED.get(name, frozenset())
-    return values is None or value in values
-
-
-def _why_no_hosts(hosts: str) -> str | None:
+def _host_problem(hosts: str) -> str | None:
     for host in hosts.split(",") if hosts else ():
         match = re.fullmatch(r"(?:\[[0-9a-fA-F:.%]+\]|[^\[\]:]*)(?::(?P<port>.*))?", host)
         if match is None:
             return "a host must be a name or an address; write an IPv6 address in [ ]"
-        if match["port"] and (reason := _why_no_port(match["port"])):
+        if match["port"] and (reason := _port_problem(match["port"])):
             return reason
     return None
 
 
-def _why_no_parameters(query: Mapping[str, str]) -> str | None:
+def _value_problem(query: Mapping[str, str]) -> str | None:
     for port in filter(None, query.get("port", "").split(",")):
-        if reason := _why_no_port(port):
+        if reason := _port_problem(port):
             return reason
     if (limit := query.get("connect_timeout")) and not _SECONDS.fullmatch(limit):
         return "its connect_timeout must be a number of seconds"
-    wanted = query.get("target_session_attrs")
-    return f"its target_session_attrs must be one of {_ATTRIBUTES}" if _is_odd(wanted) else None
+    if _is_unknown_kind(query.get("target_session_attrs")):
+        return f"its target_session_attrs must be one of {_SESSION_KINDS}"
+    return None
 
 
-def _is_odd(target_session_attrs: str | None) -> bool:
-    return bool(target_session_attrs) and target_session_attrs not in _ATTRIBUTES.split(", ")
+def _is_unknown_kind(target_session_attrs: str | None) -> bool:
+    return bool(target_session_attrs) and target_session_attrs not in _SESSION_KINDS.split(", ")
 
 
-def _why_no_port(port: str) -> str | None:
+def _port_problem(port: str) -> str | None:
     if not re.fullmatch("[0-9]+", port):
         return "its port must be a number (in a password, write / ? # and @ as %2F %3F %23 and %40)"
     if not 1 <= int(port[:9]) <= _PORT_MAX:
@@ -336,8 +333,8 @@ class Server(NamedTuple):
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """The hosts, without the brackets of IPv6, and their ports; empty: no host is set."""
-        if self.hosts.startswith(_SOCKETS):
+        """The hosts, without the brackets of IPv6, and their ports. Empty: no host is set."""
+        if self.hosts.startswith(_DEFAULT_HOSTS):
             return []
         places = (place.rpartition(":") for place in self.hosts.split(", "))
         return [(host.strip("[]"), int(port)) for host, _, port in places]
@@ -351,13 +348,12 @@ class Server(NamedTuple):
         return f"database {self.database} of user {self.user} at {self.hosts}"
 
 
-def server_of(url: str, environ: Mapping[str, str] | None = None) -> Server:
+def server_of(url: str, environ: Mapping[str, str] = os.environ) -> Server:
     """Return the server of a valid URL, with the `PG*` variables of the environment.
 
     Raises:
         ConfigError: the service in the URL does not exist, or PGPORT is not a port.
     """
-    environ = os.environ if environ is None else environ
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     service = _service(query.get("service"), environ)
@@ -370,15 +366,15 @@ def server_of(url: str, environ: Mapping[str, str] | None = None) -> Server:
     hosts = unquote(netloc) or of("host", variable="PGHOST")
     ports = (of("port", variable="PGPORT") or _PORT_DEFAULT).split(",")
     for port in ports:
-        if reason := _why_no_port(port):
+        if reason := _port_problem(port):
             raise ConfigError(f"PGPORT, or the port of the service, is not valid: {reason}")
     user = unquote(login.partition(":")[0]) or of("user", variable="PGUSER") or _system_user()
     database = unquote(parts.path[1:]) or of("dbname", "database", variable="PGDATABASE") or user
-    return Server(_with_ports(hosts or _SOCKETS, ports), user, database)
+    return Server(_with_ports(hosts or _DEFAULT_HOSTS, ports), user, database)
 
 
 def _with_ports(hosts: str, ports: list[str]) -> str:
-    if hosts == _SOCKETS:
+    if hosts == _DEFAULT_HOSTS:
         return f"{hosts} (port {ports[0]})"
     pairs = zip_longest(hosts.split(","), ports[: hosts.count(",") + 1], fillvalue=ports[-1])
     return ", ".join(
@@ -409,7 +405,7 @@ def _service(name: str | None, environ: Mapping[str, str]) -> Mapping[str, str]:
             f"[{name}], and % as %%"
         ) from None
     for parameter in found:
-        if parameter in _IGNORED or parameter in _REFUSED:
+        if parameter in _IGNORED_PARAMETERS or parameter in _REFUSED_PARAMETERS:
             raise ConfigError(
                 f"the service {name!r} in {path} has the parameter {parameter}, which asyncpg does "
                 "not support: remove it there, or use a URL instead of the service"
@@ -425,10 +421,10 @@ def _service_file(environ: Mapping[str, str]) -> Path:
     return Path.home() / ".pg_service.conf"
 
 
-def environment_url(environ: Mapping[str, str] | None = None) -> str:
+def environment_url(environ: Mapping[str, str] = os.environ) -> str:
     """Return a URL for the `PG*` variables. The URL contains the service of PGSERVICE, because
     asyncpg reads this variable too late."""
-    service = (os.environ if environ is None else environ).get("PGSERVICE")
+    service = environ.get("PGSERVICE")
     return f"{_ENVIRONMENT_URL}?service={quote(service, safe='')}" if service else _ENVIRONMENT_URL
 
 
@@ -444,12 +440,12 @@ class SplitUrl(NamedTuple):
 
     url: str
     connect_timeout: float | None
-    """The timeout of a connection attempt in seconds; None: no limit."""
+    """The timeout of a connection attempt in seconds. None: no limit."""
     ignored: tuple[str, ...]
     """The names of the parameters that have no effect."""
 
 
-def split_url(url: str, environ: Mapping[str, str] | None = None) -> SplitUrl:
+def split_url(url: str, environ: Mapping[str, str] = os.environ) -> SplitUrl:
     """Remove parameters of libpq from a valid URL. asyncpg would send them to the server as
     settings of the session.
 
@@ -460,7 +456,6 @@ def split_url(url: str, environ: Mapping[str, str] | None = None) -> SplitUrl:
         ConfigError: the URL has no `connect_timeout`, and PGCONNECT_TIMEOUT is not a number.
     """
     base, _, query = url.partition("?")
-    environ = os.environ if environ is None else environ
     seconds = dict(parse_qsl(query)).get("connect_timeout") or environ.get("PGCONNECT_TIMEOUT")
     if seconds and not _SECONDS.fullmatch(seconds):
         raise ConfigError("PGCONNECT_TIMEOUT must be a number of seconds")
@@ -469,9 +464,9 @@ def split_url(url: str, environ: Mapping[str, str] | None = None) -> SplitUrl:
     ignored: list[str] = []
     for part in query.split("&") if query else ():
         ((name, value),) = parse_qsl(part, keep_blank_values=True)
-        if name in _IGNORED or name in _REFUSED:
+        if name in _IGNORED_PARAMETERS or name in _REFUSED_PARAMETERS:
             ignored.append(name)
-        elif name == "sslrootcert" and value == _SYSTEM:
+        elif name == "sslrootcert" and value == _SYSTEM_CERTIFICATES:
             kept += _system_certificates(query)
         elif name != "connect_timeout":
             kept.append(part)
@@ -482,24 +477,25 @@ def split_url(url: str, environ: Mapping[str, str] | None = None) -> SplitUrl:
     )
 
 
-def ignored_variables(url: str, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def ignored_variables(url: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return the variables of libpq that are set but have no effect.
 
     Raises:
         ConfigError: a variable cannot be ignored for a connection over the network, or
             PGTARGETSESSIONATTRS has an invalid value.
     """
-    environ = os.environ if environ is None else environ
     query = dict(parse_qsl(urlsplit(url).query))
-    if "target_session_attrs" not in query and _is_odd(environ.get("PGTARGETSESSIONATTRS")):
-        raise ConfigError(f"PGTARGETSESSIONATTRS must be one of {_ATTRIBUTES}")
+    if "target_session_attrs" not in query and _is_unknown_kind(
+        environ.get("PGTARGETSESSIONATTRS")
+    ):
+        raise ConfigError(f"PGTARGETSESSIONATTRS must be one of {_SESSION_KINDS}")
     sslmode = query.get("sslmode") or environ.get("PGSSLMODE")
-    ignored = [variable for variable in _UNREAD if environ.get(variable)]
-    for variable, parameter in _VARIABLES.items():
+    ignored = [variable for variable in _IGNORED_VARIABLES if environ.get(variable)]
+    for variable, parameter in _UNSUPPORTED_VARIABLES.items():
         value = environ.get(variable)
         if not value or parameter in query:
             continue
-        reason = _why_not_ignored(parameter, value, sslmode)
+        reason = _support_problem(parameter, value, sslmode)
         is_about_network = parameter != "requirepeer"
         if reason and not (is_about_network and server_of(url, environ).is_local):
             raise ConfigError(f"the variable {variable} {reason}")
@@ -515,7 +511,7 @@ def _system_certificates(query: str) -> list[str]:
 
 
 def missing_file(url: str) -> str | None:
-    """Return a text about a TLS file that the URL or the environment names but that is missing."""
+    """Return a text about the first TLS file of the URL or the environment that is missing."""
     query = dict(parse_qsl(urlsplit(url).query))
     for name, variable in _FILE_VARIABLES.items():
         path = query.get(name) or os.environ.get(variable)

@@ -112,11 +112,7 @@ async def client_delete_dead(
 
 
 async def client_heartbeat(
-    connection: Transaction,
-    schema: str | None,
-    registration: Registration,
-    *,
-    registered_at: int,
+    connection: Transaction, schema: str | None, registration: Registration, *, registered_at: int
 ) -> bool:
     """Write a heartbeat of the run that registered at `registered_at`. Return False if another run
     is registered under the client id now."""

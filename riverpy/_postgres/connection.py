@@ -161,9 +161,7 @@ class ConnectionOutage:
     def _log_end(self, connection: str, ended_at: float) -> None:
         self._is_open = False
         self._log.info(
-            CONNECTION_RESTORED,
-            connection=connection,
-            seconds=round(ended_at - self._began_at, 1),
+            CONNECTION_RESTORED, connection=connection, seconds=round(ended_at - self._began_at, 1)
         )
 
     def record_unused(self, connection: str) -> None:

@@ -152,11 +152,7 @@ async def owner_lock(connection: Transaction, schema: str | None) -> None:
 
 
 async def owner_held(
-    connection: Transaction,
-    schema: str | None,
-    *,
-    queues: Sequence[str],
-    dead: Mapping[str, bytes],
+    connection: Transaction, schema: str | None, *, queues: Sequence[str], dead: Mapping[str, bytes]
 ) -> list[QueueConflict]:
     """Return the given queues that a domain owns. `dead` maps known dead clients to their last
     heartbeat."""

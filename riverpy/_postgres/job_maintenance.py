@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.jobs import ClaimKey
-from riverpy._postgres.sql_files import fetch_filtered, milliseconds, query
+from riverpy._postgres.sql_files import columns, fetch_filtered, milliseconds, query
 from riverpy.job import wire_timestamp
 
 if TYPE_CHECKING:
@@ -138,14 +138,7 @@ async def job_due(
     """Return the ids of the first scheduled and retryable jobs that are due within `ahead`, in the
     order in which they are to run. Jobs in `skipped` are left out."""
     rows = await fetch_filtered(
-        connection,
-        _FILE,
-        "job_due",
-        schema,
-        within,
-        ahead=ahead,
-        skipped=skipped,
-        limit=limit,
+        connection, _FILE, "job_due", schema, within, ahead=ahead, skipped=skipped, limit=limit
     )
     return [row[0] for row in rows]
 
@@ -221,9 +214,7 @@ async def job_rescue(
     """End attempts with `RESCUE_ERROR`. Return the new state of each job whose attempt ended."""
     rows = await query(_FILE, "job_rescue", schema).fetch(
         connection,
-        id=[rescue.claim_key.id for rescue in rescues],
-        attempt=[rescue.claim_key.attempt for rescue in rescues],
-        attempted_at=[rescue.claim_key.attempted_at for rescue in rescues],
+        **columns([rescue.claim_key for rescue in rescues]),
         delay=[rescue.delay for rescue in rescues],
         error=RESCUE_ERROR,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import columns, query
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,12 +65,6 @@ async def _fetch(
 
 def _one(rows: list[Record]) -> Record | None:
     return rows[0] if rows else None
-
-
-def _columns(claim_keys: Sequence[ClaimKey]) -> dict[str, list[int]]:
-    """Return the claim keys as one list per parameter."""
-    ids, attempts, attempted_ats = (list(column) for column in zip(*claim_keys, strict=True))
-    return {"id": ids, "attempt": attempts, "attempted_at": attempted_ats}
 
 
 async def job_claim(
@@ -179,7 +173,7 @@ async def job_merge(
 ) -> list[Record]:
     """Merge objects, given as JSON text, into the metadata of jobs that another session made final
     during these attempts. Return the rows. Locked rows are left out."""
-    return await _fetch(connection, "job_merge", schema, **_columns(claim_keys), updates=updates)
+    return await _fetch(connection, "job_merge", schema, **columns(claim_keys), updates=updates)
 
 
 async def job_notify_queues(connection: Transaction, schema: str | None, queues: list[str]) -> None:
@@ -231,7 +225,7 @@ async def job_release(
 ) -> set[int]:
     """Make the jobs of attempts available again without counting the attempts, and notify the
     clients of their queues. Return the ids of the released jobs."""
-    rows = await _fetch(connection, "job_release", schema, **_columns(claim_keys))
+    rows = await _fetch(connection, "job_release", schema, **columns(claim_keys))
     return {row[0] for row in rows}
 
 

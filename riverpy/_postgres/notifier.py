@@ -1,8 +1,9 @@
 """Notifier: the one connection that listens. It passes notifications to subscribers.
 
-The notifier sends probes to check that notifications arrive: the first probe through another
-connection, later ones through its own. Without probes two faults would stay hidden: a half-open
-connection raises no error, and a pooler in transaction mode accepts LISTEN but delivers nothing.
+The notifier sends probes to itself to check that notifications arrive. A probe is a notification on
+a channel of its own. Another connection sends the first probe, the listening connection the later
+probes. Probes find two faults: a half-open connection raises no error, and a pooler in transaction
+mode accepts LISTEN but delivers nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +25,7 @@ from riverpy._log_events import (
     NOTIFICATION_HANDLER_FAILED,
     NOTIFICATIONS_NOT_RECEIVED,
 )
-from riverpy._postgres.driver import (
-    DATABASE_ERRORS,
-    close,
-    is_notification_queue_full,
-    listen,
-)
+from riverpy._postgres.driver import DATABASE_ERRORS, close, is_notification_queue_full, listen
 from riverpy._postgres.leases import TOPIC as LEASE_TOPIC
 from riverpy._postgres.sql_files import query
 from riverpy._postgres.tracing import untraced
@@ -50,7 +46,7 @@ PROBE_TIMEOUT = 2.0
 PROBE_INTERVAL = 10.0
 """Seconds between two probes."""
 FAILED_PROBE_INTERVAL = 60.0
-"""Seconds between two probes while no probe arrives."""
+"""Seconds from a probe that did not arrive to the next probe."""
 UNSENT_PROBE_RETRY = 2.0
 """Seconds until the retry of a first probe that could not be sent."""
 LISTEN_TIMEOUT = 10.0
@@ -60,8 +56,8 @@ RECONNECT_DELAY_MAX = timedelta(seconds=2)
 
 
 class Notifier:
-    """Listens on topics of one schema. Callbacks run in the event loop and must not block. An error
-    of one callback does not affect the others."""
+    """Listens on topics of one schema. Callbacks run in the event loop and must not block. If one
+    callback fails, the other callbacks run too."""
 
     name = "notifier"
 
@@ -72,16 +68,18 @@ class Notifier:
         schema: str | None,
         reserved: DedicatedConnection,
         outage: ConnectionOutage,
-        quiet: float = 0.0,
-        trace_internal: bool = False,
+        resync: Callable[[], None],
+        quiet: float,
+        trace_internal: bool,
     ) -> None:
-        """Create the notifier.
+        """Make no connection yet.
 
         Args:
             connect: makes the listening connection.
             schema: the schema of the topics. None: the first schema of the search path.
             reserved: another connection, which sends the first probe.
             outage: logs outages.
+            resync: called after a reconnect, because notifications may have been missed before.
             quiet: the shortest interval between two probes in seconds.
             trace_internal: whether the driver's instrumentation makes spans of its statements.
         """
@@ -92,7 +90,7 @@ class Notifier:
         self._quiet = quiet
         self._trace_internal = trace_internal
         self._callbacks: dict[str, list[Callable[[str], None]]] = {}
-        self._resync: Callable[[], None] = _nothing
+        self._resync = resync
         self._connection: Connection | None = None
         self._lost = asyncio.Event()
         self._probes: dict[str, asyncio.Event] = {}
@@ -100,13 +98,12 @@ class Notifier:
         self._log = get_logger()
         self.proven = False
         """Whether notifications arrive: the last probe has arrived over the current connection."""
-        self._is_tested = False
+        self._is_first_probe_sent = False
         """Whether another connection has sent a probe since the listening connection was made."""
         self._is_failure_logged = False
         """Whether it was logged that no notifications arrive."""
-        self._is_full = False
-        """Whether the last probe was not sent because the server's queue of notifications is
-        full."""
+        self._is_queue_full = False
+        """Whether the server's queue of notifications was too full for the last probe."""
         self._queue_log = NotificationQueueLog()
         self.connected = TestSignal("Notifier.connected")
 
@@ -125,17 +122,12 @@ class Notifier:
         start."""
         self._callbacks.setdefault(topic, []).append(callback)
 
-    def on_resync(self, callback: Callable[[], None]) -> None:
-        """Set the callback for reconnects. Notifications may have been missed before a
-        reconnect."""
-        self._resync = callback
-
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Listen until stopped. Raise if the first connection fails."""
         try:
             with untraced(trace_internal=self._trace_internal):
                 await self._open()
-                await self._prove(first=True)
+                await self._check_delivery(first=True)
                 task_status.started()
                 while True:
                     was_proven = await self._watch(scope)
@@ -145,13 +137,15 @@ class Notifier:
                 await close(self._connection)
 
     async def _open(self) -> None:
-        # A new event, since the callback of the last connection may still set the old one.
+        # A new event: the callback of the last connection may still set the old event.
         lost = self._lost = asyncio.Event()
-        self._is_tested = False
+        self._is_first_probe_sent = False
         reason = f"listening for notifications took longer than {LISTEN_TIMEOUT:g} s"
         with anyio.fail_after(LISTEN_TIMEOUT, reason=reason):
             self._connection = connection = await self._connect()
-            await listen(connection, await self._channels(connection), partial(self._ended, lost))
+            await listen(
+                connection, await self._channels(connection), partial(self._record_end, lost)
+            )
         self.connected.emit()
 
     async def _channels(self, connection: Connection) -> dict[str, Callable[[str], None]]:
@@ -166,7 +160,7 @@ class Notifier:
             )
         channels: dict[str, Callable[[str], None]] = {}
         for topic, callbacks in self._callbacks.items():
-            deliver = self._isolated(topic, callbacks)
+            deliver = self._deliver_to(topic, callbacks)
             channels[f"{leases if topic == LEASE_TOPIC else jobs}.{topic}"] = deliver
             if self._schema is None and topic.startswith("river_"):
                 channels[f"{first}.{topic}"] = deliver
@@ -174,7 +168,7 @@ class Notifier:
         channels[self._probe_channel] = self._receive_probe
         return channels
 
-    def _isolated(
+    def _deliver_to(
         self, topic: str, callbacks: Sequence[Callable[[str], None]]
     ) -> Callable[[str], None]:
         def deliver(payload: str) -> None:
@@ -186,8 +180,8 @@ class Notifier:
 
         return deliver
 
-    def _ended(self, lost: asyncio.Event) -> None:
-        """Note that a connection has ended, so that no probe on it arrives any more."""
+    def _record_end(self, lost: asyncio.Event) -> None:
+        """Record the end of a connection. Waits for probes on it end too."""
         lost.set()
         if lost is self._lost:
             for arrived in self._probes.values():
@@ -198,29 +192,32 @@ class Notifier:
             event.set()
 
     async def _watch(self, scope: StopScope) -> bool:
-        """Wait until the connection is lost or delivers nothing. Return whether it delivered
-        before."""
+        """Wait until the connection is lost, or a probe does not arrive. Return whether the probe
+        before arrived."""
         while True:
             was_proven = self.proven
-            interval = self.probe_interval if was_proven or self._is_full else FAILED_PROBE_INTERVAL
-            if not self._is_tested:
+            interval = (
+                self.probe_interval if was_proven or self._is_queue_full else FAILED_PROBE_INTERVAL
+            )
+            if not self._is_first_probe_sent:
                 interval = UNSENT_PROBE_RETRY
             scope.expect_progress(within=interval + PROBE_TIMEOUT)
             with anyio.move_on_after(interval):
                 await self._lost.wait()
                 return was_proven
-            if not self._is_tested:
-                await self._prove(first=True)
-            # Even behind a pooler a probe may arrive, if one server session listens and sends.
-            elif not (was_proven or self._is_full) or not (
-                await self._prove(first=False) or self._is_full
+            if not self._is_first_probe_sent:
+                await self._check_delivery(first=True)
+            # If probes fail, only a new connection shows whether notifications arrive: behind a
+            # pooler, a probe arrives if the same session of the server listens and sends.
+            elif not (was_proven or self._is_queue_full) or not (
+                await self._check_delivery(first=False) or self._is_queue_full
             ):
                 return was_proven
 
-    async def _prove(self, *, first: bool) -> bool:
-        """Send a probe, wait for the notification, and return whether it arrived. Another
-        connection sends the first probe, because only this finds a listener that is connected to a
-        wrong database or to a pooler."""
+    async def _check_delivery(self, *, first: bool) -> bool:
+        """Send a probe, wait for its notification, and return whether it arrived. Another
+        connection sends the first probe. This finds a listener that is connected to a wrong
+        database or to a pooler."""
         token = secrets.token_hex(8)
         arrived = self._probes[token] = asyncio.Event()
         is_sent = False
@@ -231,18 +228,18 @@ class Notifier:
                         "sending a probe", PROBE_TIMEOUT
                     ) as connection:
                         is_sent = await self._send_probe(connection, token)
-                    self._is_tested = is_sent
+                    self._is_first_probe_sent = is_sent
                 elif self._connection is not None:
                     is_sent = await self._send_probe(self._connection, token)
                 else:
                     raise ConnectionError("there is no listening connection")
-                self._found_full(not is_sent)
+                self._record_queue(not is_sent)
                 if is_sent:
                     await arrived.wait()
                 if self._lost.is_set():
                     raise ConnectionError("the listening connection is gone")
         except DATABASE_ERRORS as error:
-            self._found_full(is_notification_queue_full(error))
+            self._record_queue(is_notification_queue_full(error))
             if is_sent and first and not self._lost.is_set():
                 self._log_failure()
             self.proven = False
@@ -261,12 +258,12 @@ class Notifier:
         statement = query("river_notification", "notify", None)
         return bool(await connection.fetch(statement.text, self._probe_channel, token))
 
-    def _found_full(self, is_full: bool) -> None:
-        self._is_full = is_full
+    def _record_queue(self, is_full: bool) -> None:
+        self._is_queue_full = is_full
         self._queue_log.report(is_full=is_full)
 
     def _log_failure(self) -> None:
-        """Log that no notifications arrive, once until they arrive again."""
+        """Log that no notifications arrive, once until a probe arrives."""
         if self._is_failure_logged:
             return
         self._is_failure_logged = True
@@ -279,7 +276,7 @@ class Notifier:
         )
 
     async def _reopen(self, scope: StopScope, *, was_proven: bool) -> None:
-        """Connect again, with any number of attempts, and call the callback for reconnects."""
+        """Connect again, however many attempts this takes, and call `resync`."""
         is_loss = self._lost.is_set() and not self._is_failure_logged
         self.proven = False
         if self._connection is not None:
@@ -287,7 +284,7 @@ class Notifier:
             self._connection = None
         if was_proven or is_loss:
             self._outage.record_loss(self.name, ConnectionError("the listening connection is gone"))
-        if not was_proven:  # wait, if the last connection delivered nothing
+        if not was_proven:  # the last connection delivered nothing
             await anyio.sleep(self._backoff.next())
         while True:
             scope.expect_progress(
@@ -303,12 +300,8 @@ class Notifier:
             else:
                 break
         self._outage.record_success(self.name)
-        await self._prove(first=True)
+        await self._check_delivery(first=True)
         self._resync()
-
-
-def _nothing() -> None:
-    pass
 
 
 class Message(msgspec.Struct):
@@ -321,7 +314,7 @@ class Message(msgspec.Struct):
     lease: str = ""
     holder: str = ""
     epoch: int = 0
-    """The epoch of the term of `lease`, whose current or last holder is `holder`."""
+    """The epoch of the lease: a number that grows with each new holder."""
     seconds: list[Annotated[float, msgspec.Meta(gt=0, le=60)]] = []
     """Seconds until jobs become due."""
 

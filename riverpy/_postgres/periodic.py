@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from riverpy._postgres.driver import UndefinedTableError
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import columns, query
 from riverpy.errors import NotFoundError, SchemaMissingError
 from riverpy.periodic import PeriodicJobState
 
@@ -118,10 +118,7 @@ async def periodic_register(
         each: ids that run at once.
     """
     rows = await query(_FILE, "periodic_register", schema).fetch(
-        connection,
-        **_columns(PeriodicRegistration._fields, registrations),
-        first=first,
-        each=each,
+        connection, **columns(registrations), first=first, each=each
     )
     return {row[0] for row in rows}
 
@@ -139,9 +136,8 @@ async def periodic_advance(
 ) -> set[str]:
     """Store the new next slots, in the fenced transaction that inserts the jobs. Return the ids of
     the changed rows. Rows that another session has changed since the read are left out."""
-    rows = await query(_FILE, "periodic_advance", schema).fetch(
-        connection, **_columns(PeriodicAdvance._fields, advances)
-    )
+    statement = query(_FILE, "periodic_advance", schema)
+    rows = await statement.fetch(connection, **columns(advances))
     return {row[0] for row in rows}
 
 
@@ -231,9 +227,3 @@ async def _expecting_table(answer: Awaitable[ResultT]) -> ResultT:
         return await answer
     except UndefinedTableError:
         raise SchemaMissingError(MISSING) from None
-
-
-def _columns(names: Sequence[str], rows: Sequence[tuple[object, ...]]) -> dict[str, object]:
-    """Return the rows as one list per parameter."""
-    columns = zip(*rows, strict=True)
-    return {name: list(column) for name, column in zip(names, columns, strict=True)}

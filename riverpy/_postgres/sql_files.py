@@ -1,4 +1,4 @@
-"""SQL files: find them, read their statements, put in the schema, number the parameters.
+"""SQL files: finds them, reads their statements, puts in the schema, numbers the parameters.
 
 A file in `sql/queries` holds blocks. Each starts with a line `-- name: job_insert`. In a block
 
@@ -9,9 +9,9 @@ A file in `sql/queries` holds blocks. Each starts with a line `-- name: job_inse
 - `/* finite */ (x)` limits the timestamp `x` to the years 1 to 9999. A column may hold `infinity`
   or a year that Python lacks, and arithmetic on those fails.
 - A line `-- include: FILE.BLOCK` is replaced by the text of another block.
-- A line `-- queues: column` is where a condition on queues goes. It makes two more blocks:
-  `NAME_in_queues` for the queues of the parameter `@queues`, and `NAME_except_queues` for all
-  others. (One text for all three cases would hide from a generic plan that the queue is indexed.)
+- A line `-- queues: column` makes two more blocks. In `NAME_in_queues` the line is a condition for
+  the queues of the parameter `@queues`, in `NAME_except_queues` for all other queues. (With one
+  text for all three cases, a generic plan would not use the index on the queue.)
 
 Without includes psql can run a block as it stands in the file.
 """
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import timedelta
     from importlib.resources.abc import Traversable
 
@@ -51,8 +52,10 @@ _SCHEMA_OF_TABLE = (
 """An SQL expression for the schema in which the search path finds a table. Its functions read the
 server's caches and take microseconds. A query of `pg_class` takes six times as long."""
 _FINITE_MARK = re.compile(r"/\* finite \*/ \(((?:[^()]|\([^()]*\))*)\)")
-_FIRST = "timestamptz '0001-01-02 00:00:00+00'"
-_LAST = "timestamptz '9999-12-30 00:00:00+00'"
+_MIN = "timestamptz '0001-01-02 00:00:00+00'"
+_MAX = "timestamptz '9999-12-30 00:00:00+00'"
+_FINITE = rf"(case when \1 < {_MIN} then {_MIN} when \1 > {_MAX} then {_MAX} else \1 end)"
+"""The SQL expression that limits a timestamp to the years that Python can have."""
 
 
 class Query(NamedTuple):
@@ -108,8 +111,14 @@ def milliseconds(duration: timedelta) -> int:
     return round(duration.total_seconds() * 1000)
 
 
+def columns(rows: Sequence[Any]) -> dict[str, list[Any]]:
+    """Return the values of named tuples as one list for each field. There must be a row."""
+    values = map(list, zip(*rows, strict=True))
+    return dict(zip(rows[0]._fields, values, strict=True))
+
+
 def splice_schema(text: str, schema: str | None) -> str:
-    """Replace the schema marks of a text. With schema None the names stay unqualified."""
+    """Replace the marks for the schema in a text. Schema None: names get no schema."""
     prefix = f"{quote_identifier(schema)}." if schema else ""
 
     def schema_of(match: re.Match[str]) -> str:
@@ -135,12 +144,7 @@ def blocks(file: str) -> dict[str, str]:
 def _expand(body: str) -> str:
     """Replace the marks that do not depend on the schema, and drop comment lines."""
     body = _INCLUDE.sub(lambda match: blocks(match[1])[match[2]], body)
-    return _FINITE_MARK.sub(_finite, _COMMENT_LINE.sub("", body)).strip().rstrip(";")
-
-
-def _finite(match: re.Match[str]) -> str:
-    x = match[1]
-    return f"(case when {x} < {_FIRST} then {_FIRST} when {x} > {_LAST} then {_LAST} else {x} end)"
+    return _FINITE_MARK.sub(_FINITE, _COMMENT_LINE.sub("", body)).strip().rstrip(";")
 
 
 @cache

@@ -216,6 +216,7 @@ class Run:
             schema=self._config.schema,
             reserved=self._connections.reserved,
             outage=self._connections.outage,
+            resync=self._resync,
             quiet=0.0 if quiet is None else quiet.total_seconds(),
             trace_internal=self._config.trace_internal,
         )
@@ -226,7 +227,6 @@ class Run:
         if self._leader_setup is not None:
             for topic, receive in self._leader_setup.topics.items():
                 notifier.subscribe(topic, receive)
-        notifier.on_resync(self._resync)
         return notifier
 
     # -- notifications. Unknown and invalid notifications are ignored.

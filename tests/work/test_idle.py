@@ -56,7 +56,7 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
         (run._leader_watch._check, dead_after / leader_watch.CHECKS_PER_DEAD_AFTER),
         (run._reconciler._read_pauses, run._reconciler.interval),
         (lambda: lost_claims(age=CLAIM_TIMEOUT), run._reconciler.interval),
-        (lambda: listening._prove(first=False), listening.probe_interval),
+        (lambda: listening._check_delivery(first=False), listening.probe_interval),
     ]
     if config.candidate:
         engine = run._leader_setup.engine

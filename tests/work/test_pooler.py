@@ -169,15 +169,15 @@ async def test_stays_deaf(
     with pooled(database_url, size=1) as url:
         async with rig.working(url=url, pooler=True, candidate=False) as client:
             listening: Any = client._run._notifier  # type: ignore[union-attr]
-            prove, is_enough = listening._prove, anyio.Event()
+            check, is_enough = listening._check_delivery, anyio.Event()
 
             async def spy(**options: Any) -> bool:
-                heard.append(await prove(**options))
+                heard.append(await check(**options))
                 if len(heard) == 4:
                     is_enough.set()
                 return heard[-1]
 
-            monkeypatch.setattr(listening, "_prove", spy)
+            monkeypatch.setattr(listening, "_check_delivery", spy)
             with anyio.fail_after(PATIENCE):
                 await is_enough.wait()
     assert not any(heard)
