@@ -264,11 +264,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Plugins(self.plugins, self.hooks, self.middleware)  # checks the objects
         if self.max_leases is not None and self.max_leases < 1:
             raise ConfigError(f"max_leases must be 1 or more, or None, got {self.max_leases}")
-        self._check_leader_ttl()
-        self._check_domain()
+        self._check_leading()
         self._check_maintenance()
 
-    def _check_leader_ttl(self) -> None:
+    def _check_leading(self) -> None:
         minimum = 2 * (1 + ELECT_JITTER_SHARE) * self.elect_interval
         if self.leader_ttl < minimum:
             raise ConfigError(
@@ -276,8 +275,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
                 f"least {minimum} with elect_interval {self.elect_interval}, got "
                 f"{self.leader_ttl}"
             )
-
-    def _check_domain(self) -> None:
         _expect_type("leader_domain", self.domain, str)
         validate_domain(self.domain)
         queues = self.domain_queues
@@ -313,12 +310,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             _check_schedule(self.reindexer_schedule)
 
     def __repr__(self) -> str:
-        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
-        shown = (
-            f"{name}={(mask_url(value) if name == 'listen_url' and value else value)!r}"
-            for name, value in values
-        )
-        return f"{type(self).__name__}({', '.join(shown)})"
+        text = super().__repr__()
+        if self.listen_url is None:
+            return text
+        return text.replace(repr(self.listen_url), repr(mask_url(self.listen_url)))
 
 
 def check_queues(queues: Mapping[str, QueueConfig]) -> None:

@@ -305,6 +305,8 @@ class Migrator:
                     "first, or pass a URL"
                 )
             state = await self._read_state(connection)
+            if state.is_unrecorded():
+                raise MigrationError(state.unrecorded_message())
             notices = state.notices(self._line)
             if direction is Direction.DOWN:
                 plan = self._plan_down(state, target)
@@ -339,8 +341,6 @@ class Migrator:
 
     def _plan_up(self, state: SchemaState, target: int | None) -> Sequence[Migration]:
         _expect_known_version(self._line, target)
-        if state.is_unrecorded():
-            raise MigrationError(state.unrecorded_message())
         if state.gap(self._line):
             raise MigrationError(state.gap_message(self._line))
         plan = [
@@ -353,8 +353,6 @@ class Migrator:
         return plan
 
     def _plan_down(self, state: SchemaState, target: int | None) -> Sequence[Migration]:
-        if state.is_unrecorded():
-            raise MigrationError(state.unrecorded_message())
         if unknown := state.unknown(self._line):
             raise MigrationError(
                 f"line {self._line!r} has versions {', '.join(map(str, unknown))}, which this "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import anyio
@@ -13,10 +14,18 @@ from riverpy._clock import Backoff
 from riverpy._error_text import error_text
 from riverpy._insert.errors import sqlstate, translated
 from riverpy._insert.json_text import json_size
-from riverpy._insert.middleware import InsertPlugins
-from riverpy._insert.row import InsertRules, PreparedJob, prepare, prepare_all
+from riverpy._insert.row import (
+    InsertRules,
+    PreparedJob,
+    params_of,
+    prepare,
+    prepare_all,
+    row_of,
+)
 from riverpy._lifecycle import is_cancelled
 from riverpy._log import NotificationQueueLog
+from riverpy._middleware_chain import run_middleware
+from riverpy._plugins import plugins_of
 from riverpy._postgres.driver import DATABASE_ERRORS, is_notification_queue_full
 from riverpy._postgres.inserts import InsertRow, insert_notify, job_copy, job_insert
 from riverpy._postgres.transactions import expect_transaction, savepoint
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
     from riverpy.job import JobArgs
 
 T = TypeVar("T")
+_plugins_of = lru_cache(maxsize=4096)(plugins_of)
 Args: TypeAlias = "JobArgs | RawArgs"
 Send: TypeAlias = "Callable[[Transaction, list[InsertRow], list[str]], Awaitable[T]]"
 """A function that inserts rows and notifies queues over one connection."""
@@ -129,7 +139,7 @@ class Inserter:
         self._acquire = acquire
         self._schema = schema
         self._rules = rules
-        self._plugins = InsertPlugins(plugins, rules)
+        self._plugins = plugins
         self._clock = clock
         self._limiter = NotifyLimiter(clock)
         self._queue_log = NotificationQueueLog()
@@ -233,10 +243,48 @@ class Inserter:
     async def _insert(
         self, tx: Transaction | None, args: Sequence[Args], rows: list[InsertRow], send: Send[T]
     ) -> T:
-        if self._plugins.is_empty_for(args):
+        all_plugins = [self._plugins, *map(_plugins_of, dict.fromkeys(map(type, args)))]
+        if not any(plugins.has_insert for plugins in all_plugins):
             return await self._send_rows(tx, rows, send)
         jobs = [PreparedJob(*job) for job in zip(args, rows, strict=True)]
-        return await self._plugins.insert(jobs, lambda rows: self._send_rows(tx, rows, send))
+        return await self._insert_with_plugins(
+            jobs, all_plugins, lambda rows: self._send_rows(tx, rows, send)
+        )
+
+    async def _insert_with_plugins(
+        self,
+        jobs: Sequence[PreparedJob],
+        all_plugins: Sequence[Plugins],
+        send: Callable[[list[InsertRow]], Awaitable[T]],
+    ) -> T:
+        """Run `send` inside the hooks and middleware of these jobs. Return the result of `send`.
+
+        Order: the client's middleware, then the middleware of each args class in the order of the
+        jobs, then the `insert_begin` hooks of each job (the client's first), then the statement.
+        """
+        params = tuple(params_of(job) for job in jobs)
+        sent: list[T] = []
+
+        async def insert() -> Sequence[InsertResult]:
+            for job in params:
+                for plugins in (self._plugins, _plugins_of(type(job.args))):
+                    for hook in plugins.insert_begin:
+                        await hook.insert_begin(job)
+            rows = [
+                row_of(job, changed, rules=self._rules)
+                for job, changed in zip(jobs, params, strict=True)
+            ]
+            sent.append(await send(rows))
+            results: object = sent[0]
+            return cast("list[InsertResult]", results) if isinstance(results, list) else []
+
+        await run_middleware(
+            [middleware for plugins in all_plugins for middleware in plugins.insert_many],
+            lambda middleware, do_inner: middleware.insert_many(params, do_inner),
+            insert,
+            may_catch=False,
+        )
+        return sent[0]
 
     async def _send_rows(self, tx: Transaction | None, rows: list[InsertRow], send: Send[T]) -> T:
         queues: list[str] = []

@@ -119,7 +119,7 @@ def prepare(
         ),
         state=JobState.PENDING if _expect("pending", call_opts.pending, bool) else state,
         tags=_first_set(call_opts.tags, class_opts.tags, ()),
-        scheduled_at=_format_time(scheduled_at),
+        scheduled_at=scheduled_at and scheduled_at.isoformat(),
     )
     unique = _effective_unique_opts(call_opts, class_opts)
     warn_of_ignored_marks(unique, kind=kind, args_class=type(args))
@@ -193,7 +193,7 @@ def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> 
     old = job.row
     is_same_text = params.encoded_args == old.args
     is_same_metadata = params.metadata == _decode_metadata(old.metadata)
-    is_same_time = params.scheduled_at == _parse_time(old.scheduled_at)
+    time = _checked_time(params.scheduled_at)
     state = _expect("state", params.state, JobState)
     if state not in _STATES:
         raise InsertError(f"state must be one of {', '.join(_STATES)}, got {state}")
@@ -206,9 +206,7 @@ def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> 
         max_attempts=params.max_attempts,
         state=state,
         tags=params.tags,
-        scheduled_at=old.scheduled_at
-        if is_same_time
-        else _format_time(_checked_time(params.scheduled_at)),
+        scheduled_at=time and time.isoformat(),
     )
     key = _checked_key(params.unique_key, is_unique=old.unique_states is not None)
     if key is None:
@@ -232,10 +230,6 @@ def _decode_metadata(metadata: str) -> dict[str, Any]:
 
 def _parse_time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
-
-
-def _format_time(time: datetime | None) -> str | None:
-    return None if time is None else time.isoformat()
 
 
 def _first_set(call_value: T | None, class_value: T | None, default: T) -> T:

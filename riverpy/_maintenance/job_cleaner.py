@@ -156,33 +156,30 @@ class JobCleaner(MaintenanceService):
             return await job_states_to_clean(connection, self.schema, shortest)
 
     async def _apply_rule(self, rule: Rule) -> None:
-        self._deleted_count = 0
-        try:
-            await self._delete_matching_jobs(rule)
-        finally:
-            if self._deleted_count:
-                self.log.info(
-                    FINISHED_JOBS_DELETED, state=rule.state.value, count=self._deleted_count
-                )
-
-    async def _delete_matching_jobs(self, rule: Rule) -> None:
         """Read the jobs of a rule page by page, and delete them. The jobs of a rule without a scope
         are always read from the beginning, since only jobs that are set aside are skipped. If too
         many jobs are set aside, reading continues at the position of the rule."""
         if rule.scope is None and not self.batches.aside.is_full:
             self._cursors[rule] = None
         self._unfinished_rules.add(rule)
-        while True:
-            limit = max(self.batches.row_limit, PAGE_MIN)
-            jobs = await self._read_ended_jobs(rule, limit)
-            in_scope = [CleanedJob(rule, job.cursor.id) for job in jobs if job.is_in_scope]
-            if not await self.batches.handle_rows(in_scope):
-                return
-            if jobs:
-                self._cursors[rule] = jobs[-1].cursor
-            if len(jobs) < limit:
-                self._unfinished_rules.discard(rule)
-                return
+        self._deleted_count = 0
+        try:
+            while True:
+                limit = max(self.batches.row_limit, PAGE_MIN)
+                jobs = await self._read_ended_jobs(rule, limit)
+                in_scope = [CleanedJob(rule, job.cursor.id) for job in jobs if job.is_in_scope]
+                if not await self.batches.handle_rows(in_scope):
+                    return
+                if jobs:
+                    self._cursors[rule] = jobs[-1].cursor
+                if len(jobs) < limit:
+                    self._unfinished_rules.discard(rule)
+                    return
+        finally:
+            if self._deleted_count:
+                self.log.info(
+                    FINISHED_JOBS_DELETED, state=rule.state.value, count=self._deleted_count
+                )
 
     async def _read_ended_jobs(self, rule: Rule, limit: int) -> list[EndedJob]:
         self.context.fence.expect_held()

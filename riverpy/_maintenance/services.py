@@ -3,8 +3,12 @@ module."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from riverpy._lifecycle import cancelled_once
+from riverpy._log_events import LEADER_FUNCTION_ENDED
+from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.client_cleaner import ClientCleaner
 from riverpy._maintenance.execution_cleaner import ExecutionCleaner
 from riverpy._maintenance.job_cleaner import JobCleaner
@@ -14,6 +18,7 @@ from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
 from riverpy._maintenance.queue_cleaner import QueueCleaner
 from riverpy._maintenance.reindexer import reindexers
 from riverpy._names import DEFAULT_DOMAIN
+from riverpy._postgres.domains import default_leader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +26,53 @@ if TYPE_CHECKING:
     from riverpy._clients.heartbeat import Heartbeat
     from riverpy._insert.inserter import Inserter
     from riverpy._leading.term_context import TermContext
-    from riverpy._maintenance.base import MaintenanceService
+    from riverpy._lifecycle import StopScope
     from riverpy.periodic import PeriodicJobs
+    from riverpy.singletons import LeaderFunction
+
+
+class LeaderFunctionService(MaintenanceService):
+    """Runs a user's function during a term: once if the function returns, and again after a delay
+    if the function raises."""
+
+    def __init__(self, context: TermContext, function: LeaderFunction) -> None:
+        self.name = f"leader function {function.name}"
+        super().__init__(context)
+        self._function = function
+
+    async def run_once(self, scope: StopScope) -> float:
+        """Run the function to its end. Raise what the function raises."""
+        await cancelled_once(self.name, lambda: self._function.fn(self.context.fence))
+        self.log.info(LEADER_FUNCTION_ENDED)
+        return math.inf
+
+
+class DefaultLeaderCheck(MaintenanceService):
+    """Reads the leader of `default` at the interval at which leases are renewed."""
+
+    name = "default leader check"
+
+    def __init__(
+        self, context: TermContext, resign: Callable[[str], object], *, has_foreign_leader: bool
+    ) -> None:
+        """Create the check.
+
+        Args:
+            context: what the services of the term share.
+            resign: ends the term of the schema lease. Its argument is the reason.
+            has_foreign_leader: whether a client of River in Go was the leader of `default` when
+                the term began. If False, `default` had no leader.
+        """
+        super().__init__(context)
+        self._resign, self._has_foreign_leader = resign, has_foreign_leader
+
+    async def run_once(self, scope: StopScope) -> float:
+        """Read the leader of `default`. End the term if the leader has changed."""
+        async with self.read_connection("reading the leader of `default`") as connection:
+            lead = await default_leader(connection, self.schema)
+        if lead.is_registered or lead.is_led is not self._has_foreign_leader:
+            self._resign("the leader of `default` has changed")
+        return self.context.config.elect_interval.total_seconds()
 
 
 def domain_services(

@@ -20,9 +20,12 @@ from riverpy._leading.term_fence import TermFence
 from riverpy._leading.term_runner import TermRunner
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.timing import LeaseTiming
-from riverpy._maintenance.default_leader_check import DefaultLeaderCheck
-from riverpy._maintenance.leader_functions import LeaderFunctionService
-from riverpy._maintenance.services import domain_services, schema_services
+from riverpy._maintenance.services import (
+    DefaultLeaderCheck,
+    LeaderFunctionService,
+    domain_services,
+    schema_services,
+)
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE, domain_lease
 from riverpy._postgres.connection import DedicatedConnection
 from riverpy._postgres.leases import TOPIC as LEASE_TOPIC
