@@ -14,7 +14,7 @@ from riverpy._postgres.driver import (
     is_notification_queue_full,
     is_untranslatable,
 )
-from riverpy._postgres.transactions import ABORTED
+from riverpy._postgres.transactions import TRANSACTION_ABORTED
 from riverpy.errors import (
     ArgsError,
     ConfigError,
@@ -127,7 +127,7 @@ def _connection_error(error: Exception, tx: Transaction | None, aborted: str) ->
             f"pooler in transaction mode: {remedy}{aborted}"
         )
     if tx is not None and code == _FAILED_TRANSACTION_CODE:
-        return TransactionError(ABORTED)
+        return TransactionError(TRANSACTION_ABORTED)
     if tx is not None and is_closed_for_good(tx):
         return TransactionError(
             "the connection given as tx was lost, and its transaction was rolled back: "

@@ -69,6 +69,6 @@ class JobScheduler(MaintenanceService):
         async with self.batches.transaction() as connection:
             await job_lock_limit(connection, LOCK_LIMIT)
             scheduled = await job_schedule(connection, self.schema, ids=ids, ahead=AHEAD)
-        self._unchanged += scheduled.left
+        self._unchanged += scheduled.unchanged
         if scheduled.discarded:
             self.log.info(DUPLICATE_JOBS_DISCARDED, count=scheduled.discarded)

@@ -33,7 +33,7 @@ from riverpy._plugins import Plugins
 from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement, StatementErrors
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy._postgres.periodic import (
-    MISSING,
+    TABLE_MISSING,
     PeriodicAdvance,
     PeriodicRegistration,
     PeriodicRow,
@@ -238,7 +238,9 @@ class PeriodicEnqueuer(MaintenanceService):
         if not self._has_table and self._jobs and not self._is_missing_logged:
             self._is_missing_logged = True
             self.log.error(
-                PERIODIC_JOBS_DISABLED, reason=MISSING, periodic_job_ids=[j.id for j in self._jobs]
+                PERIODIC_JOBS_DISABLED,
+                reason=TABLE_MISSING,
+                periodic_job_ids=[j.id for j in self._jobs],
             )
         return self._has_table
 

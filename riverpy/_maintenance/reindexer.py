@@ -261,7 +261,7 @@ class Reindexer(MaintenanceService):
         """Drop the artifacts that no session is building. Return whether all drops succeeded."""
         is_done = True
         for artifact in await _with_timeout(index_artifacts(connection, self.schema, name)):
-            if not artifact.is_ownerless:
+            if not artifact.is_droppable:
                 continue
             if must_lead:
                 self.context.fence.expect_held()

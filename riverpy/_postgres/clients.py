@@ -43,7 +43,7 @@ class ElectionStatus(NamedTuple):
     has_candidate: bool
     """Whether a riverpy client with a recent heartbeat takes part in leader election."""
     knows_domains: bool = True
-    """Whether the leader of `default` has a version that supports domains."""
+    """Whether the riverpy of the leader of `default` supports domains."""
 
 
 class LastHeartbeat(NamedTuple):
@@ -51,9 +51,9 @@ class LastHeartbeat(NamedTuple):
 
     name: str
     value: bytes
-    """The server's time of the heartbeat. Only compare this with an earlier value."""
+    """The server's time of the heartbeat. It is only compared with other heartbeats."""
     limit: float
-    """The longest time, in seconds, for which the writer's heartbeat may stay the same."""
+    """If the heartbeat stays the same for more than these seconds, its writer is dead."""
 
 
 class RegisteredRun(NamedTuple):
@@ -66,8 +66,8 @@ class RegisteredRun(NamedTuple):
     process: str | None
     """The process of the run. None: unknown."""
     is_recent: bool
-    """Whether the heartbeat is recent by the server's clock. The clock may be set, so this does not
-    prove that the client is alive."""
+    """Whether the heartbeat is recent by the server's clock. If that clock was set, the client may
+    still be dead."""
     server_start: bytes
 
 
@@ -105,7 +105,7 @@ async def client_registered_run(
 async def client_delete_dead(
     connection: Transaction, schema: str | None, *, client_id: str, heartbeat: bytes
 ) -> None:
-    """Delete the row of a dead run, if `heartbeat` is still the last heartbeat of the run."""
+    """Delete the row of a client, if `heartbeat` is still its last heartbeat."""
     await query(_FILE, "client_delete_dead", schema).execute(
         connection, client_id=client_id, heartbeat=heartbeat
     )
@@ -115,7 +115,7 @@ async def client_heartbeat(
     connection: Transaction, schema: str | None, registration: Registration, *, registered_at: int
 ) -> bool:
     """Write a heartbeat of the run that registered at `registered_at`. Return False if another run
-    is registered under the client id now."""
+    has the client id now."""
     statement = query(_FILE, "client_heartbeat", schema)
     values = registration._asdict()
     return bool(await statement.fetchval(connection, **values, registered_at=registered_at))
@@ -140,8 +140,8 @@ async def client_set_slots(
     slots: Sequence[int],
     stuck: Sequence[int],
 ) -> None:
-    """Write the client's slots per queue, in the order of its registered queues, and the ids of its
-    stuck jobs."""
+    """Write the client's slots for each queue, in the order of its registered queues, and the ids
+    of its stuck jobs."""
     await query(_FILE, "client_set_slots", schema).execute(
         connection, client_id=client_id, registered_at=registered_at, slots=slots, stuck=stuck
     )
@@ -158,8 +158,8 @@ async def client_set_state(
     aside: Sequence[SetAsideRow] = (),
     aside_count: int = 0,
 ) -> None:
-    """Write the client's state (`working` or `stopping`), its process, the number of rows that the
-    client has set aside, and some of these rows."""
+    """Write the client's state (`working` or `stopping`), its process, and the rows for which its
+    statements fail: their number and some of the rows."""
     now = time.monotonic()
     await query(_FILE, "client_set_state", schema).execute(
         connection,
@@ -179,7 +179,7 @@ async def client_set_state(
 async def client_unregister(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> None:
-    """Delete the row of a run, unless it holds the leader's lease."""
+    """Delete the row of a client. The row of the leader stays."""
     await query(_FILE, "client_unregister", schema).execute(
         connection, client_id=client_id, registered_at=registered_at
     )
@@ -188,8 +188,8 @@ async def client_unregister(
 async def client_candidates(
     connection: Transaction, schema: str | None, *, domain: str
 ) -> list[Candidate]:
-    """Return the clients with a recent heartbeat that take part in the leader election of a domain,
-    in the order of their starts."""
+    """Return the clients of a domain with a recent heartbeat that take part in leader election, in
+    the order of their starts."""
     rows = await query(_FILE, "client_candidates", schema).fetch(connection, domain=domain)
     return [Candidate(*row) for row in rows]
 
@@ -202,8 +202,7 @@ async def client_count(connection: Transaction, schema: str | None) -> int:
 async def client_heartbeats(
     connection: Transaction, schema: str | None
 ) -> tuple[list[LastHeartbeat], bytes]:
-    """Return the last heartbeat of each client, and the start time of the server. Only compare
-    these times with earlier values."""
+    """Return the last heartbeat of each client, and the start time of the server."""
     rows = await query(_FILE, "client_heartbeats", schema).fetch(connection)
     start = rows[0][3] if rows else b""
     return [LastHeartbeat(row[0], row[1], row[2]) for row in rows], start
@@ -216,16 +215,9 @@ async def client_lock_dead(
     *,
     server_start: bytes,
 ) -> set[str]:
-    """Lock the rows of the given clients that have written no newer heartbeat. Return the ids of
-    these
-    clients: they cannot write a heartbeat until the end of the transaction.
-
-    Args:
-        connection: with an open transaction.
-        schema: the schema of River's tables.
-        heartbeats: the last known heartbeat by client id.
-        server_start: the start time of the server, read together with the heartbeats.
-    """
+    """Lock the rows of clients until the end of the open transaction, so that these clients cannot
+    write a heartbeat. Return the ids of the locked clients. Clients with a newer heartbeat than the
+    given one are left out, and all clients if the server was started since `server_start`."""
     rows = await query(_FILE, "client_lock_dead", schema).fetch(
         connection,
         client_id=list(heartbeats),

@@ -1,5 +1,5 @@
 """The statements on domains and the owners of queues: one typed function per block of
-`sql/queries/riverpy_domain.sql`."""
+`sql/queries/riverpy_domain.sql`. The owner of a queue is the domain whose leader maintains it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 OWNERS_ACTION = "ownership_changed"
-"""The `action` of notifications on topic `riverpy_event` when queues get another owner."""
+"""The `action` of notifications that queues have another owner, on topic `riverpy_event`."""
 ORPHANED_AFTER = 600.0
 """Seconds without a heartbeat of a domain after which the leader of `default` maintains the
 domain's queues."""
@@ -31,27 +31,28 @@ class OwnedQueue(NamedTuple):
     queue: str
     domain: str
     last_seen: bytes
-    """The domain's last heartbeat. Only compare this with an earlier value."""
+    """The domain's last heartbeat. It is only compared with other heartbeats."""
     is_old: bool
-    """Whether the last heartbeat is old by the server's clock. The clock may be set, so this does
-    not prove that the domain is silent."""
+    """Whether the last heartbeat is old by the server's clock. If that clock was set, the domain
+    may still have running clients."""
 
 
 class QueueConflict(NamedTuple):
-    """A queue that another domain owns."""
+    """A queue that a client cannot take for its domain, because another domain owns the queue."""
 
     queue: str
     domain: str
     client_ids: list[str]
     """At most ten clients of that domain with a recent heartbeat by the server's clock."""
     silent_ids: list[str]
-    """At most ten other clients of that domain, except clients that are known to be dead."""
+    """At most ten clients of that domain without a recent heartbeat that may be alive."""
 
 
 class DefaultLeader(NamedTuple):
     """Whether domain `default` has a leader."""
 
     is_led: bool
+    """Whether there is a leader."""
     is_registered: bool
     """Whether the leader is a riverpy client."""
 
@@ -65,13 +66,13 @@ class DomainLeader(NamedTuple):
     """None for `default`: River's row has no epoch."""
     elected_at: datetime
     expires_at: datetime | None
-    """The time of the expiry. None: the lease was released."""
+    """When the lease expires. None: the lease was released."""
     remaining: float | None
-    """Seconds until the lease expires, negative after the expiry. None: the lease was released."""
+    """Seconds until the lease expires. Negative: it has expired. None: it was released."""
     is_registered: bool
     """Whether the holder is a riverpy client."""
     knows_domains: bool
-    """Whether the holder is a client with a version that supports domains."""
+    """Whether the riverpy of the holder supports domains."""
 
     @property
     def is_over(self) -> bool:
@@ -106,8 +107,8 @@ class DomainMember(NamedTuple):
     candidate: bool
     """Whether the client takes part in leader election and is not stopping."""
     settings: str | None
-    """A digest of the client's maintenance settings, to find clients of one domain whose settings
-    differ. None: the client's version does not support domains."""
+    """A digest of the client's maintenance settings. It shows whether clients of one domain differ.
+    None: the client's riverpy does not support domains."""
     running: float
     """Seconds since the start of the client."""
     is_stopping: bool = False
@@ -141,21 +142,21 @@ async def owner_exists(connection: Transaction, schema: str | None) -> bool:
 
 
 async def owner_is_empty(connection: Transaction, schema: str | None) -> bool:
-    """Whether the table of queue owners is empty. The role needs no right to read the table. The
+    """Whether the table of queue owners is empty, for a role that may not read the table. The
     result may be False for an empty table."""
     return await query(_FILE, "owner_is_empty", None).fetchval(connection, schema=schema)
 
 
 async def owner_lock(connection: Transaction, schema: str | None) -> None:
-    """Lock the ownership of all queues until the end of the open transaction."""
+    """Lock the owners of all queues until the end of the open transaction."""
     await query(_FILE, "owner_lock", schema).execute(connection)
 
 
 async def owner_held(
     connection: Transaction, schema: str | None, *, queues: Sequence[str], dead: Mapping[str, bytes]
 ) -> list[QueueConflict]:
-    """Return the given queues that a domain owns. `dead` maps known dead clients to their last
-    heartbeat."""
+    """Return the given queues that a domain owns. `dead` maps the ids of dead clients to their last
+    heartbeats."""
     rows = await query(_FILE, "owner_held", schema).fetch(
         connection, queue=queues, client_id=list(dead), heartbeat=list(dead.values())
     )
@@ -170,8 +171,8 @@ async def owner_claim(
     domain: str,
     client_id: str,
 ) -> list[str]:
-    """Make the domain the owner of the queues, in a transaction that holds `owner_lock`. Return the
-    queues that had another owner, or none."""
+    """Make the domain the owner of the queues, in a transaction after `owner_lock`. Return the
+    queues whose owner has changed."""
     rows = await query(_FILE, "owner_claim", schema).fetch(
         connection, queue=queues, domain=domain, client_id=client_id
     )
@@ -200,11 +201,11 @@ async def member_update(
         connection: any connection.
         schema: the schema of River's tables.
         client_id: the client's id.
-        registered_at: the time of the run's registration, in microseconds since 2000.
+        registered_at: when the client registered, in microseconds since 2000.
         domain: the client's domain.
         settings: a digest of the client's maintenance settings.
         queues: the queues whose owners to return.
-        interval: how often clients of the domain call this.
+        interval: how often each client of the domain calls this.
     """
     rows = await query(_FILE, "member_update", schema).fetch(
         connection,
@@ -221,7 +222,7 @@ async def member_update(
 async def member_mark_aware(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> None:
-    """Store that this client of `default` has a version that supports domains."""
+    """Store that the riverpy of this client of `default` supports domains."""
     await query(_FILE, "member_mark_aware", schema).execute(
         connection, client_id=client_id, registered_at=registered_at
     )
@@ -264,8 +265,8 @@ async def domain_members(connection: Transaction, schema: str | None) -> list[Do
 async def domain_lock(
     connection: Transaction, schema: str | None, *, domains: Iterable[str]
 ) -> None:
-    """Wait until no leader of these domains has an open fenced transaction. Until the end of the
-    current transaction, these leaders cannot write, and no queue can get another owner."""
+    """Wait until no leader of these domains has an open transaction for maintenance. Until the end
+    of the current transaction, these leaders cannot write, and no queue can get another owner."""
     others = set(domains)
     if DEFAULT_DOMAIN in others:
         others.remove(DEFAULT_DOMAIN)
@@ -288,8 +289,8 @@ async def domain_queue(
 async def domain_assign_queue(
     connection: Transaction, schema: str | None, *, queue: str, domain: str, by: str
 ) -> None:
-    """Make a domain the owner of a queue, in a transaction that holds `domain_lock`. The leaders
-    are notified at the commit."""
+    """Make a domain the owner of a queue, in a transaction after `domain_lock`. The leaders are
+    notified at the commit."""
     if domain == DEFAULT_DOMAIN:
         await query(_FILE, "domain_free", schema).execute(connection, queue=queue)
     else:

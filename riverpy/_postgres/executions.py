@@ -1,7 +1,7 @@
 """The statements of `run_once`: one typed function per block of `sql/queries/riverpy_exec.sql`.
 
-An execution is the row of one key. The statements pass the transaction id and the epoch as text,
-because the connection may be the caller's, with other codecs for integers.
+`run_once` stores one row for each key. An epoch is the number of a claim of a key. The statements
+pass integers as text, because a connection of the caller may have its own codec for integers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ExecutionRow(NamedTuple):
 
 
 class ExpiredCursor(NamedTuple):
-    """The position of a key among the keys whose retention is over."""
+    """A position in the order in which keys may be deleted."""
 
     kept_until: str
     """The time as text, as the server wrote it."""
@@ -49,8 +49,8 @@ async def exec_insert(
     claimed_by: str,
     kept: timedelta | None,
 ) -> str | None:
-    """Insert a key as completed in the open transaction. Return the transaction's id, or None if
-    the key exists."""
+    """Insert a completed key in the open transaction. Return the transaction's id, or None if the
+    key exists."""
     return await query(_FILE, "exec_insert", schema).fetchval(
         connection, key=key, claimed_by=claimed_by, kept=_interval(kept)
     )
@@ -65,7 +65,7 @@ async def exec_claim(
     expires_after: timedelta | None,
     kept: timedelta | None,
 ) -> int | None:
-    """Claim a key. Return the epoch, or None if the key is completed or claimed."""
+    """Claim a key. Return the epoch of the claim. None: the key is completed or claimed."""
     epoch = await query(_FILE, "exec_claim", schema).fetchval(
         connection,
         key=key,
@@ -105,12 +105,11 @@ async def exec_get(connection: Transaction, schema: str | None, *, key: str) -> 
 
 
 async def exec_check_transaction(connection: Transaction, transaction_id: str) -> None:
-    """Check, before the commit, that the caller's code has not ended the transaction. The server
-    reports no error when it commits a transaction that has failed or ended.
+    """Check before the commit that the caller's code has not ended the transaction: the server
+    reports no error at the commit of a transaction that has failed or ended.
 
     Raises:
-        TransactionError: the transaction has ended. Another one may be open.
-        Exception: one of DATABASE_ERRORS: the transaction has failed.
+        TransactionError: the transaction has ended. Another transaction may be open.
     """
     statement = query(_FILE, "exec_check_transaction", None)
     is_same = is_in_transaction(connection) and transaction_id == await statement.fetchval(
@@ -131,7 +130,7 @@ async def exec_exists(connection: Transaction, schema: str | None) -> bool:
 async def exec_expired(
     connection: Transaction, schema: str | None, *, after: ExpiredCursor | None, limit: int
 ) -> list[ExpiredCursor]:
-    """Return up to `limit` keys after the cursor whose retention is over."""
+    """Return up to `limit` keys after the cursor that may be deleted, oldest first."""
     rows = await query(_FILE, "exec_expired", schema).fetch(
         connection,
         after_time=after and after.kept_until,
@@ -144,7 +143,7 @@ async def exec_expired(
 async def exec_delete_expired(
     connection: Transaction, schema: str | None, *, keys: Sequence[str]
 ) -> set[str]:
-    """Delete the given keys whose retention is over and that are not locked. Return the deleted
+    """Delete the given keys, except keys that are locked or may not be deleted. Return the deleted
     keys."""
     rows = await query(_FILE, "exec_delete_expired", schema).fetch(connection, keys=keys)
     return {row[0] for row in rows}

@@ -23,7 +23,7 @@ class Index(NamedTuple):
     is_owner: bool
     """Whether this role owns the index, and so may rebuild it."""
     is_held: bool
-    """Whether another session is building an index of the same table."""
+    """Whether another session builds an index of the same table."""
     read_at: datetime
     """The server's time of this read."""
     size: int
@@ -34,19 +34,19 @@ class Index(NamedTuple):
     """The statement that rebuilds the index."""
 
 
-class Artifact(NamedTuple):
+class IndexArtifact(NamedTuple):
     """An index that an interrupted rebuild may have left."""
 
     name: str
-    is_ownerless: bool
-    """Whether the index may be dropped: it is invalid, and no other session is building it."""
+    is_droppable: bool
+    """Whether the index may be dropped: it is invalid, and no other session builds it."""
     removal: str
     """The statement that drops the index."""
 
 
 async def index_lock(connection: Transaction, schema: str | None) -> bool:
-    """Lock out other reindexers until the end of the session. Return False if another session holds
-    the lock."""
+    """Try to lock the right to rebuild indexes, until the end of the session. Return False if
+    another session has the lock."""
     return bool(await query(_FILE, "index_lock", schema).fetchval(connection))
 
 
@@ -75,10 +75,12 @@ async def index_list(
     return [Index(*row) for row in rows]
 
 
-async def index_artifacts(connection: Transaction, schema: str | None, name: str) -> list[Artifact]:
+async def index_artifacts(
+    connection: Transaction, schema: str | None, name: str
+) -> list[IndexArtifact]:
     """Return the indexes that interrupted rebuilds of this index may have left."""
     rows = await query(_FILE, "index_artifacts", schema).fetch(connection, name=name)
-    return [Artifact(*row) for row in rows]
+    return [IndexArtifact(*row) for row in rows]
 
 
 async def index_comment(
@@ -97,8 +99,8 @@ async def index_rebuild(connection: Transaction, index: Index) -> None:
     await connection.execute(index.rebuild)
 
 
-async def index_drop(connection: Transaction, artifact: Artifact) -> None:
-    """Drop the artifact concurrently, within the session's timeouts."""
+async def index_drop(connection: Transaction, artifact: IndexArtifact) -> None:
+    """Drop the index concurrently, within the session's timeouts."""
     await connection.execute(artifact.removal)
 
 

@@ -46,24 +46,20 @@ class InsertRow(NamedTuple):
     tags: str
     """The tags, joined by commas. A tag has no comma."""
     unique_states: str | None
-    """The states in which the key is unique, as the eight bits of the column."""
+    """The states in which the key is unique, as the column's eight bits."""
     scheduled_at: str | None
-    """When the job is due. None: the server's time. This is the last field, so that COPY can leave
-    it out."""
+    """When the job is due. None: now. This is the last field, because COPY may omit it."""
 
     def shared(self) -> tuple[object, ...]:
-        """Return all values but the args and the unique key. They are equal in most batches."""
+        """Return the values that are equal in most batches: all but args and unique key."""
         return self[2:]
 
 
 async def job_insert(
     connection: Transaction, schema: str | None, rows: Sequence[InsertRow], *, notify: list[str]
 ) -> tuple[list[InsertResult], int]:
-    """Insert jobs in one statement that also notifies queues.
-
-    Returns:
-        The results in the order of the rows, and the number of queues that were notified.
-    """
+    """Insert jobs in one statement that also notifies queues. Return the results in the order of
+    the rows, and how many queues were notified."""
     shared = rows[0].shared()
     if all(row.shared() == shared for row in rows[1:]):
         name, values = "job_insert", rows[0]._asdict()
@@ -92,7 +88,7 @@ def _job(record: Record) -> JobRow:
 
 
 async def insert_notify(connection: Transaction, schema: str | None, queues: list[str]) -> int:
-    """Notify queues of inserted jobs. Returns how many were notified."""
+    """Notify queues of inserted jobs. Return how many queues were notified."""
     notify = query("river_notification", "insert_notify", schema)
     return len(await notify.fetch(connection, notify=queues))
 
@@ -119,7 +115,7 @@ async def job_copy(
 
 async def _copy_text(rows: Sequence[InsertRow], now: str | None) -> AsyncGenerator[bytes]:
     ends: dict[tuple[object, ...], str] = {}
-    """The encoded shared values of rows. Rows with equal values are encoded once, for speed."""
+    """The end of a line for each combination of shared values, to encode each only once."""
     for start in range(0, len(rows), _COPY_ROWS):
         lines: list[str] = []
         for row in rows[start : start + _COPY_ROWS]:
@@ -132,7 +128,7 @@ async def _copy_text(rows: Sequence[InsertRow], now: str | None) -> AsyncGenerat
 
 
 def _copy_end(row: InsertRow, now: str | None) -> str:
-    """Encode the shared values of a row. Without `now` the line has no `scheduled_at`."""
+    """Encode the values after the args and the unique key. `now` None: omit `scheduled_at`."""
     tags = ",".join(f'"{tag}"' for tag in row.tags.split(",") if tag)
     row = row._replace(tags=f"{{{tags}}}", scheduled_at=row.scheduled_at or now)
     values = row[2:] if now is not None else row[2:-1]

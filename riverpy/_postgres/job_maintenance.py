@@ -27,8 +27,8 @@ _FILE = "river_job_maintenance"
 
 
 class JobScope(NamedTuple):
-    """The jobs of some queues and kinds. `only_queues` False means all queues but these, and
-    `only_kinds` False all kinds but these."""
+    """The jobs of some queues and kinds. If `only_queues` is False, these are all queues but
+    `queues`. `only_kinds` does the same for kinds."""
 
     queues: tuple[str, ...] = ()
     only_queues: bool = False
@@ -37,7 +37,7 @@ class JobScope(NamedTuple):
 
 
 class EndedCursor(NamedTuple):
-    """The position of a job among the finished jobs of one state."""
+    """A position in the order in which the finished jobs of one state are read."""
 
     ended_at: str
     """The time as text, as the server wrote it."""
@@ -45,7 +45,7 @@ class EndedCursor(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """A job that ended longer ago than a retention."""
+    """A finished job that is old enough to be deleted."""
 
     cursor: EndedCursor
     is_in_scope: bool
@@ -57,8 +57,8 @@ class Scheduled(NamedTuple):
     available: int
     discarded: int
     """Jobs discarded because another job has their unique key."""
-    left: list[int]
-    """The ids of unchanged jobs: locked, no longer due, or with a unique key that stays in use."""
+    unchanged: list[int]
+    """The ids of jobs that are locked or no longer due, or whose unique key another job keeps."""
 
 
 class RunningClaim(NamedTuple):
@@ -69,7 +69,7 @@ class RunningClaim(NamedTuple):
 
 
 class Rescue(NamedTuple):
-    """An attempt to end with an error."""
+    """An attempt that `job_rescue` is to end with an error."""
 
     claim_key: ClaimKey
     client_id: str | None
@@ -119,7 +119,7 @@ async def job_delete_ended(
     state: str,
     retention: timedelta,
 ) -> set[int]:
-    """Delete the given jobs that ended longer ago than the retention and are not locked. Return the
+    """Delete the given jobs, except jobs that are locked or ended within the retention. Return the
     deleted ids."""
     statement = query(_FILE, "job_delete_ended", schema)
     rows = await statement.fetch(connection, ids=ids, state=state, retention=retention)
@@ -135,8 +135,8 @@ async def job_due(
     skipped: Sequence[int],
     limit: int,
 ) -> list[int]:
-    """Return the ids of the first scheduled and retryable jobs that are due within `ahead`, in the
-    order in which they are to run. Jobs in `skipped` are left out."""
+    """Return the ids of scheduled and retryable jobs that are due within `ahead`, in the order in
+    which they are to run. Jobs in `skipped` are left out."""
     rows = await fetch_filtered(
         connection, _FILE, "job_due", schema, within, ahead=ahead, skipped=skipped, limit=limit
     )
@@ -204,7 +204,7 @@ async def job_stuck_rows(
     connection: Transaction, schema: str | None, *, ids: Sequence[int], age: timedelta
 ) -> list[Record]:
     """Return the given jobs that have been running for longer than `age`, lowest id first. The last
-    column is the time for which the job has been running, in seconds."""
+    column is the running time in seconds."""
     return await query(_FILE, "job_stuck_rows", schema).fetch(connection, id=ids, age=age)
 
 

@@ -28,7 +28,7 @@ class ClaimKey(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """The result of one attempt, for any outcome. Seconds are on the server's clock."""
+    """The result of one attempt, for any outcome."""
 
     id: int
     attempt: int
@@ -44,7 +44,7 @@ class Settlement(NamedTuple):
 
 
 class StoredOutcome(NamedTuple):
-    """The stored state of a job, to find out whether a result was stored or refused."""
+    """The stored state of a job. It shows whether a result was stored or refused."""
 
     claim_key: ClaimKey
     state: str
@@ -63,7 +63,7 @@ async def _fetch(
     return await query("river_job", name, schema).fetch(connection, **values)
 
 
-def _one(rows: list[Record]) -> Record | None:
+def _first(rows: list[Record]) -> Record | None:
     return rows[0] if rows else None
 
 
@@ -82,15 +82,14 @@ async def job_claim(
     """Claim up to `limit` due jobs of a queue. The jobs are returned in no order.
 
     Args:
-        connection: a connection after `use_raw_timestamps`.
+        connection: reads timestamps as integers.
         schema: the schema of River's tables.
         queue: the queue.
         kinds: the kinds to claim. None means all kinds.
         skipped: ids of jobs to leave out.
-        after: priority, time in microseconds since 2000, and id. Only jobs behind this position are
-            claimed.
+        after: priority, time in microseconds since 2000, and id. Only later jobs are claimed.
         last_priority: jobs with a larger priority number are left out.
-        limit: the largest number of jobs to claim.
+        limit: the maximum number of jobs.
         client_id: the client that claims.
     """
     priority, scheduled_at, after_id = after
@@ -124,8 +123,8 @@ async def job_next(
     kinds: list[str] | None,
     skipped: list[int],
 ) -> tuple[int, int, int] | None:
-    """Return priority, time in microseconds since 2000, and id of the job that a claim of one job
-    would take. Lock the job until the end of the transaction."""
+    """Lock the job that a claim of one job would take, until the end of the transaction. Return its
+    priority, its time in microseconds since 2000, and its id."""
     rows = await _fetch(connection, "job_next", schema, queue=queue, kinds=kinds, skipped=skipped)
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
@@ -133,8 +132,8 @@ async def job_next(
 async def job_position(
     connection: Transaction, schema: str | None, job_id: int, *, queue: str
 ) -> tuple[int, int, int] | None:
-    """Return priority, time in microseconds since 2000, and id of this job if it can be claimed
-    from this queue."""
+    """Return priority, time in microseconds since 2000, and id of this job. Return None if it
+    cannot be claimed from this queue."""
     rows = await _fetch(connection, "job_position", schema, id=job_id, queue=queue)
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
@@ -171,8 +170,8 @@ async def job_merge(
     claim_keys: Sequence[ClaimKey],
     updates: list[str | None],
 ) -> list[Record]:
-    """Merge objects, given as JSON text, into the metadata of jobs that another session made final
-    during these attempts. Return the rows. Locked rows are left out."""
+    """Merge objects, given as JSON text, into the metadata of jobs that another session cancelled
+    or ended during these attempts. Return the rows. Locked rows are left out."""
     return await _fetch(connection, "job_merge", schema, **columns(claim_keys), updates=updates)
 
 
@@ -184,8 +183,8 @@ async def job_notify_queues(connection: Transaction, schema: str | None, queues:
 async def job_lock_attempts(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> set[int]:
-    """Lock the given jobs that no other session has locked, and return the ids of these jobs. This
-    needs an open transaction."""
+    """Lock the given jobs until the end of the open transaction, except jobs that another session
+    has locked. Return the ids of the locked jobs."""
     return {row[0] for row in await _fetch(connection, "job_lock_attempts", schema, id=ids)}
 
 
@@ -223,8 +222,8 @@ async def job_claimed_by(
 async def job_release(
     connection: Transaction, schema: str | None, claim_keys: Sequence[ClaimKey]
 ) -> set[int]:
-    """Make the jobs of attempts available again without counting the attempts, and notify the
-    clients of their queues. Return the ids of the released jobs."""
+    """Make the jobs of these attempts available again, and notify the clients of their queues. The
+    attempts do not count. Return the ids of the released jobs."""
     rows = await _fetch(connection, "job_release", schema, **columns(claim_keys))
     return {row[0] for row in rows}
 
@@ -244,8 +243,8 @@ async def job_any_available(
     kinds: list[str] | None,
     skipped: list[int],
 ) -> bool:
-    """Whether one of the queues has a due, available job of these kinds (None: of any kind). Jobs
-    in `skipped` are left out."""
+    """Whether one of the queues has an available job that is due, of one of these kinds (None: any
+    kind). Jobs in `skipped` are left out."""
     ((found,),) = await _fetch(
         connection, "job_any_available", schema, queue=queues, kinds=kinds, skipped=skipped
     )
@@ -254,7 +253,7 @@ async def job_any_available(
 
 async def job_get(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
     """Return one job."""
-    return _one(await job_get_many(connection, schema, [job_id]))
+    return _first(await job_get_many(connection, schema, [job_id]))
 
 
 async def job_get_many(
@@ -282,16 +281,16 @@ async def job_list(
 
 async def job_cancel(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
     """Cancel a job. A running job is marked, and the client that runs it is notified."""
-    return _one(await _fetch(connection, "job_cancel", schema, id=job_id))
+    return _first(await _fetch(connection, "job_cancel", schema, id=job_id))
 
 
 async def job_retry(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
     """Make a job available now."""
-    return _one(await _fetch(connection, "job_retry", schema, id=job_id))
+    return _first(await _fetch(connection, "job_retry", schema, id=job_id))
 
 
 async def job_update(
     connection: Transaction, schema: str | None, job_id: int, *, updates: str
 ) -> Record | None:
     """Merge an object, given as JSON text, into the metadata of a job."""
-    return _one(await _fetch(connection, "job_update", schema, id=job_id, updates=updates))
+    return _first(await _fetch(connection, "job_update", schema, id=job_id, updates=updates))

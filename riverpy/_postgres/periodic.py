@@ -21,7 +21,7 @@ ResultT = TypeVar("ResultT")
 
 EVENT_TOPIC = "riverpy_event"
 CHANGED_ACTION = "periodic_changed"
-MISSING = (
+TABLE_MISSING = (
     "the database lacks the table of periodic jobs: run `riverpy migrate up --line riverpy` on it"
 )
 
@@ -29,16 +29,16 @@ _FILE = "riverpy_periodic"
 
 
 class PeriodicRegistration(NamedTuple):
-    """A periodic job of this client, as it is registered."""
+    """A periodic job of this client, as it is stored."""
 
     id: str
     schedule: str
     next_run_at: datetime | None
-    """The next slot to store if the row is new or its schedule has changed."""
+    """The next time of the schedule. It is stored if the row is new or has another schedule."""
 
 
 class PeriodicRow(NamedTuple):
-    """The row of a periodic job that has a next slot or a requested run."""
+    """The row of a periodic job. A slot is a time of its schedule."""
 
     id: str
     next_run_at: datetime | None
@@ -53,8 +53,8 @@ class PeriodicRow(NamedTuple):
 
 
 class PeriodicAdvance(NamedTuple):
-    """A change of a row's next slot. The change is made only if the other fields match the row, so
-    no other session has changed the row since the read."""
+    """A change of the next slot in a row. The change is made only if the other fields still match
+    the row."""
 
     id: str
     slot: datetime | None
@@ -75,12 +75,8 @@ async def periodic_now(connection: Transaction) -> datetime:
 
 
 async def periodic_list(connection: Transaction, schema: str | None) -> list[PeriodicJobState]:
-    """Return all rows, by id.
-
-    Raises:
-        SchemaMissingError: the table is missing.
-    """
-    rows = await _expecting_table(query(_FILE, "periodic_list", schema).fetch(connection))
+    """Return all rows, by id. Raise SchemaMissingError if the table is missing."""
+    rows = await _require_table(query(_FILE, "periodic_list", schema).fetch(connection))
     return [PeriodicJobState(**row) for row in rows]
 
 
@@ -94,7 +90,7 @@ async def periodic_get(
         SchemaMissingError: the table is missing.
     """
     statement = query(_FILE, "periodic_get", schema)
-    row = await _expecting_table(statement.fetchrow(connection, id=job_id))
+    row = await _require_table(statement.fetchrow(connection, id=job_id))
     if row is None:
         raise await _not_found(connection, schema, job_id)
     return PeriodicJobState(**row)
@@ -108,15 +104,8 @@ async def periodic_register(
     first: Sequence[str],
     each: Sequence[str],
 ) -> set[str]:
-    """Insert or update rows. Return the ids of the rows that were not locked.
-
-    Args:
-        connection: in a fenced transaction.
-        schema: the schema of River's tables.
-        registrations: the periodic jobs of this client.
-        first: ids that run at once when their row is inserted.
-        each: ids that run at once.
-    """
+    """Insert or update rows. Jobs in `first` run at once if their row is new, jobs in `each` in any
+    case. Return the ids of the rows that were not locked."""
     rows = await query(_FILE, "periodic_register", schema).fetch(
         connection, **columns(registrations), first=first, each=each
     )
@@ -134,8 +123,8 @@ async def periodic_due(
 async def periodic_advance(
     connection: Transaction, schema: str | None, advances: Sequence[PeriodicAdvance]
 ) -> set[str]:
-    """Store the new next slots, in the fenced transaction that inserts the jobs. Return the ids of
-    the changed rows. Rows that another session has changed since the read are left out."""
+    """Store the new next slots, in the transaction that inserts the jobs. Return the ids of the
+    changed rows. Rows that another session has changed since the read are left out."""
     statement = query(_FILE, "periodic_advance", schema)
     rows = await statement.fetch(connection, **columns(advances))
     return {row[0] for row in rows}
@@ -154,7 +143,7 @@ async def periodic_set_ran(
 async def periodic_mark_used(
     connection: Transaction, schema: str | None, ids: Sequence[str]
 ) -> None:
-    """Store, in a fenced transaction, that these rows are in use now."""
+    """Store that these rows are in use now."""
     await query(_FILE, "periodic_mark_used", schema).execute(connection, id=ids)
 
 
@@ -167,7 +156,7 @@ async def periodic_unused(
     after: str,
     limit: int,
 ) -> list[str]:
-    """Return up to `limit` ids behind `after` that no client has used for `age`. Ids in `used` are
+    """Return up to `limit` ids after `after` that no client has used for `age`. Ids in `used` are
     left out."""
     rows = await query(_FILE, "periodic_unused", schema).fetch(
         connection, used=used, age=age, after=after, limit=limit
@@ -178,8 +167,8 @@ async def periodic_unused(
 async def periodic_delete_unused(
     connection: Transaction, schema: str | None, *, ids: Sequence[str], age: timedelta
 ) -> set[str]:
-    """Delete, in a fenced transaction, the given rows that are still unused and not locked. Return
-    the ids of the deleted rows."""
+    """Delete the given rows, except rows that are locked or were used within `age`. Return the ids
+    of the deleted rows."""
     rows = await query(_FILE, "periodic_delete_unused", schema).fetch(connection, age=age, id=ids)
     return {row[0] for row in rows}
 
@@ -191,22 +180,22 @@ async def periodic_pause(connection: Transaction, schema: str | None, job_id: st
         NotFoundError: no leader has registered the id; the text has similar ids.
         SchemaMissingError: the table is missing.
     """
-    await _change(connection, schema, "periodic_pause", job_id)
+    await _change_row(connection, schema, "periodic_pause", job_id)
 
 
 async def periodic_resume(connection: Transaction, schema: str | None, job_id: str) -> None:
     """Undo `periodic_pause`. Raises the same errors."""
-    await _change(connection, schema, "periodic_resume", job_id)
+    await _change_row(connection, schema, "periodic_resume", job_id)
 
 
 async def periodic_run(connection: Transaction, schema: str | None, job_id: str) -> None:
     """Request that the leader inserts a job now. Raises the same errors as `periodic_pause`."""
-    await _change(connection, schema, "periodic_run", job_id)
+    await _change_row(connection, schema, "periodic_run", job_id)
 
 
-async def _change(connection: Transaction, schema: str | None, block: str, job_id: str) -> None:
+async def _change_row(connection: Transaction, schema: str | None, block: str, job_id: str) -> None:
     statement = query(_FILE, block, schema)
-    if not await _expecting_table(statement.fetch(connection, id=job_id)):
+    if not await _require_table(statement.fetch(connection, id=job_id)):
         raise await _not_found(connection, schema, job_id)
     await query(_FILE, "periodic_notify", schema).execute(connection, id=job_id)
 
@@ -222,8 +211,9 @@ async def _not_found(connection: Transaction, schema: str | None, job_id: str) -
     return NotFoundError(f"there is no periodic job {job_id!r}: {hint}")
 
 
-async def _expecting_table(answer: Awaitable[ResultT]) -> ResultT:
+async def _require_table(answer: Awaitable[ResultT]) -> ResultT:
+    """Await a statement. Raise SchemaMissingError if the table is missing."""
     try:
         return await answer
     except UndefinedTableError:
-        raise SchemaMissingError(MISSING) from None
+        raise SchemaMissingError(TABLE_MISSING) from None

@@ -26,7 +26,7 @@ _FILE = "river_queue"
 async def queue_touch(
     connection: Transaction, schema: str | None, names: list[str]
 ) -> dict[str, bool]:
-    """Set `updated_at` of the queues, and insert missing rows. Return whether each queue is
+    """Set `updated_at` of the queues to now, and insert missing rows. Return whether each queue is
     paused."""
     rows = await query(_FILE, "queue_touch", schema).fetch(connection, name=names)
     return {row[0]: row[1] for row in rows}
@@ -59,8 +59,8 @@ async def queue_unused(
     after: str,
     limit: int,
 ) -> list[str]:
-    """Return up to `limit` names behind `after` of queues that no client has touched for `age`.
-    Paused queues and queues with metadata are left out."""
+    """Return up to `limit` names after `after` of queues that no client has used for `age`. Paused
+    queues and queues with metadata are left out."""
     rows = await fetch_filtered(
         connection, _FILE, "queue_unused", schema, within, age=age, after=after, limit=limit
     )
@@ -70,8 +70,8 @@ async def queue_unused(
 async def queue_delete_unused(
     connection: Transaction, schema: str | None, *, names: Sequence[str], age: timedelta
 ) -> set[str]:
-    """Delete the rows of the given queues that are still unused and not locked. Return their
-    names."""
+    """Delete the rows of the given queues, except rows that are locked or were used within `age`.
+    Return the names of the deleted queues."""
     rows = await query(_FILE, "queue_delete_unused", schema).fetch(connection, names=names, age=age)
     return {row[0] for row in rows}
 
@@ -101,7 +101,7 @@ async def queue_update(
 async def queue_lag(
     connection: Transaction, schema: str | None, names: Sequence[str]
 ) -> dict[str, timedelta]:
-    """Return how long the oldest due job of each queue has waited, in seconds. 0: no job waits."""
+    """Return how long the oldest due job of each queue has waited. 0: no job waits."""
     rows = await query(_FILE, "queue_lag", schema).fetch(connection, name=names)
     return {name: timedelta(seconds=seconds) for name, seconds in rows}
 
@@ -125,14 +125,14 @@ def _queue(row: Record) -> Queue:
         members = {}
     return Queue(
         name=name,
-        created_at=_time(created_at),
+        created_at=_required_time(created_at),
         metadata=members,
         paused_at=timestamp(paused_at),
-        updated_at=_time(updated_at),
+        updated_at=_required_time(updated_at),
     )
 
 
-def _time(raw: bytes) -> datetime:
+def _required_time(raw: bytes) -> datetime:
     moment = timestamp(raw)
     assert moment is not None  # noqa: S101 (the column is not null)
     return moment

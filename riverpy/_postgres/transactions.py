@@ -1,4 +1,5 @@
-"""Transactions of callers: checks of the arguments of `tx=` and of fences, and savepoints."""
+"""Transactions of callers: checks of `tx=` and of the connection of a fence, and savepoints. A
+fence lets a transaction commit only while a lease is held."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ ROLLBACK_TIMEOUT = 5.0
 """The timeout for a rollback to a savepoint, in seconds."""
 CHECK_TIMEOUT = 5.0
 """The timeout for one statement that checks a transaction, in seconds."""
-ABORTED = (
+TRANSACTION_ABORTED = (
     "the transaction given as tx is aborted by an earlier error, so nothing was done: roll it "
     "back, or back to a savepoint from before that error"
 )
@@ -65,12 +66,11 @@ async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
 
     Raises:
         TransactionError: the transaction was aborted before, or the block has ended it.
-        Exception: what the block raised.
     """
     try:
         await _execute(connection, "session_savepoint")
     except InFailedTransactionError as error:
-        raise TransactionError(ABORTED) from error
+        raise TransactionError(TRANSACTION_ABORTED) from error
     try:
         yield
         await _execute(connection, "session_savepoint_release")
@@ -100,11 +100,8 @@ async def _execute(connection: Transaction, block: str) -> None:
 
 
 def expect_fenceable(connection: object) -> Transaction:
-    """Check the argument of a fence, without a round trip.
-
-    Raises:
-        TransactionError: `connection` is not a connection of asyncpg, or no transaction is open.
-    """
+    """Check the connection of a fence, without a round trip. Raise TransactionError if it is not a
+    connection of asyncpg, or has no open transaction."""
     if not is_transaction(connection):
         raise TransactionError(
             "a fence takes an asyncpg connection that is in a transaction, got "
@@ -129,20 +126,16 @@ def savepoint_error() -> TransactionError:
 
 
 async def expect_outermost(connection: Transaction) -> None:
-    """Check, after a fence on River's leader row, that no savepoint is open.
-
-    Raises:
-        TransactionError: a savepoint is open in which a row was locked or written.
-        Exception: one of DATABASE_ERRORS.
-    """
-    if await _check(connection, "session_in_savepoint"):
+    """Raise TransactionError if a savepoint is open in which a row was locked or written. This is
+    checked after a fence on River's leader row."""
+    if await _fetch_value(connection, "session_in_savepoint"):
         raise savepoint_error()
 
 
 async def elsewhere_error(connection: Transaction, what: str) -> TransactionError:
-    """Return the error for a fence in a transaction of another database or schema: the transaction
-    does not find the row of the lease, although this process holds the lease."""
-    place = await _check(connection, "session_database")
+    """Return the error for a fence in a transaction of another database or schema. This process
+    holds the lease, but the transaction does not find its row."""
+    place = await _fetch_value(connection, "session_database")
     return TransactionError(
         f"the table that this transaction sees, in {place}, does not have the term of {what}, "
         "which is held: a fence takes a connection to the database and schema of its manager or "
@@ -151,14 +144,9 @@ async def elsewhere_error(connection: Transaction, what: str) -> TransactionErro
 
 
 async def expect_read_committed(connection: Transaction) -> None:
-    """Check that a transaction is read committed, before a fence on River's leader row. In a
-    snapshot, a lease that was renewed after the snapshot would look expired.
-
-    Raises:
-        TransactionError: the transaction has another isolation level.
-        Exception: one of DATABASE_ERRORS.
-    """
-    isolation = await _check(connection, "session_isolation")
+    """Raise TransactionError if a transaction is not read committed. This is checked before a fence
+    on River's leader row: an older snapshot would not show that the lease was renewed."""
+    isolation = await _fetch_value(connection, "session_isolation")
     if isolation != "read committed":
         raise TransactionError(
             "the fence of the leader of `default` takes a transaction that is read committed, this "
@@ -166,7 +154,7 @@ async def expect_read_committed(connection: Transaction) -> None:
         )
 
 
-async def _check(connection: Transaction, block: str) -> Any:
+async def _fetch_value(connection: Transaction, block: str) -> Any:
     reason = f"checking the transaction of a fence took longer than {CHECK_TIMEOUT:g} s"
     with anyio.fail_after(CHECK_TIMEOUT, reason=reason):
         return await query("session", block, None).fetchval(connection)

@@ -120,7 +120,7 @@ async def test_due_jobs(schema: Schema) -> None:
     cancelled = await insert_ended(schema, "cancelled", "1 second", scheduled_at=OLD)
     async with schema.connected() as connection:
         moved = await job_schedule(connection, schema.name, ids=[due, later, cancelled], ahead=HOUR)
-    assert (moved.available, moved.discarded, moved.left) == (1, 0, [later, cancelled])
+    assert (moved.available, moved.discarded, moved.unchanged) == (1, 0, [later, cancelled])
     assert await states_of(schema) == {due: "available", later: "scheduled", cancelled: "cancelled"}
 
 
