@@ -55,12 +55,8 @@ _SECONDS = re.compile("-?[0-9]{1,9}")
 _SESSION_KINDS = "any, read-write, read-only, primary, standby, prefer-standby"
 """The values of `target_session_attrs`."""
 
-_FILE_VARIABLES = {
-    "sslrootcert": "PGSSLROOTCERT",
-    "sslcert": "PGSSLCERT",
-    "sslkey": "PGSSLKEY",
-    "sslcrl": "PGSSLCRL",
-}
+_TLS_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+"""The parameters that name a file. Each has a variable, such as PGSSLROOTCERT."""
 _SHOWN_PARAMETERS = frozenset(
     {
         "host",
@@ -79,7 +75,7 @@ _SHOWN_PARAMETERS = frozenset(
         "connect_timeout",
         "search_path",
         "options",
-        *_FILE_VARIABLES,
+        *_TLS_FILES,
     }
 )
 """Parameters whose values are shown. Any other may be a password with a mistyped name."""
@@ -513,7 +509,8 @@ def _system_certificates(query: str) -> list[str]:
 def missing_file(url: str) -> str | None:
     """Return a text about the first TLS file of the URL or the environment that is missing."""
     query = dict(parse_qsl(urlsplit(url).query))
-    for name, variable in _FILE_VARIABLES.items():
+    for name in _TLS_FILES:
+        variable = f"PG{name.upper()}"
         path = query.get(name) or os.environ.get(variable)
         if path and not Path(path).is_file():
             return f"the file {path!r} of {name if query.get(name) else variable} does not exist"

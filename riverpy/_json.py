@@ -134,11 +134,10 @@ def _encoder(cls: type[object]) -> _Encoder:
 
 
 def _refuse_type(value: object, _depth: int) -> NoReturn:
-    raise _EncodingError(f"the type {type(value).__qualname__} has no JSON form")
-
-
-def _refuse_set(value: object, _depth: int) -> NoReturn:
-    raise _EncodingError(f"a {type(value).__qualname__} has no order; use a sorted list")
+    name = type(value).__qualname__
+    if isinstance(value, (set, frozenset)):
+        raise _EncodingError(f"a {name} has no order; use a sorted list")
+    raise _EncodingError(f"the type {name} has no JSON form")
 
 
 def _too_deep() -> _EncodingError:
@@ -334,7 +333,6 @@ _ENCODERS: tuple[tuple[Any, _Encoder], ...] = (
     ((bytes, bytearray), lambda value, _depth: f'"{base64.b64encode(value).decode()}"'),
     (UUID, lambda value, _depth: f'"{value}"'),
     (Decimal, _decimal),
-    ((set, frozenset), _refuse_set),
 )
 """The types that can be encoded, each with its encoder. A subclass stands before its base class."""
 
@@ -367,20 +365,11 @@ def normalize(text: str, *, path: str = "$") -> str:
         raise _too_deep().args_error(path) from None
 
 
-def normalize_object(text: str, *, path: str = "$") -> str:
-    """Like `normalize`, but the text must be a JSON object."""
-    return _expect_object(normalize(text, path=path), path)
-
-
-def normalize_args(text: str, *, path: str = "$") -> str:
-    """Like `normalize_object`, but an empty array is allowed too. River treats it as an empty
-    object."""
+def normalize_object(text: str, *, path: str = "$", may_be_array: bool = False) -> str:
+    """Like `normalize`, but the text must be a JSON object. If `may_be_array` is True, it may also
+    be an empty array, which River treats as an empty object in args."""
     compact = normalize(text, path=path)
-    return compact if compact == "[]" else _expect_object(compact, path)
-
-
-def _expect_object(compact: str, path: str) -> str:
-    if not compact.startswith("{"):
+    if not compact.startswith("{") and not (may_be_array and compact == "[]"):
         raise ArgsError(f"{path}: must be a JSON object, got {compact[:80]}", path=path)
     return compact
 

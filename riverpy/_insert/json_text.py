@@ -71,7 +71,7 @@ def raw_text(owner: str, given: object) -> str:
             f"$: {owner} takes its JSON as a text, got {type(given).__name__}: decode or "
             "serialize it first"
         )
-    return _json.normalize_args(_checked_size("args", given))
+    return _json.normalize_object(_checked_size("args", given), may_be_array=True)
 
 
 def encode_job_metadata(metadata: object) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from riverpy._log_events import DAMAGED_JOB_SKIPPED
@@ -25,7 +25,8 @@ from riverpy._postgres.sql_files import query
 from riverpy.errors import JobDamagedError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from riverpy._postgres.driver import Transaction
 
@@ -146,15 +147,10 @@ async def read_parts(
     return results, damaged
 
 
-@asynccontextmanager
-async def _savepoint(connection: Transaction) -> AsyncGenerator[None]:
-    """Run the block in a savepoint if a transaction is open, so that the transaction stays usable
+def _savepoint(connection: Transaction) -> AbstractAsyncContextManager[object]:
+    """Run a block in a savepoint if a transaction is open, so that the transaction stays usable
     after an error."""
-    if not is_in_transaction(connection):
-        yield
-        return
-    async with connection.transaction():
-        yield
+    return connection.transaction() if is_in_transaction(connection) else nullcontext()
 
 
 class DamagedJobs:

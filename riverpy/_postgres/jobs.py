@@ -148,18 +148,15 @@ async def job_complete(
     ages: list[float],
 ) -> set[int]:
     """Store completed attempts. Return the ids of the jobs whose attempt was stored."""
-    statement = query("river_job", "job_complete", schema)
-    rows = await connection.fetch(statement.text, ids, attempts, attempted_ats, ages)
-    return {row[0] for row in rows}
+    values = {"id": ids, "attempt": attempts, "attempted_at": attempted_ats, "age": ages}
+    return {row[0] for row in await _fetch(connection, "job_complete", schema, **values)}
 
 
 async def job_settle(
     connection: Transaction, schema: str | None, settlements: Sequence[Settlement]
 ) -> dict[int, str]:
     """Store attempts of any outcome. Return the new state of each job whose attempt was stored."""
-    statement = query("river_job", "job_settle", schema)
-    columns = [list(column) for column in zip(*settlements, strict=True)]
-    rows = await connection.fetch(statement.text, *columns)
+    rows = await _fetch(connection, "job_settle", schema, **columns(settlements))
     return {row[0]: row[1] for row in rows}
 
 

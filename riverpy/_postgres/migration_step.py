@@ -11,7 +11,7 @@ import anyio
 
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy._postgres.schema import LINES_VERSION, MAIN_LINE, READ_TIMEOUT, read_schema_state
-from riverpy._postgres.sql_files import blocks, query
+from riverpy._postgres.sql_files import blocks, milliseconds, query
 from riverpy.errors import MigrationError
 
 if TYPE_CHECKING:
@@ -82,14 +82,13 @@ class StepRunner:
             await query(_FILE, "migration_lock", schema).execute(connection, schema=schema)
 
     async def _set_limits(self, connection: Transaction, lock_timeout: timedelta) -> None:
-        limits = {
-            "lock_timeout": lock_timeout,
-            "statement_timeout": self._statement_timeout,
-            "idle_timeout": IDLE_TIMEOUT,
-        }
-        values = {name: str(limit // timedelta(milliseconds=1)) for name, limit in limits.items()}
         with anyio.fail_after(READ_TIMEOUT):
-            await query(_FILE, "migration_limits", None).execute(connection, **values)
+            await query(_FILE, "migration_limits", None).execute(
+                connection,
+                lock_timeout=str(milliseconds(lock_timeout)),
+                statement_timeout=str(milliseconds(self._statement_timeout)),
+                idle_timeout=str(milliseconds(IDLE_TIMEOUT)),
+            )
 
     def _check_order(self, version: int, applied: set[int], direction: Direction) -> None:
         """Check that no other migrator has migrated in the other direction in the meantime."""

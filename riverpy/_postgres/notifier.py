@@ -87,7 +87,8 @@ class Notifier:
         self._schema = schema
         self._reserved = reserved
         self._outage = outage
-        self._quiet = quiet
+        self.probe_interval = max(PROBE_INTERVAL, quiet)
+        """Seconds between two probes while they arrive."""
         self._trace_internal = trace_internal
         self._callbacks: dict[str, list[Callable[[str], None]]] = {}
         self._resync = resync
@@ -106,11 +107,6 @@ class Notifier:
         """Whether the server's queue of notifications was too full for the last probe."""
         self._queue_log = NotificationQueueLog()
         self.connected = TestSignal("Notifier.connected")
-
-    @property
-    def probe_interval(self) -> float:
-        """Seconds between two probes."""
-        return max(PROBE_INTERVAL, self._quiet)
 
     @property
     def is_connected(self) -> bool:

@@ -284,7 +284,17 @@ async def check_schema(
     """
     state = await read_schema_state(connection, schema)
     check_schema_length(state.schema)
-    _check_row_security(state.row_security)
+    security = state.row_security
+    if security.hidden:
+        raise ConfigError(f"{security.problem}: {security.fix}")
+    if security.filtered:
+        _log.warning(
+            ROW_LEVEL_SECURITY_FOUND,
+            role=security.role,
+            tables=security.tables,
+            effect=security.problem,
+            advice=security.fix,
+        )
     if state.is_unrecorded():
         raise SchemaMissingError(state.unrecorded_message())
     if state.gap(MAIN_LINE):
@@ -305,19 +315,6 @@ async def check_schema(
             unknown_versions=unknown,
         )
     return state
-
-
-def _check_row_security(security: RowSecurity) -> None:
-    if security.hidden:
-        raise ConfigError(f"{security.problem}: {security.fix}")
-    if security.filtered:
-        _log.warning(
-            ROW_LEVEL_SECURITY_FOUND,
-            role=security.role,
-            tables=security.tables,
-            effect=security.problem,
-            advice=security.fix,
-        )
 
 
 def expect_feature(

@@ -134,11 +134,6 @@ class SetAside(Generic[Row]):
         """When the next row is due, in monotonic seconds. Infinity: there is no row."""
         return min(map(self._due_at, self._entries.values()), default=math.inf)
 
-    def waiting(self) -> list[Row]:
-        """Return the rows that are not due."""
-        now = self._time()
-        return [entry.row for entry in self._entries.values() if self._due_at(entry) > now]
-
     def _time(self) -> float:
         return time.monotonic() if self._now is None else self._now()
 

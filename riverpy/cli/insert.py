@@ -98,7 +98,8 @@ def insert(database: DatabaseSettings, *, kind: str, args: str, as_json: bool, *
 
     The command prints the job, or the existing job if it is a duplicate.
     """
-    raw = RawArgs(kind, _json.normalize_args(_read_stdin() if args == "-" else args, path="args"))
+    text = _read_stdin() if args == "-" else args
+    raw = RawArgs(kind, _json.normalize_object(text, path="args", may_be_array=True))
     result = run(_insert, database.required_url(), database.schema, raw, _insert_opts(**opts))
     job = {**job_object(result.job), "duplicate": result.unique_skipped_as_duplicate}
     (print_json if as_json else print_job)(job)

@@ -62,6 +62,7 @@ class Session:
     async def inject(self) -> None:
         """Work over a connection of somebody else's."""
         self.connection = CallerDatabase(await self.connect())
+        self.connection.outage = self.outage
         self.store = self._store("a")
 
     def _store(self, leader_id: str) -> LeaderRowStore:
@@ -303,6 +304,7 @@ async def test_payload_without_schema(schema: Schema) -> None:
     heard = await listen(schema)
     async with schema.connected() as connection:
         injected: Any = CallerDatabase(connection)
+        injected.outage = ConnectionOutage()
         store = LeaderRowStore(injected, None, leader_id="a", ttl=TTL)
         term = await store.acquire("default", "a", TTL, timeout=BOUND)
         assert term is not None
