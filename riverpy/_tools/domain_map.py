@@ -31,7 +31,7 @@ class DomainMap:
     """The clients with a recent heartbeat."""
 
     @property
-    def others(self) -> list[str]:
+    def other_domains(self) -> list[str]:
         """The domains other than `default` that have a live client, a queue or a leader."""
         current = [lead for lead in self.leaders if not lead.is_over]
         known = {row.domain for row in (*self.owners, *self.members, *current)}
@@ -42,21 +42,21 @@ class DomainMap:
         """The ids of the live clients of domains other than `default`."""
         return {member.client_id for member in self.members if member.domain != DEFAULT_DOMAIN}
 
-    def lead(self, domain: str) -> DomainLeader | None:
+    def last_leader(self, domain: str) -> DomainLeader | None:
         """Return the current or last leader of a domain; None: there was no leader. For `@schema`,
         return the holder of the schema lease."""
         return next((lead for lead in self.leaders if lead.domain == domain), None)
 
     def leader(self, domain: str) -> DomainLeader | None:
         """Return the current leader of a domain; None: there is no leader now."""
-        lead = self.lead(domain)
+        lead = self.last_leader(domain)
         return None if lead is None or lead.is_over else lead
 
     def has_leader(self, domain: str) -> bool:
         """Return whether the domain has a leader now."""
         return self.leader(domain) is not None
 
-    def owned(self, domain: str) -> list[QueueOwner]:
+    def owned_queues(self, domain: str) -> list[QueueOwner]:
         """Return the queues of a domain other than `default`."""
         return [row for row in self.owners if row.domain == domain]
 
@@ -64,14 +64,14 @@ class DomainMap:
         """Return the clients of a domain that have a recent heartbeat."""
         return [member for member in self.members if member.domain == domain]
 
-    def maintains_orphans(self) -> bool:
+    def has_orphan_maintainer(self) -> bool:
         """Return whether a client maintains the queues of domains without live clients. The riverpy
         leader of `default` maintains these queues, or otherwise the holder of the lease
         `@schema`."""
         leader = self.leader(DEFAULT_DOMAIN)
         return self.has_leader(SCHEMA_LEASE) or (leader is not None and leader.is_registered)
 
-    def unmaintained(self, queues: Iterable[str]) -> dict[str, list[str]]:
+    def unmaintained_queues(self, queues: Iterable[str]) -> dict[str, list[str]]:
         """Return the queues that no leader maintains, by the domain whose leader is missing."""
         owners = {row.queue: row for row in self.owners}
         found: dict[str, list[str]] = {}
@@ -79,7 +79,7 @@ class DomainMap:
             owner = owners.get(queue)
             domain = DEFAULT_DOMAIN if owner is None else owner.domain
             is_maintained = self.has_leader(domain) or (
-                owner is not None and owner.is_orphaned and self.maintains_orphans()
+                owner is not None and owner.is_orphaned and self.has_orphan_maintainer()
             )
             if not is_maintained:
                 found.setdefault(domain, []).append(queue)

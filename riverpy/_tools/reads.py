@@ -126,16 +126,9 @@ async def read_jobs(
     /,
     **values: Any,
 ) -> ResultT:
-    """Read jobs of the given states, without the wide columns of damaged jobs.
-
-    Args:
-        connection: the connection of the tool.
-        schema: the schema of River's tables.
-        states: the states of the jobs that the statement reads.
-        damaged: the errors of the known damaged jobs, by id. Newly found ones are added.
-        statement: reads the jobs. Its parameter `skipped` gets the ids of the damaged jobs.
-        values: the other parameters of the statement.
-    """
+    """Return the result of a statement that reads jobs of these states. `damaged` has the errors of
+    known damaged jobs by id, and receives those of other damaged jobs. The statement does not read
+    wide columns of the jobs with the ids in its parameter `skipped`."""
     result, found = await read_undamaged(
         connection,
         schema,

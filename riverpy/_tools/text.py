@@ -17,9 +17,9 @@ ERROR_LENGTH_MAX = 160
 """The maximum number of characters of an error that are shown."""
 NAMES_MAX = 5
 """The maximum number of names in a list that are shown."""
-_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+_DURATION_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
-_TOKEN = re.compile(
+_SQL_TOKEN = re.compile(
     r"""
     (?P<comment> --[^\n]* | /\*(?:(?!/\*|\*/).)*(?:\*/|/\*.*|\Z) )
     | (?P<name> "[^"]*(?:"|\Z) )
@@ -38,7 +38,7 @@ def span(seconds: float) -> str:
     if seconds < 10:
         return f"{max(seconds, 0):.1f}".removesuffix(".0") + "s"
     whole = round(seconds)
-    for (unit, length), (lower, part) in pairwise(_UNITS):
+    for (unit, length), (lower, part) in pairwise(_DURATION_UNITS):
         if whole >= length:
             rest = whole % length // part
             return f"{whole // length}{unit}" + (f"{rest}{lower}" if rest else "")
@@ -69,16 +69,16 @@ def waiting(number: int, noun: str, *, of: str = "", is_partial: bool = False) -
 
 def names(values: Iterable[str]) -> str:
     """Return a text with the first names in quotes, and the number of further names."""
-    return _first([f'"{value}"' for value in values])
+    return _limited_list([f'"{value}"' for value in values])
 
 
 def jobs(ids: Iterable[int]) -> str:
     """Return a text such as `job 1` or `jobs 1, 2`, and the number of further jobs."""
     found = [str(value) for value in ids]
-    return f"job{'s' * (len(found) != 1)} {_first(found)}"
+    return f"job{'s' * (len(found) != 1)} {_limited_list(found)}"
 
 
-def _first(values: list[str]) -> str:
+def _limited_list(values: list[str]) -> str:
     more = len(values) - NAMES_MAX
     return ", ".join(values[:NAMES_MAX]) + (f" and {more:,} more" if more > 0 else "")
 
@@ -96,7 +96,7 @@ def shortened(line: str, length: int) -> str:
 def masked_query(text: str) -> str:
     """Return the start of a statement in one line, without strings and comments, which may contain
     private data or a password."""
-    line = mask_url(" ".join(_TOKEN.sub(_masked_token, text).split()))
+    line = mask_url(" ".join(_SQL_TOKEN.sub(_masked_token, text).split()))
     return shortened(line, QUERY_LENGTH_MAX)
 
 

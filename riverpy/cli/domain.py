@@ -14,7 +14,7 @@ from riverpy._names import (
 from riverpy._postgres.domains import domain_assign_queue, domain_lock, domain_queue
 from riverpy._postgres.schema import DOMAINS_VERSION
 from riverpy._tools.doctor.domains import PendingWork, domain_problems
-from riverpy._tools.doctor.finding import LEVEL_NAMES, named
+from riverpy._tools.doctor.finding import LEVEL_NAMES, set_check_name
 from riverpy._tools.domain_map import DomainMap, read_domains
 from riverpy._tools.text import count, span
 from riverpy.cli._connected import connected, with_timeout
@@ -47,22 +47,23 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     default.
     """
     seen = run(_read, database)
-    names = (DEFAULT_DOMAIN, *seen.others)
-    problems = named("domains", domain_problems(seen, PendingWork()))
+    names = (DEFAULT_DOMAIN, *seen.other_domains)
+    problems = set_check_name("domains", domain_problems(seen, PendingWork()))
     if as_json:
         print_json(
             {
                 "domains": [_domain_object(seen, name) for name in names],
-                "schema": _leader_object(seen.lead(SCHEMA_LEASE)),
+                "schema": _leader_object(seen.last_leader(SCHEMA_LEASE)),
                 "problems": problems,
             }
         )
         return
     print_table(
         ("DOMAIN", "LEADER", "EPOCH", "SINCE", "LEASE", "CLIENTS", "CANDIDATES", "QUEUES"),
-        [_domain_row(seen, name) for name in names] + [_schema_row(seen)] * bool(seen.others),
+        [_domain_row(seen, name) for name in names]
+        + [_schema_row(seen)] * bool(seen.other_domains),
     )
-    owners = [owner for name in seen.others for owner in seen.owned(name)]
+    owners = [owner for name in seen.other_domains for owner in seen.owned_queues(name)]
     if owners:
         print_text("")
         print_table(
@@ -193,7 +194,7 @@ async def assign_queue(
         while before is None:
             before = await with_timeout(purpose, _try_to_assign(found, queue, to, allow))
         seen = await found.read(read_domains)
-    leader = seen.lead(to)
+    leader = seen.last_leader(to)
     return before, None if leader is None or leader.is_over else leader.holder
 
 
@@ -231,12 +232,12 @@ def _domain_object(seen: DomainMap, name: str) -> dict[str, object]:
             "last_seen_at": owner.last_seen_at,
             "orphaned": owner.is_orphaned,
         }
-        for owner in seen.owned(name)
+        for owner in seen.owned_queues(name)
     ]
     return {
         "domain": name,
         "lease": "river_leader" if is_default else domain_lease(name),
-        "leader": _leader_object(seen.lead(name)),
+        "leader": _leader_object(seen.last_leader(name)),
         "clients": [member.client_id for member in members],
         "candidates": [member.client_id for member in members if member.candidate],
         "queues": None if is_default else queues,
@@ -271,13 +272,13 @@ def _leader_cells(leader: DomainLeader | None) -> tuple[str, int | None, str | N
 def _domain_row(seen: DomainMap, name: str) -> tuple[object, ...]:
     members = seen.live_clients(name)
     numbers = len(members), sum(member.candidate for member in members)
-    queues = ", ".join(owner.queue for owner in seen.owned(name)) or "none"
+    queues = ", ".join(owner.queue for owner in seen.owned_queues(name)) or "none"
     if name == DEFAULT_DOMAIN:
         queues = "all others"
-    return name, *_leader_cells(seen.lead(name)), *numbers, queues
+    return name, *_leader_cells(seen.last_leader(name)), *numbers, queues
 
 
 def _schema_row(seen: DomainMap) -> tuple[object, ...]:
-    if not seen.has_leader(SCHEMA_LEASE) and seen.maintains_orphans():
+    if not seen.has_leader(SCHEMA_LEASE) and seen.has_orphan_maintainer():
         return SCHEMA_LEASE, "as default", None, None, None, None, None, None
-    return SCHEMA_LEASE, *_leader_cells(seen.lead(SCHEMA_LEASE)), None, None, None
+    return SCHEMA_LEASE, *_leader_cells(seen.last_leader(SCHEMA_LEASE)), None, None, None

@@ -16,7 +16,7 @@ import msgspec
 
 from riverpy._postgres.driver import DATABASE_ERRORS, is_statement_timeout
 from riverpy._tools.top.status import STATEMENT_TIMEOUT, FleetStatus, StatusReader
-from riverpy._tools.top.view import frame, no_answer, view
+from riverpy._tools.top.view import frame, no_answer_line, view
 from riverpy.cli._options import database_options
 from riverpy.cli._output import drop_output, has_color
 from riverpy.cli._run import describe, run
@@ -93,7 +93,7 @@ class _Screen:
     def show_error(self, error: str) -> None:
         """Show the error of a failed read."""
         self._error = error
-        line = no_answer(error, time.monotonic() - self._seen_at)
+        line = no_answer_line(error, time.monotonic() - self._seen_at)
         self._show({"at": datetime.now(UTC), "error": error}, [line])
 
     def _show(self, value: object, lines: Sequence[Line]) -> None:
@@ -103,7 +103,7 @@ class _Screen:
             self._paint()
         else:
             color = has_color(sys.stdout)
-            text = "".join(f"{line.rendered(None, color=color)}\n" for line in lines)
+            text = "".join(f"{line.render(None, color=color)}\n" for line in lines)
             self._write(text if self._is_empty else f"\n{text}")
 
     async def follow_size(self) -> None:

@@ -24,7 +24,7 @@ from riverpy._names import (
     validate_schema,
     validate_tag,
 )
-from riverpy._tools.health.http import Address, HttpError, parse
+from riverpy._tools.health.http import Address, HttpError, parse_request
 from riverpy._tools.text import masked_query
 from riverpy._work.outcomes import SNOOZES_KEY, next_snoozes
 from riverpy.errors import RiverError
@@ -95,7 +95,7 @@ TAILS = ("", "@=", '"', "?'")
 
 
 def _parse_head(text: str) -> None:
-    parse(f"GET /x HTTP/1.1\r\n{text}\r\n\r\n".encode())
+    parse_request(f"GET /x HTTP/1.1\r\n{text}\r\n\r\n".encode())
 
 
 def _every(text: str) -> None:

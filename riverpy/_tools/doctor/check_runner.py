@@ -22,7 +22,7 @@ from riverpy._tools.doctor import (
     tables,
     waiting_jobs,
 )
-from riverpy._tools.doctor.finding import Finding, fail, limited, named, warn
+from riverpy._tools.doctor.finding import Finding, fail, limit_problems, set_check_name, warn
 from riverpy._tools.doctor.session import Session, SessionLostError
 from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 from riverpy._tools.domain_map import PRIVILEGE_MISSING, TABLE_MISSING
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import ServerRow
 
 _DATABASE_MISSING = "3D000"
-_UNREACHABLE = (
+_UNREACHABLE_FIX = (
     "check that the server runs, that the network allows the connection, and that the server "
     "accepts this role"
 )
-_TABLE_FIX = "create the table, as `schema` says, and run riverpy doctor again"
-_SLOW = (
+_MISSING_TABLE_FIX = "create the table, as `schema` says, and run riverpy doctor again"
+_SLOW_READ_FIX = (
     "run riverpy doctor again when the database is less busy. A lock or an old snapshot (`locks`, "
     "`snapshots`) also makes reads slow"
 )
-_DAMAGED = (
+_DAMAGED_DATA_FIX = (
     "the server cannot read its own data: find out what damages its disk "
     "(docs/faults.md#damaged-rows)"
 )
@@ -95,10 +95,8 @@ class CheckRunner:
     ) -> None:
         self._request, self._report_finding, self._failed = request, report, failed
         self._session = Session(request.url)
-        self._forbidden: dict[str, str] = {}
-        """The checks for which the role lacks a privilege, each with the server's error."""
-        self._without_table: dict[str, str] = {}
-        """The checks for which a table is missing, each with the server's error."""
+        self._skipped_checks: dict[str, dict[str, str]] = {PRIVILEGE_MISSING: {}, TABLE_MISSING: {}}
+        """The checks that could not run, each with the server's error, by the code of the error."""
 
     async def run(self) -> None:
         """Run the checks, as far as the server and the tables allow."""
@@ -110,7 +108,7 @@ class CheckRunner:
         except SessionLostError as error:
             self._failed(error)
             text = f"the connection was lost and cannot be made again: {error}"
-            self._report("connect", fail(text, _UNREACHABLE))
+            self._report("connect", fail(text, _UNREACHABLE_FIX))
         finally:
             await self._session.close()
 
@@ -166,18 +164,16 @@ class CheckRunner:
             findings = await check()
         except (*DATABASE_ERRORS, ConfigError) as error:
             self._failed(error)
-            sqlstate = getattr(error, "sqlstate", None)
-            if sqlstate == PRIVILEGE_MISSING:
-                self._forbidden[name] = describe(error)
-            elif sqlstate == TABLE_MISSING:
-                self._without_table[name] = describe(error)
+            skipped = self._skipped_checks.get(getattr(error, "sqlstate", None) or "")
+            if skipped is not None:
+                skipped[name] = describe(error)
             else:
-                fix = _DAMAGED if is_damage(error) else _SLOW
+                fix = _DAMAGED_DATA_FIX if is_damage(error) else _SLOW_READ_FIX
                 findings = [warn(f"this check failed: {describe(error)}", fix)]
         self._report(name, *findings)
 
     def _report(self, name: str, *findings: Finding) -> None:
-        for finding in named(name, limited(findings)):
+        for finding in set_check_name(name, limit_problems(findings)):
             self._report_finding(finding)
 
     def _report_skipped_checks(self, role: str) -> None:
@@ -186,20 +182,19 @@ class CheckRunner:
             f'run riverpy doctor with the role of the workers, or grant "{role}" SELECT on '
             "River's tables"
         )
-        for reason, checks, fix in (
-            ("the role may not run these checks", self._forbidden, role_fix),
-            ("these checks need a table that is missing", self._without_table, _TABLE_FIX),
+        for code, reason, fix in (
+            (PRIVILEGE_MISSING, "the role may not run these checks", role_fix),
+            (TABLE_MISSING, "these checks need a table that is missing", _MISSING_TABLE_FIX),
         ):
-            if checks:
+            if checks := self._skipped_checks[code]:
                 errors = "; ".join(dict.fromkeys(checks.values()))
                 text = f"{reason}: {', '.join(checks)} ({errors})"
                 self._report("skipped", warn(text, fix, checks=list(checks)))
 
 
 def _connection_fix(error: BaseException) -> str:
-    """Return the remedy for an error of the first connection."""
     if isinstance(error, ConfigError):
         return "correct the URL"
     if getattr(error, "sqlstate", None) == _DATABASE_MISSING:
         return "correct the name of the database in the URL, or create it (CREATE DATABASE)"
-    return _UNREACHABLE
+    return _UNREACHABLE_FIX

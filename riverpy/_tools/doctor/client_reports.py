@@ -31,7 +31,7 @@ _SET_ASIDE_FIX = (
 
 async def check_stuck(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report jobs that still run after their cancellation, and the slots of these jobs."""
-    if not snapshot.has(SLOTS_VERSION):
+    if not snapshot.has_migration(SLOTS_VERSION):
         return [ok("not known: the columns for it are missing (see `schema`)", stuck=None)]
     reporting = [client for client in await snapshot.live_clients() if client.stuck]
     if not reporting:
@@ -89,7 +89,7 @@ def _full_queues(client: ClientRow, rows: Sequence[RunningRow]) -> list[str]:
 async def check_set_aside(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report rows that clients skip for a while, with one finding for each client, operation and
     error."""
-    if not snapshot.has(STATE_VERSION):
+    if not snapshot.has_migration(STATE_VERSION):
         return [ok("not known: the column for it is missing (see `schema`)", rows=None)]
     groups: dict[tuple[str, str, str], list[SetAsideRow]] = {}
     unnamed: dict[str, int] = {}

@@ -40,7 +40,7 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
     for client in clients:
         if not client.is_alive:
             queues = {row.queue for row in running if row.client_id == client.client_id}
-            unreleased = _unreleased(client, domains, queues)
+            unreleased = _unreleased_jobs(client, domains, queues)
             problems.append(_dead_client(client, jobs[client.client_id], unreleased))
     facts = [_client_facts(client, jobs[client.client_id]) for client in clients]
     if live:
@@ -92,19 +92,23 @@ def _late_heartbeat(client: ClientRow) -> Finding:
     )
 
 
-def _unreleased(client: ClientRow, domains: DomainMap | None, queues: Iterable[str]) -> list[str]:
+def _unreleased_jobs(
+    client: ClientRow, domains: DomainMap | None, queues: Iterable[str]
+) -> list[str]:
     """Return a text for each domain in which no leader releases the jobs of a dead client."""
-    if domains is None or not domains.others:
+    if domains is None or not domains.other_domains:
         return []
     is_recent = client.silent - client.dead_after < RELEASE_TIMEOUT
     found: list[str] = []
-    for domain, unmaintained in domains.unmaintained(sorted(queues)).items():
+    for domain, unmaintained in domains.unmaintained_queues(sorted(queues)).items():
         live = domains.live_clients(domain)
         if domain == DEFAULT_DOMAIN or (is_recent and any(one.candidate for one in live)):
             continue
         text = f'those of queue {names(unmaintained)}, because domain "{domain}" has no leader'
-        if not live and domains.maintains_orphans():
-            silent = min(row.silent for row in domains.owned(domain) if row.queue in unmaintained)
+        if not live and domains.has_orphan_maintainer():
+            silent = min(
+                row.silent for row in domains.owned_queues(domain) if row.queue in unmaintained
+            )
             text += f" (the leader of default releases them in {span(ORPHANED_AFTER - silent)})"
         found.append(text)
     return found

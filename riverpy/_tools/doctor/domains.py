@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE
 from riverpy._postgres.domains import ORPHANED_AFTER
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.doctor.leader import CANDIDATE_FIX, ELECTION_TIMEOUT, not_elected
+from riverpy._tools.doctor.leader import CANDIDATE_FIX, ELECTION_TIMEOUT, no_election_finding
 from riverpy._tools.doctor.waiting_jobs import late_periodic_jobs
 from riverpy._tools.text import count, names, span
 
@@ -39,17 +39,18 @@ async def check_domains(snapshot: DatabaseSnapshot) -> list[Finding]:
     if domains is None:
         text = "not known: their tables are missing or cannot be read (see `schema`, `grants`)"
         return [ok(text, domains=None)]
-    if not domains.others:
+    if not domains.other_domains:
         return [ok("only default. Its leader maintains all queues", domains={})]
     facts = {
         domain: {
             "led": domains.has_leader(domain),
             "clients": [client.client_id for client in domains.live_clients(domain)],
-            "queues": [row.queue for row in domains.owned(domain)],
+            "queues": [row.queue for row in domains.owned_queues(domain)],
         }
-        for domain in domains.others
+        for domain in domains.other_domains
     }
-    text = f"{count(len(domains.others), 'domain')} beside default: {names(domains.others)}"
+    others = domains.other_domains
+    text = f"{count(len(others), 'domain')} beside default: {names(others)}"
     return [ok(text, domains=facts), *domain_problems(domains, await _pending_work(snapshot))]
 
 
@@ -68,26 +69,26 @@ async def _pending_work(snapshot: DatabaseSnapshot) -> PendingWork:
 
 def domain_problems(domains: DomainMap, pending: PendingWork) -> list[Finding]:
     """Return the problems of the domains."""
-    if not domains.others:
+    if not domains.other_domains:
         return []
     found: list[Finding] = []
-    for domain in domains.others:
+    for domain in domains.other_domains:
         if domains.live_clients(domain):
-            found += _no_leader(domains, domain)
+            found += _check_missing_leader(domains, domain)
         else:
-            found += _no_clients(domains, domain, pending)
-        found += _different_settings(domains, domain)
+            found += _check_missing_clients(domains, domain, pending)
+        found += _check_different_settings(domains, domain)
     return [
         *found,
-        *_shared_queues(domains),
-        *_unowned_queues(domains),
-        *_foreign_leader(domains),
-        *_old_clients(domains),
-        *_no_schema_leader(domains),
+        *_check_shared_queues(domains),
+        *_check_unowned_queues(domains),
+        *_check_foreign_leader(domains),
+        *_check_old_clients(domains),
+        *_check_schema_leader(domains),
     ]
 
 
-def _no_leader(domains: DomainMap, domain: str) -> list[Finding]:
+def _check_missing_leader(domains: DomainMap, domain: str) -> list[Finding]:
     """Report a domain that has live clients and no leader."""
     if domains.has_leader(domain):
         return []
@@ -96,7 +97,7 @@ def _no_leader(domains: DomainMap, domain: str) -> list[Finding]:
     data: dict[str, object] = {
         "domain": domain,
         "candidates": [client.client_id for client in candidates],
-        "queues": [row.queue for row in domains.owned(domain)],
+        "queues": [row.queue for row in domains.owned_queues(domain)],
     }
     text = f'domain "{domain}" has no leader'
     effect = "scheduled jobs and retries of its queues do not become available"
@@ -106,12 +107,12 @@ def _no_leader(domains: DomainMap, domain: str) -> list[Finding]:
     if not candidates:
         text += f", and no client of it takes part in leader election: {effect}"
         return [fail(text, CANDIDATE_FIX, **data)]
-    return [not_elected(text, candidates, "riverpy_lease", **data)]
+    return [no_election_finding(text, candidates, "riverpy_lease", **data)]
 
 
-def _no_clients(domains: DomainMap, domain: str, pending: PendingWork) -> list[Finding]:
+def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork) -> list[Finding]:
     """Report a domain that owns queues and has no live client."""
-    owned = domains.owned(domain)
+    owned = domains.owned_queues(domain)
     if not owned:
         return []
     silent = min(row.silent for row in owned)
@@ -123,14 +124,14 @@ def _no_clients(domains: DomainMap, domain: str, pending: PendingWork) -> list[F
         facts.append(
             f"no leader maintains queue {names(early)} until {span(ORPHANED_AFTER)} have passed"
         )
-    if orphans and domains.maintains_orphans():
+    if orphans and domains.has_orphan_maintainer():
         holder = SCHEMA_LEASE if domains.has_leader(SCHEMA_LEASE) else DEFAULT_DOMAIN
         facts.append(f"the leader of {holder} maintains queue {names(orphans)} until it is back")
     elif orphans:
         facts.append(
             f"no leader maintains queue {names(orphans)}, because default has no riverpy leader"
         )
-    unmaintained = early if domains.maintains_orphans() else queues
+    unmaintained = early if domains.has_orphan_maintainer() else queues
     due = [queue for queue in unmaintained if queue in pending.due]
     running = {queue: pending.running[queue] for queue in unmaintained if queue in pending.running}
     late = pending.periodic.get(domain, [])
@@ -158,7 +159,7 @@ def _no_clients(domains: DomainMap, domain: str, pending: PendingWork) -> list[F
     ]
 
 
-def _different_settings(domains: DomainMap, domain: str) -> list[Finding]:
+def _check_different_settings(domains: DomainMap, domain: str) -> list[Finding]:
     """Report a domain whose clients have different settings for maintenance. The settings of the
     leader apply, and another client may become leader."""
     by_settings: dict[str, list[str]] = {}
@@ -181,7 +182,7 @@ def _different_settings(domains: DomainMap, domain: str) -> list[Finding]:
     ]
 
 
-def _shared_queues(domains: DomainMap) -> list[Finding]:
+def _check_shared_queues(domains: DomainMap) -> list[Finding]:
     """Report each queue that clients of another domain work."""
     found: list[Finding] = []
     for row in domains.owners:
@@ -210,14 +211,14 @@ def _shared_queues(domains: DomainMap) -> list[Finding]:
     return found
 
 
-def _unowned_queues(domains: DomainMap) -> list[Finding]:
+def _check_unowned_queues(domains: DomainMap) -> list[Finding]:
     """Report each domain whose clients work queues that belong to no domain."""
     owned = {row.queue for row in domains.owners}
     effect = "the leader of default maintains it"
     if not domains.has_leader(DEFAULT_DOMAIN):
         effect = "no leader maintains it, because default has none"
     found: list[Finding] = []
-    for domain in domains.others:
+    for domain in domains.other_domains:
         worked = {queue for client in domains.live_clients(domain) for queue in client.queues}
         queues = sorted(worked - owned)
         if queues:
@@ -231,7 +232,7 @@ def _unowned_queues(domains: DomainMap) -> list[Finding]:
     return found
 
 
-def _foreign_leader(domains: DomainMap) -> list[Finding]:
+def _check_foreign_leader(domains: DomainMap) -> list[Finding]:
     """Report a leader of `default` that is not a riverpy client."""
     leader = domains.leader(DEFAULT_DOMAIN)
     if leader is None or leader.is_registered:
@@ -254,7 +255,7 @@ def _foreign_leader(domains: DomainMap) -> list[Finding]:
     ]
 
 
-def _old_clients(domains: DomainMap) -> list[Finding]:
+def _check_old_clients(domains: DomainMap) -> list[Finding]:
     """Report a leader of `default`, and leader candidates, that do not support domains."""
     lead = domains.leader(DEFAULT_DOMAIN)
     is_old = lead is not None and lead.is_registered and not lead.knows_domains
@@ -291,11 +292,11 @@ def _old_clients(domains: DomainMap) -> list[Finding]:
     ]
 
 
-def _no_schema_leader(domains: DomainMap) -> list[Finding]:
+def _check_schema_leader(domains: DomainMap) -> list[Finding]:
     """Report that no client does the schema maintenance: `default` has no riverpy leader, and no
     client holds the lease `@schema`."""
     candidates = [client for client in domains.members if client.candidate]
-    if not candidates or domains.maintains_orphans():
+    if not candidates or domains.has_orphan_maintainer():
         return []
     if max(client.running for client in candidates) < ELECTION_TIMEOUT:
         return []

@@ -28,7 +28,7 @@ class Level(StrEnum):
 
 LEVEL_NAMES = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL"}
 """The names of the levels in the output for people."""
-_ORDER = list(Level)
+_LEVEL_ORDER = list(Level)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     level: Level
     name: str = ""
-    """The name of the check. `named` sets it. It does not change between versions."""
+    """The name of the check. `set_check_name` sets it. It does not change between versions."""
     text: str
     """The result, in one line."""
     fix: str | None = None
@@ -60,20 +60,20 @@ def fail(text: str, fix: str, /, **data: object) -> Finding:
     return Finding(level=Level.FAIL, text=text, fix=fix, data=data)
 
 
-def named(name: str, findings: Iterable[Finding]) -> list[Finding]:
+def set_check_name(name: str, findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings with the name of their check."""
     return [msgspec.structs.replace(finding, name=name) for finding in findings]
 
 
 def worst_level(findings: Iterable[Finding]) -> Level:
     """Return the worst level of the findings."""
-    return max((finding.level for finding in findings), key=_ORDER.index, default=Level.OK)
+    return max((finding.level for finding in findings), key=_LEVEL_ORDER.index, default=Level.OK)
 
 
-def limited(findings: Iterable[Finding]) -> list[Finding]:
+def limit_problems(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings that are ok, the worst `FINDINGS_MAX` problems, and one more finding that
     counts the remaining problems."""
-    ordered = sorted(findings, key=lambda finding: _ORDER.index(finding.level), reverse=True)
+    ordered = sorted(findings, key=lambda finding: _LEVEL_ORDER.index(finding.level), reverse=True)
     problems = [finding for finding in ordered if finding.level is not Level.OK]
     shown = ordered[len(problems) :] + problems[:FINDINGS_MAX]
     if more := problems[FINDINGS_MAX:]:

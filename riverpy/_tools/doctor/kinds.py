@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._log_events import JOBS_FAILED
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.doctor.snapshot import KINDS_LIMIT, TOUCHED_LIMIT, kinds_limit
+from riverpy._tools.doctor.snapshot import KINDS_LIMIT, QUEUE_TOUCH_MAX_AGE, kinds_limit
 from riverpy._tools.doctor.statements import doctor_discarded
 from riverpy._tools.text import count, names, one_error, waiting
 
@@ -93,7 +93,9 @@ async def _foreign_queues(snapshot: DatabaseSnapshot, live: Sequence[ClientRow])
     if leader is not None and not leader.has_expired and leader.is_registered is False:
         return {row.name for row in rows}
     worked = {queue for client in live for queue in client.queues}
-    return {row.name for row in rows if row.touched < TOUCHED_LIMIT and row.name not in worked}
+    return {
+        row.name for row in rows if row.touched < QUEUE_TOUCH_MAX_AGE and row.name not in worked
+    }
 
 
 def _unknown_kind(

@@ -21,8 +21,8 @@ CANDIDATE_FIX = (
     "let one of its workers take part in leader election, and restart it: without --no-candidate, "
     "RIVERPY_CANDIDATE=0, `candidate` = false in its file or Config(candidate=False)"
 )
-_START_WORKER = "start a worker: riverpy worker"
-_EFFECT = (
+_START_WORKER_FIX = "start a worker: riverpy worker"
+_NO_LEADER_EFFECT = (
     "scheduled jobs and retries do not become available, and jobs of dead workers are not released"
 )
 
@@ -66,7 +66,9 @@ async def _check_no_leader(
         clients = [client for client in clients or () if client.client_id not in others]
         if not any(client.is_alive for client in clients):
             waiting = sorted({row.queue for row in await snapshot.backlogs()})
-            return _only_domains(domains.unmaintained(waiting).get(DEFAULT_DOMAIN, []))
+            return _default_without_clients(
+                domains.unmaintained_queues(waiting).get(DEFAULT_DOMAIN, [])
+            )
     text = "there is no leader"
     if leader is not None:
         text += f": the lease of {leader.row.leader_id} expired {span(-leader.row.remaining)} ago"
@@ -77,20 +79,20 @@ async def _check_no_leader(
         "candidates": [client.client_id for client in candidates],
     }
     if candidates:
-        return not_elected(text, candidates, "river_leader", **data)
+        return no_election_finding(text, candidates, "river_leader", **data)
     if live and all(client.is_stopping for client in live):
         ids = names(client.client_id for client in live)
-        text += f", and all running clients are stopping ({ids}): {_EFFECT}"
-        return warn(text, _START_WORKER, **data)
+        text += f", and all running clients are stopping ({ids}): {_NO_LEADER_EFFECT}"
+        return warn(text, _START_WORKER_FIX, **data)
     if live:
         whose = "no client of default" if others else "no client"
-        text += f", and {whose} takes part in leader election: {_EFFECT}"
+        text += f", and {whose} takes part in leader election: {_NO_LEADER_EFFECT}"
         return fail(text, CANDIDATE_FIX, **data)
     reason = "it is not known which clients run" if clients is None else "no client runs"
-    return warn(f"{text}, and {reason}: {_EFFECT}", _START_WORKER, **data)
+    return warn(f"{text}, and {reason}: {_NO_LEADER_EFFECT}", _START_WORKER_FIX, **data)
 
 
-def not_elected(
+def no_election_finding(
     text: str, candidates: Sequence[ClientRow | DomainMember], table: str, /, **data: object
 ) -> Finding:
     """Return the finding that no candidate has become leader. `text` is its start, and `table` is
@@ -107,7 +109,7 @@ def not_elected(
     )
 
 
-def _only_domains(unmaintained: Sequence[str]) -> Finding:
+def _default_without_clients(unmaintained: Sequence[str]) -> Finding:
     text = "default has no leader and no running client. Other domains have running clients"
     data: dict[str, object] = {"leader_id": None, "candidates": [], "queues": unmaintained}
     if not unmaintained:

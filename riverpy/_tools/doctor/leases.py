@@ -13,17 +13,17 @@ from riverpy._tools.text import count, names, span
 if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 
-EXPIRED_MIN = 60.0
+EXPIRED_AGE_MIN = 60.0
 """Seconds after the expiry from which a lease is reported. A process that waits for the lease
 acquires it earlier."""
-EXPIRED_MAX = 86_400.0
+EXPIRED_AGE_MAX = 86_400.0
 """Seconds after the expiry from which a lease is no longer reported, because it is probably no
 longer needed."""
 
 
 async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the leases that have a holder, and the leases that have expired."""
-    if not snapshot.has(LEASES_VERSION):
+    if not snapshot.has_migration(LEASES_VERSION):
         return [ok("off: their table is missing (see `schema`)", leases=None)]
     rows = await snapshot.session.read(lease_list, snapshot.schema)
     holders: dict[str, str] = {}
@@ -35,7 +35,7 @@ async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
         name = row.name.removeprefix(USER_PREFIX)
         if row.remaining >= 0:
             holders[name] = row.holder
-        elif EXPIRED_MIN <= -row.remaining < EXPIRED_MAX:
+        elif EXPIRED_AGE_MIN <= -row.remaining < EXPIRED_AGE_MAX:
             expired[name] = -row.remaining
             last_holders[row.holder] = None
     text = count(len(holders), "lease") + " of user code"

@@ -52,12 +52,12 @@ USAGE_FULL = 0.9
 WARNING_INTERVAL = 5.5
 """Seconds to wait for the server's next warning. The server warns at most once in 5 s."""
 _NUMBER = re.compile(r"[0-9]+")
-TOPIC = "riverpy_doctor"
+DOCTOR_TOPIC = "riverpy_doctor"
 PROBE_TIMEOUT = 2.0
 """Seconds within which the test notification must arrive."""
 LISTEN_TIMEOUT = 10.0
 """Seconds for the connection and the statement LISTEN."""
-_NOT_TRIED = warn(
+_LISTENING_NOT_TRIED = warn(
     "not tried, because the server's notification queue is full: see `notifications`",
     "run riverpy doctor again when the queue is no longer full",
     seconds=None,
@@ -118,7 +118,7 @@ async def _pid_of_warning(snapshot: DatabaseSnapshot) -> int | None:
         try:
             async with snapshot.session.reading() as connection:
                 await doctor_show_warnings(connection)
-                await doctor_notify(connection, channel=TOPIC, payload="")
+                await doctor_notify(connection, channel=DOCTOR_TOPIC, payload="")
         except PostgresError as error:  # the warning comes before this error
             if not is_notification_queue_full(error):
                 raise
@@ -132,7 +132,7 @@ async def _pid_of_warning(snapshot: DatabaseSnapshot) -> int | None:
 async def check_listening(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Send a notification, and report whether it arrives. Without notifications a job waits for the
     next poll, one second by default."""
-    finding = _NOT_TRIED if snapshot.is_queue_full else await _try_listening(snapshot)
+    finding = _LISTENING_NOT_TRIED if snapshot.is_queue_full else await _try_listening(snapshot)
     snapshot.notifications_arrive = finding.level is Level.OK
     return [finding]
 
@@ -192,7 +192,7 @@ async def check_listeners(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 async def _send_and_wait(snapshot: DatabaseSnapshot, url: str) -> float | None:
     """Return the seconds until the notification arrived; None: no notification arrived."""
-    channel, token = f"{snapshot.schema}.{TOPIC}", secrets.token_hex(8)
+    channel, token = f"{snapshot.schema}.{DOCTOR_TOPIC}", secrets.token_hex(8)
     arrived = asyncio.Event()
 
     def receive(payload: str) -> None:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 LATENCY_WARN = 0.1
 """Seconds. A slower round trip to the server is reported."""
-SKEW_WARN = 2.0
+CLOCK_SKEW_WARN = 2.0
 """Seconds. A larger difference between the clocks of machine and server is reported."""
-MEASUREMENTS = 3
+MEASUREMENT_COUNT = 3
 """The number of measured round trips. The fastest one is used."""
 CONNECTIONS_WARN = 0.8
 """The used share of `max_connections`, from 0 to 1, from which the check warns."""
@@ -74,7 +74,7 @@ async def expect_primary(connection: Transaction) -> None:
 
 async def check_server(session: Session) -> tuple[ServerRow, Finding]:
     """Connect, and report the server and its role. Raises the errors of `Session.connection`."""
-    server = await session.bounded(doctor_server(await session.connection()))
+    server = await session.await_with_timeout(doctor_server(await session.connection()))
     latency, _ = await session.read(_measured_clock)
     return server, _check_connection(server, latency)
 
@@ -136,7 +136,7 @@ async def check_settings(session: Session, role: str) -> list[Finding]:
             seconds=setting.seconds,
             source=setting.source,
         )
-        for setting in await session.bounded(doctor_settings(connection, names))
+        for setting in await session.await_with_timeout(doctor_settings(connection, names))
         if (effect := _harmful_effect(setting))
     ]
     return findings or [ok("no setting of the role harms riverpy")]
@@ -178,7 +178,7 @@ async def check_clock(session: Session) -> list[Finding]:
         f"this machine is {abs(skew):.3f} s {'ahead of' if skew > 0 else 'behind'} the server, "
         f"± {error:.3f} s"
     )
-    if abs(skew) - error < SKEW_WARN:
+    if abs(skew) - error < CLOCK_SKEW_WARN:
         return [ok(text, **data)]
     text += ": times that programs on this machine give to jobs are wrong by that"
     return [warn(text, "synchronise both clocks (NTP: chronyd or systemd-timesyncd)", **data)]
@@ -188,7 +188,7 @@ async def _measured_clock(connection: Transaction) -> tuple[float, float]:
     """Return the duration of a round trip to the server in seconds, and the seconds by which this
     machine's clock is ahead of the server's clock."""
     measured: list[tuple[float, float]] = []
-    for _ in range(MEASUREMENTS):
+    for _ in range(MEASUREMENT_COUNT):
         before, start = now(), monotonic()
         at = await doctor_now(connection)
         round_trip = monotonic() - start

@@ -86,7 +86,7 @@ class Session:
         async with self.reading() as connection:
             return await statement(connection, *args, **kwargs)
 
-    async def bounded(self, answer: Awaitable[ResultT]) -> ResultT:
+    async def await_with_timeout(self, answer: Awaitable[ResultT]) -> ResultT:
         """Await one statement outside a transaction, and return its result. In such a statement the
         settings of the session are not changed by doctor.
 

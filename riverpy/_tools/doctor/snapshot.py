@@ -46,7 +46,7 @@ COUNT_LIMIT = 10_001
 COUNT_TOTAL_LIMIT = 100_000
 """The maximum number of jobs that are counted in all queues and states. With many queues, fewer
 jobs of each queue are counted."""
-TOUCHED_LIMIT = 1200.0
+QUEUE_TOUCH_MAX_AGE = 1200.0
 """Seconds. If the row of a queue was not updated for this time, no client works the queue. Clients
 in every language update the row every 10 minutes."""
 KINDS_LIMIT = 1_000
@@ -54,7 +54,7 @@ KINDS_LIMIT = 1_000
 KINDS_TOTAL_LIMIT = 20_000
 """The maximum number of jobs in all queues and states whose kinds are read. With many queues, fewer
 jobs of each queue are read."""
-WAITING = ("available", "retryable", "scheduled")
+WAITING_STATES = ("available", "retryable", "scheduled")
 """The states of waiting jobs."""
 RUNNING_LIMIT = 10_001
 """The maximum number of running jobs that are read."""
@@ -129,14 +129,14 @@ class DatabaseSnapshot:
         """The schema of River's tables."""
         return self.state.schema
 
-    def has(self, version: int) -> bool:
+    def has_migration(self, version: int) -> bool:
         """Return whether the database has this migration of riverpy's own tables."""
         return version in self.state.versions(OWN_LINE)
 
     @_read_once
     async def clients(self) -> list[ClientRow] | None:
         """Return the registered clients; None: the table of clients is missing."""
-        if not self.has(CLIENTS_VERSION):
+        if not self.has_migration(CLIENTS_VERSION):
             return None
         return await self.session.read(client_list, self.schema, limit=CLIENTS_LIMIT)
 
@@ -148,7 +148,7 @@ class DatabaseSnapshot:
     async def domains(self) -> DomainMap | None:
         """Return the domains; None: the tables of domains are missing, or the role may not read
         these tables."""
-        if not self.has(DOMAINS_VERSION):
+        if not self.has_migration(DOMAINS_VERSION):
             return None
         return await self.session.read(read_permitted_domains, self.schema)
 
@@ -156,7 +156,7 @@ class DatabaseSnapshot:
     async def leader(self) -> Leader | None:
         """Return the current or last leader; None: there was no leader, or the last leader
         resigned."""
-        has_clients = self.has(CLIENTS_VERSION)
+        has_clients = self.has_migration(CLIENTS_VERSION)
         return await self.session.read(read_leader, self.schema, has_clients=has_clients)
 
     @_read_once
@@ -174,7 +174,7 @@ class DatabaseSnapshot:
     @_read_once
     async def periodic(self) -> list[PeriodicRow]:
         """Return the periodic jobs. If the table of periodic jobs is missing, the list is empty."""
-        if not self.has(PERIODIC_VERSION):
+        if not self.has_migration(PERIODIC_VERSION):
             return []
         return await self.session.read(doctor_periodic, self.schema)
 
@@ -183,7 +183,7 @@ class DatabaseSnapshot:
         return await self.session.read(
             read_jobs,
             self.schema,
-            WAITING,
+            WAITING_STATES,
             self.damaged,
             doctor_kinds,
             backlogs=backlogs,

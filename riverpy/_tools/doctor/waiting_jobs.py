@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.schema import PERIODIC_VERSION
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.doctor.snapshot import TOUCHED_LIMIT
+from riverpy._tools.doctor.snapshot import QUEUE_TOUCH_MAX_AGE
 from riverpy._tools.text import count, names, span, waiting
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
     from riverpy._tools.doctor.statements import BacklogRow, PeriodicRow, QueueRow
+    from riverpy._tools.reads import ClientRow
 
 SCHEDULED_LATE_WARN = 30.0
 """Seconds. A scheduled job or a retry that is later is reported. Every 5 s a leader makes due jobs
@@ -30,20 +31,15 @@ UNWORKED_LAG_FACTOR = 10
 async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report for each queue how long its jobs are due, and how many clients work the queue. The
     data also has the queues without jobs."""
-    clients = await snapshot.clients()
     backlogs = {row.queue: row for row in await snapshot.backlogs() if row.state == "available"}
     rows = {row.name: row for row in await snapshot.queues()}
-    live = await snapshot.live_clients()
     queues = sorted({*backlogs, *rows})
-    workers = {
-        queue: None if clients is None else sum(queue in client.queues for client in live)
-        for queue in queues
-    }
+    live = None if await snapshot.clients() is None else await snapshot.live_clients()
     facts = {
-        queue: _queue_facts(backlogs.get(queue), rows.get(queue), workers[queue])
-        for queue in queues
+        queue: _queue_facts(queue, backlogs.get(queue), rows.get(queue), live) for queue in queues
     }
-    kinds = await snapshot.kinds([row for queue, row in backlogs.items() if not workers[queue]])
+    unworked = [row for queue, row in backlogs.items() if not facts[queue]["clients"]]
+    kinds = await snapshot.kinds(unworked)
     problems = [
         _check_queue(
             backlog,
@@ -64,15 +60,15 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _queue_facts(
-    backlog: BacklogRow | None, row: QueueRow | None, workers: int | None
+    queue: str, backlog: BacklogRow | None, row: QueueRow | None, live: list[ClientRow] | None
 ) -> dict[str, object]:
+    due_for = None if backlog is None else backlog.due_for
+    paused_for = None if row is None else row.paused_for
     return {
         "available": backlog.jobs if backlog else 0,
-        "oldest_due": None
-        if backlog is None or backlog.due_for is None
-        else round(max(backlog.due_for, 0), 3),
-        "paused_for": None if row is None or row.paused_for is None else round(row.paused_for, 3),
-        "clients": workers,
+        "oldest_due": None if due_for is None else round(max(due_for, 0), 3),
+        "paused_for": None if paused_for is None else round(paused_for, 3),
+        "clients": None if live is None else sum(queue in client.queues for client in live),
     }
 
 
@@ -97,7 +93,7 @@ def _check_queue(
         return warn(text, fix, **data)
     text += f", the oldest for {span(lag)}"
     if facts["clients"] == 0:
-        is_touched = row is not None and row.touched < TOUCHED_LIMIT
+        is_touched = row is not None and row.touched < QUEUE_TOUCH_MAX_AGE
         is_failure = lag >= max_lag * UNWORKED_LAG_FACTOR and not is_touched
         other = ". A client in another language may work it" if is_touched else ""
         return (fail if is_failure else warn)(
@@ -143,8 +139,8 @@ async def check_scheduled(snapshot: DatabaseSnapshot) -> list[Finding]:
 async def _missing_leaders(snapshot: DatabaseSnapshot, queues: Sequence[str]) -> str | None:
     """Return a text that names the missing leaders of these queues; None: no leader is missing."""
     domains = await snapshot.domains()
-    if domains is not None and domains.others:
-        unmaintained = domains.unmaintained(queues)
+    if domains is not None and domains.other_domains:
+        unmaintained = domains.unmaintained_queues(queues)
         return f"domain {names(unmaintained)} has no leader" if unmaintained else None
     leader = await snapshot.leader()
     return "there is no leader" if leader is None or leader.has_expired else None
@@ -152,7 +148,7 @@ async def _missing_leaders(snapshot: DatabaseSnapshot, queues: Sequence[str]) ->
 
 async def check_periodic(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report periodic jobs that are paused or late."""
-    if not snapshot.has(PERIODIC_VERSION):
+    if not snapshot.has_migration(PERIODIC_VERSION):
         return [ok("off: their table is missing (see `schema`)", periodic_jobs=None)]
     rows = await snapshot.periodic()
     paused = [row.id for row in rows if row.paused_for is not None]

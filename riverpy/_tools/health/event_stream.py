@@ -29,7 +29,7 @@ KEEPALIVE_INTERVAL = 10.0
 """Seconds without a line after which the server sends an empty line."""
 ERROR_LENGTH_MAX = 500
 """The maximum number of characters of an error."""
-PARAMETERS = ("event", "kind", "queue", "state")
+QUERY_PARAMETERS = ("event", "kind", "queue", "state")
 """The query parameters. A parameter may occur more than once. A line must have one of the values of
 each given parameter. The lines of a queue have no kind and no state."""
 
@@ -64,9 +64,9 @@ def stream_events(
     Raises:
         ValueError: a parameter or a kind of event is not known.
     """
-    if unknown := set(params) - set(PARAMETERS):
+    if unknown := set(params) - set(QUERY_PARAMETERS):
         raise ValueError(
-            f"unknown parameter {min(unknown)}: the parameters are {', '.join(PARAMETERS)}"
+            f"unknown parameter {min(unknown)}: the parameters are {', '.join(QUERY_PARAMETERS)}"
         )
     named = params.get("event") or list(EventKind)
     try:
@@ -93,9 +93,9 @@ async def _lines(
                 return
             if events.dropped > dropped:
                 dropped, count = events.dropped, events.dropped - dropped
-                yield _encode(EventLine(event="dropped", dropped=count))
+                yield _encode_line(EventLine(event="dropped", dropped=count))
             if line and all(getattr(line, name) in values for name, values in accepted.items()):
-                yield _encode(line)
+                yield _encode_line(line)
             elif anyio.current_time() >= keepalive_at:
                 yield b"\n"
             else:
@@ -118,15 +118,15 @@ def line_of(event: Event) -> EventLine:
         max_attempts=job.max_attempts,
         wait=round(times.queue_wait.total_seconds(), 6),
         run=round(times.run.total_seconds(), 6),
-        error=_error(event.kind, job),
+        error=_error_of_job(event.kind, job),
     )
 
 
-def _error(kind: EventKind, job: JobRow) -> str:
+def _error_of_job(kind: EventKind, job: JobRow) -> str:
     if kind not in {EventKind.JOB_FAILED, EventKind.JOB_CANCELLED} or not job.errors:
         return ""
     return mask_url(job.errors[-1].error)[:ERROR_LENGTH_MAX]
 
 
-def _encode(line: EventLine) -> bytes:
+def _encode_line(line: EventLine) -> bytes:
     return msgspec.json.encode(line) + b"\n"

@@ -16,11 +16,11 @@ LOOPBACK = "127.0.0.1"
 HEAD_MAX = 8 * 1024
 """The maximum number of bytes of the request line and the headers."""
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\s/\[\]]*):)?(?P<port>[0-9]{1,5})")
-_LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.[0-9]")
-_HOST = re.compile(rb"^host:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+_REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.[0-9]")
+_HOST_HEADER = re.compile(rb"^host:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _HEADERS = "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
 
-Body: TypeAlias = bytes | AsyncGenerator[bytes, None]
+ResponseBody: TypeAlias = bytes | AsyncGenerator[bytes, None]
 
 
 class Address(NamedTuple):
@@ -32,11 +32,7 @@ class Address(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Address:
         """Parse `HOST:PORT`, `[IPv6]:PORT`, `:PORT` or `PORT`. The default host is the loopback
-        address.
-
-        Raises:
-            ValueError: the text is not an address.
-        """
+        address. Raises ValueError if the text is not an address."""
         match = _ADDRESS.fullmatch(text.strip())
         if match is None or int(match["port"]) > 65535:
             raise ValueError(f"{text!r} is not HOST:PORT, as in 127.0.0.1:8378 or :8378")
@@ -92,7 +88,7 @@ class Response(msgspec.Struct, frozen=True):
 
     status: HTTPStatus
     content_type: str
-    body: Body
+    body: ResponseBody
 
     def head(self) -> bytes:
         """Return the status line and the headers."""
@@ -102,14 +98,14 @@ class Response(msgspec.Struct, frozen=True):
         return f"{line}Content-Type: {self.content_type}\r\n{length}{allow}{_HEADERS}".encode()
 
 
-def parse(head: bytes) -> Request:
+def parse_request(head: bytes) -> Request:
     """Parse the request line and the headers, up to the empty line.
 
     Raises:
         HttpError: the request is invalid or not supported.
     """
     line = head.partition(b"\n")[0].rstrip(b"\r")
-    match = _LINE.fullmatch(line)
+    match = _REQUEST_LINE.fullmatch(line)
     if match is None:
         raise HttpError(HTTPStatus.BAD_REQUEST, "this is not an HTTP/1.1 request")
     method, target = match[1].decode(), match[2].decode()
@@ -120,7 +116,7 @@ def parse(head: bytes) -> Request:
         params = parse_qs(url.query, max_num_fields=100)
     except ValueError:
         raise HttpError(HTTPStatus.BAD_REQUEST, "the target of the request is invalid") from None
-    host = _HOST.search(head)
+    host = _HOST_HEADER.search(head)
     return Request(
         method, url.path, params, host[1].strip(b" \t").decode("latin-1").lower() if host else ""
     )

@@ -22,7 +22,7 @@ BODY_MAX = 16 * 1024 * 1024
 LINE_MAX = 64 * 1024
 PORT_DEFAULT = 8378
 NO_HEALTH_SERVER = "the program that listens there is not a health server"
-_SILENT = f"no answer within {TIMEOUT:g} s"
+_NO_ANSWER = f"no answer within {TIMEOUT:g} s"
 
 
 class HttpResponse(NamedTuple):
@@ -32,11 +32,7 @@ class HttpResponse(NamedTuple):
     stream: BufferedByteReceiveStream
 
     async def body(self) -> bytes:
-        """Return the whole body.
-
-        Raises:
-            TimeoutError: the body did not end within `TIMEOUT`.
-        """
+        """Return the whole body. Raises TimeoutError if it does not end within `TIMEOUT`."""
         parts: list[bytes] = []
         with anyio.fail_after(TIMEOUT, reason="the response did not end"):
             try:
@@ -48,11 +44,8 @@ class HttpResponse(NamedTuple):
 
 
 def parse_address(url: str) -> Address:
-    """Parse `http://HOST:PORT`, `HOST:PORT`, `:PORT` or `PORT`.
-
-    Raises:
-        ValueError: the text is not an address.
-    """
+    """Parse `http://HOST:PORT`, `HOST:PORT`, `:PORT` or `PORT`. Raises ValueError if the text is no
+    address."""
     if "://" not in url:
         return Address.parse(url)
     parts = urlsplit(url)
@@ -70,14 +63,14 @@ async def http_get(address: Address, target: str) -> AsyncGenerator[HttpResponse
             the address.
         TimeoutError: there was no response within `TIMEOUT`.
     """
-    with anyio.fail_after(TIMEOUT, reason=_SILENT):
+    with anyio.fail_after(TIMEOUT, reason=_NO_ANSWER):
         try:
             stream = await anyio.connect_tcp(address.host, address.port)
         except OSError as error:
-            raise ConnectionError(_reason(error)) from error
+            raise ConnectionError(_connection_failure(error)) from error
     async with stream:
         buffered = BufferedByteReceiveStream(stream)
-        with anyio.fail_after(TIMEOUT, reason=_SILENT):
+        with anyio.fail_after(TIMEOUT, reason=_NO_ANSWER):
             await stream.send(f"GET {target} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
             try:
                 head = await buffered.receive_until(b"\r\n\r\n", LINE_MAX)
@@ -89,7 +82,7 @@ async def http_get(address: Address, target: str) -> AsyncGenerator[HttpResponse
         yield HttpResponse(int(words[1]), buffered)
 
 
-def _reason(error: OSError) -> str:
+def _connection_failure(error: OSError) -> str:
     """Return the reason of a failed connection. If the host has several addresses, this is the
     reason for the last address."""
     cause = error.__cause__

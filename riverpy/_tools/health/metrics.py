@@ -18,25 +18,20 @@ if TYPE_CHECKING:
 
     from riverpy.stats import ClientStats, KindStats, LeaseStats, QueueStats
 
-Value: TypeAlias = float | Histogram | None
+SampleValue: TypeAlias = float | Histogram | None
 """The value of a sample; None: not known, so there is no sample."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-_OUTCOMES = ("completed", "failed", "snoozed", "cancelled", "interrupted")
+_ATTEMPT_OUTCOMES = ("completed", "failed", "snoozed", "cancelled", "interrupted")
 
 
 def render(
     stats: ClientStats, *, process_started_at: float, lags: Mapping[str, timedelta] | None
 ) -> Iterator[str]:
     """Yield the page of one client in parts of some lines, because a whole page at once could block
-    the event loop.
-
-    Args:
-        stats: the stats of the client.
-        process_started_at: the start of the process, in seconds since 1970.
-        lags: the time for which the oldest due job of each queue has waited; None: not known.
-    """
+    the event loop. `process_started_at` is in seconds since 1970. `lags` has the wait of the oldest
+    due job of each queue; None: not known."""
     yield from _process_metrics(stats, process_started_at)
     yield from _database_metrics(stats)
     waits = {queue: wait.total_seconds() for queue, wait in (lags or {}).items()}
@@ -58,14 +53,14 @@ def _process_metrics(stats: ClientStats, started_at: float) -> Iterator[str]:
     text = "1 while the worker is the leader of its domain."
     yield from _labelled("leader", "gauge", text, "domain", {stats.domain: stats.is_leader})
     text = "Start of the process, seconds since 1970."
-    yield from _single("process_start_time_seconds", "gauge", text, started_at)
+    yield from _unlabelled("process_start_time_seconds", "gauge", text, started_at)
     text = "Delay of the event loop."
-    yield from _single("event_loop_lag_seconds", "histogram", text, stats.loop_lag)
-    yield from _single("stuck_services", "gauge", "Services that are stuck.", len(stats.stuck))
+    yield from _unlabelled("event_loop_lag_seconds", "histogram", text, stats.loop_lag)
+    yield from _unlabelled("stuck_services", "gauge", "Services that are stuck.", len(stats.stuck))
     text = "Jobs that still run after their cancellation."
-    yield from _single("stuck_jobs", "gauge", text, stats.stuck_jobs)
+    yield from _unlabelled("stuck_jobs", "gauge", text, stats.stuck_jobs)
     text = "Events that were dropped for slow subscribers."
-    yield from _single("events_dropped_total", "counter", text, stats.dropped_events)
+    yield from _unlabelled("events_dropped_total", "counter", text, stats.dropped_events)
 
 
 def _database_metrics(stats: ClientStats) -> Iterator[str]:
@@ -75,16 +70,16 @@ def _database_metrics(stats: ClientStats) -> Iterator[str]:
     text = "Renewals of the leader's lease, by result."
     yield from _labelled("lease_renewals_total", "counter", text, "result", renewals)
     is_proven = None if stats.listener == "off" else stats.listener == "proven"
-    yield from _single("listener_proven", "gauge", "1 while notifications arrive.", is_proven)
+    yield from _unlabelled("listener_proven", "gauge", "1 while notifications arrive.", is_proven)
     text = "Time since the last heartbeat."
-    yield from _single("heartbeat_age_seconds", "gauge", text, stats.heartbeat_age)
-    yield from _single("outages_total", "counter", "Losses of the database.", stats.outages)
+    yield from _unlabelled("heartbeat_age_seconds", "gauge", text, stats.heartbeat_age)
+    yield from _unlabelled("outages_total", "counter", "Losses of the database.", stats.outages)
     text = "Results that are not stored yet."
-    yield from _single("results_waiting", "gauge", text, stats.backlog)
+    yield from _unlabelled("results_waiting", "gauge", text, stats.backlog)
     text = "Results that the database refuses or stores too slowly."
-    yield from _single("results_set_aside", "gauge", text, len(stats.results_set_aside))
+    yield from _unlabelled("results_set_aside", "gauge", text, len(stats.results_set_aside))
     text = "Results of attempts that the worker no longer owned."
-    yield from _single("results_refused_total", "counter", text, stats.results_refused)
+    yield from _unlabelled("results_refused_total", "counter", text, stats.results_refused)
 
 
 def _queue_metrics(queues: Mapping[str, QueueStats]) -> Iterator[str]:
@@ -114,10 +109,10 @@ def _kind_metrics(kinds: Mapping[str, KindStats]) -> Iterator[str]:
     attempts = (
         ({"kind": kind, "outcome": outcome}, getattr(stats, outcome))
         for kind, stats in kinds.items()
-        for outcome in _OUTCOMES
+        for outcome in _ATTEMPT_OUTCOMES
     )
     text = "Attempts with a stored result, by outcome."
-    yield from _metric("attempts_total", "counter", text, attempts)
+    yield from _metric_lines("attempts_total", "counter", text, attempts)
     discarded = {kind: stats.discarded for kind, stats in kinds.items()}
     text = "Jobs whose last attempt failed."
     yield from _labelled("jobs_discarded_total", "counter", text, "kind", discarded)
@@ -127,12 +122,12 @@ def _kind_metrics(kinds: Mapping[str, KindStats]) -> Iterator[str]:
 
 def _lease_metrics(leases: LeaseStats) -> Iterator[str]:
     text = "Leases of user code that are held."
-    yield from _single("leases_held", "gauge", text, leases.held)
+    yield from _unlabelled("leases_held", "gauge", text, leases.held)
     renewals = {"renewed": leases.renewals, "failed": leases.renewal_failures}
     text = "Renewals of these leases, by result."
     yield from _labelled("leases_renewals_total", "counter", text, "result", renewals)
     text = "Duration of their last renewal."
-    yield from _single("leases_renewal_seconds", "gauge", text, leases.renewal_seconds)
+    yield from _unlabelled("leases_renewal_seconds", "gauge", text, leases.renewal_seconds)
 
 
 def _singleton_metrics(stats: ClientStats) -> Iterator[str]:
@@ -148,20 +143,20 @@ def _singleton_metrics(stats: ClientStats) -> Iterator[str]:
         yield from _labelled(f"singleton_{name}", kind, text, "singleton", values)
 
 
-def _single(name: str, kind: str, text: str, value: Value) -> Iterator[str]:
+def _unlabelled(name: str, kind: str, text: str, value: SampleValue) -> Iterator[str]:
     """Yield a metric with one sample without labels."""
-    return _metric(name, kind, text, [({}, value)])
+    return _metric_lines(name, kind, text, [({}, value)])
 
 
 def _labelled(
-    name: str, kind: str, text: str, label: str, values: Mapping[str, Value]
+    name: str, kind: str, text: str, label: str, values: Mapping[str, SampleValue]
 ) -> Iterator[str]:
     """Yield a metric with a sample for each value of one label."""
-    return _metric(name, kind, text, (({label: key}, value) for key, value in values.items()))
+    return _metric_lines(name, kind, text, (({label: key}, value) for key, value in values.items()))
 
 
-def _metric(
-    name: str, kind: str, text: str, samples: Iterable[tuple[Mapping[str, str], Value]]
+def _metric_lines(
+    name: str, kind: str, text: str, samples: Iterable[tuple[Mapping[str, str], SampleValue]]
 ) -> Iterator[str]:
     """Yield the lines of one metric: its help text and its kind, then its samples with labels."""
     name = f"riverpy_{name}"
@@ -171,24 +166,28 @@ def _metric(
         if isinstance(value, Histogram):
             yield "".join(_histogram_lines(name, shown, value))
         elif value is not None:
-            yield f"{name}{{{shown}}} {_number(value)}\n" if shown else f"{name} {_number(value)}\n"
+            yield (
+                f"{name}{{{shown}}} {_number_text(value)}\n"
+                if shown
+                else f"{name} {_number_text(value)}\n"
+            )
 
 
 def _histogram_lines(name: str, labels: str, values: Histogram) -> Iterator[str]:
     bucket = f'{name}_bucket{{{labels}{"," if labels else ""}le="'
     total = 0
-    for bound, count in zip(_bounds(values.bounds), values.counts, strict=False):
+    for bound, count in zip(_bound_texts(values.bounds), values.counts, strict=False):
         total += count
         yield f'{bucket}{bound}"}} {total}\n'
     braces = f"{{{labels}}}" if labels else ""
     yield f'{bucket}+Inf"}} {values.count}\n'
-    yield f"{name}_sum{braces} {_number(values.sum)}\n{name}_count{braces} {values.count}\n"
+    yield f"{name}_sum{braces} {_number_text(values.sum)}\n{name}_count{braces} {values.count}\n"
 
 
 @lru_cache(maxsize=16)
-def _bounds(bounds: tuple[float, ...]) -> tuple[str, ...]:
-    return tuple(map(_number, bounds))
+def _bound_texts(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return tuple(map(_number_text, bounds))
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(float(value))

@@ -64,9 +64,9 @@ def readiness(stats: ClientStats | None, lag: Check | None = None) -> ProbeResul
     checks = {"state": Check(state == "working", state)}
     if stats is not None and stats.state not in {"starting", "stopped"}:
         checks["schema"] = Check(True, "as expected")  # the start checks it
-        checks["listener"] = _listener(stats)
+        checks["listener"] = _check_listener(stats)
         for name, queue in stats.queues.items():
-            checks[f"queue {name}"] = _queue(queue)
+            checks[f"queue {name}"] = _check_queue(queue)
     if lag is not None:
         checks["lag"] = lag
     return ProbeResult.of(checks)
@@ -98,7 +98,7 @@ def check_leaders(limit: timedelta, domains: DomainMap) -> Check:
     missing: list[str] = []
     facts: list[str] = []
     for domain in sorted({member.domain for member in domains.members} | {DEFAULT_DOMAIN}):
-        lead = domains.lead(domain)
+        lead = domains.last_leader(domain)
         if lead is not None and not lead.is_over:
             facts.append(f"{lead.holder} is the leader of {domain}")
             continue
@@ -122,7 +122,7 @@ def check_leaders(limit: timedelta, domains: DomainMap) -> Check:
     )
 
 
-def _listener(stats: ClientStats) -> Check:
+def _check_listener(stats: ClientStats) -> Check:
     match stats.listener:
         case "proven":
             return Check(True, "notifications arrive")
@@ -133,7 +133,7 @@ def _listener(stats: ClientStats) -> Check:
             return Check(True, reason)
 
 
-def _queue(queue: QueueStats) -> Check:
+def _check_queue(queue: QueueStats) -> Check:
     if queue.paused:
         return Check(True, "paused")
     if queue.running >= queue.slots:

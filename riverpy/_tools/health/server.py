@@ -23,14 +23,14 @@ from riverpy._log_events import (
     HEALTH_REQUEST_FAILED,
     HEALTH_SERVER_STARTED,
 )
-from riverpy._tools.health.http import HEAD_MAX, HttpError, Response, parse
+from riverpy._tools.health.http import HEAD_MAX, HttpError, Response, parse_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from anyio.abc import SocketStream
 
-    from riverpy._tools.health.http import Address, Body, Request
+    from riverpy._tools.health.http import Address, Request, ResponseBody
 
 CONNECTIONS_MAX = 64
 """The maximum number of open connections."""
@@ -45,16 +45,17 @@ CLOSE_TIMEOUT = 1.0
 unread input, the client could lose the response."""
 ACCEPT_RETRY_DELAY = 0.5
 """Seconds to wait after accept failed, for example because there are no free descriptors."""
-_DISCONNECTED = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
+_DISCONNECTION_ERRORS = (
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+    anyio.EndOfStream,
+    OSError,
+)
 
 
 class Server:
-    """Answers HTTP requests while the context manager `serving` is open.
-
-    Args:
-        address: the address to listen on.
-        routes: maps each path to the function that answers requests for the path.
-    """
+    """Answers HTTP requests while the context manager `serving` is open. `routes` maps each path to
+    the function that answers its requests."""
 
     def __init__(
         self, address: Address, routes: Mapping[str, Callable[[Request], Awaitable[Response]]]
@@ -128,7 +129,7 @@ class Server:
         try:
             with scope:
                 await self._answer(stream, scope)
-        except _DISCONNECTED:
+        except _DISCONNECTION_ERRORS:
             pass
         except Exception:  # a failed request must not end the worker
             self._log.exception(HEALTH_REQUEST_FAILED)
@@ -140,10 +141,10 @@ class Server:
     async def _answer(self, stream: SocketStream, scope: anyio.CancelScope) -> None:
         is_head_only = False
         try:
-            request = parse(await _read_head(stream))
+            request = parse_request(await _read_head(stream))
             self._connections[scope] = True
             is_head_only = request.method == "HEAD"
-            response = await self._respond(request)
+            response = await self._route_request(request)
         except HttpError as refused:
             response = refused.response
         self._connections[scope] = True
@@ -159,7 +160,7 @@ class Server:
         with anyio.move_on_after(CLOSE_TIMEOUT):
             await _wait_for_close(stream)
 
-    async def _respond(self, request: Request) -> Response:
+    async def _route_request(self, request: Request) -> Response:
         if self._address.is_loopback and not request.is_for_local:
             raise HttpError(HTTPStatus.FORBIDDEN, "use localhost or an IP address as the host")
         route = self._routes.get(request.path)
@@ -195,7 +196,7 @@ async def _send_end(stream: SocketStream) -> None:
         raise anyio.BrokenResourceError from error
 
 
-async def _send_body(stream: SocketStream, body: Body) -> None:
+async def _send_body(stream: SocketStream, body: ResponseBody) -> None:
     if isinstance(body, bytes):
         for start in range(0, len(body), PART_SIZE):
             await _send(stream, body[start : start + PART_SIZE])
@@ -221,6 +222,6 @@ async def _cancel_when_closed(stream: SocketStream, scope: anyio.CancelScope) ->
 
 
 async def _wait_for_close(stream: SocketStream) -> None:
-    with suppress(*_DISCONNECTED):
+    with suppress(*_DISCONNECTION_ERRORS):
         while True:
             await stream.receive()

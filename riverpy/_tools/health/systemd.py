@@ -19,11 +19,8 @@ WATCHDOG_SHARE = 1 / 3
 
 
 class Systemd:
-    """Notifies the service manager. If the environment names no manager, all calls have no effect.
-
-    Args:
-        environ: the environment, which may have NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID.
-    """
+    """Notifies the service manager. If the environment has no NOTIFY_SOCKET, no call has an
+    effect."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         path = environ.get("NOTIFY_SOCKET", "")

@@ -32,11 +32,11 @@ LAG_MAX_AGE = 10.0
 """Seconds for which the lag of the queues is cached, so that requests cause few statements."""
 LAG_TIMEOUT = 1.0
 """Seconds that the statement for the lag of the queues may take."""
-RENDER_SLICE = 0.002
+RENDER_SLICE_SECONDS = 0.002
 """Seconds after which rendering lets other tasks run."""
 STREAMS_MAX = 8
 """The maximum number of readers of /events at the same time."""
-JSON = "application/json"
+JSON_CONTENT_TYPE = "application/json"
 
 
 class WorkerHealth:
@@ -70,7 +70,7 @@ class WorkerHealth:
         # If the loop was blocked until now, let the waiting tasks run first.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
-        return _respond(liveness(self._stats()))
+        return _probe_response(liveness(self._stats()))
 
     async def _readyz(self, request: Request) -> Response:
         await anyio.lowlevel.checkpoint()
@@ -82,7 +82,7 @@ class WorkerHealth:
                 raise HttpError(HTTPStatus.BAD_REQUEST, f"max_lag: {error}") from None
             lags = await self._read_lags()
             lag = check_lag(limit, lags, self._stats())
-        return _respond(readiness(self._stats(), lag))
+        return _probe_response(readiness(self._stats(), lag))
 
     async def _metrics(self, request: Request) -> Response:
         lags = await self._read_lags()
@@ -91,7 +91,7 @@ class WorkerHealth:
             process_started_at=self._started_at,
             lags=lags,
         )
-        return Response(HTTPStatus.OK, CONTENT_TYPE, await _joined(pieces))
+        return Response(HTTPStatus.OK, CONTENT_TYPE, await _join_parts(pieces))
 
     async def _read_lags(self) -> Mapping[str, timedelta] | None:
         """Return the time for which the oldest due job of each queue has waited; None: not
@@ -121,8 +121,8 @@ class WorkerHealth:
         return Response(HTTPStatus.OK, "application/x-ndjson", counted)
 
     async def _counted(self, lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """Yield an empty part, then the lines. The stream is counted as open from the empty part to
-        the end of the lines."""
+        """Yield an empty part, then the lines. From the empty part to the end of the lines, the
+        reader of this stream counts as one of `STREAMS_MAX`."""
         self._streams += 1
         try:
             yield b""
@@ -133,17 +133,17 @@ class WorkerHealth:
             await lines.aclose()
 
 
-async def _joined(pieces: Iterator[str]) -> bytes:
+async def _join_parts(pieces: Iterator[str]) -> bytes:
     """Join the parts of a page. Other tasks may run between two parts."""
-    page, until = list[str](), time.monotonic() + RENDER_SLICE
+    page, until = list[str](), time.monotonic() + RENDER_SLICE_SECONDS
     for piece in pieces:
         page.append(piece)
         if time.monotonic() >= until:
             await anyio.lowlevel.checkpoint()
-            until = time.monotonic() + RENDER_SLICE
+            until = time.monotonic() + RENDER_SLICE_SECONDS
     return "".join(page).encode()
 
 
-def _respond(result: ProbeResult) -> Response:
+def _probe_response(result: ProbeResult) -> Response:
     status = HTTPStatus.OK if result.ok else HTTPStatus.SERVICE_UNAVAILABLE
-    return Response(status, JSON, msgspec.json.encode(result) + b"\n")
+    return Response(status, JSON_CONTENT_TYPE, msgspec.json.encode(result) + b"\n")

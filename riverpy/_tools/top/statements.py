@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 
-class Moment(NamedTuple):
+class ReadTime(NamedTuple):
     """The time of a read, and the size of the table of jobs."""
 
     at: datetime
@@ -82,10 +82,10 @@ async def top_limits(connection: Transaction, limit: timedelta) -> None:
     )
 
 
-async def top_moment(connection: Transaction, schema: str | None) -> Moment:
+async def top_moment(connection: Transaction, schema: str | None) -> ReadTime:
     """Return the server's time and the size of the table of jobs."""
     (row,) = await query("top", "top_moment", schema).fetch(connection, schema=schema)
-    return Moment(*row)
+    return ReadTime(*row)
 
 
 async def top_kinds(

@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from riverpy._tools.domain_map import DomainMap
     from riverpy._tools.reads import ClientRow
 
-WINDOW = timedelta(seconds=10)
+RATE_WINDOW = timedelta(seconds=10)
 """The time over which rates are computed."""
 LATE_AFTER = timedelta(seconds=10)
 """The time after which a due scheduled job or retry counts as late. A leader needs half of it."""
-CAP = 10_000
+COUNT_LIMIT = 10_000
 """The limit for counting jobs: the jobs of one state in one queue, the ended jobs, and the jobs in
 some other states."""
-QUEUES_CAP = 100_000
+COUNT_TOTAL_LIMIT = 100_000
 """The maximum number of jobs of one state that are counted in all queues. With many queues, fewer
 jobs of each queue are counted."""
 QUEUES_MAX = 1_000
@@ -227,9 +227,9 @@ class StatusReader:
         if self._has_clients:
             clients = await client_list(connection, schema, limit=CLIENTS_MAX)
         names = await self._queue_names(connection, clients or [])
-        cap = max(min(CAP, QUEUES_CAP // max(len(names), 1)), 1)
+        cap = max(min(COUNT_LIMIT, COUNT_TOTAL_LIMIT // max(len(names), 1)), 1)
         ended, rows, running = await self._read_jobs(connection, names, cap)
-        totals = await top_totals(connection, schema, cap=CAP)
+        totals = await top_totals(connection, schema, cap=COUNT_LIMIT)
         for state in ("available", "running", "scheduled", "retryable"):
             totals[state] = sum(getattr(row, state) for row in rows)
         domains = None
@@ -238,7 +238,7 @@ class StatusReader:
         return FleetStatus(
             at=moment.at,
             leader=await self._leader(connection),
-            candidates=None if clients is None else _candidates(clients, domains),
+            candidates=None if clients is None else _candidate_count(clients, domains),
             domains=[] if domains is None else domain_statuses(domains),
             kinds_without_worker=await self._unworked_kinds(connection, names),
             damaged=sorted(self._damaged),
@@ -262,8 +262,8 @@ class StatusReader:
             sorted(FINAL_STATES),
             self._damaged,
             top_ended,
-            window=WINDOW,
-            cap=CAP,
+            window=RATE_WINDOW,
+            cap=COUNT_LIMIT,
         )
         rows = await read_jobs(
             connection,
@@ -277,7 +277,7 @@ class StatusReader:
             cap=cap,
         )
         running = await read_jobs(
-            connection, schema, ("running",), self._damaged, top_running, cap=CAP
+            connection, schema, ("running",), self._damaged, top_running, cap=COUNT_LIMIT
         )
         return ended, rows, running
 
@@ -311,7 +311,7 @@ class StatusReader:
         return LeaderStatus(row.leader_id, row.elected_at, round(row.remaining, 3), foreign)
 
 
-def _candidates(clients: Sequence[ClientRow], domains: DomainMap | None) -> int:
+def _candidate_count(clients: Sequence[ClientRow], domains: DomainMap | None) -> int:
     """Return how many live clients take part in the leader election of `default`."""
     others = set[str]() if domains is None else domains.clients_of_others
     return sum(
@@ -323,14 +323,14 @@ def _candidates(clients: Sequence[ClientRow], domains: DomainMap | None) -> int:
 def domain_statuses(domains: DomainMap) -> list[DomainStatus]:
     """Return the status of each domain other than `default`."""
     statuses: list[DomainStatus] = []
-    for name in domains.others:
+    for name in domains.other_domains:
         lead, live = domains.leader(name), domains.live_clients(name)
         leader = None
         if lead is not None:
             remaining, is_foreign = round(lead.remaining or 0, 3), not lead.is_registered
             leader = LeaderStatus(lead.holder, lead.elected_at, remaining, is_foreign, lead.epoch)
         candidates = sum(client.candidate for client in live)
-        queues = [row.queue for row in domains.owned(name)]
+        queues = [row.queue for row in domains.owned_queues(name)]
         statuses.append(DomainStatus(name, leader, len(live), candidates, queues))
     return statuses
 
@@ -391,9 +391,9 @@ def worker_statuses(
     registered = [
         WorkerStatus(
             client_id=client.client_id,
-            state=_state(client),
+            state=_worker_state(client),
             running=running.get(client.client_id, idle).jobs,
-            longest=_rounded(running.get(client.client_id, idle).longest),
+            longest=_rounded_seconds(running.get(client.client_id, idle).longest),
             slots=None if client.slots is None else sum(client.slots),
             stuck=len(client.stuck),
             aside=0 if client.set_aside is None else client.set_aside.count,
@@ -401,23 +401,23 @@ def worker_statuses(
             queues=client.queues,
             candidate=client.candidate,
             started_at=client.started_at,
-            silent_for=_rounded(client.silent),
+            silent_for=_rounded_seconds(client.silent),
         )
         for client in clients
     ]
     known = {client.client_id for client in clients}
     return registered + [
-        WorkerStatus(client_id, "unregistered", row.jobs, _rounded(row.longest))
+        WorkerStatus(client_id, "unregistered", row.jobs, _rounded_seconds(row.longest))
         for client_id, row in running.items()
         if client_id not in known
     ]
 
 
-def _state(client: ClientRow) -> str:
+def _worker_state(client: ClientRow) -> str:
     if not client.is_alive:
         return "silent"
     return "stopping" if client.is_stopping else "alive"
 
 
-def _rounded(seconds: float | None) -> float | None:
+def _rounded_seconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(max(seconds, 0.0), 3)

@@ -6,7 +6,6 @@ frame overwrites the screen from the top left corner.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from riverpy._tools.text import jobs
@@ -27,10 +26,10 @@ T = TypeVar("T")
 
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _RESET = "\x1b[0m"
-_ROUNDED_MIN = 10_000
+_ROUNDED_COUNT_MIN = 10_000
 """The number from which a count that ended at its limit is shown in thousands."""
 _COLORS = {"bad": "\x1b[31m", "warn": "\x1b[33m", "head": "\x1b[1m", "": ""}
-_STATES = (
+_JOB_STATES = (
     "available",
     "running",
     "scheduled",
@@ -40,29 +39,25 @@ _STATES = (
     "cancelled",
     "discarded",
 )
-_LEFT_ALIGNED = frozenset({"QUEUE", "WORKER", "STATE", "VERSION", "QUEUES", "CANDIDATE"})
-_RARE = frozenset({"LATE", "STUCK", "ASIDE"})
+_LEFT_COLUMNS = frozenset({"QUEUE", "WORKER", "STATE", "VERSION", "QUEUES", "CANDIDATE"})
+_RARE_COLUMNS = frozenset({"LATE", "STUCK", "ASIDE"})
 """Columns that are shown only if they have a value."""
-_DROPPED_IF_EMPTY = ("CANDIDATE", "SCHEDULED", "RETRYABLE", "DUE FOR", "FAIL/S", "VERSION")
+_COLUMNS_DROPPED_IF_EMPTY = ("CANDIDATE", "SCHEDULED", "RETRYABLE", "DUE FOR", "FAIL/S", "VERSION")
 """Columns that a narrow screen drops first, if they have no value."""
-_DROPPED_ALWAYS = ("SCHEDULED", "RETRYABLE", "WORKERS")
+_COLUMNS_DROPPED_NEXT = ("SCHEDULED", "RETRYABLE", "WORKERS")
 """Columns that a narrow screen drops next."""
 _EMPTY_CELLS = frozenset({"0", "-"})
 
 
 class Line:
-    """One line of the screen.
-
-    Args:
-        text: the text of the line. Characters that are not printable become `?`.
-        style: `bad`, `warn`, `head` or empty.
-    """
+    """One line of the screen. Characters that are not printable become `?`. The style is `bad`,
+    `warn`, `head` or empty."""
 
     def __init__(self, text: str, style: str = "") -> None:
         self.text = "".join(sign if sign.isprintable() else "?" for sign in text)
         self.style = style
 
-    def rendered(self, width: int | None, *, color: bool) -> str:
+    def render(self, width: int | None, *, color: bool) -> str:
         """Return the text, cut to `width`."""
         text = self.text
         if width is not None and len(text) > width:
@@ -76,37 +71,31 @@ def frame(lines: Sequence[Line], *, width: int, height: int, color: bool) -> str
     shown = list(lines)
     if len(shown) > limit:
         shown = [*shown[: limit - 1], Line(f"… {len(lines) - limit + 1} more lines", "head")]
-    text = "".join(f"{line.rendered(width, color=color)}{_END_OF_LINE}\n" for line in shown)
+    text = "".join(f"{line.render(width, color=color)}{_END_OF_LINE}\n" for line in shown)
     return f"{_HOME}{text}{_END_OF_SCREEN}"
 
 
 def view(
     status: FleetStatus, error: str | None = None, age: float = 0.0, *, width: int | None = None
 ) -> list[Line]:
-    """Return the lines of the screen.
-
-    Args:
-        status: the last status that was read.
-        error: the error of a later read.
-        age: seconds since the last successful read.
-        width: the width of the screen, where a narrow screen has fewer columns; None: no limit.
-    """
+    """Return the lines of the screen. `error` is the error of a later read, and `age` is the
+    seconds since the last successful read. A narrow screen has fewer columns."""
     lines = [Line(f"riverpy top   {status.at:%Y-%m-%d %H:%M:%S} UTC", "head")]
     if error is not None:
-        lines.append(no_answer(error, age))
-    lines += [_leader(status), *(_domain(domain, status) for domain in status.domains)]
-    lines.append(Line(_totals(status)))
+        lines.append(no_answer_line(error, age))
+    lines += [_leader_line(status), *(_domain_line(domain, status) for domain in status.domains)]
+    lines.append(Line(_totals_text(status)))
     if status.kinds_without_worker:
-        lines.append(_unworked_kinds(status.kinds_without_worker))
+        lines.append(_unworked_kinds_line(status.kinds_without_worker))
     if status.damaged:
         text = f"the server cannot read {jobs(status.damaged)}: docs/faults.md#damaged-rows"
         lines.append(Line(f"damaged   {text}", "bad"))
     lines.append(Line(""))
-    lines += _table(_queue_columns(status.cap), status.queues, _queue_style, width)
+    lines += _table_lines(_queue_columns(status.cap), status.queues, _queue_style, width)
     if not status.queues:
         lines.append(Line("no queue yet: no job was inserted and no worker runs"))
     lines.append(Line(""))
-    lines += _table(_WORKER_COLUMNS, status.workers, _worker_style, width)
+    lines += _table_lines(_WORKER_COLUMNS, status.workers, _worker_style, width)
     if status.candidates is None:
         lines.append(Line("idle workers are not known: run `riverpy migrate up`"))
     elif not status.workers:
@@ -114,12 +103,12 @@ def view(
     return lines
 
 
-def no_answer(error: str, age: float) -> Line:
+def no_answer_line(error: str, age: float) -> Line:
     """Return the line about a failed read. `age` is the seconds since the last successful read."""
-    return Line(f"NO ANSWER for {_seconds(age)}: {error}", "bad")
+    return Line(f"NO ANSWER for {_duration(age)}: {error}", "bad")
 
 
-def _leader(status: FleetStatus) -> Line:
+def _leader_line(status: FleetStatus) -> Line:
     leader = status.leader
     if leader is None or leader.expires_in < 0:
         if status.candidates == 0:
@@ -127,33 +116,33 @@ def _leader(status: FleetStatus) -> Line:
             return Line(text, "warn" if status.domains else "bad")
         last = "" if leader is None else f". The last one was {leader.leader_id}"
         return Line(f"leader    none{last}", "warn")
-    text = f"leader    {_term(leader, status)}"
+    text = f"leader    {_leader_text(leader, status)}"
     if leader.foreign:
         return Line(f"{text}, not a riverpy client", "warn")
     return Line(text)
 
 
-def _domain(domain: DomainStatus, status: FleetStatus) -> Line:
+def _domain_line(domain: DomainStatus, status: FleetStatus) -> Line:
     queues = f"queues {','.join(domain.queues)}" if domain.queues else "no queue"
     if domain.leader is None:
         reason = "" if domain.candidates else ", and no worker of it can become leader"
         style = "warn" if domain.candidates or not domain.workers else "bad"
         return Line(f"domain    {domain.name}: no leader{reason}; {queues}", style)
-    return Line(f"domain    {domain.name}: {_term(domain.leader, status)}; {queues}")
+    return Line(f"domain    {domain.name}: {_leader_text(domain.leader, status)}; {queues}")
 
 
-def _term(leader: LeaderStatus, status: FleetStatus) -> str:
-    since = _duration(status.at - leader.elected_at)
-    return f"{leader.leader_id}, for {since}, lease expires in {_seconds(leader.expires_in)}"
+def _leader_text(leader: LeaderStatus, status: FleetStatus) -> str:
+    since = _duration((status.at - leader.elected_at).total_seconds())
+    return f"{leader.leader_id}, for {since}, lease expires in {_duration(leader.expires_in)}"
 
 
-def _totals(status: FleetStatus) -> str:
-    parts = [f"{_count(status.totals[state], status.cap)} {state}" for state in _STATES]
+def _totals_text(status: FleetStatus) -> str:
+    parts = [f"{_count_text(status.totals[state], status.cap)} {state}" for state in _JOB_STATES]
     about = "" if status.jobs_about is None else f"   (about {status.jobs_about:,} rows)"
     return f"jobs      {', '.join(parts)}{about}"
 
 
-def _unworked_kinds(kinds: Sequence[UnworkedKind]) -> Line:
+def _unworked_kinds_line(kinds: Sequence[UnworkedKind]) -> Line:
     parts = [f"{kind.kind} ({kind.jobs:,} in {','.join(kind.queues)})" for kind in kinds]
     return Line(f"waiting   no running worker has {', '.join(parts)}", "warn")
 
@@ -161,18 +150,18 @@ def _unworked_kinds(kinds: Sequence[UnworkedKind]) -> Line:
 def _queue_columns(cap: int) -> dict[str, Callable[[QueueStatus], str]]:
     return {
         "QUEUE": lambda queue: f"{queue.name} (paused)" if queue.paused else queue.name,
-        "WORKERS": lambda queue: _known(queue.workers),
-        "AVAILABLE": lambda queue: _count(queue.available, cap),
-        "DUE FOR": lambda queue: _seconds(queue.due_for),
-        "RUNNING": lambda queue: _count(queue.running, cap),
-        "SLOTS": lambda queue: _known(queue.slots),
-        "SCHEDULED": lambda queue: _count(queue.scheduled, cap),
-        "RETRYABLE": lambda queue: _count(queue.retryable, cap),
-        "LATE": lambda queue: _count(queue.late, cap),
-        "START/S": lambda queue: _rate(queue.started_per_s),
-        "DONE/S": lambda queue: _rate(queue.completed_per_s),
-        "FAIL/S": lambda queue: _rate(queue.failed_per_s),
-        "WAIT P95": lambda queue: _seconds(queue.wait_p95),
+        "WORKERS": lambda queue: _number_text(queue.workers),
+        "AVAILABLE": lambda queue: _count_text(queue.available, cap),
+        "DUE FOR": lambda queue: _duration(queue.due_for),
+        "RUNNING": lambda queue: _count_text(queue.running, cap),
+        "SLOTS": lambda queue: _number_text(queue.slots),
+        "SCHEDULED": lambda queue: _count_text(queue.scheduled, cap),
+        "RETRYABLE": lambda queue: _count_text(queue.retryable, cap),
+        "LATE": lambda queue: _count_text(queue.late, cap),
+        "START/S": lambda queue: _rate_text(queue.started_per_s),
+        "DONE/S": lambda queue: _rate_text(queue.completed_per_s),
+        "FAIL/S": lambda queue: _rate_text(queue.failed_per_s),
+        "WAIT P95": lambda queue: _duration(queue.wait_p95),
     }
 
 
@@ -188,10 +177,10 @@ _WORKER_COLUMNS: Mapping[str, Callable[[WorkerStatus], str]] = {
     "RUNNING": lambda worker: str(worker.running),
     "STUCK": lambda worker: str(worker.stuck),
     "ASIDE": lambda worker: str(worker.aside),
-    "SLOTS": lambda worker: _known(worker.slots),
-    "LONGEST": lambda worker: _seconds(worker.longest),
+    "SLOTS": lambda worker: _number_text(worker.slots),
+    "LONGEST": lambda worker: _duration(worker.longest),
     "SEEN": lambda worker: (
-        "-" if worker.silent_for is None else f"{_seconds(worker.silent_for)} ago"
+        "-" if worker.silent_for is None else f"{_duration(worker.silent_for)} ago"
     ),
     "VERSION": lambda worker: worker.version or "-",
     "CANDIDATE": lambda worker: {None: "?", True: "yes", False: "no"}[worker.candidate],
@@ -207,7 +196,7 @@ def _worker_style(worker: WorkerStatus) -> str:
     return "warn" if worker.aside else ""
 
 
-def _table(
+def _table_lines(
     columns: Mapping[str, Callable[[T], str]],
     items: Sequence[T],
     style_of: Callable[[T], str],
@@ -219,14 +208,14 @@ def _table(
     widths = {
         column: max(map(len, [column, *cells[column]]))
         for column in columns
-        if column not in _RARE & empty
+        if column not in _RARE_COLUMNS & empty
     }
     if width is not None:
         _drop_columns(widths, empty | {"CANDIDATE", "VERSION"}, width)
 
     def line(text_of: Callable[[str], str]) -> str:
         aligned = [
-            text_of(column).ljust(size) if column in _LEFT_ALIGNED else text_of(column).rjust(size)
+            text_of(column).ljust(size) if column in _LEFT_COLUMNS else text_of(column).rjust(size)
             for column, size in widths.items()
         ]
         return "  ".join(aligned).rstrip()
@@ -239,25 +228,25 @@ def _table(
 
 def _drop_columns(widths: dict[str, int], droppable: set[str], width: int) -> None:
     """Drop columns until a line fits into `width`, as far as possible."""
-    first = [column for column in _DROPPED_IF_EMPTY if column in droppable]
-    for column in (*first, *_DROPPED_ALWAYS):
+    first = [column for column in _COLUMNS_DROPPED_IF_EMPTY if column in droppable]
+    for column in (*first, *_COLUMNS_DROPPED_NEXT):
         if sum(widths.values()) + 2 * (len(widths) - 1) <= width:
             return
         widths.pop(column, None)
 
 
-def _count(number: int, cap: int) -> str:
+def _count_text(number: int, cap: int) -> str:
     if number < cap:
         return str(number)
-    is_round = number % 1000 == 0 or number >= _ROUNDED_MIN
+    is_round = number % 1000 == 0 or number >= _ROUNDED_COUNT_MIN
     return f"{number // 1000}k+" if is_round else f"{number:,}+"
 
 
-def _known(number: int | None) -> str:
+def _number_text(number: int | None) -> str:
     return "?" if number is None else str(number)
 
 
-def _rate(rate: float) -> str:
+def _rate_text(rate: float) -> str:
     if not rate:
         return "-"
     if rate < 0.1:
@@ -265,20 +254,14 @@ def _rate(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
-def _seconds(seconds: float | None) -> str:
+def _duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
+        return f"{max(seconds, 0) * 1000:.0f} ms"
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return _duration(timedelta(seconds=seconds))
-
-
-def _duration(duration: timedelta) -> str:
-    minutes = int(duration.total_seconds()) // 60
-    if minutes < 2:
-        return f"{max(duration.total_seconds(), 0.0):.0f} s"
+    minutes = int(seconds) // 60
     if minutes < 120:
         return f"{minutes} min"
     return f"{minutes // 60} h" if minutes < 48 * 60 else f"{minutes // 1440} days"

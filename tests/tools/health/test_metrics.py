@@ -158,7 +158,7 @@ async def test_jobs_run_while_the_page_is_written(monkeypatch: pytest.MonkeyPatc
     client: Any = SimpleNamespace(stats=lambda: stats, queue_lags=_no_lags, queues={})
     health = WorkerHealth(Address("127.0.0.1", 0))
     health.client = client
-    monkeypatch.setattr(worker_health, "RENDER_SLICE", 0.0)
+    monkeypatch.setattr(worker_health, "RENDER_SLICE_SECONDS", 0.0)
     turns = 0
 
     async def turn() -> None:

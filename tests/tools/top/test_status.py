@@ -118,7 +118,7 @@ async def test_queues(schema: Schema, reader: StatusReader) -> None:
 
 async def test_rates(schema: Schema, reader: StatusReader, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rates count only what started, completed and failed in the last seconds."""
-    monkeypatch.setattr(status_module, "WINDOW", timedelta(seconds=100))
+    monkeypatch.setattr(status_module, "RATE_WINDOW", timedelta(seconds=100))
     error = "array[json_build_object('at', to_char(now() - interval '{} s', '{}'))::jsonb]"
     rfc3339 = 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'
     recent, old = error.format(2, rfc3339), error.format(300, rfc3339)
@@ -146,8 +146,8 @@ async def test_rates(schema: Schema, reader: StatusReader, monkeypatch: pytest.M
 
 async def test_caps(schema: Schema, reader: StatusReader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts end at the cap. Then the rates use the time of the counted jobs."""
-    monkeypatch.setattr(status_module, "CAP", 20)
-    monkeypatch.setattr(status_module, "WINDOW", timedelta(seconds=100))
+    monkeypatch.setattr(status_module, "COUNT_LIMIT", 20)
+    monkeypatch.setattr(status_module, "RATE_WINDOW", timedelta(seconds=100))
     await schema.execute(
         "INSERT INTO river_job"
         " (kind, args, max_attempts, queue, state, finalized_at, attempted_at)"
@@ -164,7 +164,7 @@ async def test_caps(schema: Schema, reader: StatusReader, monkeypatch: pytest.Mo
     assert status.totals["completed"] == 20
     assert status.rates_over < 100
     assert 0 < queue_of(status, "q").completed_per_s <= 10.01
-    monkeypatch.setattr(status_module, "QUEUES_CAP", 10)
+    monkeypatch.setattr(status_module, "COUNT_TOTAL_LIMIT", 10)
     status = await reader.read()
     assert (status.cap, queue_of(status, "q").available) == (10, 10)
 

@@ -207,8 +207,8 @@ def test_failed_read() -> None:
 
 def test_line_without_style_has_no_color() -> None:
     """A line has a colour only with a style and if colours are allowed."""
-    assert Line("x").rendered(None, color=True) == "x"
-    assert Line("x", "bad").rendered(None, color=False) == "x"
+    assert Line("x").render(None, color=True) == "x"
+    assert Line("x", "bad").render(None, color=False) == "x"
 
 
 @pytest.mark.parametrize(
