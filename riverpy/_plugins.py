@@ -59,11 +59,6 @@ class Plugins:
         """Whether a hook or middleware runs when jobs are inserted."""
         return bool(self.insert_begin or self.insert_many)
 
-    @property
-    def has_work(self) -> bool:
-        """Whether a hook or middleware runs when jobs are worked."""
-        return bool(self.work_begin or self.work_end or self.work)
-
 
 def plugins_of(args_class: object) -> Plugins:
     """Return the hooks and plugins that an args class declares in `hooks` and `plugins`.

@@ -1,4 +1,4 @@
-"""Attempt: one run of a job, with its claimed row, its deadline and its outcome."""
+"""Attempt: one execution of a job, with its claimed row, its deadline and its outcome."""
 
 from __future__ import annotations
 
@@ -19,15 +19,9 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopCause
     from riverpy.worker import WorkUnit
 
-_FINAL_EVENTS = {
-    JobState.CANCELLED: EventKind.JOB_CANCELLED,
-    JobState.DISCARDED: EventKind.JOB_FAILED,
-}
-"""The event for each final state that another session can set."""
-
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The outcome of an attempt that did not simply complete."""
+    """The outcome of an attempt that failed, or was snoozed, cancelled or interrupted."""
 
     event: EventKind
     state: JobState
@@ -35,8 +29,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """The attempt number to store."""
     final: bool
     delay: float | None = 0.0
-    """Seconds until the job is due again; None: `scheduled_at` does not change. A final outcome
-    does not use the delay."""
+    """Seconds until the job is due again; None: `scheduled_at` does not change. The delay has no
+    effect if `final` is True."""
     error: str | None = None
     """The new entry of the job's errors, as JSON."""
 
@@ -75,21 +69,23 @@ class Attempt(Job[Any]):
         self._updates = None
         self.unit, self.timeout = unit
         self.has_own_timeout = False
-        """Whether the worker's method `timeout` returned the timeout of this attempt."""
+        """Whether the worker's method `timeout` has set the timeout of this attempt."""
         self.free_slot = free_slot
         """The callback that frees the slot of the attempt. It is called once."""
         self.deadline = math.inf
         """The time of the timeout in monotonic seconds; infinity: there is no timeout, or the
-        attempt has not started. After a cancellation: the time from which the attempt is stuck."""
+        attempt has not started. After a cancellation, this is the time from which the attempt
+        counts as stuck."""
         self.cause: StopCause | None = None
         self.task: asyncio.Task[None] | None = None
         self.outcome: Outcome | None = None
         """The outcome; None: the attempt is running or completed."""
         self.claimed = claimed
-        """The time at which this client received the claimed row, in monotonic seconds."""
+        """The time at which this client received the row, in monotonic seconds."""
         self.started = self.ended = self.stored = 0.0
-        """The times of the start, the end and the storing, in monotonic seconds; 0: not yet. If the
-        job is released before its start, `started` stays 0."""
+        """The times at which the attempt started and ended and its result was stored, in monotonic
+        seconds. A time is 0 before its event. `started` stays 0 if the job is released before its
+        start."""
         self.state_stored: str | None = None
         self.stored_row: Sequence[Any] | None = None
         """The row of the job, if another session made the job final before this result was
@@ -119,8 +115,8 @@ class Attempt(Job[Any]):
 
     @property
     def has_event(self) -> bool:
-        """Whether the end of the attempt is published as an event. A release before the start is
-        not published, unless the job was cancelled."""
+        """Whether the end of the attempt is published as an event. If the attempt did not start,
+        its end is published only if the job was cancelled."""
         return self.started != 0.0 or self.state_stored != self.target_state
 
     @property
@@ -141,16 +137,18 @@ class Attempt(Job[Any]):
         return size + sum(map(len, (self._updates or {}).values()))
 
     def use_stored_end(self, row: Sequence[Any]) -> None:
-        """Replace the outcome with the final state that another session has stored in the row."""
+        """Replace the outcome with that of the row, because another session has cancelled,
+        completed or discarded the job."""
         self.stored_row, state = row, JobState(row[JobColumn.STATE])
         self.outcome = None
         if state is not JobState.COMPLETED:
-            event = _FINAL_EVENTS[state]
+            is_cancelled = state is JobState.CANCELLED
+            event = EventKind.JOB_CANCELLED if is_cancelled else EventKind.JOB_FAILED
             self.outcome = Outcome(event=event, state=state, attempt=self.attempt, final=True)
 
     def is_stored_as(self, found: StoredOutcome) -> bool:
-        """Whether the row holds the outcome of this attempt, or the outcome of a `job_cancel` that
-        came during this attempt."""
+        """Whether the row in the database holds the outcome of this attempt, or the outcome of a
+        `job_cancel` during this attempt."""
         outcome, own = self.outcome, self.claim_key
         errors = len(self._row[JobColumn.ERRORS] or ())
         if outcome is None:
@@ -185,20 +183,19 @@ class Attempt(Job[Any]):
         """Delete the recorded metadata, because the database refuses to store it."""
         self._updates = None
 
-    @property
-    def has_foreign_error(self) -> bool:
-        """Whether the error entry has characters outside ASCII."""
-        return self.outcome is not None and not (self.outcome.error or "").isascii()
-
-    def make_error_ascii(self) -> None:
-        """Replace each character of the error entry that is not ASCII with `?`."""
+    def make_error_ascii(self) -> bool:
+        """Replace each character of the error text that is not ASCII with `?`. Returns whether
+        there was such a character."""
         outcome = self.outcome
-        if outcome is not None and outcome.error is not None:
-            error = outcome.error.encode("ascii", "replace").decode()
-            self.outcome = msgspec.structs.replace(outcome, error=error)
+        if outcome is None or outcome.error is None or outcome.error.isascii():
+            return False
+        error = outcome.error.encode("ascii", "replace").decode()
+        self.outcome = msgspec.structs.replace(outcome, error=error)
+        return True
 
     def settlement(self, now: float) -> Settlement:
-        """Return the values for the statement that stores every kind of result."""
+        """Return the values of the statement that stores the result. `now` is in monotonic
+        seconds."""
         outcome = self.outcome
         return Settlement(
             *self.claim_key,
@@ -214,7 +211,7 @@ class Attempt(Job[Any]):
     @property
     def updates(self) -> str | None:
         """The recorded metadata, a JSON object as text; None if nothing was recorded."""
-        return _json_object(self._updates) if self._updates else None
+        return _encode_object(self._updates) if self._updates else None
 
     def merged_metadata(self) -> str:
         """Return the metadata after the merge, as JSON text."""
@@ -227,12 +224,12 @@ class Attempt(Job[Any]):
             except RecursionError:  # nested too deeply for Python
                 members = {}
             texts = {key: bytes(raw).decode() for key, raw in members.items()}
-            return _json_object(texts | self._updates)
-        # PostgreSQL's `||` joins a value that is not an object as elements of an array.
+            return _encode_object(texts | self._updates)
+        # Do as PostgreSQL's `||`: if the metadata is not an object, the result is an array.
         elements = text[1:-1] if text.startswith("[") else text
-        return f"[{', '.join(filter(None, [elements, _json_object(self._updates)]))}]"
+        return f"[{', '.join(filter(None, [elements, _encode_object(self._updates)]))}]"
 
 
-def _json_object(members: dict[str, str]) -> str:
+def _encode_object(members: dict[str, str]) -> str:
     texts = (f"{msgspec.json.encode(key).decode()}:{text}" for key, text in members.items())
     return "{" + ",".join(texts) + "}"

@@ -1,12 +1,11 @@
 """ClaimCursor: the position in a queue from which a client claims jobs.
 
 A claim reads an index in the order of priority, time and id. A claim is slow if it has to read many
-index entries before the first available job. These entries are of two kinds: jobs that were already
-claimed, which the server keeps while a transaction holds an old snapshot, and jobs of kinds that
-this client does not work. When claims are slow, the next claim starts at the position of the last
-one. There is one position per priority, because new jobs of a higher priority come before older
-ones. At intervals a claim starts at the beginning. It finds the jobs that were skipped, because
-their transaction committed late or because their row was locked.
+index entries before the first available job. These entries are of jobs that were claimed before, or
+of kinds that this client does not work. When claims are slow, the next claim starts at the position
+of the last claim. There is one position per priority, because new jobs of a higher priority come
+before older jobs. At intervals a claim starts at the beginning of the index. It finds jobs that
+were skipped because their transaction was committed late, or because their row was locked.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SLOW = 0.01
-"""Seconds. A claim is slow if it takes this much longer than the fastest claim."""
+"""Seconds. A claim is slow if it takes this much longer than the fastest claim of the client."""
 SLOW_PER_ROW = 0.00004
 """Seconds that are added to `SLOW` for each claimed row."""
 FULL_SHARE = 0.02
-"""The share of the time that claims from the beginning may take, from 0 to 1."""
+"""The share of the time, from 0 to 1, that claims from the beginning of the index may take."""
 FULL_INTERVAL_MIN = 0.2
-"""The shortest time between two claims from the beginning, in seconds."""
+"""The shortest time between two claims from the beginning of the index, in seconds."""
 FULL_INTERVAL_MAX = 2.0
-"""The longest time between two claims from the beginning, in seconds. A skipped job waits at most
-this long."""
+"""The longest time between two claims from the beginning of the index, in seconds. A skipped job is
+claimed within this time."""
 COMMIT_DELAY_MAX = 1.0
-"""The longest expected time between `scheduled_at` of a job and its commit, in seconds. The cursor
-may skip a job that commits later."""
+"""Seconds. The cursor may skip a job that is committed more than this time after its
+`scheduled_at`."""
 PRIORITIES = range(1, 5)
 _order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
@@ -62,9 +61,10 @@ class ClaimCursor:
 
     def __init__(self) -> None:
         self._positions: dict[int, Position] = {}
-        """The position of each priority; empty: claims are fast and start at the beginning."""
+        """The position of each priority. If empty, claims are fast and start at the beginning of
+        the index."""
         self._full_claim_at = 0.0
-        """The time of the next claim from the beginning."""
+        """The time of the next claim from the beginning of the index."""
         self._is_overdue = False
         self._fastest = math.inf
         self._was_slow = False
@@ -72,8 +72,8 @@ class ClaimCursor:
     def ranges(self, now: float) -> Sequence[QueueRange]:
         """Return the ranges to claim from, in this order, until enough jobs are found.
 
-        The whole queue comes last, because reading it is slow. If the claim from the beginning is
-        overdue, because the other ranges had enough jobs, the whole queue is the only range.
+        When it is time for a claim from the beginning of the index, the last range is the whole
+        queue. If the ranges before it had enough jobs, the next call returns only the whole queue.
         """
         if not self._positions or self._is_overdue:
             return (WHOLE_QUEUE,)
@@ -84,13 +84,13 @@ class ClaimCursor:
         return [*parts, WHOLE_QUEUE] if now >= self._full_claim_at else parts
 
     def seconds_to_full_claim(self, now: float) -> float | None:
-        """Return the seconds until the next claim from the beginning. None: each claim starts at
-        the beginning."""
+        """Return the seconds until the next claim from the beginning of the index; None: each claim
+        starts at the beginning."""
         return max(self._full_claim_at - now, 0.0) if self._positions else None
 
     def is_slow(self, part: QueueRange, rows: int, took: float) -> bool:
-        """Return whether the last two claims from the beginning were slow. If so, the caller calls
-        `start_skipping`. One slow claim is ignored, because it may have any reason."""
+        """Record the duration of a claim in seconds. Return whether the last two claims of the
+        whole queue were slow. Then the caller calls `start_skipping`."""
         self._fastest = min(self._fastest, took)
         if part != WHOLE_QUEUE:
             return False
@@ -101,7 +101,7 @@ class ClaimCursor:
     def start_skipping(
         self, rows: Sequence[Any], *, is_full: bool, seen_at: int, took: float, now: float
     ) -> None:
-        """Set the positions after a slow claim from the beginning. Later claims skip the jobs
+        """Set the positions after a slow claim of the whole queue. Later claims skip the jobs
         before these positions.
 
         Args:

@@ -92,9 +92,9 @@ class Completer:
         because it has no `lock_timeout`."""
         self._counters, self._subscriptions = run.counters, run.client.subscriptions
         self._expect_due_job = expect_due_job
-        self._plain = self._make_sender()
-        self._other = self._make_sender(_count_fitting)
-        """The sender of all results that are not plain completions."""
+        self._plain, self._other = self._make_sender(), self._make_sender(_count_fitting)
+        """The senders of plain completions and of all other results."""
+        self._senders = self._plain, self._other
         self._locked: list[Attempt] = []
         """The attempts whose rows another transaction has locked."""
         self._locked_backoff = Backoff(LOCKED_RETRY_MIN, LOCKED_RETRY_MAX)
@@ -128,10 +128,6 @@ class Completer:
             set_aside=self._log_failed_result,
             too_slow=self._log_slow_batch,
         )
-
-    @property
-    def _senders(self) -> tuple[BatchSender[Attempt], BatchSender[Attempt]]:
-        return self._plain, self._other
 
     @property
     def unstored(self) -> set[Attempt]:
@@ -340,8 +336,7 @@ class Completer:
         If only a character of the error text cannot be encoded in the database, the result is kept,
         and its error text becomes ASCII.
         """
-        if is_untranslatable(error) and attempt.has_foreign_error:
-            attempt.make_error_ascii()
+        if is_untranslatable(error) and attempt.make_error_ascii():
             self._other.add(attempt)
             return
         self._limited_log.error(

@@ -48,20 +48,19 @@ if TYPE_CHECKING:
     from riverpy.worker import Workers, WorkUnit
 
 FIRST_STEP_MAX = 0.1
-"""Seconds from the creation of a task to its first step, if the process is not blocked. A task that
-starts later first checks whether the client may still work the job."""
+"""Seconds. If the first step of a job's task is later than this after the creation of the task, the
+task checks whether the client may still work the job."""
 ERROR_HANDLER_TIMEOUT = 10.0
 """Seconds that the user's error handler may take."""
 CANCEL_GRACE_MAX = 2.0
-"""Seconds from the cancellation of a process job that uses `job.cancelled` until its process is
-killed, at most."""
+"""The longest time, in seconds, from the cancellation of a job in a process to the kill of the
+process, if the job uses `job.cancelled`."""
 CANCEL_GRACE_SHARE = 0.3
-"""The share of the hard stop timeout after which the process of a cancelled job is killed, if that
-is earlier than `CANCEL_GRACE_MAX`."""
+"""The same time as a share of the hard stop timeout. The shorter time counts."""
 UNCLASSIFIED_RETRY_DELAY = 60.0
-"""Seconds until the retry of a job whose error riverpy could not classify."""
+"""Seconds until the retry of a job, if a fault prevents riverpy from choosing its outcome."""
 UNKNOWN_KIND = None, math.inf
-"""The unit and the timeout of a kind without a worker."""
+"""The work unit and the timeout of a kind without a worker."""
 _start_order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
 
@@ -76,7 +75,7 @@ class Executor:
         running: RunningAttempts,
         may_start: Callable[[], bool],
     ) -> None:
-        """`may_start` returns whether the client may still work the jobs that it claimed."""
+        """`may_start` returns whether the client may still work its claimed jobs."""
         self._config, self._running, self._may_start = config, running, may_start
         hard_stop = config.hard_stop_timeout.total_seconds()
         grace = min(CANCEL_GRACE_MAX, hard_stop * CANCEL_GRACE_SHARE)
@@ -84,7 +83,7 @@ class Executor:
         self._context = contextvars.copy_context()
         """The context that is copied for each job, so that no job sees the context variables of
         another."""
-        self._first_step_by = 0.0
+        self._first_step_deadline = 0.0
         self._log = get_logger()
         self._logs_jobs = self._log.is_debug_enabled
         self._limited_log = self._log.limited()
@@ -96,13 +95,13 @@ class Executor:
             if (unit := workers.get(kind)) is not None
         }
         plugins = Plugins(config.plugins, config.hooks, config.middleware)
-        self._stacks, self._client_stack = self._make_stacks(plugins)
+        self._work_stacks, self._client_stack = self._make_stacks(plugins)
 
     def _make_stacks(
         self, plugins: Plugins
     ) -> tuple[dict[str, WorkStack | None], WorkStack | None]:
-        """Return the stack of each kind, and the stack of unknown kinds. A stack without hooks and
-        middleware is None. If all stacks are None, the dict is empty."""
+        """Return the work stack of each kind, and that of unknown kinds. None: there are no hooks
+        and no middleware. The dict is empty if all its work stacks would be None."""
         stacks = {
             kind: self._make_stack(plugins, plugins_of(unit.args_type), unit)
             for kind, (unit, _) in self._units.items()
@@ -138,17 +137,19 @@ class Executor:
         return attempts[slots:]
 
     def start(self, attempts: Sequence[Attempt]) -> None:
-        """Start attempts. The caller has a free slot for each. The timeouts count from now."""
+        """Start attempts and their timeouts. The caller must have a free slot for each attempt."""
         if not attempts:
             return
         loop, now, first = asyncio.get_running_loop(), time.monotonic(), math.inf
-        self._first_step_by = now + FIRST_STEP_MAX
+        self._first_step_deadline = now + FIRST_STEP_MAX
         if self._logs_jobs:
             self._log_start(attempts)
         for attempt in attempts:
             deadline = attempt.deadline = now + attempt.timeout
             first = min(first, deadline)
-            attempt.task = loop.create_task(self._work(attempt), context=self._context.copy())
+            attempt.task = loop.create_task(
+                self._run_attempt(attempt), context=self._context.copy()
+            )
         self._running.watch(first)
 
     def _log_start(self, attempts: Sequence[Attempt]) -> None:
@@ -161,34 +162,38 @@ class Executor:
                 attempt=attempt.attempt,
             )
 
-    async def _work(self, attempt: Attempt) -> None:
-        """Run the attempt, set its outcome, and finish it, also if an error occurs.
+    async def _run_attempt(self, attempt: Attempt) -> None:
+        """Run the attempt, set its outcome, and finish the attempt, also after an error.
 
-        After the user's code has ended, only the error handler is awaited. So a cancellation cannot
-        lose the outcome.
+        After the user's code has ended, only the error handler is awaited. So a cancellation does
+        not change the outcome.
         """
         running_job.set(attempt)
         attempt.started = time.monotonic()
         try:
             if attempt.cause is not None:  # stopped before the first step
                 raise asyncio.CancelledError  # noqa: TRY301
-            if attempt.started > self._first_step_by and not self._may_start():
+            if attempt.started > self._first_step_deadline and not self._may_start():
                 outcomes.set_released(attempt)
                 return
-            stack = self._stacks.get(attempt.kind, self._client_stack) if self._stacks else None
+            stack = (
+                self._work_stacks.get(attempt.kind, self._client_stack)
+                if self._work_stacks
+                else None
+            )
             if stack is None:
                 await self._run_code(attempt)
             else:
                 await stack.work(attempt)
         except BaseException as error:  # a SystemExit of the job is a failure of the job too
             self._running.set_cause(attempt, error)
-            await self._fail(attempt, error)
+            await self._set_failure(attempt, error)
         finally:
             attempt.ended = time.monotonic()
             self._running.finish(attempt)
 
     async def _run_code(self, attempt: Attempt) -> None:
-        """Decode the args and run the code of the job."""
+        """Decode the args and run the worker's code."""
         unit = attempt.unit
         if unit is None:
             raise LookupError(
@@ -207,8 +212,8 @@ class Executor:
             self._log_return(attempt, returned)
 
     def _log_return(self, attempt: Attempt, returned: str | None) -> None:
-        """Log a returned value, once for each kind, and a return after a cancellation. `returned`
-        is the name of the type of the value."""
+        """Log that the worker's code returned a value, once for each kind, or that it returned
+        after a cancellation. `returned` is the name of the type of the value."""
         if returned is not None and attempt.kind not in self._kinds_with_value:
             self._kinds_with_value.add(attempt.kind)
             self._log.warning(
@@ -239,21 +244,21 @@ class Executor:
         attempt.deadline = time.monotonic() + attempt.timeout
         self._running.watch(attempt.deadline)
 
-    async def _fail(self, attempt: Attempt, error: BaseException) -> None:
-        """Set the outcome of an attempt that raised.
+    async def _set_failure(self, attempt: Attempt, error: BaseException) -> None:
+        """Set the outcome of an attempt that raised `error`.
 
-        The outcome is first set to a plain failure, because the classification runs user code,
-        which may raise.
+        The outcome is set to a failure before the error is classified, because the classification
+        calls user code, which may raise.
         """
         attempt.outcome = outcomes.failed(
             attempt, "riverpy could not classify the error", "", UNCLASSIFIED_RETRY_DELAY
         )
         try:
             attempt.outcome = self._classify(attempt, error)
-        except BaseException:  # a SystemExit here would end the event loop
+        except BaseException:  # a SystemExit of user code would end the event loop
             self._limited_log.exception(ERROR_CLASSIFICATION_FAILED, job_id=attempt.id)
         is_failure = attempt.outcome.event is EventKind.JOB_FAILED
-        # After a GeneratorExit the loop may have ended, so that nothing can be awaited.
+        # After a GeneratorExit the event loop may have ended, so the handler cannot be awaited.
         if is_failure and not isinstance(error, GeneratorExit):
             await self._call_error_handler(attempt, error, attempt.outcome)
 
@@ -271,9 +276,9 @@ class Executor:
                 error = attempt.timeout_error().with_traceback(error.__traceback__)
             case _:
                 pass
-        return self._failed(attempt, error)
+        return self._make_failure(attempt, error)
 
-    def _failed(self, attempt: Attempt, error: BaseException) -> Outcome:
+    def _make_failure(self, attempt: Attempt, error: BaseException) -> Outcome:
         if attempt.unit is None:  # the same text as River's
             text, trace = message_text(error), ""
         else:
@@ -305,7 +310,7 @@ class Executor:
             with anyio.move_on_after(ERROR_HANDLER_TIMEOUT):
                 cancel = await handler.handle_error(attempt, error)
         except asyncio.CancelledError:
-            pass  # the code of the job has ended, so its outcome stays
+            pass  # the code of the job has ended, so a cancellation does not change the outcome
         except BaseException:
             self._limited_log.exception(ERROR_HANDLER_FAILED, job_id=attempt.id, kind=attempt.kind)
         if cancel:

@@ -1,4 +1,4 @@
-"""Failures: how an exception of a job is classified, and the texts that are stored of it."""
+"""Failures: classify an exception of a job, and make the texts that are stored."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from riverpy._error_text import error_text as typed_text
 from riverpy.errors import JobCancel, JobSnooze
 
 TRACE_FRAMES_MAX = 100
-"""The maximum number of frames in a stored trace. The innermost are kept."""
+"""The maximum number of frames in a stored traceback. The innermost frames are stored."""
 TRACE_ENTRY_LENGTH_MAX = 1024
-"""The maximum number of characters of one frame in a trace, or of the line with the exception."""
+"""The maximum number of characters of one frame in a traceback, or of the line with the
+exception."""
 TRACE_LENGTH_MAX = 32 * 1024
-"""The maximum number of characters of a stored trace. A longer trace loses its start."""
+"""The maximum number of characters of a stored traceback. A longer traceback loses its start."""
 OWN_FILES = {
     concurrent.futures.thread.__file__,
     *(
@@ -30,7 +31,8 @@ OWN_FILES = {
     ),
     str(Path(__file__).parent.with_name("_middleware_chain.py")),
 }
-"""The files of riverpy and Python whose frames stand before the frames of the job in a trace."""
+"""The files of riverpy and Python that call the code of a job. Tracebacks leave out their
+frames."""
 _UNSTORABLE = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
 """A translation table. It replaces the characters that PostgreSQL refuses, NUL and lone surrogates,
 with the replacement character."""
@@ -41,7 +43,8 @@ ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
 def storable(text: str) -> str:
-    """Return the text with characters replaced that PostgreSQL cannot store."""
+    """Return the text. The replacement character replaces characters that PostgreSQL cannot
+    store."""
     return text.translate(_UNSTORABLE)
 
 
@@ -91,8 +94,8 @@ def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> 
 
 
 def find(error: BaseException, wanted: type[ErrorT]) -> ErrorT | None:
-    """Return the first exception of the wanted type: `error` itself, or one inside this exception
-    group."""
+    """Return the first exception of the wanted type in an exception group, or `error` itself if it
+    is of this type."""
     return next((leaf for leaf in leaves(error) if isinstance(leaf, wanted)), None)
 
 
@@ -114,9 +117,9 @@ def deciding_error(error: BaseException) -> BaseException:
 
 
 def ending(error: BaseException | None) -> Ending:
-    """Return how an attempt ends if its code or its middleware raises this error.
+    """Return how an attempt ends if its code or its middleware raises this error; None: no error.
 
-    A `job_cancel`, hooks and outer middleware may still change the ending.
+    A `job_cancel`, hooks and outer middleware may still change how the attempt ends.
     """
     match None if error is None else deciding_error(error):
         case None:

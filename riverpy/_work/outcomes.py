@@ -1,4 +1,5 @@
-"""Outcomes: functions that make the outcome of each attempt that did not simply complete."""
+"""Outcomes: functions that make the outcome of an attempt that failed, or was snoozed, cancelled or
+interrupted."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from riverpy.job import JobColumn, JobState
 from riverpy.retry import RETRY_DELAY_MAX
 
 AVAILABLE_DELAY_MAX = timedelta(seconds=5)
-"""A job with a delay up to this one becomes `available` at once, not `scheduled` or `retryable`.
-River's scheduler has the same interval."""
+"""A job whose delay is not longer than this becomes `available` at once, not `scheduled` or
+`retryable`. River's scheduler has the same interval."""
 REMOTE_CANCEL = "job cancelled remotely"
 SNOOZES_KEY = "snoozes"
 """The metadata key of the number of snoozes, as in River."""
@@ -80,8 +81,8 @@ def failed(attempt: Attempt, text: str, trace: str, delay: float) -> Outcome:
 
 
 def set_released(attempt: Attempt) -> None:
-    """Set the outcome of a claimed attempt that does not start. The job is released, or, after
-    `job_cancel`, cancelled."""
+    """Set the outcome of a claimed attempt that does not start. After a `job_cancel` the job is
+    cancelled. Otherwise the job becomes available, and the attempt does not count."""
     attempt.started, attempt.ended = 0.0, time.monotonic()
     if attempt.cause is StopCause.JOB_CANCELLED:
         attempt.started = attempt.ended
@@ -100,22 +101,22 @@ def _error_entry(attempt: Attempt, text: str, trace: str) -> str:
 
 
 def next_snoozes(metadata: str) -> int:
-    """Return the number of snoozes after one more snooze, from a job's metadata as JSON text.
+    """Return the number of snoozes after one more snooze. `metadata` is the job's metadata as JSON
+    text.
 
     Values that are not integers are read as in River. A number, also in a string, becomes its
-    integer part. `true` becomes 1. Every other value becomes 0. River's count overflows after 64
-    bits. riverpy's count stays at the maximum.
+    integer part. `true` becomes 1. Every other value becomes 0. The largest number is 2^63 - 1.
     """
     try:
         members = msgspec.json.decode(metadata, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
         return 1
     raw = members.get(SNOOZES_KEY)
-    count = 0 if raw is None else _integer(bytes(raw).decode())
+    count = 0 if raw is None else _read_integer(bytes(raw).decode())
     return min(count, _INT64_MAX - 1) + 1
 
 
-def _integer(text: str) -> int:
+def _read_integer(text: str) -> int:
     if text == "true":
         return 1
     text = text.strip('"')

@@ -1,9 +1,9 @@
 """Prefetch: claimed jobs of one queue that wait in this process for a slot.
 
-After a short job, its slot is empty until the client receives the next claim. A few jobs that were
-claimed before fill this gap. The number of kept jobs is the number of jobs that end within
-`WINDOW`, so a queue with slow jobs keeps none. A kept job that does not start within `WAIT_MAX` is
-released for other clients.
+The slot of a job that ended is empty until the client receives the next claim. A job that waits in
+this process can start in this slot at once. As many jobs are kept as end within `WINDOW`, so a
+queue with slow jobs keeps none. A kept job that does not start within `WAIT_MAX` is released for
+other clients.
 """
 
 from __future__ import annotations
@@ -30,16 +30,12 @@ class Prefetch:
     """The claimed jobs of one queue that have not started. It belongs to one event loop."""
 
     def __init__(self, slots: int, release: Callable[[list[Attempt]], None]) -> None:
-        """Create the prefetch, empty.
-
-        Args:
-            slots: the number of slots of the queue.
-            release: called with the jobs that waited too long, or must not start any more.
-        """
+        """`slots` is the number of slots of the queue. `release` is called with kept jobs that will
+        not start."""
         self._max = int(slots * SHARE_MAX)
         self._release = release
         self._waiting: deque[tuple[float, Attempt]] = deque()
-        """The kept jobs, the oldest first, each with the monotonic time at which it is released."""
+        """The kept jobs, the oldest first, each with the monotonic time of its release."""
         self._timer: asyncio.TimerHandle | None = None
         self._ended = 0
         self._window_began = time.monotonic()
@@ -68,7 +64,7 @@ class Prefetch:
         self._arm()
 
     def take(self) -> Attempt | None:
-        """Remove and return the next job, if one waits."""
+        """Remove and return the next job; None: no job waits."""
         return self._waiting.popleft()[1] if self._waiting else None
 
     def clear(self) -> None:
@@ -87,8 +83,7 @@ class Prefetch:
             self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0), self._expire)
 
     def _expire(self) -> None:
-        """Release the jobs that waited too long. One timer serves all jobs, so it is started again
-        for the jobs that remain."""
+        """Release the jobs that waited too long, and start the timer again for the other jobs."""
         self._timer = None
         now = time.monotonic()
         late: list[Attempt] = []

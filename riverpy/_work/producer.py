@@ -48,32 +48,29 @@ CLAIM_TIMEOUT = 10.0
 CLAIM_TIMEOUT_STOPPING = 1.0
 """Seconds after a stop request in which a running claim must end."""
 CLAIM_SIZE_MIN = 100
-"""A claim requests at most half of the slots, so that the server works on the next claim while this
-process runs the jobs of the last one. But each claim may request this number of jobs, because a
-statement for a few rows costs as much."""
+"""The maximum number of jobs of a claim is half of the slots, but at least this number. With half
+of the slots, the server works on the next claim while this process runs jobs."""
 FOLLOW_UP_DELAYS = (0.005, 0.1)
-"""Seconds after a notification at which the producer claims again. A client sends one notification
-for all jobs that it inserts within a few milliseconds (River in Go: 100), and other transactions
-may commit after the notification."""
+"""Seconds after a notification at which the producer claims again. One notification may announce
+several jobs, and some of them may be committed later."""
 EMPTY_CLAIMS_MAX, EMPTY_CLAIM_INTERVAL = 20, 0.02
-"""The number of empty claims in a row after which claims wait, and the seconds between two claims
-from then on. Claims are often empty if other clients insert many jobs of kinds that this client
-does not work."""
+"""After this number of empty claims in a row, the producer waits this number of seconds between two
+claims. For example, other clients may insert many jobs of kinds that this client does not work."""
 DUE_MARGIN = 0.002
-"""Seconds to wait after the time of a job, because the server's clock may be behind."""
+"""Seconds from the time at which a job is due to its claim, because the server's clock may be
+behind."""
 BACKOFF_MIN, BACKOFF_MAX = timedelta(milliseconds=50), timedelta(seconds=2)
 POLL_JITTER = 0.1
 """The random delay of a poll, as a share of the poll interval."""
 POLL_JITTER_MIN = 0.01
 """The smallest range of the random delay of a poll, in seconds."""
 POLL_SPREAD = 0.5
-"""The first poll after the start or a notification comes earlier by a random time, up to this share
-of the poll interval. Many clients receive the same notification, and should not poll at the same
-time."""
+"""The first poll after a notification comes earlier by a random time, up to this share of the poll
+interval. Otherwise all clients that received the notification would poll at the same time."""
 
 
 class Producer:
-    """The claiming loop of one queue."""
+    """Claims and starts the jobs of one queue."""
 
     name = "producer"
 
@@ -88,8 +85,8 @@ class Producer:
         completer: Completer,
         claim_failed: Callable[[], None],
     ) -> None:
-        """`claim_failed` is called after a claim without an answer. The server may still have
-        claimed the jobs."""
+        """`claim_failed` is called after a claim without an answer, because the server may have
+        claimed jobs."""
         self.queue = queue
         self._counters, self._metrics = run.counters.queues[queue], run.metrics
         self._client_id, self._schema = run.client.id, run.schema
@@ -101,8 +98,8 @@ class Producer:
         self._empty_claims = 0
         """The number of empty claims in a row."""
         self._claimed_at = 0.0
-        """The end of the last successful claim, or else the start of claiming, in monotonic
-        seconds; 0: claiming has not started."""
+        """The end of the last successful claim, in monotonic seconds. Before the first claim, this
+        is the start of the producer, or 0 if the producer has not started."""
         self._prefetch = Prefetch(config.max_workers, running.release) if config.prefetch else None
         self._claim_max = max(CLAIM_SIZE_MIN, config.max_workers // 2)
         self._cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
@@ -110,14 +107,13 @@ class Producer:
         self._poll_interval = poll_interval.total_seconds()
         """Seconds between two polls of an idle queue."""
         self._backoff = Backoff(BACKOFF_MIN, BACKOFF_MAX)
-        # A loop that waits for more jobs must not wake when a slot becomes free, so there are
-        # separate events.
+        # Separate events, so that a free slot does not wake a producer that waits for jobs.
         self._slot_freed, self._wakeup, self._resumed = (asyncio.Event() for _ in range(3))
         self._resumed.set()
         self._notified = False
         """Whether a notification arrived since the last claim started."""
         self._is_synchronized = True
-        """Whether other clients may have claimed at the same time as this client."""
+        """Whether a notification has woken this client and other clients at the same time."""
         self._cancelled: set[int] | None = None
         """The ids of the jobs that were cancelled during the running claim; None: no claim runs."""
         self._follow_ups: list[float] = []
@@ -125,8 +121,8 @@ class Producer:
         self._log = get_logger(queue=queue)
         self.unclaimable = UnclaimableJobs(self._claim_max, CLAIM_TIMEOUT, self._log)
         self._claiming: int | None = None
-        """The id of the job that a claim of a single job claims; None: the claim is for several
-        jobs, or the id was not read yet."""
+        """The id of the job of the running claim; None: the claim is for several jobs, or the id
+        was not read yet."""
         self._cursor = ClaimCursor()
         self._claim_failures = RepeatedFailureLog(self._log)
         self.claimed = TestSignal(f"Producer({queue}).claimed")
@@ -208,8 +204,8 @@ class Producer:
         self._subscriptions.publish_queue(kind, self.queue)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Claim until stopped. A running claim is completed, so that no row stays claimed without
-        an attempt."""
+        """Claim until stopped. A stop waits for a running claim, so that its jobs do not stay
+        claimed."""
         task_status.started()
         self._claimed_at = time.monotonic()
         try:
@@ -226,10 +222,12 @@ class Producer:
             await self._completer.wait_for_room()
             if not self._heartbeat.may_claim:
                 await self._heartbeat.until_may_claim()
-            # A claim is shielded from cancellation, so check for a stop first.
+            # A stop cannot cancel the claim, so check for a stop before it.
             await anyio.lowlevel.checkpoint_if_cancelled()
             scope.expect_progress(within=turn_max + self._cooldown)
-            self._notified = False  # before the claim: a notification during the claim is kept
+            self._notified = (
+                False  # set before the claim, which may miss the jobs of a notification
+            )
             started = time.monotonic()
             self._forget_due(started)
             try:
@@ -267,7 +265,7 @@ class Producer:
             self._prefetch.clear()
 
     def _log_failure(self, error: Exception) -> None:
-        """Count and log a failed claim. A lost connection is logged elsewhere."""
+        """Count and log a failed claim. The connection itself logs that it was lost."""
         self._count_failure(error)
         is_refused = is_refusal(error) or is_statement_timeout(error)
         self._claim_failures.failed(CLAIMING_FAILED, is_known=not is_refused, error=describe(error))
@@ -275,7 +273,7 @@ class Producer:
     async def _claim(self, scope: StopScope) -> bool:
         """Claim and start jobs. Returns whether the queue had fewer jobs than requested."""
         retry, began = self.unclaimable.retry(), time.monotonic()
-        # If fewer slots are free when the claim returns, the other jobs are prefetched or released.
+        # If too few slots are free after the claim, the other jobs are prefetched or released.
         wanted = 1 if retry is not None else min(max(self._room(), 1), self._claim_max)
         limit, self._claiming = self.unclaimable.limit(wanted), None
         # `acquire` limits the claim. The scope limits a claim that runs when a stop is requested.
@@ -283,16 +281,16 @@ class Producer:
         try:
             with scope.shielded(longest, after_stop=CLAIM_TIMEOUT_STOPPING):
                 async with self._claims.acquire("claiming jobs", CLAIM_TIMEOUT) as connection:
-                    if self.paused:  # paused while this task waited for the connection
+                    if self.paused:  # the queue was paused during the wait for the connection
                         return True
-                    if not self._heartbeat.may_claim:  # expired while the loop was blocked
+                    if not self._heartbeat.may_claim:  # the heartbeat stopped during the wait
                         return False
                     if retry is not None or (limit == 1 and self.unclaimable.is_stepping):
                         return await self._claim_one(connection, retry)
                     return await self._claim_many(connection, limit, scope)
         except DATABASE_ERRORS as error:
             took = time.monotonic() - began
-            # If the server does not answer, the jobs are not the cause.
+            # If the server does not answer any statement, the jobs are not the cause.
             is_outage = isinstance(error, TimeoutError) and self._claims.outage.is_logged
             if is_outage or not self.unclaimable.record_failure(limit, self._claiming, error, took):
                 raise
@@ -300,14 +298,15 @@ class Producer:
             return False
 
     def _count_failure(self, error: Exception) -> None:
-        """Count a failed claim. Unless the server refused the claim, jobs may have been claimed."""
+        """Count a failed claim. If the server did not refuse the claim, it may have claimed
+        jobs."""
         if not is_refusal(error) and not is_statement_timeout(error):
             self._claim_failed()
         self._counters.claim_failures += 1
 
     async def _claim_one(self, connection: Connection, retry: int | None) -> bool:
-        """Claim one job: `retry`, a job that failed before, or the next job. Returns whether there
-        was no next job."""
+        """Claim one job: the job with the id `retry`, whose claim failed before, or for None the
+        next job. Returns whether the queue has no next job."""
         rows, took = await self._claim_and_launch(self._claim_row(connection, retry))
         if retry is not None:
             self.unclaimable.record_retry(retry)
@@ -346,7 +345,8 @@ class Producer:
         return len(rows)
 
     async def _claim_and_launch(self, claim: Awaitable[list[Record]]) -> tuple[list[Record], float]:
-        """Await a claim and start its jobs. Returns the rows, and the duration in seconds."""
+        """Await a claim and start its jobs. Returns the claimed rows, and the duration of the claim
+        in seconds."""
         sent = time.monotonic()
         self._cancelled = set()
         try:
@@ -364,7 +364,7 @@ class Producer:
         return rows, took
 
     def _launch(self, rows: list[Record], cancelled: set[int]) -> None:
-        may_start = self._heartbeat.may_claim  # this may have expired during the claim
+        may_start = self._heartbeat.may_claim  # the heartbeat may have stopped during the claim
         waiting = self._executor.launch(rows, self.free_slot, self._free_slots if may_start else 0)
         for job_id in cancelled:
             self._running.cancel(job_id, self.queue)
@@ -375,9 +375,9 @@ class Producer:
             self._running.release(waiting)
 
     async def _claim_row(self, connection: Connection, job_id: int | None) -> list[Record]:
-        """Claim the job with this id, or, for None, the next job that is not set aside.
+        """Claim the job with this id or, for None, the next job.
 
-        The transaction reads the id of the job first, so that the id is known if the claim fails.
+        The id of the next job is read first, so that the id is known if the claim fails.
         """
         async with connection.transaction():
             if job_id is not None:
@@ -394,7 +394,7 @@ class Producer:
             if place is None:
                 return []
             priority, scheduled_at, self._claiming = place
-            # Start at the position of the job, so that no job before this position is claimed.
+            # Claim from the position of the job on, so that the claim does not return another job.
             after = Position(priority, scheduled_at, self._claiming - 1)
             skipped = [one for one in self.unclaimable.skipped if one != job_id]
             return await self._claim_rows(connection, 1, WHOLE_QUEUE._replace(after=after), skipped)
@@ -415,14 +415,14 @@ class Producer:
         )
 
     def _forget_due(self, now: float) -> None:
-        """Remove the times up to now, because the claim that starts now serves them."""
+        """Remove the planned times of claims that are before `now`, because a claim starts now."""
         self._follow_ups = [at for at in self._follow_ups if at > now]
         while self._due_times and self._due_times[0] <= now:
             heapq.heappop(self._due_times)
 
     async def _wait_for_more(self) -> None:
-        """Wait for a notification, for one of the delays after a notification, for the time of a
-        due job, or for the next poll."""
+        """Wait until the next claim: after a notification, at the time at which a job is due, or at
+        the next poll."""
         poll_at = time.monotonic() + self._next_poll()
         while not self._notified:
             self._wakeup.clear()

@@ -1,10 +1,10 @@
-"""Reconciler: compares the state of this process with the database, and corrects it.
+"""Reconciler: compares the state of this process with the database, and corrects differences.
 
 A notification or the answer to a claim can be lost. So after each reconnect, and at intervals, the
 reconciler reads which queues are paused, which running jobs were cancelled, and which jobs this
-client has claimed but does not run. If this run has claimed the job, the job never ran, and the
-reconciler releases it. If an earlier run with the same client id has claimed it, the reconciler
-rescues it.
+client has claimed but does not run. If this run has claimed such a job, the answer to the claim was
+lost, and the reconciler releases the job. If an earlier run with the same client id has claimed the
+job, the reconciler rescues the job.
 """
 
 from __future__ import annotations
@@ -51,16 +51,15 @@ if TYPE_CHECKING:
     from riverpy._work.running_attempts import RunningAttempts
 
 INTERVAL = 30.0
-"""Seconds between two checks."""
+"""Seconds between two checks of pauses, cancels and claims."""
 INTERVAL_UNNOTIFIED = 2.0
 """Seconds between two checks of pauses and cancels while no notifications arrive; as in River."""
 TOUCH_INTERVAL = 600.0
-"""Seconds between two updates of the rows of the queues; as in River."""
+"""Seconds between two updates of the client's rows in `river_queue`; as in River."""
 STATEMENT_TIMEOUT = 10.0
 """Seconds for one statement on the connection for claims."""
 RESERVED_TIMEOUT = 2.0
-"""Seconds for one statement on the reserved connection, which the lease and the heartbeat use
-too."""
+"""Seconds for one statement on the reserved connection, which leases and heartbeats use too."""
 LAST_SWEEP_TIMEOUT = 1.0
 """Seconds for releasing lost claims at the end of a run."""
 RETRY = 2.0
@@ -68,12 +67,12 @@ RETRY = 2.0
 ROWS_MAX = 5_000
 """The maximum number of rows in one statement."""
 SEND_TIMEOUT = 15.0
-"""Seconds after which one step of a check starts no further statement. The remaining rows wait for
-the next check."""
+"""Seconds. After this time, one step of a check starts no further statement. The remaining rows
+wait for the next check."""
 TURN_MAX = 90.0
 """Seconds that all statements of one check may take."""
 SWEEP_MARGIN = 0.5
-"""Seconds after the claim timeout from which a claim without an answer counts as lost."""
+"""Seconds. A claim without an answer counts as lost this time after its timeout."""
 RUNNING = ("running",)
 PAGE = 1_000
 """The number of jobs of an earlier run in one read."""
@@ -95,58 +94,50 @@ class Reconciler:
         is_notified: Callable[[], bool],
         abandoned: frozenset[ClaimKey],
     ) -> None:
-        """Create the reconciler.
-
-        Args:
-            run: the context of the run.
-            running: the running attempts of the run.
-            completer: the completer of the run.
-            producers: the producers of the run, by queue.
-            is_notified: returns whether notifications arrive. If not, the reconciler polls more
-                often.
-            abandoned: attempts of earlier runs in this process. Their code may still run, so the
-                reconciler does not release them.
-        """
+        """`is_notified` returns whether notifications arrive. `abandoned` are attempts of earlier
+        runs in this process. Their code may still run, so the reconciler does not release them."""
         self._schema, self._client_id = run.schema, run.client.id
         self._reserved, self._claims = run.connections.reserved, run.connections.claims
         self._running, self._completer, self._heartbeat = running, completer, run.heartbeat
         self._producers, self._is_notified, self._abandoned = producers, is_notified, abandoned
         quiet = run.config.quiet_interval
         self._quiet = 0.0 if quiet is None else quiet.total_seconds()
-        self._changed_pauses: set[str] = set()
+        self._notified_queues: set[str] = set()
         """The queues that were paused or resumed since the last read of the pauses."""
-        self._wake = asyncio.Event()
-        self._sweep_at = 0.0
-        self._settled_at = 0.0
-        """The time at which the youngest failed claim counts as lost, in monotonic seconds."""
+        self._wakeup = asyncio.Event()
+        self._next_claim_check = 0.0
+        self._claim_lost_at = 0.0
+        """The time at which the last failed claim counts as lost, in monotonic seconds."""
         self.has_uncertain_claim = False
-        """Whether a claim without an answer may have claimed jobs that do not run here."""
+        """Whether a claim without an answer may have claimed jobs that do not run."""
         self._touch_at = 0.0
         self._rescue_after_id: int | None = 0
         """The id of the last job of an earlier run that was read; None: all jobs were read."""
         self._reports: list[Callable[[], list[SetAsideRow]]] = []
-        self._releases = self._sender(
-            "release", self._release, JOB_RELEASE_FAILED, lambda claim_key: claim_key.id
+        self._releases = self._make_sender(
+            "release", self._release_rows, JOB_RELEASE_FAILED, lambda claim_key: claim_key.id
         )
-        self._rescues = self._sender(
-            "rescue", self._rescue, JOB_RESCUE_FAILED, lambda rescue: rescue.claim_key.id
+        self._rescues = self._make_sender(
+            "rescue", self._rescue_rows, JOB_RESCUE_FAILED, lambda rescue: rescue.claim_key.id
         )
-        self._touches = self._sender("queue heartbeat", self._touch, QUEUE_RENEWAL_FAILED, str)
-        self._cancel_checks = self._sender(
+        self._touches = self._make_sender(
+            "queue heartbeat", self._touch_rows, QUEUE_RENEWAL_FAILED, str
+        )
+        self._cancel_checks = self._make_sender(
             "cancel check", self._read_cancel_marks, JOB_RELEASE_FAILED, lambda attempt: attempt.id
         )
         self._touch_error: Exception | None = None
         """The last error of updating the row of a single queue."""
         self._count = 0
-        """The number of jobs released or rescued in this check."""
+        """The number of jobs that this check has released or rescued."""
         self._paused: set[str] = set()
-        """The paused queues among the queues whose rows were updated in this check."""
+        """The paused queues among the queues that this check has updated."""
         self._log = get_logger()
         self._damaged = DamagedJobs("finding lost claims", self._log)
         self._limited_log = self._log.limited()
         self.ran = TestSignal("Reconciler.ran")
 
-    def _sender(
+    def _make_sender(
         self,
         what: str,
         send: Callable[[list[Row]], Awaitable[None]],
@@ -192,34 +183,35 @@ class Reconciler:
 
     def _expect_lost_claims(self) -> None:
         """Check as soon as the claim that failed now counts as lost."""
-        self._settled_at = time.monotonic() + CLAIM_TIMEOUT + SWEEP_MARGIN
-        self._sweep_at = min(self._sweep_at, self._settled_at)
-        self._wake.set()
+        self._claim_lost_at = time.monotonic() + CLAIM_TIMEOUT + SWEEP_MARGIN
+        self._next_claim_check = min(self._next_claim_check, self._claim_lost_at)
+        self._wakeup.set()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Read the pauses, then check until stopped."""
         await self._touch_queues()
-        self._sweep_at = time.monotonic() + self.interval
+        self._next_claim_check = time.monotonic() + self.interval
         await self._try_step("jobs of an earlier run", self._rescue_earlier_run)
         task_status.started()
         is_done = True
         while True:
-            settled = self.interval if self._is_notified() else INTERVAL_UNNOTIFIED
-            interval = settled if is_done else RETRY
-            wait = min(interval, max(self._sweep_at - time.monotonic(), 0.0))
+            interval = self.interval if self._is_notified() else INTERVAL_UNNOTIFIED
+            if not is_done:
+                interval = RETRY
+            wait = min(interval, max(self._next_claim_check - time.monotonic(), 0.0))
             scope.expect_progress(within=wait + TURN_MAX)
             with anyio.move_on_after(wait):
-                await self._wake.wait()
-            if self._wake.is_set():  # wait a moment: one check serves several reconnects
-                self._wake.clear()
+                await self._wakeup.wait()
+            if self._wakeup.is_set():  # wait, so that one check follows several reconnects
+                self._wakeup.clear()
                 await anyio.sleep(SWEEP_MARGIN)
             is_done = await self._try_step("pauses", self._read_pauses)
             is_done = await self._try_step("cancels", self._read_cancels) and is_done
-            if time.monotonic() >= self._sweep_at:
-                await self._sweep()
+            if time.monotonic() >= self._next_claim_check:
+                await self._check_claims()
             self.ran.emit()
 
-    async def _sweep(self) -> None:
+    async def _check_claims(self) -> None:
         """Release lost claims, and set the time of the next check."""
         began = time.monotonic()
         sweep = partial(self._release_lost_claims, age=CLAIM_TIMEOUT)
@@ -227,14 +219,14 @@ class Reconciler:
             await self._try_step("jobs of an earlier run", self._rescue_earlier_run)
             and await self._try_step("lost claims", sweep)
         ):
-            self._sweep_at = began + RETRY
-        elif self._settled_at > began:
-            self._sweep_at = self._settled_at
+            self._next_claim_check = began + RETRY
+        elif self._claim_lost_at > began:
+            self._next_claim_check = self._claim_lost_at
         else:
-            self._sweep_at = began + self.interval
+            self._next_claim_check = began + self.interval
             self.has_uncertain_claim = bool(self._releases.aside)
         if retry_at := min(self._releases.next_due, self._rescues.next_due):
-            self._sweep_at = min(self._sweep_at, max(retry_at, began + RETRY))
+            self._next_claim_check = min(self._next_claim_check, max(retry_at, began + RETRY))
 
     async def _try_step(self, what: str, step: Callable[[], Awaitable[None]]) -> bool:
         try:
@@ -248,31 +240,31 @@ class Reconciler:
         """Apply a notification that a queue was paused or resumed. `*` means all queues."""
         for name, producer in self._producers.items():
             if queue in {name, "*"}:
-                self._changed_pauses.add(name)
+                self._notified_queues.add(name)
                 producer.set_paused(paused)
 
     async def _touch_queues(self) -> None:
-        """Update the rows of the queues. If the time does not suffice, the next check starts with
-        the remaining queues.
+        """Update the client's rows in `river_queue`, and read which queues are paused. If the time
+        is not enough, the next check starts with the remaining queues.
 
         Raises:
             Exception: one of DATABASE_ERRORS: the database failed, or no row can be updated.
         """
-        self._changed_pauses.clear()
+        self._notified_queues.clear()
         self._paused.clear()
         self._touches.add_missing(self._producers)
         is_done = await self._touches.send_all(SEND_TIMEOUT)
         failing = len(self._touches.aside)
         if is_done and not failing:
-            self._adopt_pauses(self._paused)
+            self._apply_pauses(self._paused)
         elif failing == len(self._producers) and self._touch_error is not None:
             raise self._touch_error
         else:
-            await self._read_paused()
+            await self._read_paused_queues()
         if is_done:
             self._touch_at = time.monotonic() + TOUCH_INTERVAL
 
-    async def _touch(self, names: list[str]) -> None:
+    async def _touch_rows(self, names: list[str]) -> None:
         async with self._claims.acquire("renewing queues", STATEMENT_TIMEOUT) as connection:
             rows = await queues.queue_touch(connection, self._schema, names)
         self._paused.update(name for name, paused in rows.items() if paused)
@@ -281,19 +273,20 @@ class Reconciler:
         if time.monotonic() >= self._touch_at:
             await self._touch_queues()
         else:
-            await self._read_paused()
+            await self._read_paused_queues()
 
-    async def _read_paused(self) -> None:
-        self._changed_pauses.clear()
+    async def _read_paused_queues(self) -> None:
+        self._notified_queues.clear()
         async with self._reserved.acquire("reading pauses", RESERVED_TIMEOUT) as connection:
             paused = await queues.queue_paused(connection, self._schema, list(self._producers))
-        self._adopt_pauses(paused)
+        self._apply_pauses(paused)
 
-    def _adopt_pauses(self, paused: set[str]) -> None:
-        """Apply the paused queues that were read. A queue for which a notification arrived during
-        the read is not changed, because the notification is newer."""
+    def _apply_pauses(self, paused: set[str]) -> None:
+        """Pause and resume queues after the paused queues were read. If a notification about a
+        queue arrived during the read, the queue is not changed, because the notification is
+        newer."""
         for name, producer in self._producers.items():
-            if name not in self._changed_pauses:
+            if name not in self._notified_queues:
                 producer.set_paused(name in paused)
 
     async def _read_cancels(self) -> None:
@@ -304,13 +297,13 @@ class Reconciler:
         ids = [attempt.id for attempt in asked]
         async with self._reserved.acquire("reading cancels", RESERVED_TIMEOUT) as connection:
             marked = set(await jobs.job_cancel_marks(connection, self._schema, ids))
-        # Cancel attempts, not jobs: the job may have been cancelled, retried and claimed again.
+        # Cancel the attempts that were read: a later attempt of the same job is not cancelled.
         self._running.cancel_attempts(attempt for attempt in asked if attempt.id in marked)
 
     async def release_last_claims(self, timeout: float) -> None:
-        """Release claims whose answer was lost shortly before the end of the run.
+        """Release jobs of claims without an answer, at the end of the run.
 
-        Call this method after the producers have ended. The timeout is `timeout` seconds, or
+        Call this method after the producers have ended. It may take `timeout` seconds, or
         `LAST_SWEEP_TIMEOUT` if that is longer.
         """
         if not self.has_uncertain_claim:
@@ -320,10 +313,11 @@ class Reconciler:
             self.has_uncertain_claim = not await self._try_step("last claims", sweep)
 
     async def _release_lost_claims(self, *, age: float) -> None:
-        """Release jobs that this client has claimed, if they do not run and no result waits.
+        """Release the jobs that this client has claimed, that do not run, and that have no result
+        to store.
 
-        The rows are read over the connection for claims. No claim runs while this method uses the
-        connection, so all active attempts are known. A claim that is lost now cannot return later.
+        The rows are read over the connection for claims. So no claim runs at the same time, and all
+        running attempts are known.
         """
         async with self._claims.acquire("finding lost claims", STATEMENT_TIMEOUT) as connection:
 
@@ -338,8 +332,8 @@ class Reconciler:
                 )
 
             claimed = await self._damaged.read(connection, self._schema, RUNNING, read)
-            ours = self._active() | {rescue.claim_key for rescue in self._rescues.rows}
-            lost = [claim_key for claim_key in claimed if claim_key not in ours]
+            known = self._active_claim_keys() | {rescue.claim_key for rescue in self._rescues.rows}
+            lost = [claim_key for claim_key in claimed if claim_key not in known]
             if lost and not await self._heartbeat.is_current(connection):
                 return
         self._releases.discard()
@@ -360,16 +354,16 @@ class Reconciler:
                 self._log.warning(event, count=self._count)
                 self._notify_producers()
 
-    async def _release(self, lost: list[ClaimKey]) -> None:
+    async def _release_rows(self, lost: list[ClaimKey]) -> None:
         async with self._claims.acquire("releasing lost claims", STATEMENT_TIMEOUT) as connection:
             self._count += len(await jobs.job_release(connection, self._schema, lost))
 
     async def _rescue_earlier_run(self) -> None:
         """Rescue the jobs of an earlier run with the same client id.
 
-        A client with a configured id has the same id after a crash. The heartbeat of this run keeps
-        other clients from rescuing these jobs. If this run is not registered, jobs of earlier runs
-        cannot be recognized, and are released.
+        A client with a configured id has the same id after a crash. The leader does not rescue its
+        jobs, because this run writes heartbeats under the same id. If this run is not registered,
+        it cannot recognize these jobs. They are released as lost claims.
         """
         registered_at = self._heartbeat.registered_at
         if registered_at is None:
@@ -383,8 +377,9 @@ class Reconciler:
                 await self._read_page(registered_at, self._rescue_after_id)
 
     async def _read_page(self, registered_at: int, after: int) -> None:
-        """Read a page of jobs that this client id claimed before `registered_at`. The page is read
-        over the connection for claims, as for lost claims."""
+        """Read a page of jobs, with ids above `after`, that were claimed under this client's id
+        before `registered_at`. The connection for claims is used, so that no claim runs at the same
+        time."""
         async with self._claims.acquire("finding jobs to rescue", STATEMENT_TIMEOUT) as connection:
 
             async def read(skipped: list[int]) -> list[RunningClaim]:
@@ -399,7 +394,7 @@ class Reconciler:
                 )
 
             claims = await self._damaged.read(connection, self._schema, RUNNING, read)
-            active = self._active()
+            active = self._active_claim_keys()
             if claims and not await self._heartbeat.is_current(connection):
                 return
         for claim_key, client_id in claims:
@@ -407,13 +402,14 @@ class Reconciler:
                 self._rescues.add(Rescue(claim_key, client_id))
         self._rescue_after_id = claims[-1].claim_key.id if len(claims) == PAGE else None
 
-    async def _rescue(self, rescues: list[Rescue]) -> None:
+    async def _rescue_rows(self, rescues: list[Rescue]) -> None:
         async with self._claims.acquire("rescuing jobs", STATEMENT_TIMEOUT) as connection:
             done = await job_rescue(connection, self._schema, rescues)
         self._count += len(done)
 
-    def _active(self) -> set[ClaimKey]:
-        """Return the claim keys of attempts that run in this process or wait to be stored."""
+    def _active_claim_keys(self) -> set[ClaimKey]:
+        """Return the claim keys of attempts that run in this process, or whose results are not
+        stored yet."""
         unstored = {attempt.claim_key for attempt in self._completer.unstored}
         return self._running.claim_keys() | self._abandoned | unstored
 

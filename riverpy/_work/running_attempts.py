@@ -1,8 +1,9 @@
 """RunningAttempts: holds the claimed attempts of a client until they end, and enforces deadlines.
 
-Each job runs in one plain task, because a task group and a cancel scope for each job would halve
-the rate. The attempt stores the cause of its cancellation and its deadline. One timer checks the
-deadlines of all attempts. The deadline of a cancelled attempt is the time from which it is stuck.
+Each job runs in one task without a cancel scope, because a cancel scope for each job would halve
+the rate. Instead the attempt stores its deadline and the cause of its cancellation, and one timer
+checks the deadlines of all attempts. An attempt is stuck if it still runs at the deadline that its
+cancellation has set.
 """
 
 from __future__ import annotations
@@ -35,31 +36,31 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
     from riverpy.config import Config
 
-SCAN_INTERVAL_MIN = 0.01
+CHECK_INTERVAL_MIN = 0.01
 """The minimum time between two checks of the deadlines, in seconds."""
 
 
 class RunningAttempts:
-    """The claimed attempts that have not ended. Create it in the task of the run."""
+    """The claimed attempts that have not ended. Create this object in the task of the run."""
 
     def __init__(self, config: Config, finished: Callable[[Attempt], None]) -> None:
-        """`finished` is called with each attempt as soon as the attempt has ended."""
+        """`finished` is called with each attempt that has ended or was released."""
         self._stuck_after = config.job_stuck_threshold.total_seconds()
         self._finished = finished
         self._context = contextvars.copy_context()
         self._run_task = asyncio.current_task()
         self._attempts: set[Attempt] = set()  # the event loop holds tasks weakly
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
         self._timer: asyncio.TimerHandle | None = None
-        self._scan_at = math.inf
+        self._next_check_at = math.inf
         self._drain_scope = anyio.CancelScope()
         self._log = get_logger()
         self._limited_log = self._log.limited()
         self._stuck_handler = config.job_stuck_handler
         self.stuck: dict[Attempt, bool] = {}
-        """The attempts that still run long after their cancellation. The value is whether the
-        attempt keeps its slot. The user's handler decides this."""
+        """The attempts that still run long after their cancellation, and whether each keeps its
+        slot. The user's handler decides this."""
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -80,7 +81,7 @@ class RunningAttempts:
         """Add claimed attempts."""
         self._attempts.update(attempts)
         if attempts:
-            self._idle.clear()
+            self._is_idle.clear()
 
     def finish(self, attempt: Attempt) -> None:
         """Remove an attempt that ended, and free its slot."""
@@ -90,7 +91,7 @@ class RunningAttempts:
         if not self.stuck or self._remove_stuck(attempt):
             attempt.free_slot()
         if not self._attempts:
-            self._idle.set()
+            self._is_idle.set()
 
     def release(self, attempts: Sequence[Attempt]) -> None:
         """Remove attempts that did not start. These attempts do not count, and the jobs keep their
@@ -100,7 +101,7 @@ class RunningAttempts:
             self._attempts.discard(attempt)
             self._finished(attempt)
         if not self._attempts:
-            self._idle.set()
+            self._is_idle.set()
 
     def cancel(self, job_id: int, queue: str) -> None:
         """Cancel the attempts of a job, because of `job_cancel`."""
@@ -110,7 +111,7 @@ class RunningAttempts:
         """Cancel the attempts that are still running, because of `job_cancel`."""
         for attempt in attempts:
             if attempt in self._attempts:
-                self._stop(attempt, StopCause.JOB_CANCELLED)
+                self._cancel_attempt(attempt, StopCause.JOB_CANCELLED)
 
     def set_cause(self, attempt: Attempt, error: BaseException) -> None:
         """Record a hard stop as the cause if the attempt was cancelled together with the run."""
@@ -118,9 +119,9 @@ class RunningAttempts:
             attempt.cause = StopCause.HARD_STOP
 
     async def wait_idle(self) -> None:
-        """Wait until all attempts have ended."""
+        """Wait until no attempt runs."""
         while self._attempts:
-            await self._idle.wait()
+            await self._is_idle.wait()
 
     async def drain(self, soft: float | None, hard: Callable[[], float]) -> None:
         """Wait for the attempts to end. Then cancel the remaining attempts and wait for their end.
@@ -135,28 +136,28 @@ class RunningAttempts:
             with self._drain_scope:
                 await self.wait_idle()
         finally:
-            await self._end(hard)
+            await self._cancel_all(hard)
 
     def end_drain(self) -> None:
-        """Cancel the attempts that `drain` waits for, now or as soon as it is called."""
+        """Let `drain` cancel the attempts without a further wait."""
         self._drain_scope.cancel()
 
-    async def _end(self, hard: Callable[[], float]) -> None:
+    async def _cancel_all(self, hard: Callable[[], float]) -> None:
         if self._attempts:
             self._log.info(RUNNING_JOBS_CANCELLED, running=len(self._attempts))
             for attempt in self:
-                self._stop(attempt, StopCause.HARD_STOP)
+                self._cancel_attempt(attempt, StopCause.HARD_STOP)
             # A task that was cancelled before its first step did not call `finish`.
             self.release([one for one in self if one.task and one.task.done()])
             with anyio.move_on_after(hard(), shield=True):
                 await self.wait_idle()
         self._stop_timer()
 
-    def _stop(self, attempt: Attempt, cause: StopCause) -> None:
+    def _cancel_attempt(self, attempt: Attempt, cause: StopCause) -> None:
         """Record the cause, then cancel the task. The first cause is kept.
 
-        A task that has not started is not cancelled, because then `finish` would not be called. The
-        task checks the cause when it starts.
+        A task that has not started is not cancelled, because it would end without a call of
+        `finish`. Such a task checks the cause when it starts.
         """
         if attempt.cause is None:
             attempt.cause = cause
@@ -169,32 +170,32 @@ class RunningAttempts:
             attempt.task.cancel()
 
     def watch(self, deadline: float) -> None:
-        """Check the deadlines of all attempts at `deadline` or earlier."""
-        if deadline >= self._scan_at:
+        """Start the timer, so that the deadlines of all attempts are checked at `deadline`."""
+        if deadline >= self._next_check_at:
             return
         self._stop_timer()
-        delay = max(deadline - time.monotonic(), SCAN_INTERVAL_MIN)
+        delay = max(deadline - time.monotonic(), CHECK_INTERVAL_MIN)
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(delay, self._scan, context=self._context)
-        self._scan_at = deadline
+        self._timer = loop.call_later(delay, self._check_deadlines, context=self._context)
+        self._next_check_at = deadline
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._scan_at = None, math.inf
+        self._timer, self._next_check_at = None, math.inf
 
-    def _scan(self) -> None:
-        """Stop the attempts whose deadline has passed. If an attempt was stopped before, it is
+    def _check_deadlines(self) -> None:
+        """Cancel the attempts whose deadline has passed. An attempt that was cancelled before is
         stuck."""
-        self._timer, self._scan_at = None, math.inf
+        self._timer, self._next_check_at = None, math.inf
         now, first = time.monotonic(), math.inf
         stuck: list[Attempt] = []
         for attempt in self._attempts:
             if attempt.deadline <= now:
-                if left := self._time_left(attempt, now):
+                if left := self._seconds_left(attempt, now):
                     attempt.deadline = now + left
                 elif attempt.cause is None:
-                    self._stop(attempt, StopCause.JOB_TIMEOUT)
+                    self._cancel_attempt(attempt, StopCause.JOB_TIMEOUT)
                 else:
                     attempt.deadline = math.inf
                     stuck.append(attempt)
@@ -203,17 +204,17 @@ class RunningAttempts:
         for attempt in stuck:
             self._add_stuck(attempt, now)
 
-    def _time_left(self, attempt: Attempt, now: float) -> float:
-        """Return the seconds that an attempt still has at its deadline.
+    def _seconds_left(self, attempt: Attempt, now: float) -> float:
+        """Return the seconds that an attempt may still run after its deadline.
 
-        The deadline counts from the creation of the task. If the loop was then blocked, the task
-        starts late, and the timeout counts from this start.
+        The deadline counts from the creation of the task. But if the event loop was blocked, the
+        task started late, and its timeout counts from this start.
         """
         if not attempt.started:
             limit = attempt.timeout if attempt.cause is None else self._stuck_after
-            return max(limit, SCAN_INTERVAL_MIN)
+            return max(limit, CHECK_INTERVAL_MIN)
         left = attempt.started + attempt.timeout - now
-        return left if attempt.cause is None and left > SCAN_INTERVAL_MIN else 0.0
+        return left if attempt.cause is None and left > CHECK_INTERVAL_MIN else 0.0
 
     def _add_stuck(self, attempt: Attempt, now: float) -> None:
         """Call the handler for a stuck attempt, log the attempt, and free its slot if the handler

@@ -1,8 +1,8 @@
 """UnclaimableJobs: finds and skips the jobs of a queue that cannot be claimed.
 
-One job can make the whole claim fail: its row has a damaged value or a character that the
-connection's encoding does not have, or a trigger raises or waits. Then the size of claims shrinks
-to one job, which finds the failing job. Claims skip this job, and a later claim tries it alone.
+One job can make the whole claim fail, for example if its row has a damaged value, or if a trigger
+raises. Then claims request fewer and fewer jobs, down to one job, until the failing job is found.
+Later claims skip this job. At intervals a claim of this job alone is tried.
 """
 
 from __future__ import annotations
@@ -25,26 +25,21 @@ if TYPE_CHECKING:
     from riverpy._postgres.set_aside import SetAsideEntry
 
 SKIPPED_MAX = 1000
-"""The maximum number of skipped jobs. If more jobs fail, the cause is probably not in the jobs.
-Then no more jobs are skipped, and claims are tried again with a delay."""
+"""The maximum number of skipped jobs. If more jobs fail, the jobs are probably not the cause. Then
+no more jobs are skipped, and claims are tried again with a delay."""
 
 
 class UnclaimableJobs:
     """The jobs of one queue that cannot be claimed."""
 
     def __init__(self, maximum: int, limit: float, log: Any) -> None:
-        """Create an empty list of unclaimable jobs.
-
-        Args:
-            maximum: the maximum number of jobs in a claim.
-            limit: the seconds that a claim may take.
-            log: the producer's logger.
-        """
+        """`maximum` is the maximum number of jobs in a claim, and `limit` the seconds that a claim
+        may take."""
         self._size = BatchSize(maximum, limit)
         self._aside = SetAside[int](SKIPPED_MAX)
         self._errors = StatementErrors()
-        self._named: set[int] = set()
-        """The ids of the skipped jobs that were logged."""
+        self._logged_ids: set[int] = set()
+        """The ids of the skipped jobs that were logged as skipped."""
         self._failures = 0
         """The number of failed claims in a row."""
         self._was_retry = False
@@ -53,23 +48,23 @@ class UnclaimableJobs:
 
     @property
     def is_stepping(self) -> bool:
-        """Whether jobs are claimed one by one. The id of each job is read first."""
+        """Whether claims claim one job each. The id of the job is read before the claim."""
         return self._size.rows == 1
 
     @property
     def skipped(self) -> list[int]:
-        """The ids of the jobs that are set aside."""
+        """The ids of the jobs that claims skip."""
         return [aside.row for aside in self._aside.entries]
 
     @property
     def set_aside(self) -> list[SetAsideEntry[int]]:
-        """The jobs that are set aside."""
+        """The jobs that claims skip, with their errors."""
         return self._aside.entries
 
     @property
     def next_due(self) -> float:
-        """The time at which the next skipped job is tried again, in monotonic seconds; infinity: no
-        job is skipped."""
+        """The time at which a skipped job is tried again, in monotonic seconds; infinity: claims
+        skip no job."""
         return self._aside.next_due if self._aside else math.inf
 
     def limit(self, wanted: int) -> int:
@@ -101,7 +96,7 @@ class UnclaimableJobs:
 
     def record_retry(self, job_id: int) -> None:
         """Stop skipping a job, because it was claimed or no longer exists."""
-        self._named.discard(job_id)
+        self._logged_ids.discard(job_id)
         self._aside.remove(job_id)
         self._aside.make_all_due()
 
@@ -137,8 +132,8 @@ class UnclaimableJobs:
             return False
         aside = self._aside.add(job_id, job_id, error, seconds)
         self._size.end_search()
-        if job_id not in self._named and (aside.tries > 1 or cause_of(error) is Cause.ROWS):
-            self._named.add(job_id)
+        if job_id not in self._logged_ids and (aside.tries > 1 or cause_of(error) is Cause.ROWS):
+            self._logged_ids.add(job_id)
             self._limited_log.warning(
                 JOB_CLAIM_FAILED,
                 effect="the job is skipped, and tried again later",

@@ -273,7 +273,7 @@ async def test_time_limit_before_the_first_step(rig: Rig) -> None:
             waiting = launch(rows, free_slot, slots)
             for attempt in run.running:
                 attempt.deadline = 0.0
-            run.running._scan()
+            run.running._check_deadlines()
             assert all(attempt.deadline > time.monotonic() for attempt in run.running)
             return waiting
 
@@ -288,7 +288,7 @@ async def test_time_limit_of_a_late_first_step(rig: Rig) -> None:
 
     @rig.job(timeout=timedelta(hours=1))
     async def work(job: Job[Task]) -> None:
-        run.running._scan()
+        run.running._check_deadlines()
         await asyncio.sleep(0)
 
     async with rig.working() as client:
