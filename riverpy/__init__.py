@@ -73,7 +73,7 @@ from riverpy.middleware import (
 from riverpy.migrate import Migrator
 from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobsStart, PeriodicJobState
 from riverpy.queue import Queue
-from riverpy.retry import DefaultRetryPolicy, ErrorHandler, RetryPolicy
+from riverpy.retry import DefaultRetryPolicy, ErrorHandler, JobStuckHandler, RetryPolicy, StuckJob
 from riverpy.schedules import PeriodicSchedule, cron, every
 from riverpy.stats import (
     ClientStats,
@@ -83,7 +83,6 @@ from riverpy.stats import (
     QueueStats,
     SingletonStats,
 )
-from riverpy.stuck import JobStuckHandler, StuckJob
 from riverpy.worker import Worker, Workers
 
 __all__ = [

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 NO_TIME = datetime(1, 1, 1, tzinfo=UTC)
 """Go's zero time, for an entry whose time cannot be read."""
-_TIME = re.compile(
+_TIME_PATTERN = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,](\d+))?(?:Z|([+-])(\d\d):(\d\d))", re.ASCII
 )
-_WHOLE_NUMBER = re.compile(r"[+-]?\d{1,30}", re.ASCII)
-_NUMBER = re.compile(r"[+-]?\d{1,30}(?:\.\d{0,400})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
+_INTEGER_PATTERN = re.compile(r"[+-]?\d{1,30}", re.ASCII)
+_NUMBER_PATTERN = re.compile(r"[+-]?\d{1,30}(?:\.\d{0,400})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -50,13 +50,13 @@ def read_error(text: str) -> AttemptError:
     try:
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
-        return AttemptError(NO_TIME, 0, _text(text))
+        return AttemptError(NO_TIME, 0, _decode_text(text))
     texts = {key.lower(): bytes(raw).decode() for key, raw in members.items()}
     return AttemptError(
-        _time(_text(texts.get("at", ""))),
-        _integer(_text(texts.get("attempt", ""))),
-        _text(texts.get("error", "")),
-        _text(texts.get("trace", "")),
+        _parse_time(_decode_text(texts.get("at", ""))),
+        _parse_integer(_decode_text(texts.get("attempt", ""))),
+        _decode_text(texts.get("error", "")),
+        _decode_text(texts.get("trace", "")),
     )
 
 
@@ -67,7 +67,7 @@ def json_time(at: datetime) -> str:
     return (text.rstrip("0") if "." in text else text) + "Z"
 
 
-def _text(value: str) -> str:
+def _decode_text(value: str) -> str:
     """Return the text of a JSON value: the content of a string, an empty text for null, otherwise
     the JSON text."""
     if value == "null":
@@ -82,8 +82,8 @@ def _text(value: str) -> str:
         return value
 
 
-def _time(text: str) -> datetime:
-    match = _TIME.fullmatch(text)
+def _parse_time(text: str) -> datetime:
+    match = _TIME_PATTERN.fullmatch(text)
     if match is None:
         return NO_TIME
     seconds, fraction, sign, hours, minutes = match.groups()
@@ -98,12 +98,12 @@ def _time(text: str) -> datetime:
         return NO_TIME
 
 
-def _integer(text: str) -> int:
-    """Return a whole number of 64 bits in any notation; 0 for anything else."""
+def _parse_integer(text: str) -> int:
+    """Return the integer of 64 bits that a text has in any notation; 0 for any other text."""
     text = text.strip()
-    if _WHOLE_NUMBER.fullmatch(text):
+    if _INTEGER_PATTERN.fullmatch(text):
         number = int(text)
-    elif _NUMBER.fullmatch(text) and (value := float(text)).is_integer():
+    elif _NUMBER_PATTERN.fullmatch(text) and (value := float(text)).is_integer():
         number = int(value)
     else:
         return 0

@@ -1,4 +1,4 @@
-"""The text of an exception for rows and log events."""
+"""Makes the text of an exception for rows and log events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 LEAVES_MAX = 20
 """The maximum number of exceptions in the text of a group."""
 TEXT_LENGTH_MAX = 16 * 1024
-"""The maximum number of characters."""
+"""The maximum number of characters of the text of an exception."""
 _CUT_MARK = " … [truncated]"
 
 
@@ -19,13 +19,13 @@ def error_text(error: BaseException) -> str:
     """Return the type and the message, such as `KeyError: 'user_id'`. For a group, return the
     distinct texts of its leaves, such as `ValueError: no such order; TimeoutError`."""
     found = list(islice(leaves(error), LEAVES_MAX + 1))
-    texts = list(dict.fromkeys(_text(leaf) for leaf in found[:LEAVES_MAX]))
+    texts = list(dict.fromkeys(_describe_one(leaf) for leaf in found[:LEAVES_MAX]))
     if len(found) > LEAVES_MAX:
         texts.append("…")
     return cut("; ".join(texts), TEXT_LENGTH_MAX)
 
 
-def _text(error: BaseException) -> str:
+def _describe_one(error: BaseException) -> str:
     name = type(error).__name__
     text = message(error)
     if text:

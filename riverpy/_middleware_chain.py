@@ -1,5 +1,5 @@
-"""Runs code inside middleware. Each middleware is called with a `do_inner`, which runs the next
-middleware or, in the last one, the code."""
+"""Runs code inside middleware. Each middleware receives a function `do_inner`, which runs the next
+middleware. The `do_inner` of the last middleware runs the code itself."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-import anyio
-
+from riverpy._lifecycle import finish
 from riverpy._plugins import plugin_name
 
 if TYPE_CHECKING:
@@ -19,15 +18,15 @@ ResultT = TypeVar("ResultT")
 
 
 class DoInner(Generic[ResultT]):
-    """The `do_inner` of one middleware. It may be called once."""
+    """The `do_inner` of one middleware. The middleware must call it exactly once."""
 
     result: ResultT
-    """The result of the inner code. It is set when the inner code has ended without an error."""
+    """The result of the inner code. This attribute is set when the inner code has returned."""
 
-    __slots__ = ("_error", "_has_ended", "_is_closed", "_middleware", "_rest", "_task", "result")
+    __slots__ = ("_error", "_has_ended", "_inner", "_is_closed", "_middleware", "_task", "result")
 
     def __init__(self, middleware: object, rest: Callable[[], Awaitable[ResultT]]) -> None:
-        self._middleware, self._rest = middleware, rest
+        self._middleware, self._inner = middleware, rest
         self._task: asyncio.Task[Any] | None = None
         self._has_ended = self._is_closed = False
         self._error: BaseException | None = None
@@ -41,7 +40,7 @@ class DoInner(Generic[ResultT]):
 
         Raises:
             RuntimeError: the middleware has called `do_inner` before, or has returned.
-            BaseException: what the inner code raised.
+            BaseException: the inner code raised this error.
         """
         if self._is_closed:
             raise RuntimeError(f"{self._name} called do_inner after it returned: call it once")
@@ -49,7 +48,7 @@ class DoInner(Generic[ResultT]):
             raise RuntimeError(f"{self._name} called do_inner twice: call it once")
         self._task = asyncio.current_task()
         try:
-            self.result = await self._rest()
+            self.result = await self._inner()
         except BaseException as error:
             self._error = error
             raise
@@ -57,8 +56,9 @@ class DoInner(Generic[ResultT]):
             self._has_ended = True
         return self.result
 
-    def caught(self) -> BaseException | None:
-        """Return what the inner code raised, after the middleware has caught it and returned.
+    def inner_error(self) -> BaseException | None:
+        """Return the error of the inner code, after the middleware has returned. None: the inner
+        code raised no error.
 
         Raises:
             RuntimeError: the middleware did not call `do_inner`, or did not await its end.
@@ -72,26 +72,14 @@ class DoInner(Generic[ResultT]):
             raise RuntimeError(f"{self._name} returned before do_inner had ended: await it")
         return self._error
 
-    async def end(self) -> None:
-        """Cancel the inner code if it still runs in another task, and wait for its end, because the
-        code of a job must not continue after its attempt."""
+    async def end_inner(self) -> None:
+        """Cancel the inner code if it still runs in another task, and wait for its end. The code of
+        a job must not continue after its attempt."""
         task = self._task
         if task is None or self._has_ended or task is asyncio.current_task():
             return
         task.cancel()
-        cancelled: asyncio.CancelledError | None = None
-        # Shielded: in a cancelled scope each wait would end at once.
-        with anyio.CancelScope(shield=True):
-            while not task.done():
-                try:
-                    await asyncio.wait([task])
-                except asyncio.CancelledError as error:
-                    cancelled = error
-        try:
-            if cancelled is not None:
-                raise cancelled
-        finally:
-            cancelled = None  # the error refers to this frame: a reference cycle
+        await finish(partial(asyncio.wait, [task]))
 
     def close(self) -> None:
         """Refuse later calls of `do_inner`, and drop the error, because its traceback refers to
@@ -106,18 +94,18 @@ async def run_middleware(
     *,
     may_catch: bool,
 ) -> ResultT:
-    """Run `inner` inside the middleware; the first is the outermost.
+    """Run `inner` inside the middleware. The first middleware is the outermost.
 
     Args:
         middleware: the middleware.
         call: calls one middleware.
         inner: the innermost code.
-        may_catch: whether a middleware may suppress an error of its inner code. The result is then
-            None. Otherwise the error is raised again.
+        may_catch: whether a middleware may suppress an error of its inner code. If so, the result
+            is None after such an error. If not, the error is raised again.
 
     Raises:
         RuntimeError: a middleware did not call and await `do_inner` exactly once.
-        BaseException: what the middleware or `inner` raised.
+        BaseException: the middleware or `inner` raised this error.
     """
     if not middleware:
         return await inner()
@@ -127,11 +115,11 @@ async def run_middleware(
     try:
         try:
             await call(first, do_inner)
-            error = do_inner.caught()
+            error = do_inner.inner_error()
         except GeneratorExit:  # the event loop has ended
             raise
         except BaseException:
-            await do_inner.end()
+            await do_inner.end_inner()
             raise
         if error is None:
             return do_inner.result

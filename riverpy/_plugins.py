@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     )
     from riverpy.middleware import JobInsertMiddleware, Middleware, Plugin, WorkerMiddleware
 
-_HOOKS = ("insert_begin", "work_begin", "work_end", "periodic_jobs_start", "metric_emit")
-_MIDDLEWARE = ("insert_many", "work")
-_SYNC = "metric_emit"
+_HOOK_METHODS = ("insert_begin", "work_begin", "work_end", "periodic_jobs_start", "metric_emit")
+_MIDDLEWARE_METHODS = ("insert_many", "work")
+_SYNC_METHOD = "metric_emit"
 
 
 class Plugins:
@@ -40,19 +40,19 @@ class Plugins:
         Raises:
             ConfigError: an object is not a plugin, hook or middleware.
         """
-        _check("plugins", plugins, (*_HOOKS, *_MIDDLEWARE))
-        _check("hooks", hooks, _HOOKS)
-        _check("middleware", middleware, _MIDDLEWARE)
+        _check_objects("plugins", plugins, (*_HOOK_METHODS, *_MIDDLEWARE_METHODS))
+        _check_objects("hooks", hooks, _HOOK_METHODS)
+        _check_objects("middleware", middleware, _MIDDLEWARE_METHODS)
         all_hooks, all_middleware = [*plugins, *hooks], [*plugins, *middleware]
-        self.insert_begin: list[HookInsertBegin] = _having(all_hooks, "insert_begin")
-        self.work_begin: list[HookWorkBegin] = _having(all_hooks, "work_begin")
-        self.work_end: list[HookWorkEnd] = _having(all_hooks, "work_end")
-        self.periodic_jobs_start: list[HookPeriodicJobsStart] = _having(
+        self.insert_begin: list[HookInsertBegin] = _with_method(all_hooks, "insert_begin")
+        self.work_begin: list[HookWorkBegin] = _with_method(all_hooks, "work_begin")
+        self.work_end: list[HookWorkEnd] = _with_method(all_hooks, "work_end")
+        self.periodic_jobs_start: list[HookPeriodicJobsStart] = _with_method(
             all_hooks, "periodic_jobs_start"
         )
-        self.metric_emit: list[HookMetricEmit] = _having(all_hooks, "metric_emit")
-        self.insert_many: list[JobInsertMiddleware] = _having(all_middleware, "insert_many")
-        self.work: list[WorkerMiddleware] = _having(all_middleware, "work")
+        self.metric_emit: list[HookMetricEmit] = _with_method(all_hooks, "metric_emit")
+        self.insert_many: list[JobInsertMiddleware] = _with_method(all_middleware, "insert_many")
+        self.work: list[WorkerMiddleware] = _with_method(all_middleware, "work")
 
     @property
     def has_insert(self) -> bool:
@@ -66,24 +66,26 @@ def plugins_of(args_class: object) -> Plugins:
     Raises:
         ConfigError: an object in `hooks` or `plugins` is not a hook or plugin.
     """
-    return Plugins(_declared(args_class, "plugins"), _declared(args_class, "hooks"))
+    return Plugins(
+        _read_class_variable(args_class, "plugins"), _read_class_variable(args_class, "hooks")
+    )
 
 
 def check_middleware(owner: str, middleware: Sequence[WorkerMiddleware]) -> None:
     """Raise ConfigError unless each object is a worker middleware."""
-    _check(f"the middleware of {owner}", middleware, ("work",))
+    _check_objects(f"the middleware of {owner}", middleware, ("work",))
 
 
-def _declared(args_class: object, name: str) -> Sequence[Any]:
-    """Return a class variable of an args class; empty: there is none. A field with the same name is
-    an ordinary arg."""
+def _read_class_variable(args_class: object, name: str) -> Sequence[Any]:
+    """Return the class variable `name` of an args class, or an empty list. A field of this name is
+    an ordinary arg, and is not returned."""
     fields: tuple[str, ...] = getattr(args_class, "__struct_fields__", ())
     if isinstance(args_class, type) and dataclasses.is_dataclass(args_class):
         fields = tuple(field.name for field in dataclasses.fields(args_class))
     return () if name in fields else cast("Any", getattr)(args_class, name, ())
 
 
-def _check(setting: str, given: object, methods: Sequence[str]) -> None:
+def _check_objects(setting: str, given: object, methods: Sequence[str]) -> None:
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise ConfigError(f"{setting} must be a list, got {type(given).__name__}")
     for one in cast("Sequence[object]", given):
@@ -96,8 +98,8 @@ def _check(setting: str, given: object, methods: Sequence[str]) -> None:
                 "a plain function in an adapter, as in HookWorkBeginFunc(function)"
             )
         for name in found:
-            if is_async(getattr(one, name)) == (name == _SYNC):
-                expected = "a plain function" if name == _SYNC else "an `async def`"
+            if is_async(getattr(one, name)) == (name == _SYNC_METHOD):
+                expected = "a plain function" if name == _SYNC_METHOD else "an `async def`"
                 raise ConfigError(f"{setting}: {name} of {plugin_name(one)} must be {expected}")
 
 
@@ -114,5 +116,5 @@ def is_async(function: object) -> bool:
     )
 
 
-def _having(given: Sequence[object], method: str) -> list[Any]:
+def _with_method(given: Sequence[object], method: str) -> list[Any]:
     return [one for one in given if callable(getattr(one, method, None))]

@@ -1,5 +1,4 @@
-"""Client: inserts and works jobs, and publishes events. The client opens and closes its parts,
-which do the work."""
+"""Client: inserts and works jobs, and publishes events."""
 
 from __future__ import annotations
 
@@ -45,7 +44,6 @@ from riverpy.worker import Workers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
     from datetime import timedelta
     from types import TracebackType
 
@@ -122,7 +120,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         self._leadership = Leadership(lambda: self.id, lambda: self._config.domain)
         self._log = get_logger()
         self._periodic_jobs = PeriodicJobs(periodic_jobs)
-        self._set(database=database, queues={} if queues is None else queues)
+        self._set_database_and_queues(database=database, queues={} if queues is None else queues)
 
     @property
     def config(self) -> Config:
@@ -217,13 +215,15 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         if given:
             self._config = msgspec.structs.replace(self._config, **given)
         if database is not UNSET:
-            self._set(database=database, queues=self._queues)
+            self._set_database_and_queues(database=database, queues=self._queues)
         if queues is not UNSET:
-            self._set(database=self._database, queues=queues)
+            self._set_database_and_queues(database=self._database, queues=queues)
         self._made_id = None
         vars(self).pop("_inserter", None)
 
-    def _set(self, *, database: str | Pool | None, queues: Mapping[str, QueueConfig]) -> None:
+    def _set_database_and_queues(
+        self, *, database: str | Pool | None, queues: Mapping[str, QueueConfig]
+    ) -> None:
         if isinstance(database, str):
             validate_url(database)
         elif database is not None and not is_pool(database):
@@ -250,8 +250,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             raise ClientStateError("the client is open already")
         if self._database is None:
             raise ConfigError('give the client a database: Client("postgres://…")')
-        # Set before the pool is made, so that a second task cannot open the client at the same
-        # time.
+        # Set this before the await, so that a second task cannot open the client too.
         self._opener = Opener.current()
         try:
             self._pool = await self._make_pool(self._database)
@@ -281,7 +280,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         pool, self._pool = self._pool, None
         opener, self._opener = self._opener, None
         if opener is None or not opener.is_this_process:
-            return  # in a forked child, closing would end the connections of the parent
+            return  # a forked child would close the connections of its parent
         try:
             await self._leases.close()
         finally:
@@ -303,7 +302,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         *,
         isolation: Literal["read_committed"] | None = "read_committed",
     ) -> AsyncGenerator[Transaction]:
-        """Open a savepoint in the caller's transaction or, without `tx`, a transaction."""
+        """Open a savepoint in the caller's transaction `tx`. Without `tx`, open a transaction."""
         if tx is not None:
             connection = expect_transaction(tx)
             with channel_named():
@@ -322,17 +321,13 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             finally:
                 await pool.release(connection)
 
-    def _acquire(self) -> AbstractAsyncContextManager[Transaction]:
-        """Acquire a connection for an insert, without a timeout. The inserter has its own timeout,
-        because asyncpg would start a task for each timeout."""
-        return self._open_pool().acquire()
-
     # -- inserting
 
     @cached_property
     def _inserter(self) -> Inserter:
         return Inserter(
-            self._acquire,
+            # The inserter has a timeout. A timeout of asyncpg would start a task for each insert.
+            lambda: self._open_pool().acquire(),
             schema=self._config.schema,
             rules=InsertRules(
                 max_attempts=self._config.max_attempts,
@@ -530,23 +525,20 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
 
         If the task of `run` exists but has not started, the run stops as soon as it starts.
         """
-        self._ask(Run.stop)
+        self._request_stop(Run.stop)
 
     def stop_and_cancel(self) -> None:
         """Stop, and cancel running jobs at once; see `stop`."""
-        self._ask(Run.stop_hard)
+        self._request_stop(Run.stop_hard)
 
-    def _ask(self, stop: Callable[[Run], None]) -> None:
+    def _request_stop(self, stop: Callable[[Run], None]) -> None:
         if self._run is not None:
             stop(self._run)
             return
-        with suppress(RuntimeError):  # no event loop runs here, so no task waits to start
-            # Tasks that exist now start before this callback, because it is scheduled later.
-            asyncio.get_running_loop().call_soon(self._forget_early_stop)
+        with suppress(RuntimeError):  # without an event loop, no task of `run` exists
+            # A task of `run` that exists now starts before this callback.
+            asyncio.get_running_loop().call_soon(setattr, self, "_early_stop", None)
             self._early_stop = stop
-
-    def _forget_early_stop(self) -> None:
-        self._early_stop = None
 
     def running_claims(self) -> list[ClaimKey]:
         """Return the claim keys of the running attempts. This method may be called in another

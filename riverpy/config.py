@@ -21,7 +21,7 @@ from riverpy._names import (
 from riverpy._plugins import Plugins, is_async
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT, MAX_ATTEMPTS_MAX
-from riverpy.retry import DefaultRetryPolicy, ErrorHandler, RetryPolicy
+from riverpy.retry import DefaultRetryPolicy, ErrorHandler, JobStuckHandler, RetryPolicy
 from riverpy.schedules import next_time
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from riverpy.hooks import Hook
     from riverpy.middleware import Middleware, Plugin
     from riverpy.schedules import PeriodicSchedule
-    from riverpy.stuck import JobStuckHandler
 
 MAX_WORKERS_MAX = 10_000
 _QUEUES_FORM = 'queues={"default": QueueConfig(max_workers=100)}'

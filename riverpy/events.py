@@ -1,4 +1,4 @@
-"""Events: what a client publishes to its subscribers."""
+"""Events: the events that a client publishes to its subscribers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class JobStatistics(msgspec.Struct, frozen=True):
     """The durations of one attempt. No duration is negative."""
 
     queue_wait: timedelta
-    """The time from when the job was due to the start of the attempt."""
+    """The time from the moment at which the job was due to the start of the attempt."""
     run: timedelta
     """The time from the start to the end of the attempt."""
     complete: timedelta
@@ -65,5 +65,5 @@ class LeadershipChange(msgspec.Struct, frozen=True):
     domain: str = "default"
     """The leader domain."""
     epoch: int | None = None
-    """The number of the term, which is higher than the number of every term before; None: the
-    domain is `default`, whose terms have no number, or the client has not been leader."""
+    """The number of the term. It is higher than the number of every earlier term; None: the domain
+    is `default`, whose terms have no number, or the client has not been leader."""

@@ -1,8 +1,8 @@
 """Hooks: methods that riverpy calls at fixed points of a job or a client.
 
-A hook is an object with one or more of the methods below. All are `async def`, except
+A hook is an object with one or more of the methods below. All methods are `async def`, except
 `metric_emit`. The classes `…Func` make a hook from a function. `Config(hooks=…)` registers hooks
-for all jobs; `hooks: ClassVar[…]` of an args class registers them for its kind.
+for all jobs. `hooks: ClassVar[…]` of an args class registers hooks for its kind.
 """
 
 from __future__ import annotations

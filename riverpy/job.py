@@ -115,7 +115,7 @@ def raw_timestamp(value: datetime) -> int:
     return (value - _PG_EPOCH) // _MICROSECOND
 
 
-# The bits of unique_states, from the lowest.
+# The state of each bit of unique_states, beginning with the lowest bit.
 UNIQUE_STATE_BITS: tuple[JobState, ...] = tuple(JobState)
 
 
@@ -295,10 +295,10 @@ class Job(JobRow, Generic[ArgsT_co]):
 
     _args: ArgsT_co
     _cancelled: threading.Event
-    """The event behind `cancelled`. It is created at its first use, because most attempts do not
-    need it."""
+    """The event of the property `cancelled`. It is created when the property is first read, because
+    most attempts do not need it."""
     _updates: dict[str, str] | None
-    """The metadata to merge when the attempt ends. The values are JSON texts."""
+    """The metadata to store when the attempt ends. The values are JSON texts."""
 
     @property
     def args(self) -> ArgsT_co:

@@ -1,7 +1,7 @@
 """Middleware: methods that wrap inserts and attempts.
 
 A middleware is an object with one or both of the methods below, each an `async def`. The classes
-`…Func` make one from a function. `Config(middleware=…)` registers middleware for all jobs.
+`…Func` make a middleware from a function. `Config(middleware=…)` registers middleware for all jobs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WorkerMiddleware(Protocol):
 
 Middleware: TypeAlias = JobInsertMiddleware | WorkerMiddleware
 Plugin: TypeAlias = Hook | Middleware
-"""An object that is used as every hook and middleware whose methods it has."""
+"""An object with methods of several hooks or middleware. Each of its methods is called."""
 
 
 class JobInsertMiddlewareFunc:

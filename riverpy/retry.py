@@ -1,10 +1,13 @@
-"""RetryPolicy and ErrorHandler: the delay before a retry, and the handler of failed attempts."""
+"""RetryPolicy: the delay before a retry. ErrorHandler and JobStuckHandler: handlers of attempts
+that fail or do not end."""
 
 from __future__ import annotations
 
 import random
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from riverpy._error_text import error_text
 from riverpy._log_events import RETRY_POLICY_FAILED
@@ -49,11 +52,11 @@ class DefaultRetryPolicy:
 def retry_delay(
     job: Job[Any], unit: WorkUnit | None, policy: RetryPolicy, log: LimitedLog
 ) -> timedelta:
-    """Return how long a job waits after a failed attempt: the delay of its worker, or else of the
-    client's policy.
+    """Return how long a job waits after a failed attempt: the delay of its worker or, if that
+    returns none, of the client's retry policy.
 
-    If the worker or the policy raises or returns a negative delay, this is logged, and River's
-    default policy is used.
+    If the worker or the policy raises or returns a negative delay, the problem is logged, and the
+    delay of `DefaultRetryPolicy` is returned.
     """
     try:
         delay = unit.next_retry(job) if unit is not None and unit.next_retry is not None else None
@@ -82,5 +85,29 @@ class ErrorHandler(Protocol):
         """Handle a failed attempt. Return True to cancel the job instead of retrying it.
 
         The handler may take 10 seconds. An error of the handler is logged and counts as None.
+        """
+        ...
+
+
+class StuckJob(msgspec.Struct, frozen=True):
+    """A job that still runs `Config.job_stuck_threshold` after it was cancelled."""
+
+    id: int
+    kind: str
+    queue: str
+    running: timedelta
+    """The time for which the attempt has been running."""
+    total: int
+    """The number of stuck jobs of this client, including this one."""
+
+
+class JobStuckHandler(Protocol):
+    """A handler that is called once for each stuck job."""
+
+    def handle_stuck(self, job: StuckJob, /) -> bool:
+        """Handle a stuck job, in the event loop. Return True to give the slot of the stuck job to
+        another job. Then more than `max_workers` jobs may run until the stuck job ends.
+
+        An error of the handler is logged and counts as False.
         """
         ...

@@ -77,8 +77,8 @@ class QueueStats(msgspec.Struct, frozen=True):
     poll_interval: float
     """Seconds between two polls while the queue is idle."""
     claim_age: float | None
-    """Seconds since the last successful claim, or since claiming started; None: it has not
-    started."""
+    """Seconds since the last successful claim, or since the client started to claim; None: the
+    client has not started to claim."""
     claims: Histogram
     """Duration of the claims in seconds."""
     batches: Histogram
@@ -97,9 +97,10 @@ class SingletonStats(msgspec.Struct, frozen=True):
     held: bool
     """Whether this client holds the lease and the lease is valid."""
     running: bool
-    """Whether the function runs in this client. It may still run after the lease has ended."""
+    """Whether the function runs in this client. The function may still run after the lease has
+    ended."""
     epoch: int | None
-    """The epoch of the lease under which the function runs; None: it does not run in this
+    """The epoch of the lease of the running function; None: the function does not run in this
     client."""
     terms: int
     """How often the function has started in this client."""
@@ -107,8 +108,8 @@ class SingletonStats(msgspec.Struct, frozen=True):
     losses: int
     """How often the lease was lost or requested by another client."""
     waited: float | None
-    """Seconds that the client waited before the last start of the function; None: it has not
-    started."""
+    """Seconds that the client waited before the last start of the function; None: the function has
+    not started."""
 
 
 class LeaseStats(msgspec.Struct, frozen=True):
@@ -144,14 +145,14 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     backlog: int = 0
     """Results that wait to be stored."""
     results_set_aside: tuple[int, ...] = ()
-    """The ids of the jobs whose results the database refuses or is too slow for. They are tried
-    again at intervals."""
+    """The ids of jobs whose results the database has refused or not stored in time. These results
+    are sent again at intervals."""
     results_refused: int = 0
     """Results of attempts that no longer belonged to the client."""
     dropped_events: int = 0
     """Events that were dropped because subscribers were too slow, in all runs."""
     heartbeat_age: float | None = None
-    """Seconds since the last heartbeat; None: there is none."""
+    """Seconds since the last heartbeat; None: the client has written no heartbeat."""
     lease_renewals: int = 0
     lease_renewal_failures: int = 0
     loop_lag: Histogram = Histogram((), (0,), 0.0)

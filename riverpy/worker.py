@@ -1,4 +1,4 @@
-"""Workers: the code that works each kind of job, and the registry of this code."""
+"""Workers: the registry of the code that works each kind of job."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from riverpy.middleware import WorkerMiddleware
 
 ArgsT = TypeVar("ArgsT")
-# mypy's message about a wrong function shows the function's type and the name of the type variable,
-# but not its bound. So the name describes what is expected.
+# If a function has a wrong type, mypy shows the name of the type variable, but not its bound. So
+# the name describes the expected function.
 AsyncFunctionFromJobToNone = TypeVar(
     "AsyncFunctionFromJobToNone", bound="Callable[[Job[Any]], Awaitable[None]]"
 )
@@ -97,12 +97,12 @@ class WorkUnit(msgspec.Struct, frozen=True, kw_only=True):
     timeout: timedelta | UnsetType | None = UNSET
     """The timeout of each job of the kind; UNSET: the client's timeout; None: no limit."""
     job_timeout: Callable[[Job[Any]], timedelta | UnsetType | None] | None = None
-    """The worker's own method `timeout`, which is called for each job; None: the worker has
-    none."""
+    """The method `timeout` of the worker, which is called for each job; None: the worker has no
+    such method."""
     next_retry: Callable[[Job[Any]], timedelta | None] | None = None
     middleware: Callable[[Job[Any]], Sequence[WorkerMiddleware]] | None = None
-    """The function that returns the worker's middleware, called for each attempt; None: the worker
-    has no middleware."""
+    """The function that returns the worker's middleware for an attempt; None: the worker has no
+    middleware."""
     blocking: Executor | None = None
 
     def resolve_timeout(
@@ -110,15 +110,15 @@ class WorkUnit(msgspec.Struct, frozen=True, kw_only=True):
     ) -> timedelta | None:
         """Return the timeout of a job; None: no timeout.
 
-        Precedence: what the worker's `timeout` method returned for the job, then the kind's
-        timeout, then `default`, the client's.
+        Precedence: `of_job`, which the worker's method `timeout` returned for the job; then the
+        timeout of the kind; then `default`, the timeout of the client.
         """
         if of_job is not UNSET:
             return of_job
         return default if self.timeout is UNSET else self.timeout
 
 
-_NO_VALUE = (
+_ALLOWED_RETURNS = (
     *(inspect.Signature.empty, None, NoneType, Any, Never, NoReturn),
     *("None", "Any", "typing.Any", "Never", "typing.Never", "NoReturn", "typing.NoReturn"),
 )
@@ -170,18 +170,18 @@ class Workers:
             )
         if inspect.isasyncgenfunction(cls.work) or not inspect.iscoroutinefunction(cls.work):
             raise ConfigError(f"{cls.__name__}.work must be an `async def` without yield")
-        _check_call(worker.work, f"{cls.__name__}.work")
-        args_type = _type_parameter(cls)
+        _check_signature(worker.work, f"{cls.__name__}.work")
+        args_type = _find_args_class(cls)
         self._register(
             WorkUnit(
-                kind=_kind_of(args_type, worker.kind, cls.__name__),
-                aliases=_aliases_of(args_type),
+                kind=_find_kind(args_type, worker.kind, cls.__name__),
+                aliases=_find_aliases(args_type),
                 args_type=args_type,
                 work=worker.work,
-                decode=_decoder(args_type, cls.__name__),
-                job_timeout=worker.timeout if _overrides(cls, "timeout") else None,
-                next_retry=worker.next_retry if _overrides(cls, "next_retry") else None,
-                middleware=worker.middleware if _overrides(cls, "middleware") else None,
+                decode=_make_decoder(args_type, cls.__name__),
+                job_timeout=worker.timeout if _has_own_method(cls, "timeout") else None,
+                next_retry=worker.next_retry if _has_own_method(cls, "next_retry") else None,
+                middleware=worker.middleware if _has_own_method(cls, "middleware") else None,
             )
         )
         return self
@@ -227,7 +227,7 @@ class Workers:
                 already registered or not allowed.
         """
 
-        register = self._registering("job", None, kind, timeout, next_retry, middleware)
+        register = self._make_decorator("job", None, kind, timeout, next_retry, middleware)
         return register if function is None else register(function)
 
     @overload
@@ -277,12 +277,12 @@ class Workers:
         if executor not in get_args(Executor):
             raise ConfigError(f"executor must be 'thread' or 'process', got {executor!r}")
 
-        register = self._registering(
+        register = self._make_decorator(
             "blocking_job", executor, kind, timeout, next_retry, middleware
         )
         return register if function is None else register(function)
 
-    def _registering(
+    def _make_decorator(
         self,
         decorator: str,
         executor: Executor | None,
@@ -291,12 +291,12 @@ class Workers:
         next_retry: Callable[[Job[Any]], timedelta | None] | None,
         middleware: Sequence[WorkerMiddleware],
     ) -> Callable[[FunctionT], FunctionT]:
-        """Return a decorator that registers a function; its name is `decorator`. `executor` is None
-        for an `async def`."""
+        """Return a decorator that registers a function. `decorator` is the name of the decorator in
+        errors. `executor` is None for an `async def`."""
 
         def register(function: FunctionT) -> FunctionT:
             _check_decorated(function, decorator)
-            name, is_generator = _name(function), inspect.isasyncgenfunction(function)
+            name, is_generator = _function_name(function), inspect.isasyncgenfunction(function)
             is_async = inspect.iscoroutinefunction(function)
             if executor is None and (is_generator or not is_async):
                 raise ConfigError(
@@ -307,19 +307,19 @@ class Workers:
                 is_async or is_generator or inspect.isgeneratorfunction(function)
             ):
                 raise ConfigError(f"{name} must be a plain function; for an `async def` use job")
-            args_type = _annotated_args(function)
+            args_type = _read_annotated_args(function)
             check_middleware(name, middleware)
-            around = tuple(middleware)
+            middleware_of_kind = tuple(middleware)
             self._register(
                 WorkUnit(
-                    kind=_kind_of(args_type, kind, name),
-                    aliases=_aliases_of(args_type),
+                    kind=_find_kind(args_type, kind, name),
+                    aliases=_find_aliases(args_type),
                     args_type=args_type,
                     work=function,
-                    decode=_decoder(args_type, name),
+                    decode=_make_decoder(args_type, name),
                     timeout=timeout,
                     next_retry=next_retry,
-                    middleware=(lambda job: around) if around else None,
+                    middleware=(lambda job: middleware_of_kind) if middleware_of_kind else None,
                     blocking=executor,
                 )
             )
@@ -353,7 +353,8 @@ def check_timeout(kind: str, timeout: object) -> None:
 
 
 def _check_decorated(function: object, decorator: str) -> None:
-    """Refuse an object that is not a function, such as an option given by position."""
+    """Raise ConfigError if the decorated object is not a function. It may be an option that was
+    given by position."""
     if isinstance(function, type) or not callable(function):
         raise ConfigError(
             f"{decorator} takes a function, got {function!r}: give options by name, as in "
@@ -361,9 +362,9 @@ def _check_decorated(function: object, decorator: str) -> None:
         )
 
 
-def _check_call(function: Callable[[Job[Any]], Any], name: str) -> None:
-    """Refuse a function that cannot be called with only the job, or that has a return value, which
-    would be lost."""
+def _check_signature(function: Callable[[Job[Any]], Any], name: str) -> None:
+    """Raise ConfigError if the function cannot be called with only the job, or if its annotation
+    has a return value, which would be lost."""
     signature = inspect.signature(function)
     try:
         signature.bind(None)
@@ -373,7 +374,7 @@ def _check_call(function: Callable[[Job[Any]], Any], name: str) -> None:
             f"{name.rpartition('.')[2]}(job: Job[YourArgs])"
         ) from None
     returns = signature.return_annotation
-    if returns not in _NO_VALUE:
+    if returns not in _ALLOWED_RETURNS:
         shown = returns if isinstance(returns, str) else inspect.formatannotation(returns)
         raise ConfigError(
             f"{name} returns {shown}, which is not stored: annotate it `-> None`, and keep a "
@@ -381,23 +382,23 @@ def _check_call(function: Callable[[Job[Any]], Any], name: str) -> None:
         )
 
 
-def _overrides(cls: type[Any], method: str) -> bool:
+def _has_own_method(cls: type[Any], method: str) -> bool:
     return getattr(cls, method) is not getattr(Worker, method)
 
 
-def _name(function: Callable[..., Any]) -> str:
-    function = _whole(function)
+def _function_name(function: Callable[..., Any]) -> str:
+    function = _unwrap_partial(function)
     return getattr(function, "__qualname__", repr(function))
 
 
-def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
+def _unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function inside a `functools.partial`."""
     while isinstance(function, partial):
         function = function.func
     return function
 
 
-def _kind_of(args_type: Any, given: str | None, owner: str) -> str:
+def _find_kind(args_type: Any, given: str | None, owner: str) -> str:
     kind = given if given is not None else getattr(args_type, "kind", None)
     if given is not None:
         validate_kind(given)
@@ -410,7 +411,7 @@ def _kind_of(args_type: Any, given: str | None, owner: str) -> str:
     return kind
 
 
-def _aliases_of(args_type: Any) -> tuple[str, ...]:
+def _find_aliases(args_type: Any) -> tuple[str, ...]:
     aliases: Any = getattr(args_type, "kind_aliases", ())
     if isinstance(aliases, str) or not isinstance(aliases, Iterable):
         raise ConfigError(f'kind_aliases must be a tuple of kinds, as ("old",), got {aliases!r}')
@@ -420,7 +421,7 @@ def _aliases_of(args_type: Any) -> tuple[str, ...]:
     return names
 
 
-def _type_parameter(cls: type[Worker[Any]]) -> Any:
+def _find_args_class(cls: type[Worker[Any]]) -> Any:
     for base in cls.__mro__:
         for generic in getattr(base, "__orig_bases__", ()):
             origin = get_origin(generic)
@@ -431,17 +432,17 @@ def _type_parameter(cls: type[Worker[Any]]) -> Any:
     raise ConfigError(f"{cls.__name__} has no args class: derive it from Worker[YourArgs]")
 
 
-def _annotated_args(function: Callable[..., Any]) -> Any:
-    name = _name(function)
+def _read_annotated_args(function: Callable[..., Any]) -> Any:
+    name = _function_name(function)
     parameters = list(inspect.signature(function).parameters)
     try:
-        hint = get_type_hints(_whole(function)).get(parameters[0]) if parameters else None
+        hint = get_type_hints(_unwrap_partial(function)).get(parameters[0]) if parameters else None
     except (NameError, TypeError) as error:
         raise ConfigError(
             f"the annotation of {name} cannot be resolved ({error}): its args class must be "
             "importable at run time"
         ) from error
-    _check_call(function, name)
+    _check_signature(function, name)
     if hint is Job:
         return Any
     if not (isinstance(origin := get_origin(hint), type) and issubclass(origin, Job)):
@@ -453,7 +454,7 @@ def _annotated_args(function: Callable[..., Any]) -> Any:
     return get_args(hint)[0]
 
 
-def _decoder(args_type: Any, owner: str) -> Callable[[str], Any]:
+def _make_decoder(args_type: Any, owner: str) -> Callable[[str], Any]:
     described = f"{inspect.formatannotation(args_type)}, the args of {owner},"
     if isinstance(args_type, type) and issubclass(args_type, dict):
         make = cast("Callable[[dict[str, Any]], Any]", args_type)

@@ -22,17 +22,17 @@ ArgsT = TypeVarTuple("ArgsT")
 ResultT = TypeVar("ResultT")
 
 THREADS_MAX = 1_000_000
-"""The maximum number of threads, which is more than any number of slots. The pool starts a thread
-only if no thread is idle."""
+"""The maximum number of threads. It is larger than any number of slots, so that no job waits for a
+thread."""
 
 
 class BlockingRunner:
-    """Runs the blocking jobs of one client. Each job gets a thread or a process at once, so the
-    slots are the only limit."""
+    """Runs the blocking jobs of one client. Each job gets a thread or a process at once, because
+    only the slots limit the number of jobs."""
 
     def __init__(self, children: ChildProcesses, cancel_grace: float) -> None:
-        """`cancel_grace` is the time in seconds between setting `job.cancelled` in a process and
-        killing it."""
+        """`cancel_grace` is the number of seconds from the cancellation of a job in a process to
+        the kill of the process, if the job uses `job.cancelled`."""
         self._children = children
         self._cancel_grace = cancel_grace
         self._threads: ThreadPoolExecutor | None = None
@@ -42,11 +42,11 @@ class BlockingRunner:
     ) -> str | None:
         """Run a function in a thread, and return the type name of its value.
 
-        A thread cannot be stopped, so a cancellation waits until the function ends. If the function
-        then returns or raises, this method does the same and ignores the cancellation.
+        A thread cannot be stopped, so after a cancellation this method still waits until the
+        function ends. Then it returns or raises as the function did.
         """
         context = contextvars.copy_context()
-        future = self._run(lambda: context.run(_work, function, attempt))
+        future = self._run_in_thread(lambda: context.run(_call_function, function, attempt))
         try:
             await _wait_done(future, attempt.set_cancelled)
             return future.result()
@@ -59,13 +59,13 @@ class BlockingRunner:
         """Run a function in a process of its own, and return the type name of its value.
 
         A cancellation kills the process: at once, or after `cancel_grace` if the code uses
-        `job.cancelled`. A result that arrives before the kill is used, as in a thread.
+        `job.cancelled`. If the function ends before that, its result is used.
         """
         job, claim_key = pack_job(function, attempt), attempt.claim_key
         child = self._children.take(claim_key)
-        future = self._run(child.work, job)
+        future = self._run_in_thread(child.work, job)
         try:
-            await self._process_end(future, child)
+            await self._wait_for_process(future, child)
             updates, returned, error = unpack_result(future.result())
         except ChildProcessError as ended:
             if not child.is_cancelled:
@@ -83,7 +83,7 @@ class BlockingRunner:
                 del error  # the error refers to this frame: a reference cycle
         return returned
 
-    async def _process_end(self, future: asyncio.Future[bytes], child: ChildProcess) -> None:
+    async def _wait_for_process(self, future: asyncio.Future[bytes], child: ChildProcess) -> None:
         try:
             await asyncio.wait([future])
         except asyncio.CancelledError:
@@ -94,7 +94,9 @@ class BlockingRunner:
             finally:
                 timer.cancel()
 
-    def _run(self, function: Callable[[*ArgsT], ResultT], *args: *ArgsT) -> asyncio.Future[ResultT]:
+    def _run_in_thread(
+        self, function: Callable[[*ArgsT], ResultT], *args: *ArgsT
+    ) -> asyncio.Future[ResultT]:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="riverpy job")
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
@@ -106,7 +108,7 @@ class BlockingRunner:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _work(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:
+def _call_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:
     """Run the function, and return the type name of its value. A StopIteration becomes a
     RuntimeError, as in a coroutine, because a future cannot hold it."""
     try:
@@ -116,9 +118,8 @@ def _work(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:
 
 
 async def _wait_done(future: asyncio.Future[Any], cancelled: Callable[[], None]) -> None:
-    """Wait until the future is done. Call `cancelled` at each cancellation."""
-    # Without the shield, a cancelled scope of a middleware would cancel this wait in each turn of
-    # the event loop.
+    """Wait until the future is done. Call `cancelled` at each cancellation of this task."""
+    # Without the shield, a cancelled scope of a middleware would cancel this wait again and again.
     with anyio.CancelScope(shield=True):
         while not future.done():
             try:

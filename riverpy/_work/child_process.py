@@ -1,8 +1,8 @@
 """ChildProcess: a process that runs blocking jobs one at a time, and ends with its worker.
 
-Worker and child communicate over their own pipes. What a job writes to stdout or stderr appears on
-the worker's stderr. The child ends when the worker ends: on Linux the kernel kills it, and on every
-platform a thread of the child reads the pipe until it is closed.
+Worker and child communicate over two pipes. What a job writes to stdout or stderr appears on the
+worker's stderr. The child ends when the worker ends: on Linux the kernel kills the child, and on
+every platform the child ends when its pipe from the worker is closed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from riverpy._postgres.jobs import ClaimKey
     from riverpy._work.attempt import Attempt
 
-IDLE_MAX = 300.0
+IDLE_TIME_MAX = 300.0
 """Seconds that an idle child process is kept for the next job."""
 END_TIMEOUT = 0.4
 """Seconds to wait for the end of killed child processes."""
-END_POLL = 0.005
+END_POLL_INTERVAL = 0.005
 """Seconds between two checks whether a killed child has ended."""
 _PR_SET_PDEATHSIG = 1
 _LENGTH = struct.Struct("!Q")
@@ -48,10 +48,10 @@ _STARTED = b""
 
 
 class ChildProcess:
-    """The worker's side of one child process.
+    """One child process, as an object of the worker.
 
-    Create it in the thread of the event loop: the kernel kills the child when the thread that
-    started the child ends.
+    Create this object in the thread of the event loop, because the kernel kills the child when the
+    thread that created it ends.
     """
 
     def __init__(self) -> None:
@@ -65,8 +65,8 @@ class ChildProcess:
             [get_executable(), "-u", "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # A session of its own: Ctrl-C in a terminal reaches only the worker, and `kill` also
-            # ends the programs that the job started.
+            # In a new session, Ctrl-C in a terminal does not reach the child, and `kill` also ends
+            # the programs that the job has started.
             start_new_session=True,
         )
         assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
@@ -90,7 +90,7 @@ class ChildProcess:
             self._is_working = True
             return _receive(self._from_child)
         except (EOFError, OSError, ValueError):
-            self._kill_group()  # a child that closed its pipe may still run
+            self._kill_group()  # the child may still run, although its pipe is closed
             raise ChildProcessError(_describe_exit(self._process.wait())) from None
         finally:
             self._is_working = False
@@ -113,7 +113,7 @@ class ChildProcess:
         self._kill_group()
 
     def _kill_group(self) -> None:
-        # After its exit code was read, the process id may belong to another process.
+        # After the exit code was read, another process may have the same process id.
         if sys.platform != "win32" and self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -144,7 +144,9 @@ class ChildProcesses:
     def take(self, claim_key: ClaimKey) -> ChildProcess:
         """Return an idle or a new child for an attempt."""
         now = time.monotonic()
-        while self._idle and (self._idle[0].has_ended or now - self._idle[0].idle_since > IDLE_MAX):
+        while self._idle and (
+            self._idle[0].has_ended or now - self._idle[0].idle_since > IDLE_TIME_MAX
+        ):
             self._idle.pop(0).end(END_TIMEOUT)
         child = self._idle.pop() if self._idle else ChildProcess()
         self._working[claim_key] = child
@@ -181,7 +183,7 @@ class ChildProcesses:
             left = {claim_key: child for claim_key, child in left.items() if not child.has_ended}
             if not left or time.monotonic() >= give_up_at:
                 return set(left)
-            await anyio.sleep(END_POLL)
+            await anyio.sleep(END_POLL_INTERVAL)
 
 
 def _describe_exit(exit_code: int) -> str:
@@ -195,8 +197,8 @@ def _describe_exit(exit_code: int) -> str:
 
 
 def _main_of_worker() -> dict[str, str]:
-    """Return the name or the path of the worker's main module. The child imports this module,
-    because it may contain the functions of jobs."""
+    """Return the name or the path of the worker's main module, which the child imports. The module
+    may contain the functions of jobs."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:
@@ -287,23 +289,20 @@ class _Inbox:
         """The running job."""
 
     def read(self) -> None:
-        """Read messages until the worker ends, then end the process."""
+        """Read messages until the worker ends. Then end this process."""
         while True:
             try:
                 message = _receive(self._from_worker)
             except (EOFError, OSError):
                 _exit_with_children()
             if message == _CANCEL:
-                self._cancel()
+                job = self.job
+                if job is None or not job.uses_cancelled:
+                    _exit_with_children()
+                job.set_cancelled()
             else:
-                _send(self._to_worker, _STARTED)  # the main thread sends nothing before the job
+                _send(self._to_worker, _STARTED)  # the main thread sends only results of jobs
                 self.jobs.put(message)
-
-    def _cancel(self) -> None:
-        job = self.job
-        if job is None or not job.uses_cancelled:
-            _exit_with_children()
-        job.set_cancelled()
 
 
 def serve(worker_pid: int, main: dict[str, str]) -> None:
@@ -314,13 +313,13 @@ def serve(worker_pid: int, main: dict[str, str]) -> None:
     threading.Thread(target=inbox.read, name="riverpy worker watch", daemon=True).start()
     prepare(main)
     while True:
-        result = _work(inbox.jobs.get(), inbox)
+        result = _run_job(inbox.jobs.get(), inbox)
         _send(to_worker, result)
 
 
 def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """Move the pipes from and to the worker to other file descriptors, and return them. Then stdout
-    of the job and of the programs that it starts goes to the worker's stderr."""
+    """Return the pipes from and to the worker, moved from stdin and stdout to other file
+    descriptors. Then the output of the job goes to the worker's stderr."""
     pipes = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -349,25 +348,25 @@ def _exit_with_children() -> NoReturn:
     os._exit(1)
 
 
-def _work(packed: bytes, inbox: _Inbox) -> bytes:
+def _run_job(packed: bytes, inbox: _Inbox) -> bytes:
     """Run a job. Returns the recorded metadata, the type name of the returned value, and the error.
     The traceback is added as a note to the error, because a traceback cannot be pickled."""
-    # Unpickling imports user code, which may take long.
+    # Loading the job imports user code, so it is done here and not in the thread of the inbox.
     function, row, args = pickle.loads(packed)  # noqa: S301 (our own worker's)
     job = inbox.job = _ChildJob(row, args)
     returned: str | None = None
-    portable: BaseException | None = None
+    error_to_send: BaseException | None = None
     try:
         returned = returned_type(function(job))
     except BaseException as error:
-        portable = _portable(error)
-        portable.add_note(f"In the process of the job:\n{trace_text(error)}")
+        error_to_send = _make_picklable(error)
+        error_to_send.add_note(f"In the process of the job:\n{trace_text(error)}")
     finally:
         inbox.job = None
-    return pickle.dumps((job.updates, returned, portable))
+    return pickle.dumps((job.updates, returned, error_to_send))
 
 
-def _portable(error: BaseException) -> BaseException:
+def _make_picklable(error: BaseException) -> BaseException:
     """Return the error, or a RuntimeError with its text if it cannot be pickled and unpickled."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)

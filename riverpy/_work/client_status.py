@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from riverpy._work.run_context import RunContext
     from riverpy._work.running_attempts import RunningAttempts
 
-INTERVAL = 1.0
+CHECK_INTERVAL = 1.0
 """Seconds between two checks for changes."""
-RETRY = 30.0
+RETRY_DELAY = 30.0
 """Seconds until the reporter tries again after an error of the database."""
-TIMEOUT = 2.0
+WRITE_TIMEOUT = 2.0
 """Seconds for writing the status."""
 STUCK_MAX = 1_000
 """The maximum number of stuck jobs in the row."""
 ASIDE_MAX = 20
-"""The maximum number of set-aside rows in the client's row. The oldest are written."""
+"""The maximum number of skipped rows that the client's row names. The oldest are named."""
 ERROR_LENGTH = 200
-"""The maximum number of characters of the error of each set-aside row."""
+"""The maximum number of characters of the error of each skipped row."""
 
 
 class _Status(NamedTuple):
     """The values of the client's row."""
 
     slots: list[int]
-    """The number of slots of each queue. A stuck job that gave up its slot adds one."""
+    """The number of slots of each queue, plus one for each stuck job that gave up its slot."""
     stuck: list[int]
     """The ids of the stuck jobs."""
     aside: list[SetAsideRow]
@@ -53,9 +53,8 @@ class _Status(NamedTuple):
 
 
 class ClientStatusReporter:
-    """Writes the client's state at the start of a run and after each change. The reporter writes
-    the state again after a reconnect, because the row may be new: the leader deletes a row without
-    a heartbeat."""
+    """Writes the client's state at the start of a run, after each change, and after each reconnect.
+    After a reconnect the row may be new, because the leader deletes a row without a heartbeat."""
 
     name = "client status reporter"
 
@@ -63,56 +62,56 @@ class ClientStatusReporter:
         self,
         run: RunContext,
         running: RunningAttempts,
-        set_aside: Callable[[], list[SetAsideRow]],
+        skipped_rows: Callable[[], list[SetAsideRow]],
         *,
         has_state: bool,
-        is_marked: bool,
+        supports_domains: bool,
     ) -> None:
         """Create the client status reporter.
 
         Args:
             run: the context of the run.
             running: the running jobs.
-            set_aside: returns the rows that the client has set aside.
-            has_state: whether the table has columns for the state and for set-aside rows.
-            is_marked: whether to write that the client supports domains. Only a client of the
-                domain `default` needs this mark.
+            skipped_rows: returns the rows that the client skips, because their statements fail.
+            has_state: whether the table has columns for the state and for skipped rows.
+            supports_domains: whether to write that the client supports domains. Only a client of
+                the domain `default` has to write this.
         """
-        self._running, self._heartbeat, self._set_aside = running, run.heartbeat, set_aside
+        self._running, self._heartbeat, self._skipped_rows = running, run.heartbeat, skipped_rows
         self._connection, self._schema = run.connections.reserved, run.schema
         self._client_id, self._slots = run.client.id, run.client.slots
-        self._has_state, self._is_marked = has_state, is_marked
+        self._has_state, self._supports_domains = has_state, supports_domains
         self._reported: _Status | None = None
         self._is_stopping = False
-        self._wake = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._log = get_logger()
 
     def report_stopping(self) -> None:
         """Write at once that the client is stopping. Then other clients no longer count it as a
         leader candidate."""
         self._is_stopping = True
-        self._wake.set()
+        self._wakeup.set()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Report until stopped."""
-        delay = await self._report()
+        delay = await self._write_status()
         task_status.started()
         while True:
-            scope.expect_progress(within=delay + TIMEOUT)
+            scope.expect_progress(within=delay + WRITE_TIMEOUT)
             with anyio.move_on_after(delay):
-                await self._wake.wait()
-            self._wake.clear()
-            delay = await self._report()
+                await self._wakeup.wait()
+            self._wakeup.clear()
+            delay = await self._write_status()
 
-    async def _report(self) -> float:
-        """Write what has changed. Returns the seconds until the next check."""
+    async def _write_status(self) -> float:
+        """Write the status if it has changed. Returns the seconds until the next check."""
         now = self._make_status()
         registered_at = self._heartbeat.registered_at
         if now == self._reported or registered_at is None:
-            return INTERVAL
+            return CHECK_INTERVAL
         try:
             async with self._connection.acquire(
-                "reporting the client status", TIMEOUT
+                "reporting the client status", WRITE_TIMEOUT
             ) as connection:
                 if self._has_state:
                     state = "stopping" if now.is_stopping else "working"
@@ -134,7 +133,7 @@ class ClientStatusReporter:
                     slots=now.slots,
                     stuck=now.stuck,
                 )
-                if self._is_marked and (
+                if self._supports_domains and (
                     self._reported is None or self._reported.contacts != now.contacts
                 ):
                     await member_mark_aware(
@@ -143,18 +142,18 @@ class ClientStatusReporter:
                         client_id=self._client_id,
                         registered_at=registered_at,
                     )
-        except DATABASE_ERRORS as error:  # only people read the status, so it can wait
+        except DATABASE_ERRORS as error:  # no client depends on the status, so try again later
             self._log.debug(CLIENT_STATUS_REPORT_FAILED, error=describe(error))
-            return RETRY
+            return RETRY_DELAY
         self._reported = now
-        return INTERVAL
+        return CHECK_INTERVAL
 
     def _make_status(self) -> _Status:
         slots = dict(self._slots)
         for attempt, keeps_slot in self._running.stuck.items():
             slots[attempt.queue] += not keeps_slot
         ids = sorted(attempt.id for attempt in self._running.stuck)
-        aside = sorted(self._set_aside(), key=lambda row: row.since) if self._has_state else []
+        aside = sorted(self._skipped_rows(), key=lambda row: row.since) if self._has_state else []
         return _Status(
             slots=list(slots.values()),
             stuck=ids[:STUCK_MAX],

@@ -1,4 +1,4 @@
-"""Counters: count the work of a client at almost no cost per job. Metrics: calls the `metric_emit`
+"""Counters: counts the claims and the ended attempts of a run. Metrics: calls the `metric_emit`
 hooks."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CREATED_AT, _SCHEDULED_AT = JobColumn.CREATED_AT, JobColumn.SCHEDULED_AT
 
 
 class HistogramBuilder:
-    """A mutable histogram."""
+    """A histogram to which values can be added."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -89,7 +89,7 @@ class QueueCounters:
         self.claim_failures = 0
 
     def count_claim(self, jobs: int, seconds: float) -> None:
-        """Count a successful claim."""
+        """Count a successful claim, with the number of its jobs and its duration."""
         self.claims.add(seconds)
         self.batches.add(jobs)
 
@@ -104,12 +104,12 @@ class Counters:
         self.loop_lag = HistogramBuilder(LAG_BOUNDS)
         self.results_refused = 0
         self.failing: dict[str, tuple[int, str]] = {}
-        """The kinds that failed since the last `take_failures`. The value is the number of failures
-        and one error entry as JSON."""
+        """The number of failures of each kind since the last `take_failures`, and the last error
+        entry as JSON."""
         self.more_failing_kinds: set[str] = set()
         """The kinds that failed when `failing` already had `FAILING_MAX` kinds."""
         self.has_failures = asyncio.Event()
-        """An event that is set while there are failures to log."""
+        """An event that is set while `failing` has kinds."""
 
     def count_ends(self, attempts: list[Attempt]) -> None:
         """Count attempts whose results were stored."""
@@ -117,7 +117,7 @@ class Counters:
         unknown, place = self._unknown, bisect_left
         for attempt in attempts:
             started = attempt.started
-            if not started:  # released before its start
+            if not started:  # the job was released before its start
                 continue
             row = attempt.columns()
             kind = kinds.get(row[_KIND], unknown)
@@ -155,7 +155,7 @@ class Counters:
             self.more_failing_kinds.add(UNKNOWN_KINDS if kind is self._unknown else name)
 
     def take_failures(self) -> tuple[dict[str, tuple[int, str]], int]:
-        """Return and reset the failing kinds, and the number of further kinds."""
+        """Return `failing` and the number of `more_failing_kinds`, and empty both."""
         taken = self.failing, len(self.more_failing_kinds)
         self.failing, self.more_failing_kinds = {}, set()
         self.has_failures.clear()

@@ -241,8 +241,7 @@ class Executor:
         check_timeout(attempt.kind, timeout)
         resolved = unit.resolve_timeout(self._config.job_timeout, timeout)
         attempt.timeout, attempt.has_own_timeout = _seconds(resolved), True
-        attempt.deadline = time.monotonic() + attempt.timeout
-        self._running.watch(attempt.deadline)
+        self._running.set_deadline(attempt, attempt.timeout)
 
     async def _set_failure(self, attempt: Attempt, error: BaseException) -> None:
         """Set the outcome of an attempt that raised `error`.

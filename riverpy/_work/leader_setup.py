@@ -1,9 +1,9 @@
 """LeaderSetup: the leader elections of one run, and the maintenance of the terms that it wins.
 
 A client takes part in the election of its domain's leader. Some maintenance is done once for the
-whole schema. The leader of `default` does this schema maintenance. If there is no leader of
-`default`, the holder of the schema lease (`@schema`) does it. Each client of another domain also
-tries to acquire the schema lease.
+whole schema, by the leader of the domain `default`. If this domain has no leader, the holder of the
+lease `@schema` does this maintenance. So each client of another domain also tries to acquire this
+lease.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from riverpy._postgres.set_aside import SetAsideRow
     from riverpy._work.run_context import RunContext
 
-TURN_WAIT = 60.0
-"""Seconds for which a service waits for the connection that it shares with other services. A
-statement may take 5 s, and each of the other services may send one first."""
+CONNECTION_WAIT_MAX = 60.0
+"""Seconds for which a service waits for the connection that it shares with other services. Each of
+the other services may send a statement first, which may take 5 s."""
 
 
 class LeaderSetup:
@@ -56,17 +56,17 @@ class LeaderSetup:
         """The leader leases. The lease of the client's domain is the first."""
         if run.config.domain != DEFAULT_DOMAIN:
             self.slots.append(LeaderSlot(run, timer, SCHEMA_LEASE))
-        self._own = self.slots[0]
+        self._domain_slot = self.slots[0]
 
     @property
     def is_leader(self) -> bool:
         """Whether this client is the leader of its domain, and its lease is valid now."""
-        return self._own.election.lease is not None
+        return self._domain_slot.election.lease is not None
 
     @property
     def engine(self) -> LeaseEngine:
         """The engine of the lease of the client's domain."""
-        return self._own.engine
+        return self._domain_slot.engine
 
     @property
     def elections(self) -> Sequence[Election]:
@@ -180,14 +180,14 @@ class LeaderSlot:
     async def _run_term(self, lease: Lease, scope: StopScope) -> None:
         runner = TermRunner(
             lease,
-            self._make,
+            self._make_term,
             timer=self._timer,
             started=self.election.maintenance_started,
             resign=lambda: self.election.maintenance_failed(lease),
         )
         await runner.run(scope)
 
-    def _make(self, lease: Lease) -> tuple[TermContext, Sequence[MaintenanceService]]:
+    def _make_term(self, lease: Lease) -> tuple[TermContext, Sequence[MaintenanceService]]:
         run, connection = self._run, self._connection("maintenance")
         self._queues = DomainQueues(
             connection,
@@ -219,7 +219,7 @@ class LeaderSlot:
             lambda: run.connections.connector.maintenance(f"riverpy {name}"),
             run.connections.outage,
             trace_internal=run.config.trace_internal,
-            wait=TURN_WAIT,
+            wait=CONNECTION_WAIT_MAX,
         )
 
 

@@ -1,7 +1,7 @@
 """LoopWatch: detects that the event loop is blocked, and names the job that blocks it.
 
 A job that computes or waits without `await` blocks everything in its process: other jobs, the
-heartbeat, the lease. The blocked loop cannot log this, so a thread checks the loop.
+heartbeat, the leases. The blocked event loop cannot log this, so a thread checks the event loop.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from riverpy.job import Job
 
 CHECK_INTERVAL = 0.5
-"""Seconds between two timestamps that the loop records, and between two checks by the thread."""
+"""Seconds between two timestamps that the event loop records, and between two checks of the
+thread."""
 BLOCKED_AFTER = 1.0
-"""Seconds. If a timestamp is later than this, the loop counts as blocked."""
+"""Seconds. If a timestamp is late by more than this, the event loop counts as blocked."""
 FRAMES_MAX = 4
 """The maximum number of code positions in a log event, starting with the innermost."""
 _OUTER_FILES = OWN_FILES | {asyncio.events.__file__, asyncio.runners.__file__}
@@ -40,33 +41,29 @@ _OUTER_FILES = OWN_FILES | {asyncio.events.__file__, asyncio.runners.__file__}
 
 
 class LoopWatch:
-    """Watches the event loop of its own task. When the loop is blocked, the watch logs this once.
-    When the loop runs again, the watch logs how long it was blocked."""
+    """Watches the event loop of its task. It logs once that the loop is blocked, and then for how
+    long the loop was blocked."""
 
     name = "loop watch"
 
     def __init__(self, running: RunningAttempts, record_lag: Callable[[float], None]) -> None:
-        """Create the loop watch.
-
-        Args:
-            running: the jobs that may block the loop.
-            record_lag: called at each timestamp with its delay in seconds.
-        """
+        """`running` are the jobs that may block the event loop. `record_lag` is called at each
+        timestamp with its delay in seconds."""
         self._running, self._record_lag = running, record_lag
-        self._turned = 0.0
-        """The last timestamp that the loop recorded, in monotonic seconds."""
-        self._logged_turn = 0.0
-        """The last timestamp before the blocking that was logged last."""
+        self._timestamp = 0.0
+        """The last timestamp that the event loop recorded, in monotonic seconds."""
+        self._logged_timestamp = 0.0
+        """The last timestamp before the blocked time that was logged."""
         self._blocking_job: dict[str, object] = {}
         self._log = get_logger()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Watch until stopped."""
-        self._turned = time.monotonic()
+        self._timestamp = time.monotonic()
         ended = threading.Event()
         loop, thread_id = asyncio.get_running_loop(), threading.get_ident()
         threading.Thread(
-            target=self._watch,
+            target=self._check_in_thread,
             args=(loop, thread_id, ended),
             name="riverpy loop watch",
             daemon=True,
@@ -75,43 +72,43 @@ class LoopWatch:
         try:
             while True:
                 await anyio.sleep(CHECK_INTERVAL)
-                self._turn()
+                self._record_timestamp()
         finally:
             ended.set()
 
-    def _turn(self) -> None:
-        """Record a timestamp in the loop. If the loop was blocked, log how long. The thread cannot
-        log this, because it may have been blocked too."""
+    def _record_timestamp(self) -> None:
+        """Record a timestamp in the event loop. If the loop was blocked, log for how long. The
+        thread cannot log this, because it may have been blocked too."""
         now = time.monotonic()
-        blocked = now - self._turned - CHECK_INTERVAL
-        self._turned = now
+        blocked = now - self._timestamp - CHECK_INTERVAL
+        self._timestamp = now
         self._record_lag(max(blocked, 0.0))
         if blocked > BLOCKED_AFTER:
             self._log.warning(EVENT_LOOP_RESUMED, seconds=round(blocked, 3), **self._blocking_job)
         self._blocking_job = {}
 
-    def _watch(
+    def _check_in_thread(
         self, loop: asyncio.AbstractEventLoop, thread_id: int, ended: threading.Event
     ) -> None:
-        """Check in a thread whether the loop is blocked.
+        """Check in a thread whether the event loop is blocked.
 
-        If the thread itself was late and the process used little processor time, the whole process
-        was suspended, and nothing is logged. If the process used processor time, C code held the
-        interpreter lock.
+        If the thread itself was late, and the process used little processor time, the whole process
+        was suspended. Then nothing is logged.
         """
         checked_at, used = time.monotonic(), time.process_time()
         while not ended.wait(CHECK_INTERVAL):
             now, use = time.monotonic(), time.process_time()
-            slept, worked = now - checked_at, use - used
+            waited, used_time = now - checked_at, use - used
             checked_at, used = now, use
-            was_suspended = slept > CHECK_INTERVAL + BLOCKED_AFTER and worked < slept / 2
-            turned = self._turned
-            blocked = now - turned - CHECK_INTERVAL
-            if blocked > BLOCKED_AFTER and not was_suspended and turned != self._logged_turn:
+            was_suspended = waited > CHECK_INTERVAL + BLOCKED_AFTER and used_time < waited / 2
+            timestamp = self._timestamp
+            blocked = now - timestamp - CHECK_INTERVAL
+            is_logged = timestamp == self._logged_timestamp
+            if blocked > BLOCKED_AFTER and not was_suspended and not is_logged:
                 blocking_job = self._describe_loop(loop, thread_id)
-                if turned != self._turned:  # the loop has continued, so this job did not block it
+                if timestamp != self._timestamp:  # the loop runs again, so this may be another job
                     continue
-                self._logged_turn, self._blocking_job = turned, blocking_job
+                self._logged_timestamp, self._blocking_job = timestamp, blocking_job
                 self._log.warning(
                     EVENT_LOOP_BLOCKED,
                     effect="nothing else runs in this process",
@@ -122,16 +119,16 @@ class LoopWatch:
     def _describe_loop(self, loop: asyncio.AbstractEventLoop, thread_id: int) -> dict[str, object]:
         """Return the job that runs in the loop now, and its code position."""
         found: dict[str, object] = {}
-        job = self._job(asyncio.current_task(loop))
+        job = self._find_job(asyncio.current_task(loop))
         if job is not None:
             found = {"kind": job.kind, "job_id": job.id, "queue": job.queue}
         frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] (its documented name)
-        places = _places(frames.get(thread_id))
-        return found | {"at": " < ".join(places)}
+        positions = _code_positions(frames.get(thread_id))
+        return found | {"at": " < ".join(positions)}
 
-    def _job(self, task: asyncio.Task[Any] | None) -> Job[Any] | None:
-        """Return the job of a task. From Python 3.12 on, this also finds the job of a task that a
-        job started."""
+    def _find_job(self, task: asyncio.Task[Any] | None) -> Job[Any] | None:
+        """Return the job that a task runs, or that has started the task. The second is known from
+        Python 3.12 on."""
         if task is None:  # the loop runs a callback
             return None
         for attempt in self._running:
@@ -141,13 +138,13 @@ class LoopWatch:
         return None if context is None else context().get(running_job)
 
 
-def _places(frame: FrameType | None) -> list[str]:
+def _code_positions(frame: FrameType | None) -> list[str]:
     """Return the code positions of the job, the innermost first."""
-    places: list[str] = []
+    positions: list[str] = []
     while frame is not None and frame.f_code.co_filename not in _OUTER_FILES:
         code = frame.f_code
-        places.append(f"{code.co_filename}:{frame.f_lineno} {code.co_qualname}")
+        positions.append(f"{code.co_filename}:{frame.f_lineno} {code.co_qualname}")
         frame = frame.f_back
-    if len(places) > FRAMES_MAX:
-        places[FRAMES_MAX:] = ["…"]
-    return places
+    if len(positions) > FRAMES_MAX:
+        positions[FRAMES_MAX:] = ["…"]
+    return positions

@@ -1,7 +1,7 @@
 """WorkStack: the hooks and middleware around the attempts at one kind of job.
 
     the worker's own middleware
-      the client's middleware, then that of the args class
+      the client's middleware, then the middleware of the args class
         work_begin hooks · decoding · the job's code · work_end hooks
 
 The timeout covers the time from the decoding to the end of the last work_end hook. After the
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,21 +48,22 @@ class WorkStack:
         Args:
             client: the client's hooks and middleware.
             kind: the hooks and middleware of the args class.
-            unit: the worker; None: the kind has no worker. The worker's middleware runs around the
-                client's middleware, as in River.
+            unit: the worker; None: the kind has no worker.
             running: the running attempts.
             run_code: decodes the args of an attempt and runs its code.
         """
-        self._own = None if unit is None else unit.middleware
+        self._worker_middleware = None if unit is None else unit.middleware
         self._middleware = [*client.work, *kind.work]
-        self._begins = [*client.work_begin, *kind.work_begin]
-        self._ends = [*client.work_end, *kind.work_end]
+        self._begin_hooks = [*client.work_begin, *kind.work_begin]
+        self._end_hooks = [*client.work_end, *kind.work_end]
         self._running, self._run_code = running, run_code
 
     @property
     def is_empty(self) -> bool:
         """Whether there are no hooks and no middleware."""
-        return not (self._own or self._middleware or self._begins or self._ends)
+        return not (
+            self._worker_middleware or self._middleware or self._begin_hooks or self._end_hooks
+        )
 
     async def work(self, attempt: Attempt) -> None:
         """Run the attempt.
@@ -76,11 +76,11 @@ class WorkStack:
         attempt.deadline = math.inf
         run, given = _StackRun(attempt, self._running), attempt.encoded_args
         try:
-            own = self._own(attempt) if self._own else ()
+            outer = self._worker_middleware(attempt) if self._worker_middleware else ()
             await run_middleware(
-                [*own, *self._middleware],
-                lambda middleware, inner: run.through(partial(middleware.work, attempt, inner)),
-                lambda: self._core(run),
+                [*outer, *self._middleware],
+                lambda middleware, inner: run.run_one(partial(middleware.work, attempt, inner)),
+                lambda: self._run_inside_middleware(run),
                 may_catch=True,
             )
         except GeneratorExit:
@@ -92,79 +92,76 @@ class WorkStack:
             if not run.is_stopped:
                 return
         finally:
-            if attempt.encoded_args is not given:  # args that a hook has set are not stored
+            if attempt.encoded_args is not given:  # restore the args that a hook has replaced
                 attempt.encoded_args = given
         raise asyncio.CancelledError
 
-    async def _core(self, run: _StackRun) -> None:
+    async def _run_inside_middleware(self, run: _StackRun) -> None:
         attempt, error = run.attempt, None
         if attempt.cause is not None:  # a middleware caught the cancellation
             raise asyncio.CancelledError
-        for hook in self._begins:
+        for hook in self._begin_hooks:
             await hook.work_begin(attempt)
         try:
             run.start_timeout()
-            _, error = await run.outcome(lambda: self._run_code(attempt))
-            run.has_ended = error is None or not is_cancellation(error)
-            for hook in self._ends:
-                run.limit_hook()
-                is_caught, raised = await run.outcome(partial(hook.work_end, attempt, error))
+            _, error = await run.await_outcome(lambda: self._run_code(attempt))
+            run.has_code_ended = error is None or not is_cancellation(error)
+            for hook in self._end_hooks:
+                run.start_hook_timeout()
+                is_caught, raised = await run.await_outcome(partial(hook.work_end, attempt, error))
                 error = raised or (None if is_caught is True else error)
             if error is not None:
                 raise error
         finally:
-            # The deadline of a cancelled attempt is the time from which it is stuck, so it stays.
+            # The deadline of a cancelled attempt is the time from which it is stuck, so keep it.
             if attempt.cause is None:
                 attempt.deadline = math.inf
             error = raised = None  # both errors refer to this frame: a reference cycle
 
 
 class _StackRun:
-    """One attempt that runs in the stack."""
+    """One attempt that runs inside its hooks and middleware."""
 
-    __slots__ = ("attempt", "has_ended", "running")
+    __slots__ = ("attempt", "has_code_ended", "running")
 
     def __init__(self, attempt: Attempt, running: RunningAttempts) -> None:
         self.attempt, self.running = attempt, running
-        self.has_ended = False
+        self.has_code_ended = False
         """Whether the code of the job has ended, by itself or by its timeout."""
 
     @property
     def is_stopped(self) -> bool:
         """Whether the attempt was cancelled or stopped before its code ended."""
-        return self.attempt.cause in _STOPS and not self.has_ended
+        return self.attempt.cause in _STOPS and not self.has_code_ended
 
     def start_timeout(self) -> None:
         """Start the timeout of the attempt."""
-        self.attempt.deadline = time.monotonic() + self.attempt.timeout
-        self.running.watch(self.attempt.deadline)
+        self.running.set_deadline(self.attempt, self.attempt.timeout)
 
-    def limit_hook(self) -> None:
-        """Limit the time of a hook after the timeout, so that the hook cannot keep the slot for
-        ever."""
+    def start_hook_timeout(self) -> None:
+        """Start the timeout of a hook that is called after the timeout of the attempt."""
         attempt = self.attempt
         if attempt.deadline == math.inf and attempt.timeout < math.inf:
-            attempt.deadline = time.monotonic() + LATE_HOOK_TIMEOUT
-            self.running.watch(attempt.deadline)
+            self.running.set_deadline(attempt, LATE_HOOK_TIMEOUT)
 
-    async def through(self, run: Callable[[], Awaitable[None]]) -> None:
+    async def run_one(self, run: Callable[[], Awaitable[None]]) -> None:
         """Run a middleware.
 
         If the middleware awaits the inner code in another task, the timeout cancels the middleware.
         The outer middleware still receives a TimeoutError.
         """
-        _, error = await self.outcome(run)
+        _, error = await self.await_outcome(run)
         try:
             if error is not None:
                 raise error
         finally:
             error = None  # the error refers to this frame: a reference cycle
 
-    async def outcome(
+    async def await_outcome(
         self, run: Callable[[], Awaitable[object]]
     ) -> tuple[object, BaseException | None]:
-        """Return the value and the error of `run`. A cancellation by the timeout becomes a
-        TimeoutError and no longer cancels the task, so that the following code runs as usual."""
+        """Await `run`, and return its value and its error. A cancellation by the timeout becomes a
+        TimeoutError, and no longer cancels the task, so that code after `run` is not cancelled."""
         try:
             returned, error = await run(), None
         except GeneratorExit:  # the loop has ended
@@ -180,7 +177,7 @@ class _StackRun:
             error = None  # the error refers to this frame: a reference cycle
 
     def _end_timeout(self) -> bool:
-        """End the cancellation if the timeout has cancelled the attempt. Returns whether it has."""
+        """If the timeout has cancelled the attempt, end the cancellation and return True."""
         attempt, task = self.attempt, asyncio.current_task()
         if attempt.cause is not StopCause.JOB_TIMEOUT or task is None or task is not attempt.task:
             return False

@@ -1,4 +1,4 @@
-"""Releases jobs over a separate connection, as the last step of a process."""
+"""Releases claimed jobs over a separate connection, as the last step of a process."""
 
 from __future__ import annotations
 
@@ -14,21 +14,18 @@ from riverpy._postgres.set_aside import SetAside
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._postgres.driver import Connection
-
 RELEASE_TIMEOUT = 2.0
-"""Seconds for the connection and all statements."""
+"""Seconds for opening the connection and for all statements."""
 STATEMENT_LIMIT = "500ms"
-"""The `statement_timeout` of the server, so that a slow row leaves time for the other rows."""
+"""The `statement_timeout` of the connection. It is short, so that a slow row leaves time for the
+other rows."""
 
 
 async def release_claims(
     url: str | None, schema: str | None, claim_keys: Sequence[ClaimKey], *, pooled: bool
 ) -> int:
-    """Make the jobs available again, and return how many jobs were released. The attempts do not
-    count.
-
-    If a row is slow or refused, the other rows are still released.
+    """Make claimed jobs available again. Returns the number of released jobs. The attempts do not
+    count. A slow or refused row does not prevent the release of the other rows.
 
     Raises:
         Exception: one of DATABASE_ERRORS, if no job was released.
@@ -37,23 +34,16 @@ async def release_claims(
         return 0
     released = 0
 
-    async def release(connection: Connection) -> None:
-        async def send(part: list[ClaimKey]) -> None:
-            nonlocal released
-            released += len(await job_release(connection, schema, part))
+    async def send(part: list[ClaimKey]) -> None:
+        nonlocal released
+        released += len(await job_release(connection, schema, part))
 
-        sender = BatchSender(
-            BatchStatement(send, row_id=lambda claim_key: claim_key),
-            size=BatchSize(len(claim_keys), RELEASE_TIMEOUT),
-            aside=SetAside[ClaimKey](),
-        )
-        for claim_key in claim_keys:
-            sender.add(claim_key)
-        try:
-            await sender.send_all()
-        except DATABASE_ERRORS:  # one row may have caused the error, so try once more
-            await sender.send_all()
-
+    sender = BatchSender(
+        BatchStatement(send, row_id=lambda claim_key: claim_key),
+        size=BatchSize(len(claim_keys), RELEASE_TIMEOUT),
+        aside=SetAside[ClaimKey](),
+    )
+    sender.add_missing(claim_keys)
     try:
         with anyio.fail_after(RELEASE_TIMEOUT, reason="releasing jobs"):
             connection = await connect(
@@ -65,7 +55,10 @@ async def release_claims(
             )
             try:
                 await use_raw_timestamps(connection)
-                await release(connection)
+                try:
+                    await sender.send_all()
+                except DATABASE_ERRORS:  # one row may have caused the error, so try once more
+                    await sender.send_all()
             finally:
                 connection.terminate()
     except DATABASE_ERRORS:

@@ -419,7 +419,11 @@ class Run:
             await self._heartbeat.register()
             await services.start(self._heartbeat)
         if self._membership is not None:
-            await self._join_domain(self._membership)
+            try:
+                await self._membership.join()
+            except DomainConflictError:
+                await self._heartbeat.leave()
+                raise
             await services.start(self._membership)
         if CLIENTS_VERSION in own_versions:
             if SLOTS_VERSION in own_versions:
@@ -428,7 +432,7 @@ class Run:
                     self.running,
                     self._skipped_rows,
                     has_state=STATE_VERSION in own_versions,
-                    is_marked=DOMAINS_VERSION in own_versions and self._membership is None,
+                    supports_domains=DOMAINS_VERSION in own_versions and self._membership is None,
                 )
                 await services.start(self._status_reporter)
             await services.start(self._leader_watch)
@@ -437,13 +441,6 @@ class Run:
         await services.start(LoopWatch(self.running, self._record_lag))
         if self._notifier is not None:
             await services.start(self._notifier)
-
-    async def _join_domain(self, membership: Membership) -> None:
-        try:
-            await membership.join()
-        except DomainConflictError:
-            await self._heartbeat.leave()
-            raise
 
     async def _claim(self, task_status: TaskStatus[None], *, drain: bool) -> None:
         """Claim jobs, take part in leader election and run singletons until stopped."""

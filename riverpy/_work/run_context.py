@@ -49,8 +49,8 @@ class ClientParts:
 
 
 class RunConnections:
-    """The dedicated connections of one run. `reconnected` is called when the connection for claims
-    or the connection for results was lost and opened again."""
+    """The dedicated connections of one run. `reconnected` is called after the connection for claims
+    or for results was lost and opened again."""
 
     def __init__(self, client: ClientParts, reconnected: Callable[[], None]) -> None:
         self.connector = connector = Connector(client.url, client.config)

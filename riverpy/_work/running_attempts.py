@@ -27,7 +27,7 @@ from riverpy._log_events import (
 )
 from riverpy._work.failure import is_cancellation
 from riverpy._work.outcomes import set_released
-from riverpy.stuck import StuckJob
+from riverpy.retry import StuckJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -162,12 +162,16 @@ class RunningAttempts:
         if attempt.cause is None:
             attempt.cause = cause
             attempt.set_cancelled()
-            attempt.deadline = time.monotonic() + self._stuck_after
-            self.watch(attempt.deadline)
+            self.set_deadline(attempt, self._stuck_after)
         elif cause is not StopCause.HARD_STOP:
             return
         if attempt.started and attempt.task is not None:
             attempt.task.cancel()
+
+    def set_deadline(self, attempt: Attempt, seconds: float) -> None:
+        """Set the deadline of an attempt to `seconds` from now."""
+        attempt.deadline = time.monotonic() + seconds
+        self.watch(attempt.deadline)
 
     def watch(self, deadline: float) -> None:
         """Start the timer, so that the deadlines of all attempts are checked at `deadline`."""

@@ -1,4 +1,4 @@
-"""Stopping a run: its timeouts, and the report of what had not ended."""
+"""The stop of a run: its timeouts, and the report of the parts that did not end in time."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 STORING_SHARE = 0.4
 """The share of the hard stop timeout that is reserved for storing the last results."""
 STORING_MIN = 1.0
-"""The minimum time for storing the last results, in seconds. A smaller `STORING_SHARE` of the hard
-stop timeout has precedence."""
+"""Seconds that storing the last results may take at least. If `STORING_SHARE` of the hard stop
+timeout is less, that time counts."""
 
 
 class StopTimeouts:
     """Computes the remaining seconds of each step of one stop."""
 
     def __init__(self, soft: timedelta | None, hard: timedelta) -> None:
-        """The time starts with `start`.
+        """Create the timeouts. They start with `start`.
 
         Args:
             soft: how long jobs may keep running; None: no limit.
@@ -45,7 +45,7 @@ class StopTimeouts:
         self._hard = hard.total_seconds()
         self._started_at: float | None = None
         self._deadline = math.inf
-        self._stored_scope: anyio.CancelScope | None = None
+        self._storing_scope: anyio.CancelScope | None = None
 
     @property
     def is_started(self) -> bool:
@@ -54,7 +54,7 @@ class StopTimeouts:
         return self._started_at is not None
 
     def start(self) -> None:
-        """Start the time of a stop request."""
+        """Start the timeouts, because a stop was requested."""
         self._started_at = time.monotonic()
         self._shorten(self._soft + self._hard)
 
@@ -63,8 +63,8 @@ class StopTimeouts:
         self._shorten(self._hard)
 
     def soft_left(self) -> float | None:
-        """Return the seconds that jobs may keep running; None: no limit; 0: no stop was
-        requested."""
+        """Return the seconds that jobs may still keep running; None: no limit; 0: the run ends
+        without a stop request, or the time has passed."""
         if self._started_at is None:
             return 0.0
         left = self._started_at + self._soft - time.monotonic()
@@ -75,30 +75,31 @@ class StopTimeouts:
         return max(self.left() - self._hard * STORING_SHARE, 0.0)
 
     def left(self) -> float:
-        """Return the remaining seconds. If there is no deadline, the hard stop timeout starts
-        now."""
+        """Return the seconds until the end of the stop. If the stop has no deadline yet, the hard
+        stop timeout starts now."""
         if self._deadline == math.inf:
             self.start_hard()
         return max(self._deadline - time.monotonic(), 0.0)
 
     async def wait_stored(self, ended: asyncio.Event) -> None:
-        """Wait until the event is set or the deadline has passed. Cancellations are ignored."""
+        """Wait until `ended` is set or the deadline has passed. A cancellation does not end the
+        wait."""
         minimum = min(self._hard * STORING_SHARE, STORING_MIN)
         until = anyio.current_time() + max(self.left(), minimum)
-        with anyio.CancelScope(shield=True, deadline=until) as self._stored_scope:
+        with anyio.CancelScope(shield=True, deadline=until) as self._storing_scope:
             await ended.wait()
-        self._stored_scope = None
+        self._storing_scope = None
 
     def _shorten(self, seconds: float) -> None:
         self._deadline = min(self._deadline, time.monotonic() + seconds)
-        if self._stored_scope is not None:
+        if self._storing_scope is not None:
             until = anyio.current_time() + seconds
-            self._stored_scope.deadline = min(self._stored_scope.deadline, until)
+            self._storing_scope.deadline = min(self._storing_scope.deadline, until)
 
 
 class StopReport(msgspec.Struct, frozen=True):
-    """The attempts, results and services that had not ended when a run stopped. The report is empty
-    after a clean stop."""
+    """The attempts, results and services that had not ended when a run stopped. All fields are
+    empty after a clean stop."""
 
     abandoned: tuple[ClaimKey, ...] = ()
     """The attempts whose code did not end in time. The rows of their jobs stay `running`."""
@@ -114,17 +115,17 @@ class StopReport(msgspec.Struct, frozen=True):
     through riverpy after the end of the term, but not writes over the user's own connection."""
     singletons_left: tuple[str, ...] = ()
     """The names of the singletons whose function still runs, because it ignores the cancellation or
-    runs in a thread. The database refuses writes through the fence of the lease."""
+    runs in a thread. The database refuses its writes through `Lease.fence`."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether all attempts, maintenance and singletons ended, all results were stored, and no
-        claim is in doubt."""
+        """Whether all attempts, maintenance and singletons ended, all results were stored, and each
+        claim was answered or checked."""
         return self == StopReport()
 
 
 def log_report(report: StopReport) -> None:
-    """Log one event for each kind of thing that had not ended."""
+    """Log one event for each field of the report that is not empty."""
     log = get_logger()
     if report.abandoned:
         log.error(

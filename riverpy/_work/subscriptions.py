@@ -1,4 +1,4 @@
-"""Subscriptions: deliver events to subscribers without waiting for them."""
+"""Subscriptions: deliver events to subscribers, without waiting for the subscribers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 SUBSCRIPTION_SIZE_DEFAULT = 10_000
 """The default number of events that may wait for a subscriber. The completer publishes fewer events
-at once, so that a subscriber that keeps reading loses none."""
+at once, so a subscriber that always reads loses no events."""
 
 
 class Subscription(Stream[Event]):
-    """An async iterator over events of some kinds: `async with` opens it, `async for` reads it.
+    """An async iterator over events of some kinds: `async with` opens it, and `async for` reads the
+    events.
 
     The iteration ends when the client stops. Events that arrive while the subscription is full are
     dropped and counted in `dropped`.
@@ -72,17 +73,17 @@ class Subscriptions(Streams[Subscription]):
             return
         for attempt in attempts:
             kind = attempt.event
-            takers = [one for one in self._open if kind in one.kinds]
-            if takers:
-                self._publish(attempt, kind, takers)
+            subscribers = [one for one in self._open if kind in one.kinds]
+            if subscribers:
+                self._publish(attempt, kind, subscribers)
 
-    def _publish(self, attempt: Attempt, kind: EventKind, takers: list[Subscription]) -> None:
+    def _publish(self, attempt: Attempt, kind: EventKind, subscribers: list[Subscription]) -> None:
         try:
-            event = _job_event(attempt, kind)
-        except Exception:  # if a row cannot be read, only its event is lost
+            event = _make_job_event(attempt, kind)
+        except Exception:  # the row cannot be read: drop only this event
             self._limited_log.exception(EVENT_DROPPED, job_id=attempt.id)
             return
-        for subscription in takers:
+        for subscription in subscribers:
             subscription.put(event)
 
     def publish_queue(self, kind: EventKind, queue: str) -> None:
@@ -92,15 +93,15 @@ class Subscriptions(Streams[Subscription]):
                 subscription.put(Event(kind, queue=queue))
 
 
-def _job_event(attempt: Attempt, kind: EventKind) -> Event:
+def _make_job_event(attempt: Attempt, kind: EventKind) -> Event:
     if attempt.stored_row is not None:
         row = list(attempt.stored_row)
     else:
         row = list(attempt.columns())
-        _store_outcome(row, attempt)
+        _apply_outcome(row, attempt)
     attempted_at = timestamp(row[JobColumn.ATTEMPTED_AT])
     due = max(attempt.scheduled_at, attempt.created_at)
-    started = attempt.started or attempt.ended  # a released job did not run
+    started = attempt.started or attempt.ended  # a released job has no start
     wait = timedelta(0)
     if attempted_at is not None:
         wait = attempted_at - due + timedelta(seconds=started - attempt.claimed)
@@ -112,9 +113,9 @@ def _job_event(attempt: Attempt, kind: EventKind) -> Event:
     return Event(kind, job=JobRow(row), statistics=statistics)
 
 
-def _store_outcome(row: list[Any], attempt: Attempt) -> None:
-    """Apply the stored outcome to a claimed row, as the database has done. The times are estimates
-    of this process."""
+def _apply_outcome(row: list[Any], attempt: Attempt) -> None:
+    """Change a claimed row as the database has changed it when it stored the outcome. The times are
+    estimates."""
     outcome = attempt.outcome
     state = attempt.state_stored or attempt.target_state
     row[JobColumn.STATE] = state

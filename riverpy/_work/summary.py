@@ -1,9 +1,8 @@
 """Summary: logs a summary of the jobs of a run.
 
-Each minute one event has the counts of the ended jobs, unless there is nothing to report. Another
-event has the failures: for each of the first ten kinds, the number of failures and one error. This
-event comes one second after the first failure, and then at most once a minute. Events about single
-jobs have level debug.
+Each minute one event has the counts of the ended jobs, if jobs ended or are stuck. Another event
+has the failures: for each of the first ten kinds, the number of failures and one error. This event
+is logged one second after the first failure, and then at most once a minute.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 INTERVAL = 60.0
 """Seconds between two events of the same kind."""
 GATHER_TIME = 1.0
-"""Seconds after the first failure in which further failures are collected for the same event."""
+"""Seconds. After the first failure, further failures are collected in this time, for one event."""
 ERROR_LENGTH_MAX = 200
 """The maximum number of characters of an error in an event."""
 OUTCOMES = ("completed", "failed", "discarded", "snoozed", "cancelled", "interrupted")
@@ -46,16 +45,10 @@ class Summary:
     def __init__(
         self, counters: Counters, stats: Callable[[], ClientStats], client_id: str
     ) -> None:
-        """Create the summary.
-
-        Args:
-            counters: the counters of the run.
-            stats: returns the current state of the run.
-            client_id: the id of the client, for the log events.
-        """
+        """`stats` returns the current state of the run."""
         self._counters, self._stats = counters, stats
-        self._logged = stats()
-        """The state at the last event about ended jobs."""
+        self._last_stats = stats()
+        """The state of the run when its ended jobs were counted last."""
         self._log = get_logger(client_id=client_id)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
@@ -69,7 +62,7 @@ class Summary:
                 self._log_jobs()
 
     def end(self) -> None:
-        """Log what has happened since the last events, at the end of the run."""
+        """Log the jobs that ended or failed since the last events, at the end of the run."""
         self._log_failures()
         self._log_jobs()
 
@@ -86,24 +79,24 @@ class Summary:
             self._log.warning(
                 JOBS_FAILED,
                 kinds={
-                    kind: {"failed": count, "error": _error(entry)}
+                    kind: {"failed": count, "error": _read_error_text(entry)}
                     for kind, (count, entry) in failing.items()
                 },
                 more_kinds=others,
             )
 
     def _log_jobs(self) -> None:
-        stats, logged = self._stats(), self._logged
-        # Also without an event, so that the next event does not include the idle time.
-        self._logged = stats
-        counts, logged_counts = _counts(stats), _counts(logged)
+        stats, logged = self._stats(), self._last_stats
+        # Set this before the return, so that the next event does not include the idle time.
+        self._last_stats = stats
+        counts, logged_counts = _count_ends(stats), _count_ends(logged)
         counts = {outcome: count - logged_counts[outcome] for outcome, count in counts.items()}
         ended = sum(counts.values()) - counts["discarded"]  # discarded jobs count as failed too
         refused = stats.results_refused - logged.results_refused
         if not (ended or refused or stats.stuck_jobs):
             return
         seconds = stats.uptime - logged.uptime
-        waits = _waits(stats).since(_waits(logged))
+        waits = _merge_waits(stats).since(_merge_waits(logged))
         self._log.info(
             JOBS_WORKED,
             **counts,
@@ -121,7 +114,7 @@ class Summary:
         )
 
 
-def _counts(stats: ClientStats) -> dict[str, int]:
+def _count_ends(stats: ClientStats) -> dict[str, int]:
     """Return the number of ended attempts of all kinds, by outcome."""
     return {
         outcome: sum(getattr(kind, outcome) for kind in stats.kinds.values())
@@ -129,12 +122,12 @@ def _counts(stats: ClientStats) -> dict[str, int]:
     }
 
 
-def _waits(stats: ClientStats) -> Histogram:
+def _merge_waits(stats: ClientStats) -> Histogram:
     """Return the waiting times of the jobs of all queues."""
     waits = [queue.waits for queue in stats.queues.values()]
     return reduce(Histogram.merged, waits) if waits else Histogram((), (0,), 0.0)
 
 
-def _error(entry: str) -> str:
+def _read_error_text(entry: str) -> str:
     """Return the text of an error entry on one line, without passwords."""
     return mask_url(" ".join(read_error(entry).error.split()))[:ERROR_LENGTH_MAX]

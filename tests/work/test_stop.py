@@ -436,7 +436,9 @@ async def test_fault_of_ours(
 ) -> None:
     """An unexpected error in a service interrupts the jobs and is raised by the run. It is never
     swallowed, and never leaves an idle client (SC-14)."""
-    method = {Producer: "_wait_for_more", Reconciler: "_read_pauses", Completer: "_flush"}[service]
+    method = {Producer: "_wait_for_more", Reconciler: "_read_pauses", Completer: "_send_batches"}[
+        service
+    ]
     monkeypatch.setattr("riverpy._work.reconciler.INTERVAL", 0.05)
 
     async def broken(*args: Any, **values: Any) -> None:

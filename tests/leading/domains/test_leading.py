@@ -408,7 +408,7 @@ async def test_queue_that_is_moved(rig: Rig) -> None:
                 connection, rig.schema.name, queue="one", domain="pay", by="me"
             )
         assert await owners(rig) == {"one": "pay", "two": "pay"}
-        slots = [one.client._run._leader_setup._own for one in (a, b)]  # type: ignore[union-attr]
+        slots = [one.client._run._leader_setup._domain_slot for one in (a, b)]  # type: ignore[union-attr]
         for slot in slots:
             slot.forget_owners()
         scopes = [await slot._queues.scope() for slot in slots]  # type: ignore[union-attr]
@@ -425,7 +425,7 @@ async def test_default_is_notified_of_the_first_domain(rig: Rig) -> None:
         await c.until_leader()
         await passed(c)
         async with member(rig, "a", "mail", "one", candidate=False):
-            slot: Any = c.client._run._leader_setup._own  # type: ignore[union-attr]
+            slot: Any = c.client._run._leader_setup._domain_slot  # type: ignore[union-attr]
             with anyio.fail_after(PATIENCE):
                 while "one" in await slot._queues.scope():
                     await asyncio.sleep(0.01)
@@ -447,7 +447,7 @@ async def test_orphans(rig: Rig) -> None:
         await passed(c)
         assert await unscheduled(rig) == ["two"]
         async with member(rig, "a", "mail", "x", candidate=False):
-            slot: Any = c.client._run._leader_setup._own  # type: ignore[union-attr]
+            slot: Any = c.client._run._leader_setup._domain_slot  # type: ignore[union-attr]
             with anyio.fail_after(PATIENCE):
                 while "one" in await slot._queues.scope():
                     await asyncio.sleep(0.01)
