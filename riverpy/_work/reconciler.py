@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,7 +35,7 @@ from riverpy._postgres.set_aside import SetAside, report_rows
 from riverpy._work.producer import CLAIM_TIMEOUT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from anyio.abc import TaskStatus
 
@@ -115,16 +114,14 @@ class Reconciler:
         """The id of the last job of an earlier run that was read; None: all jobs were read."""
         self._reports: list[Callable[[], list[SetAsideRow]]] = []
         self._releases = self._make_sender(
-            "release", self._release_rows, JOB_RELEASE_FAILED, lambda claim_key: claim_key.id
+            "release", self._release_rows, lambda claim_key: claim_key.id
         )
         self._rescues = self._make_sender(
-            "rescue", self._rescue_rows, JOB_RESCUE_FAILED, lambda rescue: rescue.claim_key.id
+            "rescue", self._rescue_rows, lambda rescue: rescue.claim_key.id
         )
-        self._touches = self._make_sender(
-            "queue heartbeat", self._touch_rows, QUEUE_RENEWAL_FAILED, str
-        )
+        self._touches = self._make_sender("queue heartbeat", self._touch_rows, str)
         self._cancel_checks = self._make_sender(
-            "cancel check", self._read_cancel_marks, JOB_RELEASE_FAILED, lambda attempt: attempt.id
+            "cancel check", self._read_cancel_marks, lambda attempt: attempt.id
         )
         self._touch_error: Exception | None = None
         """The last error of updating the row of a single queue."""
@@ -141,25 +138,28 @@ class Reconciler:
         self,
         what: str,
         send: Callable[[list[Row]], Awaitable[None]],
-        event: str,
         name: Callable[[Row], int | str],
     ) -> BatchSender[Row]:
-        """Return a sender of rows. A row whose statement fails is logged with `event`, and reported
-        with the purpose `what`. `name` returns the job id or the queue of a row."""
+        """Return a sender of rows. A row whose statement fails is logged, and reported with the
+        purpose `what`. `name` returns the job id or the queue of a row."""
         sender = BatchSender[Row](
             BatchStatement(send, row_id=lambda row: row),
             size=BatchSize(ROWS_MAX, STATEMENT_TIMEOUT),
             aside=SetAside(),  # limited by the jobs and queues of this client
-            set_aside=lambda row, error: self._log_failed_row(event, name(row), error),
+            set_aside=lambda row, error: self._log_failed_row(what, name(row), error),
         )
         self._reports.append(lambda: report_rows(what, sender.aside.entries, name))
         return sender
 
-    def _log_failed_row(self, event: str, name: int | str, error: Exception) -> None:
-        key = "job_id" if isinstance(name, int) else "queue"
-        self._limited_log.warning(event, **{key: name}, error=describe(error))
-        if event == QUEUE_RENEWAL_FAILED:
+    def _log_failed_row(self, what: str, name: int | str, error: Exception) -> None:
+        log, text = self._limited_log, describe(error)
+        if what == "queue heartbeat":
             self._touch_error = error
+            log.warning(QUEUE_RENEWAL_FAILED, queue=name, error=text)
+        elif what == "rescue":
+            log.warning(JOB_RESCUE_FAILED, job_id=name, error=text)
+        else:
+            log.warning(JOB_RELEASE_FAILED, job_id=name, error=text)
 
     @property
     def set_aside(self) -> list[SetAsideRow]:
@@ -339,19 +339,13 @@ class Reconciler:
         self._releases.discard()
         for claim_key in lost:
             self._releases.add(claim_key)
-        with self._logging_count(JOBS_OF_LOST_CLAIMS_RELEASED):
-            if not await self._releases.send_all(SEND_TIMEOUT):
-                raise TimeoutError("releasing lost claims continues in the next check")
-
-    @contextmanager
-    def _logging_count(self, event: str) -> Generator[None]:
-        """Log the number of jobs that the block released or rescued, and claim these jobs."""
         self._count = 0
         try:
-            yield
+            if not await self._releases.send_all(SEND_TIMEOUT):
+                raise TimeoutError("releasing lost claims continues in the next check")
         finally:
             if self._count:
-                self._log.warning(event, count=self._count)
+                self._log.warning(JOBS_OF_LOST_CLAIMS_RELEASED, count=self._count)
                 self._notify_producers()
 
     async def _release_rows(self, lost: list[ClaimKey]) -> None:
@@ -368,13 +362,18 @@ class Reconciler:
         registered_at = self._heartbeat.registered_at
         if registered_at is None:
             self._rescue_after_id = None
-        with self._logging_count(JOBS_OF_EARLIER_RUN_RESCUED):
+        self._count = 0
+        try:
             while not self._rescues.is_empty or self._rescue_after_id is not None:
                 if not await self._rescues.send_all(SEND_TIMEOUT):
                     raise TimeoutError("rescuing jobs continues in the next check")
                 if self._rescue_after_id is None or registered_at is None:
                     return
                 await self._read_page(registered_at, self._rescue_after_id)
+        finally:
+            if self._count:
+                self._log.warning(JOBS_OF_EARLIER_RUN_RESCUED, count=self._count)
+                self._notify_producers()
 
     async def _read_page(self, registered_at: int, after: int) -> None:
         """Read a page of jobs, with ids above `after`, that were claimed under this client's id

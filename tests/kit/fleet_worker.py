@@ -196,7 +196,7 @@ async def _exhaust_pool(client: riverpy.Client) -> None:
     async with AsyncExitStack() as held:
         while True:
             with suppress(riverpy.ClientStateError, TimeoutError):
-                await held.enter_async_context(client._acquire())
+                await held.enter_async_context(client._open_pool().acquire())
             await anyio.sleep(TICK)
 
 

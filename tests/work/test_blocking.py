@@ -317,7 +317,7 @@ def test_reuse_of_children(monkeypatch: pytest.MonkeyPatch) -> None:
         assert first.has_ended
         second = children.take(one)
         children.release(one)
-        monkeypatch.setattr(child_process, "IDLE_MAX", -1.0)
+        monkeypatch.setattr(child_process, "IDLE_TIME_MAX", -1.0)
         assert children.take(two) is not second
         assert second.has_ended
         children.release(two)
