@@ -23,21 +23,22 @@ if TYPE_CHECKING:
 
 ItemT = TypeVar("ItemT", int, str)
 
-UNCHANGED = "none"
-FAILED = "failed"
-NOTE_INTERVAL = 2.0
-"""Seconds between two notes about the progress, with `--json`."""
+ACTION_UNCHANGED = "none"
+ACTION_FAILED = "failed"
+PROGRESS_INTERVAL = 2.0
+"""Seconds between two notes on stderr about the number of changed items, with `--json`."""
 
 
 class ItemResult(NamedTuple):
     """The result of changing one item."""
 
     action: str
-    """The change, for programs. `UNCHANGED`: no change was needed. `FAILED`: the change failed."""
+    """A word for the change. `ACTION_UNCHANGED`: no change was needed. `ACTION_FAILED`: the item
+    could not be changed."""
     message: str
 
 
-def change_each(
+def change_items(
     database: DatabaseSettings,
     noun: str,
     key: str,
@@ -46,17 +47,17 @@ def change_each(
     *,
     as_json: bool,
 ) -> None:
-    """Apply `change` to each item in order. If one item fails, the others are still changed.
+    """Change each item in order. If one item fails, the next items are still changed.
 
     Each result is printed at once, or with `--json` all results as one object at the end.
 
     Args:
-        noun: the word for an item, in messages.
-        key: the key of an item in the `--json` output.
+        noun: the word for an item in messages, such as `job`.
+        key: the key of an item in the `--json` output, such as `id`.
 
     Raises:
         Exit: with code 1, if an item failed.
-        CommandError: the database failed. Only the items whose results are printed are changed.
+        CommandError: the database failed. Only items with a printed result are changed.
     """
     results: list[dict[str, object]] = []
     noted_at = time.monotonic()
@@ -64,11 +65,11 @@ def change_each(
     def report(item: ItemT, result: ItemResult) -> None:
         nonlocal noted_at
         results.append({key: item, **result._asdict()})
-        if not as_json and result.action == FAILED:
+        if not as_json and result.action == ACTION_FAILED:
             print_note(f"riverpy: {result.message}")
         elif not as_json:
             click.echo(result.message)
-        elif time.monotonic() - noted_at >= NOTE_INTERVAL:
+        elif time.monotonic() - noted_at >= PROGRESS_INTERVAL:
             noted_at = time.monotonic()
             print_note(f"{len(results):,} of {len(items):,} {noun}s")
 
@@ -77,7 +78,7 @@ def change_each(
             client = Client(config=Config(schema=found.schema))
             for number, item in enumerate(items, 1):
                 try:
-                    report(item, await _change_one(client, noun, item, found.connection, change))
+                    report(item, await _change_item(client, noun, item, found.connection, change))
                 except DATABASE_ERRORS as error:
                     show_traceback(error)
                     rest = "; those after it are unchanged" if number < len(items) else ""
@@ -89,18 +90,18 @@ def change_each(
     finally:
         if as_json and results:
             print_json({f"{noun}s": results})
-    if any(result["action"] == FAILED for result in results):
+    if any(result["action"] == ACTION_FAILED for result in results):
         raise click.exceptions.Exit(EXIT_FAILURE)
 
 
-def _is_refused(error: Exception) -> bool:
-    """Whether the database refuses to change this row, for example because of a trigger. A missing
-    permission or table (class 42) affects all rows."""
+def _is_row_refused(error: Exception) -> bool:
+    """Whether the database refused the change of one row, for example because of a trigger. An
+    error of class 42, such as a missing permission or table, affects all rows."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
     return is_refusal(error) and not sqlstate.startswith("42")
 
 
-async def _change_one(
+async def _change_item(
     client: Client,
     noun: str,
     item: ItemT,
@@ -114,8 +115,8 @@ async def _change_one(
     try:
         return await with_timeout("it", change_in_transaction())
     except (JobDamagedError, NotFoundError, UniqueConflictError) as error:
-        return ItemResult(FAILED, str(error))
+        return ItemResult(ACTION_FAILED, str(error))
     except DATABASE_ERRORS as error:
-        if not _is_refused(error):
+        if not _is_row_refused(error):
             raise
-        return ItemResult(FAILED, f"{noun} {item} cannot be changed: {describe(error)}")
+        return ItemResult(ACTION_FAILED, f"{noun} {item} cannot be changed: {describe(error)}")

@@ -22,8 +22,8 @@ ArgsP = ParamSpec("ArgsP")
 ResultT = TypeVar("ResultT")
 
 STATEMENT_TIMEOUT = 10.0
-"""The timeout of a statement that reads or changes a few rows, in seconds. Another session may lock
-the table."""
+"""The timeout of a statement that reads or changes a few rows, in seconds. A statement can wait for
+a lock of another session."""
 
 
 class CommandConnection(NamedTuple):
@@ -49,8 +49,8 @@ class CommandConnection(NamedTuple):
         return version in self.state.versions(OWN_LINE)
 
     def expect_version(self, version: int, tables: str) -> None:
-        """Raise SchemaMissingError, with the command to run, if riverpy's own tables do not have
-        this version. `tables` names the missing ones."""
+        """Raise SchemaMissingError if riverpy's own tables do not have this version. The text names
+        the missing `tables` and the command that creates them."""
         if not self.has_version(version):
             up = f"riverpy migrate up --line {OWN_LINE}"
             command = migrate_command(up, self.schema, self.url)
@@ -59,11 +59,7 @@ class CommandConnection(NamedTuple):
 
 @asynccontextmanager
 async def connected(database: DatabaseSettings) -> AsyncGenerator[CommandConnection]:
-    """Connect, and check that River's tables exist.
-
-    Raises:
-        ConfigError, DatabaseError, or one of DATABASE_ERRORS.
-    """
+    """Connect, and check that River's tables exist."""
     url = database.required_url()
     connection = await connect(url)
     try:
@@ -76,11 +72,7 @@ async def connected(database: DatabaseSettings) -> AsyncGenerator[CommandConnect
 
 
 async def with_timeout(purpose: str, result: Awaitable[ResultT]) -> ResultT:
-    """Wait for the result of a statement, at most `STATEMENT_TIMEOUT`.
-
-    Raises:
-        TimeoutError: the timeout expired; the text has the purpose.
-    """
+    """Wait for the result of a statement, at most `STATEMENT_TIMEOUT`."""
     reason = f"{purpose} took longer than {STATEMENT_TIMEOUT:g} s"
     with anyio.fail_after(STATEMENT_TIMEOUT, reason=reason):
         return await result

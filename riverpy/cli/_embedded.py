@@ -21,21 +21,12 @@ if TYPE_CHECKING:
 
 
 def embedded_server(name: str) -> EmbeddedPostgres:
-    """Return the embedded server of this name, without starting it.
-
-    Raises:
-        CommandError: this system does not support embedded servers.
-        ConfigError, DatabaseError: as EmbeddedPostgres.
-    """
+    """Return the embedded server of this name, without starting it."""
     return _embedded_postgres()(name)
 
 
 def start_server(stack: ExitStack, name: str, command: str) -> EmbeddedPostgres:
-    """Start the embedded server of this name until the stack ends, and print a note about it.
-
-    Raises:
-        CommandError, ConfigError, DatabaseError: as `embedded_server`.
-    """
+    """Start the embedded server of this name until the stack ends, and print a note about it."""
     started = time.monotonic()
     server = embedded_server(name)
     stack.enter_context(server)
@@ -49,12 +40,7 @@ def start_server(stack: ExitStack, name: str, command: str) -> EmbeddedPostgres:
 
 def existing_servers(name: str) -> list[EmbeddedPostgres]:
     """Return the embedded servers of this name that have data, one for each major version of
-    PostgreSQL, the oldest first.
-
-    Raises:
-        CommandError: no such server exists, or this system does not support embedded servers.
-        ConfigError, DatabaseError: as EmbeddedPostgres.
-    """
+    PostgreSQL, the oldest first."""
     servers = _embedded_postgres().existing(name)
     if not servers:
         raise CommandError(
@@ -71,7 +57,8 @@ def dev_server_name(directory: Path) -> str:
 
 
 def running_dev_server() -> EmbeddedPostgres | None:
-    """Return the running embedded server of `riverpy dev` in the current directory, if any."""
+    """Return the running embedded server of `riverpy dev` in the current directory. None: there is
+    no such server."""
     if sys.platform == "win32":
         return None
     from riverpy._tools.embedded.server import default_base_directory
@@ -80,7 +67,7 @@ def running_dev_server() -> EmbeddedPostgres | None:
     try:
         name = dev_server_name(Path.cwd())
         if not any(default_base_directory().glob(f"{name}-pg*")):
-            return None  # most commands need not search for PostgreSQL's programs
+            return None  # `existing` searches for PostgreSQL's programs, which takes time
         running = [server for server in EmbeddedPostgres.existing(name) if server.is_running]
     except (OSError, RiverError):
         return None

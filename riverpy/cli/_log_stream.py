@@ -1,9 +1,9 @@
 """Writes log lines to stderr without blocking the process.
 
-A line is written at once if the write does not block. If it would, because the reader of a pipe or
-terminal is slow, the line is buffered and a thread writes it. Lines that do not fit into `KEPT_MAX`
-are dropped, and their number is logged later. If the reader ends, all further lines are dropped,
-and `on_broken` is called.
+A line is written at once if the write does not block. The write would block if the reader of the
+pipe or terminal is slow. Then the line is buffered, and a thread writes it. If the buffer is full
+(`BUFFER_SIZE_MAX`), lines are dropped, and their number is logged later. If the reader ends, all
+further lines are dropped, and `on_broken` is called.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from riverpy._log_events import LOG_LINES_DROPPED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-KEPT_MAX = 4 * 2**20
-"""Maximum number of buffered bytes."""
+BUFFER_SIZE_MAX = 4 * 2**20
+"""The maximum number of buffered bytes."""
 DRAIN_TIMEOUT = 0.5
-"""The longest time that the process waits at its end for buffered lines to be written, in
-seconds."""
+"""The longest time that an ending process waits until buffered lines are written, in seconds."""
 _BROKEN_ERRORS = {errno.EPIPE, errno.ECONNRESET, errno.EIO}
-"""The errors of a pipe, socket or terminal whose reader has ended."""
+"""The errors of a write to a pipe, socket or terminal that no process reads any more."""
 
 
 class LogStream:
@@ -45,49 +44,49 @@ class LogStream:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._number = _descriptor(stream)
-        self._write_at_once = _nonblocking_write(self._number)
+        self._descriptor = _find_descriptor(stream)
+        self._write_at_once = _nonblocking_write(self._descriptor)
         self.on_broken: Callable[[], None] | None = None
         """Called once, in any thread, when the reader has ended."""
         self._is_broken = False
-        self.reset()
-        _streams.append(self)
+        self.reset_after_fork()
+        _log_streams.append(self)
 
-    def reset(self) -> None:
-        """Drop the buffered lines in a forked child, because the parent writes them."""
+    def reset_after_fork(self) -> None:
+        """Drop the buffered lines in a forked child, because the parent process writes them."""
         self._lines: deque[bytes] = deque()
-        """The lines to write. Only the code that holds `_write_lock` removes lines."""
+        """The lines to write. Only code that holds `_write_lock` removes lines."""
         self._size = self._dropped = 0
         self._write_lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        """The thread that holds `_write_lock` while writes would block."""
+        """The thread that writes buffered lines. It holds `_write_lock`."""
 
     def write(self, text: str) -> None:
         """Write a text now or later, or drop it."""
-        if self._number < 0:
+        if self._descriptor < 0:
             self._stream.write(text)
             return
         data = text.encode(self._stream.encoding or "utf-8", "backslashreplace")
         if self._is_broken:
             return
-        if self._size + len(data) > KEPT_MAX:
+        if self._size + len(data) > BUFFER_SIZE_MAX:
             self._dropped += 1
             return
         self._size += len(data)
         self._lines.append(data)
-        self._write_new()
+        self._write_pending()
 
     def flush(self) -> None:
-        """Do nothing. Buffered lines are written by the thread."""
+        """Do nothing, because a thread writes the buffered lines."""
 
     def drain(self, seconds: float) -> None:
         """Wait until the buffered lines are written, for at most `seconds`."""
         if (thread := self._thread) is not None:
             thread.join(seconds)
 
-    def _write_new(self) -> None:
-        """Write the lines, or start the thread. If other code holds the lock, that code writes the
-        lines: another thread, or the code that a finalizer interrupts."""
+    def _write_pending(self) -> None:
+        """Write the lines, or start a thread that writes them. If `_write_lock` is locked, another
+        thread, or the write that a finalizer interrupts, writes the lines instead."""
         while self._lines and self._write_lock.acquire(blocking=False):
             if self._write_lines(may_block=False):
                 self._write_lock.release()
@@ -97,20 +96,20 @@ class LogStream:
             )
             try:
                 self._thread.start()
-            except RuntimeError:  # no more threads
+            except RuntimeError:  # the system allows no more threads
                 self._thread = None
                 self._dropped += len(self._lines)
                 self._drop_lines()
                 self._write_lock.release()
 
     def _write_buffered(self) -> None:
-        """Write the buffered lines. This is the body of the thread."""
+        """Write the buffered lines, and report dropped lines. The thread runs this function."""
         while not self._write_lines(may_block=True):
             pass
         dropped, self._dropped = self._dropped, 0
         self._thread = None
         self._write_lock.release()
-        self._write_new()
+        self._write_pending()
         if dropped:
             log = get_logger()
             log.warning(
@@ -124,11 +123,13 @@ class LogStream:
         while self._lines:
             data = self._lines[0]
             try:
-                length = os.write(self._number, data) if may_block else self._write_at_once(data)
+                length = (
+                    os.write(self._descriptor, data) if may_block else self._write_at_once(data)
+                )
             except BlockingIOError:
                 length = 0
                 if may_block:  # another process has made the descriptor non-blocking
-                    select.select([], [self._number], [])
+                    select.select([], [self._descriptor], [])
             except OSError as error:
                 self._handle_error(error)
                 continue
@@ -147,7 +148,7 @@ class LogStream:
             self._size -= len(self._lines.popleft())
             return
         self._is_broken = True
-        _silence(self._stream)
+        _discard_output(self._stream)
         self._drop_lines()
         if self.on_broken:
             self.on_broken()
@@ -157,19 +158,19 @@ class LogStream:
         self._size = 0
 
 
-_streams: list[LogStream] = []
+_log_streams: list[LogStream] = []
 
 
 def drain_logs() -> None:
     """Wait until buffered lines are written, for at most `DRAIN_TIMEOUT`, before the process
     ends."""
-    for stream in _streams:
+    for stream in _log_streams:
         stream.drain(DRAIN_TIMEOUT)
 
 
 def _reset_logs() -> None:
-    for stream in _streams:
-        stream.reset()
+    for stream in _log_streams:
+        stream.reset_after_fork()
 
 
 atexit.register(drain_logs)
@@ -177,7 +178,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_reset_logs)
 
 
-def _descriptor(stream: TextIO) -> int:
+def _find_descriptor(stream: TextIO) -> int:
     """Return the file descriptor of a stream; -1 if it has none."""
     try:
         return stream.fileno()
@@ -213,8 +214,8 @@ def _nonblocking_write(number: int) -> Callable[[bytes], int]:
         return lambda _data: 0
 
 
-def _silence(stream: TextIO) -> None:
-    """Redirect stderr, and stdout if it is the same pipe, to the null device."""
+def _discard_output(stream: TextIO) -> None:
+    """Redirect stderr to the null device. If stdout is the same pipe, redirect it too."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     numbers = {stream.fileno()}
     with suppress(OSError):

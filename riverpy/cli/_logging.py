@@ -17,7 +17,6 @@ from riverpy.cli._output import has_color
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from structlog.typing import EventDict, Processor
 
@@ -37,11 +36,11 @@ class _LineLogger:
 
 
 def log_to_stderr() -> None:
-    """Send structlog's log to stderr from level info on. By default structlog writes to stdout, but
-    commands print their data there."""
+    """Send structlog's log from level info on to stderr. Stdout, structlog's default, is for the
+    data of commands."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        # sys.stderr may be replaced later.
+        # Read sys.stderr at each line, because other code may replace it.
         logger_factory=lambda *_args: _LineLogger(lambda line: sys.stderr.write(line)),
     )
 
@@ -63,7 +62,7 @@ def configure_logging(log: str, level: str) -> LogStream:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    last = _last_processors(log)
+    last = _rendering_processors(log)
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
@@ -79,45 +78,44 @@ def configure_logging(log: str, level: str) -> LogStream:
     )
     logging.basicConfig(handlers=[handler], level=number, force=True)
     logging.captureWarnings(capture=True)
-    sys.unraisablehook = _log_unraisable
-    threading.excepthook = _log_thread
+    sys.unraisablehook = _log_unraisable_error
+    threading.excepthook = _log_thread_error
     return stream
 
 
-def _log_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+def _log_unraisable_error(unraisable: sys.UnraisableHookArgs) -> None:
     """Log an error in `__del__` or in a callback of the garbage collector."""
     place = getattr(unraisable.object, "__qualname__", type(unraisable.object).__name__)
-    _log_uncaught(unraisable.exc_type, unraisable.exc_value, unraisable.exc_traceback, place)
+    _log_uncaught_error(unraisable, place)
 
 
-def _log_thread(args: threading.ExceptHookArgs) -> None:
-    if args.exc_type is not SystemExit:  # Python ignores SystemExit of a thread too
+def _log_thread_error(args: threading.ExceptHookArgs) -> None:
+    if args.exc_type is not SystemExit:  # as Python does: SystemExit ends a thread silently
         name = "thread" if args.thread is None else args.thread.name
-        _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback, name)
+        _log_uncaught_error(args, name)
 
 
-def _log_uncaught(
-    kind: type[BaseException],
-    error: BaseException | None,
-    trace: TracebackType | None,
-    place: str,
+def _log_uncaught_error(
+    args: sys.UnraisableHookArgs | threading.ExceptHookArgs, place: str
 ) -> None:
     log = get_logger()
-    info = (kind, kind() if error is None else error, trace)
-    log.error(UNCAUGHT_ERROR_RAISED, place=place, exc_info=info)
+    error = args.exc_type() if args.exc_value is None else args.exc_value
+    log.error(
+        UNCAUGHT_ERROR_RAISED, place=place, exc_info=(args.exc_type, error, args.exc_traceback)
+    )
 
 
-def _last_processors(log: str) -> list[Processor]:
+def _rendering_processors(log: str) -> list[Processor]:
     if log == "json":
         return [
             structlog.processors.format_exc_info,
             _mask_passwords,
             structlog.processors.JSONRenderer(),
         ]
-    # If rich is installed, structlog prefers its tracebacks, which show local variables.
+    # plain_traceback: with the package rich, structlog's default shows values of local variables.
     return [
         structlog.processors.format_exc_info,
-        _trace_as_lines,
+        _show_trace_below,
         _mask_passwords,
         structlog.dev.ConsoleRenderer(
             colors=has_color(sys.stderr), exception_formatter=structlog.dev.plain_traceback
@@ -125,7 +123,7 @@ def _last_processors(log: str) -> list[Processor]:
     ]
 
 
-def _trace_as_lines(_logger: object, _method: str, event: EventDict) -> EventDict:
+def _show_trace_below(_logger: object, _method: str, event: EventDict) -> EventDict:
     """Show the traceback of a failed job below the log line, as for other errors."""
     if trace := event.pop("trace", None):
         event["exception"] = trace

@@ -12,13 +12,14 @@ from riverpy._dsn import show_url
 from riverpy.cli._embedded import running_dev_server
 from riverpy.cli._output import print_note
 from riverpy.cli._run import debug_flag, debug_option
-from riverpy.cli._settings import DATABASE_URL, DEBUG, SCHEMA, SettingsError, Sources
+from riverpy.cli._settings import DATABASE_URL, DEBUG, SCHEMA, SettingsError, SettingSources
 from riverpy.cli._types import TEXT, IntegerType
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+CommandT = TypeVar("CommandT", bound="Callable[..., object]")
 ResultT = TypeVar("ResultT")
 
 LIMIT_DEFAULT = 100
@@ -27,27 +28,18 @@ LIMIT_MAX = 10_000
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as one JSON object."
 )
-kinds_option = click.option(
-    "--kind",
-    "kinds",
-    type=TEXT,
-    multiple=True,
-    help="Show only jobs of this kind. Can be repeated.",
-)
-queues_option = click.option(
-    "--queue",
-    "queues",
-    type=TEXT,
-    multiple=True,
-    help="Show only jobs in this queue. Can be repeated.",
-)
-states_option = click.option(
-    "--state",
-    "states",
-    type=click.Choice([state.value for state in JobState]),
-    multiple=True,
-    help="Show only jobs in this state. Can be repeated.",
-)
+
+
+def _filter_option(
+    name: str, job: str, kind: click.ParamType[str]
+) -> Callable[[CommandT], CommandT]:
+    text = f"Show only jobs {job}. Can be repeated."
+    return click.option(f"--{name}", f"{name}s", type=kind, multiple=True, help=text)
+
+
+kinds_option = _filter_option("kind", "of this kind", TEXT)
+queues_option = _filter_option("queue", "in this queue", TEXT)
+states_option = _filter_option("state", "in this state", click.Choice([*map(str, JobState)]))
 limit_option = click.option(
     "--limit",
     type=IntegerType(1, LIMIT_MAX),
@@ -75,38 +67,26 @@ class DatabaseSettings(msgspec.Struct, frozen=True):
 
     def required_url(self) -> str:
         """Return the URL. Default: the database of a running `riverpy dev` in the current
-        directory.
-
-        Raises:
-            SettingsError: no database is configured. The text explains how to configure one.
-        """
+        directory."""
+        if self.url is not None and self.url_source.startswith("--"):
+            return self.url
+        server = running_dev_server()
         if self.url is None:
-            found = _dev_url()
-            if found is None:
+            if server is None:
                 raise SettingsError(f"no database is given: {HOW_TO_GIVE_A_DATABASE}")
-            return found
-        if not self.url_source.startswith("--"):
-            _note_other_database(self.url, self.url_source)
+            _print_note_once(
+                f"riverpy: using the database of `riverpy dev` in this directory ({server.name})"
+            )
+            return server.url
+        if server is not None and server.url != self.url:
+            _print_note_once(
+                f"riverpy: using the database {show_url(self.url)} from {self.url_source}, not "
+                f"that of the running `riverpy dev` in this directory ({server.name})"
+            )
         return self.url
 
 
-@cache
-def _dev_url() -> str | None:
-    server = running_dev_server()
-    if server is None:
-        return None
-    print_note(f"riverpy: using the database of `riverpy dev` in this directory ({server.name})")
-    return server.url
-
-
-@cache
-def _note_other_database(url: str, source: str) -> None:
-    server = running_dev_server()
-    if server is not None and server.url != url:
-        print_note(
-            f"riverpy: using the database {show_url(url)} from {source}, not that of the running "
-            f"`riverpy dev` in this directory ({server.name})"
-        )
+_print_note_once = cache(print_note)
 
 
 def database_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
@@ -116,7 +96,7 @@ def database_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
     def with_database(
         *args: object, database_url: str | None, schema: str | None, **kwargs: object
     ) -> ResultT:
-        sources = Sources()
+        sources = SettingSources()
         sources.value(DEBUG, debug_flag())  # report a wrong value at once, not when an error occurs
         url = sources.value(DATABASE_URL, database_url)
         name = sources.value(SCHEMA, schema)

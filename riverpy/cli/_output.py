@@ -27,7 +27,7 @@ _ATOMIC_WRITE = 512
 
 
 def printable(text: str) -> str:
-    """Replace control characters in a text, because such characters could control the terminal."""
+    """Replace control characters in a text by `?`, because they could control the terminal."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
@@ -40,7 +40,7 @@ def print_text(text: str) -> None:
 
 
 def drop_output() -> None:
-    """Drop all further output, since the reader of stdout has ended."""
+    """Redirect stdout to the null device, because its reader has ended."""
     with open(os.devnull, "w") as devnull:
         os.dup2(devnull.fileno(), sys.stdout.fileno())
 
@@ -51,7 +51,8 @@ def print_json(value: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table with aligned columns on stdout. None is `-`, and numbers are aligned right."""
+    """Print a table with aligned columns on stdout. None is shown as `-`. Numbers are aligned
+    right."""
     table = list(rows)
     cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in table]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -68,7 +69,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def format_time(value: datetime | None) -> str | None:
-    """Format a time in seconds, or milliseconds if it has a fraction. UTC has no offset."""
+    """Format a time, with milliseconds if it has a fraction of a second. A time in UTC is shown
+    without an offset."""
     if value is None:
         return None
     spec = "milliseconds" if value.microsecond else "seconds"
@@ -95,8 +97,8 @@ def has_color(stream: IO[str]) -> bool:
 
 
 def program() -> str:
-    """Return the shell command that runs this program. If the PATH finds the program, this is its
-    name."""
+    """Return the shell command that runs this program: its name if the PATH finds it, otherwise its
+    path."""
     path = Path(sys.argv[0])
     if path.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m riverpy"

@@ -24,7 +24,7 @@ from riverpy._log_events import LEFTOVER_TASKS_CANCELLED, PROCESS_EXIT_IGNORED
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.driver import describe as describe_error
 from riverpy.cli._output import print_note, printable
-from riverpy.cli._settings import DEBUG, SettingsError, Sources
+from riverpy.cli._settings import DEBUG, SettingsError, SettingSources
 from riverpy.errors import ConfigError, InsertError, RiverError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ EXIT_NOT_READY = 3
 EXIT_ABANDONED = 4
 EXIT_WARNING = 5
 
-_DEBUG = "riverpy.debug"
+_DEBUG_KEY = "riverpy.debug"
 _TABLE_MISSING = "42P01"
 
 
@@ -51,7 +51,7 @@ class CommandError(click.ClickException):
         self.exit_code = exit_code  # pyright: ignore[reportAttributeAccessIssue] (click does it too)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the line."""
+        """Print the message as one line on stderr."""
         print_note(f"riverpy: {one_line(self.message)}")
 
 
@@ -77,21 +77,21 @@ def new_runner() -> asyncio.Runner:
 def run_until_complete(
     coroutine: Coroutine[Any, Any, ResultT],
     loop: asyncio.AbstractEventLoop,
-    running: Callable[[], object],
+    on_start: Callable[[], object],
 ) -> ResultT:
     """Run a coroutine to its end, in a loop that also runs code of the user.
 
-    A SystemExit or KeyboardInterrupt in any task or callback, or `loop.stop()`, ends the loop. This
-    is logged as an error, and the loop is started again.
+    A SystemExit or KeyboardInterrupt of any task or callback ends the loop, and `loop.stop()` too.
+    Then an error is logged, and the loop is started again.
 
     Args:
         coroutine: the main task.
         loop: the event loop, which stays open.
-        running: called in the loop each time the loop starts.
+        on_start: called in the loop after each start of the loop.
     """
     task = loop.create_task(coroutine)
     while True:
-        loop.call_soon(running)
+        loop.call_soon(on_start)
         try:
             return loop.run_until_complete(task)
         except (SystemExit, KeyboardInterrupt, RuntimeError) as error:
@@ -100,14 +100,14 @@ def run_until_complete(
             log = get_logger()
             log.error(
                 PROCESS_EXIT_IGNORED,
-                effect="the worker keeps running",
+                effect="the worker keeps on_start",
                 error=error_text(error),
             )
 
 
 def close_runner(runner: asyncio.Runner) -> None:
-    """Cancel the tasks that still run, wait for them and for the threads of the event loop, and
-    close the loop."""
+    """Cancel the tasks that still run. Wait for these tasks and for the threads of the event loop,
+    and close the loop."""
     if count := len(asyncio.all_tasks(runner.get_loop())):
         log = get_logger()
         log.warning(LEFTOVER_TASKS_CANCELLED, count=count)
@@ -117,18 +117,19 @@ def close_runner(runner: asyncio.Runner) -> None:
 
 @contextmanager
 def expected_errors() -> Generator[None]:
-    """Raise CommandError for an expected error, also for one that is alone in an exception
-    group."""
+    """Replace an expected error by a CommandError. An exception group with one error counts as that
+    error."""
     try:
         yield
     except Exception as error:
-        cause = _innermost(error)
+        cause = _single_cause(error)
         if isinstance(cause, click.ClickException | click.exceptions.Exit | click.Abort):
             raise cause from None
-        if isinstance(cause, BrokenPipeError) or not is_expected(cause):
+        is_expected = isinstance(cause, (RiverError, *DATABASE_ERRORS))
+        if isinstance(cause, BrokenPipeError) or not is_expected:
             raise
         show_traceback(error)
-        is_usage = isinstance(cause, ConfigError | InsertError)  # an error in the command's input
+        is_usage = isinstance(cause, ConfigError | InsertError)  # the input of the command is wrong
         code = EXIT_USAGE if is_usage else EXIT_FAILURE
         text = describe(cause)
         if getattr(cause, "sqlstate", None) == _TABLE_MISSING:
@@ -149,18 +150,10 @@ def _with_hint(error: click.ClickException) -> str:
     context = error.ctx or click.get_current_context(silent=True)
     if context is None:
         return message
-    if isinstance(error, click.NoSuchOption) and _takes_arguments(context.command):
+    takes_arguments = any(isinstance(one, click.Argument) for one in context.command.params)
+    if isinstance(error, click.NoSuchOption) and takes_arguments:
         message = f"{message.rstrip('.')}; write -- before an argument that begins with -"
     return f"{message.rstrip('.')} (see {context.command_path} --help)"
-
-
-def _takes_arguments(command: click.Command) -> bool:
-    return any(isinstance(parameter, click.Argument) for parameter in command.params)
-
-
-def is_expected(error: BaseException) -> bool:
-    """Whether an error comes from the environment or the input, and not from a fault of riverpy."""
-    return isinstance(error, (RiverError, *DATABASE_ERRORS))
 
 
 def describe(error: BaseException) -> str:
@@ -185,32 +178,32 @@ def show_traceback(error: BaseException) -> None:
 def _is_debugging() -> bool:
     flag = debug_flag()
     try:
-        return bool(Sources().value(DEBUG, flag).or_none())
-    except SettingsError:  # a wrong value of `debug` may be the error to show
+        return bool(SettingSources().value(DEBUG, flag).or_none())
+    except SettingsError:  # the error to show may be a wrong value of `debug`
         return bool(flag)
 
 
 def debug_flag() -> bool | None:
     """Return True for `--debug`, False for `--no-debug`, None if neither is given."""
     context = click.get_current_context(silent=True)
-    return None if context is None else context.find_root().meta.get(_DEBUG)
+    return None if context is None else context.find_root().meta.get(_DEBUG_KEY)
 
 
 def _set_debug(ctx: click.Context, _param: click.Parameter, value: bool | None) -> None:
     if value is not None:
-        ctx.find_root().meta[_DEBUG] = value
+        ctx.find_root().meta[_DEBUG_KEY] = value
 
 
 debug_option = DEBUG.option(expose_value=False, callback=_set_debug)
-"""Adds `--debug/--no-debug` to a command."""
+"""The decorator that adds `--debug/--no-debug` to a command."""
 
 
 def _has_uvloop() -> bool:
     return find_spec("uvloop") is not None
 
 
-def _innermost(error: BaseException) -> BaseException:
+def _single_cause(error: BaseException) -> BaseException:
     if not isinstance(error, BaseExceptionGroup):
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)
-    return _innermost(group.exceptions[0]) if len(group.exceptions) == 1 else group
+    return _single_cause(group.exceptions[0]) if len(group.exceptions) == 1 else group

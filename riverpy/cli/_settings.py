@@ -1,8 +1,13 @@
 """The settings of commands, and the sources of their values.
 
-Sources, in this order: the option, RIVERPY_<NAME>, for the database DATABASE_URL or PG*, the
-nearest riverpy.toml or `[tool.riverpy]` of the nearest pyproject.toml, the default. An unknown name
-is an error, since it may be misspelled.
+SettingThe first of these sources that has a value counts:
+
+- the option of the command
+- the environment variable RIVERPY_<NAME>; for the database also DATABASE_URL and PG*
+- the nearest riverpy.toml or pyproject.toml (`[tool.riverpy]`), searched upwards from the directory
+- the default
+
+An unknown variable RIVERPY_* or key of the file is an error, because it may be misspelled.
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 
 OTHER_VARIABLES = ("RIVERPY_EMBEDDED_DIR", "RIVERPY_PG_BIN")
-"""Environment variables of riverpy that are not settings of a command."""
+"""The environment variables of riverpy that set no option of a command."""
 TESTS_PREFIX = "RIVERPY_TEST_"
 """The prefix of the environment variables of riverpy's own tests."""
 SERVICE_SUFFIX = "_SERVICE_HOST"
@@ -59,7 +64,7 @@ class Setting(Generic[T]):
     help: str
     """The help of the option."""
     metavar: str | None = None
-    """The name of the option's value in the help. Default: as click names it."""
+    """The name of the option's value in the help. None: click chooses it."""
     default: str = "-"
     """The default value, in words."""
     show: Callable[[T], str] = str
@@ -94,8 +99,8 @@ class Setting(Generic[T]):
         return click.option(*names, flag, **(usual | attributes))
 
 
-class Value(msgspec.Struct, Generic[T], frozen=True):
-    """The value of a setting and the source of the value. Without a value it is UNSET."""
+class SettingValue(msgspec.Struct, Generic[T], frozen=True):
+    """The value of a setting, and the source of the value. UNSET: no source has a value."""
 
     value: T | msgspec.UnsetType = msgspec.UNSET
     source: str = "default"
@@ -228,15 +233,12 @@ SETTINGS: tuple[Setting[Any], ...] = (
 )
 
 
-class Sources:
+class SettingSources:
     """The environment and the settings file.
 
     Args:
         environ: the environment variables. Default: those of the process.
         directory: the search for the file starts here. Default: the current directory.
-
-    Raises:
-        SettingsError: a name is unknown, or the file cannot be read.
     """
 
     def __init__(
@@ -246,20 +248,18 @@ class Sources:
         _check_variables(self._environ)
         self._path, self._table = _read_file(directory or Path.cwd())
 
-    def value(self, setting: Setting[T], flag: T | None) -> Value[T]:
-        """Return the value of a setting. `flag` is the value of the option; None: not given.
-
-        Raises:
-            SettingsError: the value is not allowed.
-        """
+    def value(self, setting: Setting[T], flag: T | None) -> SettingValue[T]:
+        """Return the value of a setting. `flag` is the value of the option; None: not given."""
         if flag is not None:
-            return Value(flag, f"--no-{setting.name}" if flag is False else f"--{setting.name}")
+            return SettingValue(
+                flag, f"--no-{setting.name}" if flag is False else f"--{setting.name}"
+            )
         variables = [setting.variable]
         if setting is DATABASE_URL:
             variables.append("DATABASE_URL")
         for variable in variables:
             if text := self._environ.get(variable):
-                return Value(_parse(setting, text, variable), variable)
+                return SettingValue(_parse(setting, text, variable), variable)
         if setting is DATABASE_URL and (given := [v for v in PG_VARIABLES if self._environ.get(v)]):
             source = ", ".join(given)
             url = environment_url(self._environ)
@@ -267,12 +267,12 @@ class Sources:
                 server_of(url, self._environ)
             except ValueError as error:
                 raise SettingsError(mask_url(f"{source}: {error}")) from None
-            return Value(_parse(setting, url, source), source)
+            return SettingValue(_parse(setting, url, source), source)
         if setting.name in self._table:
             source = f"{self._path}: {setting.name}"
-            text = _text_of_toml(setting, self._table[setting.name], source)
-            return Value(_parse(setting, text, source), str(self._path))
-        return Value()
+            text = _toml_value_as_text(setting, self._table[setting.name], source)
+            return SettingValue(_parse(setting, text, source), str(self._path))
+        return SettingValue()
 
 
 def _parse(setting: Setting[T], text: str, source: str) -> T:
@@ -282,8 +282,8 @@ def _parse(setting: Setting[T], text: str, source: str) -> T:
         raise SettingsError(f"{source}: {error.message}") from None
 
 
-def _text_of_toml(setting: Setting[Any], value: object, source: str) -> str:
-    """Return the text that an environment variable would have for this value of the file."""
+def _toml_value_as_text(setting: Setting[Any], value: object, source: str) -> str:
+    """Convert a value of the settings file to the text that an environment variable would have."""
     expected = "text in quotes"
     if setting.type is click.BOOL:
         if isinstance(value, bool):
@@ -299,8 +299,8 @@ def _text_of_toml(setting: Setting[Any], value: object, source: str) -> str:
 
 
 def _check_variables(environ: Mapping[str, str]) -> None:
-    """Raise SettingsError for an unknown variable of riverpy. A Kubernetes Service whose name
-    begins with `riverpy` has variables that are ignored."""
+    """Raise SettingsError for an unknown variable RIVERPY_*. Variables that Kubernetes sets for a
+    Service with a name like `riverpy` are allowed."""
     known = [*(setting.variable for setting in SETTINGS), *OTHER_VARIABLES]
     services = [
         name.removesuffix(SERVICE_SUFFIX) for name in environ if name.endswith(SERVICE_SUFFIX)

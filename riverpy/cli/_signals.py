@@ -45,28 +45,28 @@ STOP_SIGNALS = tuple(
     for name in ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP")  # Windows lacks the last two
     if hasattr(signal, name)
 )
-SIGNALS_MAX = 2
+HANDLED_SIGNALS_MAX = 2
 """The number of signals that a stop handles. The next one ends the process at once."""
-GRACE = 1.0
-"""Seconds between the end of the stop's time limits and the start of the last resort."""
-LAST_RESORT_TIMEOUT = 2.5
-"""The timeout of the last resort, in seconds. When it expires, the process ends at once."""
+FORCED_END_DELAY = 1.0
+"""Seconds from the end of a stop's time limits to the call of `StopPlan.force_end`."""
+FORCED_END_TIMEOUT = 2.5
+"""The timeout of `StopPlan.force_end`, in seconds. When it expires, the process ends at once."""
 FLUSH_TIMEOUT = 0.3
 """The timeout for writing buffered output at the end of the process, in seconds."""
 _STDERR = 2
-_WAKE = 0
-"""The byte, not a signal number, that makes the thread check the deadline."""
-_REQUEST = 255
-"""The byte, not a signal number, that requests a stop."""
+_WAKE_BYTE = 0
+"""The byte that makes the thread check the deadline. No signal has this number."""
+_STOP_REQUEST_BYTE = 255
+"""The byte that requests a stop. No signal has this number."""
 _SIGHUP = getattr(signal, "SIGHUP", None)
-_WAIT_MAX = 3600.0
+_SELECT_TIMEOUT_MAX = 3600.0
 
 _handlers_before: dict[signal.Signals, Any] = {}
 """The signal handlers that this module has replaced."""
 
 
 class StoppedBeforeStart(BaseException):
-    """A signal arrived before there was anything to stop."""
+    """A signal to stop arrived before the worker has started."""
 
 
 def _raise_stopped(_number: int, _frame: types.FrameType | None) -> NoReturn:
@@ -76,7 +76,7 @@ def _raise_stopped(_number: int, _frame: types.FrameType | None) -> NoReturn:
 @contextmanager
 def stopping_before_start() -> Generator[None]:
     """Make signals raise StoppedBeforeStart until `StopSignals` handles them."""
-    for number in filter(_may_handle, STOP_SIGNALS):
+    for number in filter(_stops_worker, STOP_SIGNALS):
         # None: a handler set by C code, which Python cannot restore.
         _handlers_before[number] = signal.signal(number, _raise_stopped) or signal.SIG_DFL
     try:
@@ -88,12 +88,12 @@ def stopping_before_start() -> Generator[None]:
                 del _handlers_before[number]
 
 
-def _may_handle(number: int, *ours: Callable[..., object]) -> bool:
+def _stops_worker(number: int, *ours: Callable[..., object]) -> bool:
     """Whether this signal stops the worker.
 
-    A SIGHUP or SIGQUIT that the user's code handles does not, nor a SIGHUP under `nohup`, which
-    ignores it. A shell makes a process in the background ignore SIGINT and SIGQUIT, but these
-    signals still stop the worker.
+    SIGHUP and SIGQUIT do not stop the worker if the user's code handles them. SIGHUP does not stop
+    it if the process ignores SIGHUP, as under `nohup`. A shell makes background processes ignore
+    SIGINT and SIGQUIT, but these signals still stop the worker.
     """
     if number in {signal.SIGTERM, signal.SIGINT}:
         return True
@@ -103,9 +103,9 @@ def _may_handle(number: int, *ours: Callable[..., object]) -> bool:
     return handler in (signal.SIG_DFL, None, _raise_stopped, *ours)
 
 
-def _makes_hard(number: int) -> bool:
-    """Whether this signal makes a started stop hard."""
-    return number not in {_REQUEST, _SIGHUP}
+def _can_start_hard_stop(number: int) -> bool:
+    """Whether this signal starts the hard stop if the soft stop has started."""
+    return number not in {_STOP_REQUEST_BYTE, _SIGHUP}
 
 
 class StopPlan(NamedTuple):
@@ -119,13 +119,13 @@ class StopPlan(NamedTuple):
     """The time until the hard stop starts by itself. None: it does not."""
     hard_limit: timedelta
     """The maximum time of the hard stop."""
-    last_resort: Callable[[], object]
-    """Called in a separate thread after the limits and `GRACE`. It must end the process within
-    `LAST_RESORT_TIMEOUT`. Otherwise the exit code is `EXIT_ABANDONED`."""
+    force_end: Callable[[], object]
+    """Called in a separate thread `FORCED_END_DELAY` after the time limits. It must end the
+    process. After `FORCED_END_TIMEOUT` the process ends anyway, with exit code `EXIT_ABANDONED`."""
 
     def limit(self, signals: int) -> float:
-        """Return the seconds from this signal (1 for the first) to the last resort."""
-        limit = self.hard_limit.total_seconds() + GRACE
+        """Return the seconds from the signal with this number (from 1) to `force_end`."""
+        limit = self.hard_limit.total_seconds() + FORCED_END_DELAY
         if signals > 1:
             return limit
         return math.inf if self.soft_limit is None else self.soft_limit.total_seconds() + limit
@@ -143,35 +143,35 @@ class StopSignals:
         self._plan = plan
         self._loop = loop
         # next() is atomic, so a signal handler cannot interrupt it.
-        self._requests = itertools.count(1)
-        self._numbers = itertools.count(1)
-        """Counts the requests that start a stop or make a stop hard."""
-        self._handled = itertools.count(1)
+        self._stop_requests = itertools.count(1)
+        self._stop_steps = itertools.count(1)
+        """Counts the signals and requests that start a soft or a hard stop."""
+        self._handler_calls = itertools.count(1)
         self._deadline = math.inf
         self._exit_code: int | None = None
-        """The exit code at the deadline. None: the last resort runs first."""
+        """The exit code at the deadline. None: `force_end` runs at the deadline."""
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         self._wakeup_before = -1
 
     def start(self) -> None:
-        """Handle signals from now on. Called in the main thread. A crash in C code prints where it
-        happened."""
+        """Handle signals from now on, and print a traceback if C code crashes. Called in the main
+        thread."""
         try:
             is_socket = stat.S_ISSOCK(os.fstat(_STDERR).st_mode)
         except OSError:  # closed
             is_socket = False
         # A socket, such as systemd's, has room in its buffer for the report of a crash.
         faulthandler.enable(_STDERR if is_socket else _nonblocking_stderr())
-        for number in filter(_may_handle, STOP_SIGNALS):
+        for number in filter(_stops_worker, STOP_SIGNALS):
             signal.signal(number, self._handler)
         self.install_wakeup_fd()
-        threading.Thread(target=self._run, name="riverpy signals", daemon=True).start()
+        threading.Thread(target=self._run_thread, name="riverpy signals", daemon=True).start()
 
     def install_wakeup_fd(self) -> None:
-        """Make the interpreter write a byte to the thread for each signal. A starting event loop
-        replaces this. Called in the main thread."""
+        """Make the interpreter send a byte to the thread for each signal. A starting event loop
+        installs its own descriptor, so call this after each start, in the main thread."""
         ours = self._writer.fileno()
         before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
         if before != ours:
@@ -183,67 +183,67 @@ class StopSignals:
 
     def request_stop(self) -> None:
         """Start a soft stop, unless a stop has started. Can be called in any thread."""
-        self._send(_REQUEST)
+        self._send_byte(_STOP_REQUEST_BYTE)
 
     def finish(self, exit_code: int, limit: float) -> None:
         """End the process with this exit code in `limit` seconds, if it has not ended by then.
         Called in the main thread."""
         self._exit_code = exit_code
         self._set_deadline(time.monotonic() + limit)
-        self._send(_WAKE)
+        self._send_byte(_WAKE_BYTE)
 
     def _handler(self, number: int, _frame: types.FrameType | None) -> None:
-        # The byte has reached the thread already, unless other code has installed its own
-        # descriptor, as asyncio does when a handler is added to the loop.
+        # Usually the interpreter has sent the byte to the thread. It has not if other code has
+        # installed its own descriptor, as asyncio does when a handler is added to the loop.
         ours = self._writer.fileno()
         current = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
         if current != ours:
             signal.set_wakeup_fd(current)
-            self._send(number)
-        # Some C code, such as `re`, runs signal handlers but no other thread. Then the thread
-        # cannot act on what it has read, so calls of the handler are counted too.
-        self._take_all()
-        if _makes_hard(number) and next(self._handled) > SIGNALS_MAX:
+            self._send_byte(number)
+        # Some C code, such as `re`, runs signal handlers but lets no other thread run. Then only
+        # this handler can count the signals and end the process.
+        self._handle_received_bytes()
+        if _can_start_hard_stop(number) and next(self._handler_calls) > HANDLED_SIGNALS_MAX:
             os._exit(128 + number)
-        self._send(_WAKE)
+        self._send_byte(_WAKE_BYTE)
 
-    def _send(self, number: int) -> None:
-        with suppress(OSError):  # full: enough signals are queued
+    def _send_byte(self, number: int) -> None:
+        with suppress(OSError):  # the buffer is full: the thread has bytes to read
             self._writer.send(bytes([number]))
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._reader, selectors.EVENT_READ)
             while True:
                 left = self._deadline - time.monotonic()
                 if left <= 0:
-                    self._force()
+                    self._force_end()
                 else:
-                    selector.select(min(left, _WAIT_MAX))
-                    self._take_all()
+                    selector.select(min(left, _SELECT_TIMEOUT_MAX))
+                    self._handle_received_bytes()
 
-    def _take_all(self) -> None:
-        """Handle all received signals, in the thread or in the signal handler."""
+    def _handle_received_bytes(self) -> None:
+        """Handle all received signals and requests. Called in the thread and in the handler."""
         while True:
             try:
                 number = self._reader.recv(1)[0]
             except BlockingIOError:
                 return
-            if number == _REQUEST or (
-                number in STOP_SIGNALS and _may_handle(number, self._handler)
+            if number == _STOP_REQUEST_BYTE or (
+                number in STOP_SIGNALS and _stops_worker(number, self._handler)
             ):
-                self._stop(number)
-            elif number != _WAKE and self._wakeup_before != -1:
-                with suppress(OSError):  # full: it wakes up anyway
+                self._handle_stop_signal(number)
+            elif number != _WAKE_BYTE and self._wakeup_before != -1:
+                with suppress(OSError):  # the buffer is full, so the event loop wakes
                     os.write(self._wakeup_before, bytes([number]))
 
-    def _stop(self, signal_number: int) -> None:
-        if next(self._requests) > 1 and not _makes_hard(signal_number):
+    def _handle_stop_signal(self, signal_number: int) -> None:
+        if next(self._stop_requests) > 1 and not _can_start_hard_stop(signal_number):
             return
-        number = next(self._numbers)
-        if number > SIGNALS_MAX:
+        number = next(self._stop_steps)
+        if number > HANDLED_SIGNALS_MAX:
             os._exit(128 + signal_number)
-        if self._exit_code is not None:  # the process is ending
+        if self._exit_code is not None:  # `finish` was called
             return
         self._set_deadline(min(self._deadline, time.monotonic() + self._plan.limit(number)))
         with suppress(RuntimeError):  # the event loop is closed
@@ -254,18 +254,18 @@ class StopSignals:
 
     def _set_deadline(self, deadline: float) -> None:
         self._deadline = deadline
-        left = max(deadline - time.monotonic(), 0.0) + LAST_RESORT_TIMEOUT + GRACE
+        left = max(deadline - time.monotonic(), 0.0) + FORCED_END_TIMEOUT + FORCED_END_DELAY
         if left < threading.TIMEOUT_MAX:
             faulthandler.dump_traceback_later(left, exit=True, file=_nonblocking_stderr())
 
-    def _force(self) -> None:
+    def _force_end(self) -> None:
         if self._exit_code is not None:
-            leave(self._exit_code, f"riverpy: ended although {_running_threads()}")
+            exit_process(self._exit_code, f"riverpy: ended although {_running_threads()}")
         self._exit_code = EXIT_ABANDONED
-        self._deadline = time.monotonic() + LAST_RESORT_TIMEOUT
-        with suppress(RuntimeError):  # no more threads
+        self._deadline = time.monotonic() + FORCED_END_TIMEOUT
+        with suppress(RuntimeError):  # the system allows no more threads
             threading.Thread(
-                target=self._plan.last_resort, name="riverpy last resort", daemon=True
+                target=self._plan.force_end, name="riverpy forced end", daemon=True
             ).start()
 
 
@@ -276,21 +276,22 @@ def _running_threads() -> str:
     return f"threads still run: {names}" if names else "something did not end"
 
 
-def leave(exit_code: int, note: str) -> NoReturn:
-    """End the process at once, and print a note. Called in any thread. Buffered output is written
-    for at most `FLUSH_TIMEOUT`, because the reader of the output may be slow."""
-    with suppress(RuntimeError):  # no more threads
-        flush = threading.Thread(target=_flush, daemon=True)
+def exit_process(exit_code: int, note: str) -> NoReturn:
+    """Print a note and end the process at once. Can be called in any thread. Buffered output is
+    written first, for at most `FLUSH_TIMEOUT`, because its reader may be slow."""
+    with suppress(RuntimeError):  # the system allows no more threads
+        flush = threading.Thread(target=_flush_output, daemon=True)
         flush.start()
         flush.join(FLUSH_TIMEOUT)
     print_last_note(note)
     os._exit(exit_code)
 
 
-def _flush() -> None:
+def _flush_output() -> None:
     drain_logs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # None: user code removed it
+        # The user's code may set a stream to None.
+        with suppress(OSError, ValueError, AttributeError):
             stream.flush()
 
 
@@ -306,19 +307,19 @@ def _nonblocking_stderr() -> int:
 # -- forks
 
 
-_forking = threading.local()
-"""`mask`: the signals that the forking thread had blocked before the fork."""
+_forking_thread = threading.local()
+"""Its attribute `mask` has the signals that the forking thread had blocked before the fork."""
 
 
 def _before_fork() -> None:
     """Block signals until the child has restored the earlier handlers. Otherwise a signal to the
     child could count as a signal to this process."""
     if _handlers_before:
-        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        _forking_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def _after_fork() -> None:
-    mask: set[signal.Signals] | None = vars(_forking).pop("mask", None)
+    mask: set[signal.Signals] | None = vars(_forking_thread).pop("mask", None)
     if mask is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-_RIVERPY = Path(__file__).resolve().parent.parent
+_PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent
 ATTRIBUTES_DEFAULT = ("client", "app", "riverpy")
 """The names that are tried in MODULE if no :ATTR is given."""
 
@@ -39,20 +39,15 @@ class TargetError(click.UsageError):
 
 
 class Target(NamedTuple):
-    """An imported object that should be a client or give one."""
+    """An imported object: a client, or a function or context manager that gives a client."""
 
     spec: str
-    """MODULE:ATTR, for messages."""
+    """The text MODULE:ATTR of the command line, for messages."""
     value: object
 
 
-def load(spec: str) -> Target:
-    """Import MODULE, with the current directory first on Python's path, and return its ATTR.
-
-    Raises:
-        TargetError: there is no such module or attribute.
-        CommandError: importing the module failed.
-    """
+def load_target(spec: str) -> Target:
+    """Import MODULE, with the current directory first on Python's path, and return its ATTR."""
     module_name, _, attribute = spec.partition(":")
     if not module_name or spec.endswith(":"):
         raise TargetError(f"{spec!r} is not MODULE:ATTR, such as jobs:client")
@@ -62,27 +57,23 @@ def load(spec: str) -> Target:
         raise TargetError(f"{spec!r} is a path: give a module, such as {better}")
     if module_name.startswith("."):
         raise TargetError(f"{spec!r} is relative: give its full name, such as jobs:client")
-    module = _import(module_name)
+    module = _import_module(module_name)
     if attribute:
-        return Target(spec, _attribute(module, attribute))
+        return Target(spec, _get_attribute(module, attribute))
     found = {name: getattr(module, name) for name in ATTRIBUTES_DEFAULT if hasattr(module, name)}
     for name, value in sorted(found.items(), key=lambda item: not isinstance(item[1], Client)):
-        if not inspect.ismodule(value):  # a module, for example after `import riverpy`
+        if not inspect.ismodule(value):  # `import riverpy` makes a module of that name
             return Target(f"{module_name}:{name}", value)
     raise TargetError(
-        f"module {module_name} has no {' or '.join(ATTRIBUTES_DEFAULT)}; {_offer(module)}"
+        f"module {module_name} has no {' or '.join(ATTRIBUTES_DEFAULT)}; "
+        + _describe_contents(module)
     )
 
 
 @asynccontextmanager
-async def entered(target: Target) -> AsyncGenerator[Client]:
-    """Yield the client of a target: the target itself, or what it returns or yields. A context
-    manager is closed at the end.
-
-    Raises:
-        TargetError: the target gives no client.
-        CommandError: the target raised an error.
-    """
+async def open_target(target: Target) -> AsyncGenerator[Client]:
+    """Yield the client of a target. It is the target itself, or the target returns or yields it. A
+    context manager is closed at the end."""
     spec, value = target
     verb = "returns"
     if not isinstance(value, Client | AbstractAsyncContextManager):
@@ -96,8 +87,8 @@ async def entered(target: Target) -> AsyncGenerator[Client]:
             except Exception as error:
                 _raise_failure(f"entering {spec}", error)
         if not isinstance(value, Client):
-            text = f"{spec} {verb} {_article(value)}, not a riverpy.Client"
-            raise TargetError(text + _hint(spec))
+            text = f"{spec} {verb} {_with_article(value)}, not a riverpy.Client"
+            raise TargetError(text + _client_hint(spec))
         yield value
 
 
@@ -106,8 +97,9 @@ async def _call_target(spec: str, value: object) -> object:
         raise TargetError(f"{spec} has a yield: decorate it with @contextlib.asynccontextmanager")
     if not _needs_no_arguments(value):
         raise TargetError(
-            f"{spec} is {_article(value)}: give a riverpy.Client, a function without arguments "
-            f"that returns one, or an async context manager that yields one{_hint(spec)}"
+            f"{spec} is {_with_article(value)}: give a riverpy.Client, a function without "
+            "arguments that returns one, or an async context manager that yields one"
+            + _client_hint(spec)
         )
     try:
         result = value()
@@ -129,20 +121,20 @@ def _needs_no_arguments(value: object) -> TypeGuard[Callable[[], object]]:
     return True
 
 
-def _hint(spec: str) -> str:
+def _client_hint(spec: str) -> str:
     """Return a hint that names a client in the module."""
     name = spec.partition(":")[0]
-    clients = _clients(sys.modules[name]) if name in sys.modules else []
+    clients = _client_names(sys.modules[name]) if name in sys.modules else []
     if not clients:
         return ""
     return f"; {name} has the riverpy.Client `{clients[0]}`: give {name}:{clients[0]}"
 
 
-def _clients(module: ModuleType) -> list[str]:
-    return [name for name in _public(module) if isinstance(getattr(module, name), Client)]
+def _client_names(module: ModuleType) -> list[str]:
+    return [name for name in _public_names(module) if isinstance(getattr(module, name), Client)]
 
 
-def _import(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     directory = str(Path.cwd())
     if directory not in sys.path:
         sys.path.insert(0, directory)
@@ -154,39 +146,39 @@ def _import(name: str) -> ModuleType:
         missing = error.name
     except (Exception, SystemExit) as error:
         _raise_failure(f"importing {name}", error)
-    near = get_close_matches(name, _modules_here(), n=1)
+    near = get_close_matches(name, _local_modules(), n=1)
     raise TargetError(
         f"there is no module {missing} in {directory} or on Python's path"
         + (f"; did you mean {near[0]}?" if near else "")
     )
 
 
-def _attribute(module: ModuleType, path: str) -> object:
+def _get_attribute(module: ModuleType, path: str) -> object:
     found: Any = module
     for name in path.split("."):
         try:
             found = getattr(found, name)
         except AttributeError:
-            near = get_close_matches(path, _public(module), n=1)
+            near = get_close_matches(path, _public_names(module), n=1)
             raise TargetError(
                 f"module {module.__name__} has no {path!r}"
-                + (f"; did you mean {near[0]!r}?" if near else f"; {_offer(module)}")
+                + (f"; did you mean {near[0]!r}?" if near else f"; {_describe_contents(module)}")
             ) from None
     return found
 
 
 def _raise_failure(what: str, error: BaseException) -> NoReturn:
-    """Raise a CommandError that names the line of the user's code that raised the error. The
-    traceback is printed with `--debug`."""
+    """Raise a CommandError that names the failed line of the user's code. With `--debug`, print the
+    traceback."""
     show_traceback(error)
     place, reason = "", describe(error)
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not Path(frame.filename).is_relative_to(_RIVERPY)
+        if not Path(frame.filename).is_relative_to(_PACKAGE_DIRECTORY)
     ]
     if isinstance(error, SyntaxError):
-        reason = f"{type(error).__name__}: {error.msg}"  # the text of the error repeats the place
+        reason = f"{type(error).__name__}: {error.msg}"  # str(error) has the place too
         place = f" ({os.path.relpath(error.filename or '?')}, line {error.lineno})"
     elif frames:
         place = f" ({os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno})"
@@ -196,26 +188,26 @@ def _raise_failure(what: str, error: BaseException) -> NoReturn:
     raise CommandError(text, exit_code=code) from error
 
 
-def _offer(module: ModuleType) -> str:
-    if clients := _clients(module):
+def _describe_contents(module: ModuleType) -> str:
+    if clients := _client_names(module):
         targets = " or ".join(f"{module.__name__}:{name}" for name in clients)
         return f"give {targets}"
     functions = [
         name
-        for name in _public(module)
+        for name in _public_names(module)
         if inspect.isfunction(value := getattr(module, name))
         and value.__module__ == module.__name__
     ]
     if functions:
         return f"it has no client, but the functions {', '.join(functions[:10])}"
-    return f"it has {', '.join(_public(module)[:10]) or 'nothing'}"
+    return f"it has {', '.join(_public_names(module)[:10]) or 'nothing'}"
 
 
-def _public(module: ModuleType) -> list[str]:
+def _public_names(module: ModuleType) -> list[str]:
     return [name for name in vars(module) if not name.startswith("_")]
 
 
-def _modules_here() -> list[str]:
+def _local_modules() -> list[str]:
     return [
         path.stem
         for path in Path.cwd().iterdir()
@@ -223,7 +215,7 @@ def _modules_here() -> list[str]:
     ]
 
 
-def _article(value: object) -> str:
+def _with_article(value: object) -> str:
     name = type(value).__name__
     if value is None:
         return "None"

@@ -20,11 +20,7 @@ T = TypeVar("T")
 
 
 def parse_timestamp(text: str) -> datetime:
-    """Parse a date and time with its zone, in the format of ISO 8601. Return it in UTC.
-
-    Raises:
-        ValueError: the text is not such a time.
-    """
+    """Parse a date and time with its zone, in the format of ISO 8601. Return it in UTC."""
     try:
         time = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -40,11 +36,7 @@ def parse_timestamp(text: str) -> datetime:
 
 
 def parse_queues(text: str) -> dict[str, int]:
-    """Parse queues and their numbers of slots from a text like `default:50,mail:5`.
-
-    Raises:
-        ValueError: the format, a name or a number is wrong, or a name is repeated.
-    """
+    """Parse queues and their numbers of slots from a text like `default:50,mail:5`."""
     queues: dict[str, int] = {}
     for part in text.split(","):
         name, colon, slots = part.strip().partition(":")
@@ -84,7 +76,7 @@ class ParsedType(click.ParamType[T]):
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
-        if not isinstance(value, str):  # the value is converted already
+        if not isinstance(value, str):  # click may pass a value that is converted already
             return value
         try:
             return self._parse(value)
@@ -103,8 +95,8 @@ def validated_type(name: str, validate: Callable[[str], object]) -> ParsedType[s
 
 
 def _validate_text(text: str) -> None:
-    """Raise ValueError for a text that the database cannot store: Python passes invalid UTF-8 as
-    lone surrogates."""
+    """Raise ValueError for a text that the database cannot store. Python reads invalid UTF-8 of the
+    command line as surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -14,7 +14,7 @@ from riverpy.cli._types import IntegerType
 from riverpy.config import MAX_WORKERS_MAX
 from riverpy.migrate import migrate_all
 
-SERVER = "bench"
+SERVER_NAME = "bench"
 """The name of the embedded server, which is only used for measurements."""
 
 _EPILOG = f"""\b
@@ -82,7 +82,7 @@ def bench(
     if embedded:
         if database.url_source == "--database-url":
             raise click.UsageError("--embedded and --database-url exclude each other")
-        with embedded_server(SERVER) as url:
+        with embedded_server(SERVER_NAME) as url:
             run(migrate_all, url)
             measurement = run(_measure, url, None, load, True)
     elif database.url is None:
@@ -95,7 +95,7 @@ def bench(
     if as_json:
         print_json(measurement)
     else:
-        _print(measurement)
+        _print_measurement(measurement)
 
 
 async def _measure(url: str, schema: str | None, load: Load, force: bool) -> Measurement:
@@ -105,7 +105,7 @@ async def _measure(url: str, schema: str | None, load: Load, force: bool) -> Mea
     return await measured.measure()
 
 
-def _print(found: Measurement) -> None:
+def _print_measurement(found: Measurement) -> None:
     click.echo(
         f"riverpy {found.riverpy_version}, PostgreSQL {found.postgres_version}, "
         f"{found.jobs:,} jobs, {found.slots:,} slots\n"

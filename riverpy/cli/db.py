@@ -74,9 +74,13 @@ def psql(arguments: tuple[str, ...]) -> None:
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0] if named else _NAME_DEFAULT
     if named:
-        existing_servers(name)  # an error if there is none: a name may be mistyped
+        existing_servers(name)  # raises an error for a name without data, which may be misspelled
     server = embedded_server(name)
-    program = _psql(server)
+    program = shutil.which("psql", path=server.binaries) or shutil.which("psql")
+    if program is None:
+        raise CommandError(
+            f"there is no psql in {server.binaries} or on the PATH: install PostgreSQL's client"
+        )
     server.start()
     server.pass_on()
     os.execv(program, [program, server.url, *arguments[named:]])  # noqa: S606 (a program, no shell)
@@ -89,8 +93,12 @@ def psql(arguments: tuple[str, ...]) -> None:
 def reset(name: str, yes: bool) -> None:
     """Stop the server, even if programs use it, and delete all its data."""
     server = embedded_server(name)
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError(
+            "this deletes data, and there is no terminal to ask for confirmation: add --yes"
+        )
     if not yes:
-        _confirm(f"Delete all data in {server.directory}?")
+        click.confirm(f"Delete all data in {server.directory}?", abort=True, err=True)
     server.remove()
     print_note(f"{name}: deleted {server.directory}")
 
@@ -110,20 +118,3 @@ def _print_server(server: EmbeddedPostgres, *, as_json: bool) -> None:
             "log": str(server.log_path),
         }
     )
-
-
-def _psql(server: EmbeddedPostgres) -> str:
-    program = shutil.which("psql", path=server.binaries) or shutil.which("psql")
-    if program is None:
-        raise CommandError(
-            f"there is no psql in {server.binaries} or on the PATH: install PostgreSQL's client"
-        )
-    return program
-
-
-def _confirm(question: str) -> None:
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            "this deletes data, and there is no terminal to ask for confirmation: add --yes"
-        )
-    click.confirm(question, abort=True, err=True)

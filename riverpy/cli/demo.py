@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
     from riverpy.events import Event
 
-SERVER = "demo"
+SERVER_NAME = "demo"
 """The name of the embedded server."""
 PROBLEMS_SHOWN = 10
-_WORDS = {
+_EVENT_WORDS = {
     EventKind.JOB_COMPLETED: "completed",
     EventKind.JOB_FAILED: "failed attempts",
     EventKind.JOB_SNOOZED: "snoozed",
@@ -91,20 +91,22 @@ def demo(
             f"there is no file to read below {files.directory}", param_hint="--dir"
         )
     with ExitStack() as stack:
-        url = database.url or start_server(stack, SERVER, f"riverpy {version(DISTRIBUTION)}").url
-        result = run(_work, url, database.schema, files, limit)
+        url = (
+            database.url or start_server(stack, SERVER_NAME, f"riverpy {version(DISTRIBUTION)}").url
+        )
+        result = run(_run_demo, url, database.schema, files, limit)
     for reason in result.unreadable[:PROBLEMS_SHOWN]:
         print_note(f"skipped {reason}")
     if as_json:
         _print_object(result)
     else:
         _print_tables(result, unread=len(files.problems) + len(result.unreadable))
-        _print_next(result, None if database.url is None else mask_url(database.url))
+        _print_next_commands(result, None if database.url is None else mask_url(database.url))
     _print_problems(result)
     sys.exit(0 if result.is_ok else EXIT_FAILURE)
 
 
-async def _work(url: str, schema: str | None, files: Files, limit: int | None) -> DemoResult:
+async def _run_demo(url: str, schema: str | None, files: Files, limit: int | None) -> DemoResult:
     progress = _Progress()
     demo_run = DemoRun(url, schema, files, limit, progress.count)
     title = f"working {demo_run.total:,} jobs in schema {demo_run.schema}, {SLOTS} at a time"
@@ -138,7 +140,7 @@ class _Progress:
 
     def _write(self) -> None:
         self._written_at = time.monotonic()
-        text = ", ".join(f"{self._counts[kind]:,} {word}" for kind, word in _WORDS.items())
+        text = ", ".join(f"{self._counts[kind]:,} {word}" for kind, word in _EVENT_WORDS.items())
         if self._is_live:
             click.echo(f"\r\x1b[K{text}", err=True, nl=False)
         else:
@@ -176,15 +178,15 @@ def _print_tables(result: DemoResult, *, unread: int) -> None:
         click.echo(f"{'FAIL' if problems else 'ok  '}  {check}")
 
 
-def _print_next(result: DemoResult, url: str | None) -> None:
+def _print_next_commands(result: DemoResult, url: str | None) -> None:
     riverpy = program()
-    database = f'"$({riverpy} db start {SERVER})"' if url is None else shlex.quote(url)
+    database = f'"$({riverpy} db start {SERVER_NAME})"' if url is None else shlex.quote(url)
     options = f"--database-url {database} --schema {result.schema}"
     click.echo("\nLook at the jobs, which the next demo deletes:")
     click.echo(f"  {riverpy} job list {options}")
     click.echo(f"  {riverpy} job list --state cancelled {options}")
     if url is None:
-        click.echo(f"  {riverpy} db psql {SERVER}")
+        click.echo(f"  {riverpy} db psql {SERVER_NAME}")
 
 
 def _print_problems(result: DemoResult) -> None:

@@ -21,7 +21,7 @@ from riverpy.cli._embedded import dev_server_name, start_server
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_note
 from riverpy.cli._run import EXIT_USAGE, CommandError, run
-from riverpy.cli._settings import Sources
+from riverpy.cli._settings import SettingSources
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT
 from riverpy.migrate import migrate_all
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 SOFT_STOP_DEFAULT = timedelta(seconds=5)
 """The default soft stop timeout, shorter than a worker's, because a developer waits for each
 restart."""
-KILL_MARGIN = HARD_STOP_TIMEOUT_DEFAULT.total_seconds() + 5.0
-"""Seconds between the end of the soft stop timeout and the kill of a worker that still runs."""
+KILL_DELAY = HARD_STOP_TIMEOUT_DEFAULT.total_seconds() + 5.0
+"""Seconds after the soft stop timeout after which a worker that still runs is killed."""
 
 _EPILOG = """\b
 Exit codes: those of `riverpy worker`; 128 + n if the worker was killed by signal n.
@@ -84,10 +84,13 @@ def dev(
         raise CommandError("riverpy dev runs on Linux and macOS")
     if worker_options and not worker_options[0].startswith("-"):
         raise click.UsageError(f"unexpected argument {worker_options[0]!r}")
-    if reload:
-        _expect_watchfiles()
+    if reload and find_spec("watchfiles") is None:
+        raise CommandError(
+            "--reload needs the package watchfiles: pip install 'riverpy-queue[dev]'",
+            exit_code=EXIT_USAGE,
+        )
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
-    sources = Sources()
+    sources = SettingSources()
     stop = sources.value(_settings.SOFT_STOP, soft_stop).or_none() or SOFT_STOP_DEFAULT
     level = sources.value(_settings.LOG_LEVEL, log_level).or_none() or "debug"
     arguments = ["worker", target, "--soft-stop", format_duration(stop), "--log-level", level]
@@ -102,26 +105,18 @@ def dev(
                 f"riverpy dev: using {show_url(url)} from {database.url_source}, "
                 "not an embedded database of this directory"
             )
-        run(_migrate, url, database.schema)
+        run(_migrate_all_lines, url, database.schema)
         if reload:
             print_note(f"riverpy dev: restarts when code below {Path.cwd()} changes")
         supervisor = Supervisor(
             [*arguments, *worker_options],
             {**os.environ, _settings.DATABASE_URL.variable: url},
             directory=Path.cwd() if reload else None,
-            stop_timeout=stop.total_seconds() + KILL_MARGIN,
+            stop_timeout=stop.total_seconds() + KILL_DELAY,
             print_note=print_note,
         )
         code = run(supervisor.run)
     sys.exit(code)
-
-
-def _expect_watchfiles() -> None:
-    if find_spec("watchfiles") is None:
-        raise CommandError(
-            "--reload needs the package watchfiles: pip install 'riverpy-queue[dev]'",
-            exit_code=EXIT_USAGE,
-        )
 
 
 def _start_embedded(stack: ExitStack) -> str:
@@ -130,7 +125,7 @@ def _start_embedded(stack: ExitStack) -> str:
     return server.url
 
 
-async def _migrate(url: str, schema: str | None) -> None:
+async def _migrate_all_lines(url: str, schema: str | None) -> None:
     for result in await migrate_all(url, schema=schema):
         if result.steps:
             print_note(f"riverpy dev: migrated line {result.line} to {result.steps[-1].version}")

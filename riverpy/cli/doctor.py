@@ -18,7 +18,7 @@ from riverpy._tools.doctor.snapshot import Program, Request
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import has_color, print_json, print_text
 from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, one_line, run, show_traceback
-from riverpy.cli._target import entered, load
+from riverpy.cli._target import load_target, open_target
 from riverpy.cli._types import DURATION, URL
 
 if TYPE_CHECKING:
@@ -84,14 +84,14 @@ def doctor(
         listen_url,
         stuck_after,
         max_lag,
-        None if target is None else run(_program, load(target)),
+        None if target is None else run(_read_program, load_target(target)),
     )
     findings: list[Finding] = []
 
     def report(finding: Finding) -> None:
         findings.append(finding)
         if not as_json and not (problems and finding.level is Level.OK):
-            _show(finding)
+            _print_finding(finding)
 
     run(CheckRunner(request, report, show_traceback).run)
     level = worst_level(findings)
@@ -99,36 +99,30 @@ def doctor(
         shown = [one for one in findings if not (problems and one.level is Level.OK)]
         print_json({"level": level, "findings": shown})
     else:
-        print_text(_summary(findings))
+        numbers = Counter(finding.level for finding in findings)
+        worst_first = [one for one in reversed(Level) if numbers[one]]
+        print_text(", ".join(f"{numbers[one]} {LEVEL_NAMES[one]}" for one in worst_first))
     raise click.exceptions.Exit(_EXIT_CODES[level])
 
 
-async def _program(target: Target) -> Program:
-    async with entered(target) as client:
+async def _read_program(target: Target) -> Program:
+    async with open_target(target) as client:
         return Program(target.spec, frozenset(client.workers or ()), frozenset(client.queues))
 
 
-def _show(finding: Finding) -> None:
+def _print_finding(finding: Finding) -> None:
     level = LEVEL_NAMES[finding.level].ljust(_INDENT)
     if has_color(sys.stdout):
         level = click.style(level, fg=_COLORS[finding.level])
-    print_text(level + _wrapped(f"{finding.name:<{_NAME_WIDTH}}", one_line(finding.text)))
+    print_text(level + _wrap_text(f"{finding.name:<{_NAME_WIDTH}}", one_line(finding.text)))
     if finding.fix is not None:
-        print_text(" " * _INDENT + _wrapped("fix: ", one_line(finding.fix)))
+        print_text(" " * _INDENT + _wrap_text("fix: ", one_line(finding.fix)))
 
 
-def _wrapped(label: str, text: str) -> str:
-    """Wrap and indent a text on a terminal. Elsewhere the text stays one line, for `grep`."""
+def _wrap_text(label: str, text: str) -> str:
+    """Wrap and indent a text if stdout is a terminal. Otherwise keep it in one line for `grep`."""
     if not sys.stdout.isatty():
         return label + text
     width = shutil.get_terminal_size().columns - _INDENT - len(label)
     lines = textwrap.wrap(text, max(width, _WIDTH_MIN), break_on_hyphens=False) or [""]
     return label + f"\n{'':<{_INDENT + len(label)}}".join(lines)
-
-
-def _summary(findings: list[Finding]) -> str:
-    """Return the number of findings of each level, the worst first."""
-    numbers = Counter(finding.level for finding in findings)
-    return ", ".join(
-        f"{numbers[level]} {LEVEL_NAMES[level]}" for level in reversed(Level) if numbers[level]
-    )

@@ -100,19 +100,19 @@ def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> N
     if the queue or the domain is unknown, or if the domain has the queue already.
     """
 
-    def allow(holder: QueueOwnership) -> None:
-        if not holder.is_known:
+    def check_owner(owner: QueueOwnership) -> None:
+        if not owner.is_known:
             raise CommandError(
                 f"there is no queue {queue!r}: a queue exists after a client has worked it. "
                 f"To prepare one: riverpy domain claim {queue} --domain {to}"
             )
-        if not holder.is_domain_known:
+        if not owner.is_domain_known:
             raise CommandError(
                 f"no client or queue has the domain {to!r}: start a worker of it "
                 f"(--leader-domain {to}), or: riverpy domain claim {queue} --domain {to}"
             )
 
-    _change(database, queue, to, allow, as_json=as_json)
+    _change_domain(database, queue, to, check_owner, as_json=as_json)
 
 
 @domain.command
@@ -137,11 +137,11 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
     clients has it. In the latter case you can use --force.
     """
 
-    def allow(holder: QueueOwnership) -> None:
-        if holder.living and not force:
+    def check_owner(owner: QueueOwnership) -> None:
+        if owner.living and not force:
             raise CommandError(
-                f"queue {queue!r} belongs to domain {holder.domain!r}, which has "
-                f"{count(holder.living, 'running client')}: stop them, or take it with --force"
+                f"queue {queue!r} belongs to domain {owner.domain!r}, which has "
+                f"{count(owner.living, 'running client')}: stop them, or take it with --force"
             )
 
     if to == DEFAULT_DOMAIN:
@@ -149,7 +149,7 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
             f"default has all unclaimed queues: use riverpy domain move {queue} --to default",
             param_hint="'--domain'",
         )
-    _change(database, queue, to, allow, as_json=as_json)
+    _change_domain(database, queue, to, check_owner, as_json=as_json)
 
 
 async def _read(database: DatabaseSettings) -> DomainMap:
@@ -158,15 +158,15 @@ async def _read(database: DatabaseSettings) -> DomainMap:
         return await found.read(read_domains)
 
 
-def _change(
+def _change_domain(
     database: DatabaseSettings,
     queue: str,
     to: str,
-    allow: Callable[[QueueOwnership], None],
+    check_owner: Callable[[QueueOwnership], None],
     *,
     as_json: bool,
 ) -> None:
-    before, new_leader = run(assign_queue, database, queue, to, allow)
+    before, new_leader = run(assign_queue, database, queue, to, check_owner)
     if as_json:
         print_json({"queue": queue, "before": before, "after": to, "leader": new_leader})
         return
@@ -179,49 +179,45 @@ def _change(
 
 
 async def assign_queue(
-    database: DatabaseSettings, queue: str, to: str, allow: Callable[[QueueOwnership], None]
+    database: DatabaseSettings, queue: str, to: str, check_owner: Callable[[QueueOwnership], None]
 ) -> tuple[str, str | None]:
-    """Assign a queue to a domain, unless `allow` raises. Return its old domain, and the leader of
-    the new domain, if any.
-
-    Raises:
-        CommandError: the domain has the queue already, or as `allow`. Nothing was changed.
-    """
+    """Assign a queue to a domain. Return its old domain, and the leader of the new domain (None: it
+    has no leader)."""
     async with connected(database) as found:
         found.expect_version(DOMAINS_VERSION, "tables of domains")
         before: str | None = None
         purpose = "waiting for the leaders' transactions"
         while before is None:
-            before = await with_timeout(purpose, _try_to_assign(found, queue, to, allow))
+            before = await with_timeout(purpose, _try_to_assign(found, queue, to, check_owner))
         seen = await found.read(read_domains)
     leader = seen.last_leader(to)
     return before, None if leader is None or leader.is_over else leader.holder
 
 
 async def _try_to_assign(
-    found: CommandConnection, queue: str, to: str, allow: Callable[[QueueOwnership], None]
+    found: CommandConnection, queue: str, to: str, check_owner: Callable[[QueueOwnership], None]
 ) -> str | None:
-    """Assign the queue, and return its old domain. None: another session has moved the queue, and
-    nothing was changed."""
+    """Assign the queue, and return its old domain. Return None and change nothing if another
+    session has moved the queue since it was read."""
     connection, schema = found.connection, found.schema
-    holder = await domain_queue(connection, schema, queue=queue, domain=to)
-    before = holder.domain or DEFAULT_DOMAIN
+    owner = await domain_queue(connection, schema, queue=queue, domain=to)
+    before = owner.domain or DEFAULT_DOMAIN
     if before == to:
         raise CommandError(f"queue {queue!r} belongs to domain {to!r} already")
-    allow(holder)
+    check_owner(owner)
     async with connection.transaction(isolation="read_committed"):
         await domain_lock(connection, schema, domains=(before, to))
-        holder = await domain_queue(connection, schema, queue=queue, domain=to)
-        if (holder.domain or DEFAULT_DOMAIN) != before:
+        owner = await domain_queue(connection, schema, queue=queue, domain=to)
+        if (owner.domain or DEFAULT_DOMAIN) != before:
             return None
-        allow(holder)
+        check_owner(owner)
         await domain_assign_queue(connection, schema, queue=queue, domain=to, by="riverpy domain")
     return before
 
 
 def _domain_object(seen: DomainMap, name: str) -> dict[str, object]:
-    """Return the `--json` output for a domain. `queues` is None for `default`, which has all queues
-    of no other domain. An orphaned queue is maintained by the leader of `default`."""
+    """Return a domain for `--json` output. `queues` is None for domain `default`, which has all
+    queues that no other domain has. The leader of `default` maintains orphaned queues."""
     members = seen.live_clients(name)
     is_default = name == DEFAULT_DOMAIN
     queues = [
@@ -245,8 +241,8 @@ def _domain_object(seen: DomainMap, name: str) -> dict[str, object]:
 
 
 def _leader_object(leader: DomainLeader | None) -> dict[str, object] | None:
-    """Return the `--json` output for a current leader. `held_for` and `expires_in` are in
-    seconds."""
+    """Return a leader for `--json` output; None: the domain has no leader now. `held_for` and
+    `expires_in` are in seconds."""
     if leader is None or leader.is_over or leader.expires_at is None or leader.remaining is None:
         return None
     held_for = (leader.expires_at - leader.elected_at).total_seconds() - leader.remaining
@@ -264,9 +260,9 @@ def _leader_object(leader: DomainLeader | None) -> dict[str, object] | None:
 def _leader_cells(leader: DomainLeader | None) -> tuple[str, int | None, str | None, str | None]:
     if leader is None or leader.is_over:
         return "none", None, None, None
-    holder = leader.holder if leader.is_registered else f"{leader.holder} (not riverpy)"
+    owner = leader.holder if leader.is_registered else f"{leader.holder} (not riverpy)"
     since = format_time(leader.elected_at.replace(microsecond=0))
-    return holder, leader.epoch, since, f"{span(leader.remaining or 0)} left"
+    return owner, leader.epoch, since, f"{span(leader.remaining or 0)} left"
 
 
 def _domain_row(seen: DomainMap, name: str) -> tuple[object, ...]:

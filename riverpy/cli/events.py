@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from riverpy._tools.health.http import Address
 
 SILENCE_MAX = 3 * KEEPALIVE_INTERVAL
-"""Seconds without a line from the worker after which the connection counts as lost."""
+"""If the worker sends no line for this many seconds, the connection counts as lost."""
 RETRY_MIN, RETRY_MAX = timedelta(milliseconds=200), timedelta(seconds=5)
-_ENDS = (anyio.IncompleteRead, anyio.BrokenResourceError)
+_END_ERRORS = (anyio.IncompleteRead, anyio.BrokenResourceError)
 
 
 @click.command
@@ -81,7 +81,7 @@ def events(
     ]
     target = f"/events?{urlencode(params)}" if params else "/events"
     try:
-        run(_follow, address, target, _print_json if as_json else _print_line)
+        run(_follow_events, address, target, _print_json if as_json else _print_line)
     except KeyboardInterrupt:
         sys.exit(0)
     except BrokenPipeError:  # the reader of stdout has ended
@@ -89,7 +89,7 @@ def events(
         sys.exit(0)
 
 
-async def _follow(address: Address, target: str, show: Callable[[bytes], Any]) -> None:
+async def _follow_events(address: Address, target: str, show: Callable[[bytes], Any]) -> None:
     backoff = Backoff(RETRY_MIN, RETRY_MAX)
     is_noted = False
     while True:
@@ -111,13 +111,13 @@ async def _follow(address: Address, target: str, show: Callable[[bytes], Any]) -
             if isinstance(error, BrokenPipeError):
                 raise
             if not is_noted:
-                print_note(f"{address}: {_why(error)}; waiting for a worker there")
+                print_note(f"{address}: {_failure_reason(error)}; waiting for a worker there")
                 is_noted = True
         await anyio.sleep(backoff.next())
 
 
-def _why(error: Exception) -> str:
-    if isinstance(error, _ENDS):
+def _failure_reason(error: Exception) -> str:
+    if isinstance(error, _END_ERRORS):
         return "the worker has ended"
     return describe(error) if isinstance(error, OSError) else NO_HEALTH_SERVER
 
@@ -137,7 +137,7 @@ def _print_line(line: bytes) -> None:
         parts += [
             f"{event.kind} id={event.job_id} queue={event.queue} state={event.state}",
             f"attempt={event.attempt}/{event.max_attempts}",
-            f"wait={_seconds(event.wait)} run={_seconds(event.run)}",
+            f"wait={_format_seconds(event.wait)} run={_format_seconds(event.run)}",
         ]
     else:
         parts.append(f"queue={event.queue}")
@@ -146,7 +146,7 @@ def _print_line(line: bytes) -> None:
     click.echo(printable(" ".join(parts)))
 
 
-def _seconds(value: float | None) -> str:
+def _format_seconds(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value * 1000:.1f}ms" if value < 1 else f"{value:.1f}s"

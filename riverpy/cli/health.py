@@ -13,9 +13,9 @@ from riverpy._duration import format_duration
 from riverpy._postgres.clients import client_count
 from riverpy._postgres.driver import DATABASE_ERRORS, InsufficientPrivilegeError
 from riverpy._postgres.queues import queue_lag, queue_waiting
-from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, migrate_command
+from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION
 from riverpy._tools.doctor.server import expect_primary
-from riverpy._tools.domain_map import TABLE_MISSING, read_domains
+from riverpy._tools.domain_map import read_domains
 from riverpy._tools.health.http_client import NO_HEALTH_SERVER, http_get, parse_address
 from riverpy._tools.health.probes import Check, ProbeResult, check_leaders
 from riverpy.cli._connected import connected, with_timeout
@@ -23,7 +23,7 @@ from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_text, printable
 from riverpy.cli._run import EXIT_NOT_READY, describe, run, show_traceback
 from riverpy.cli._types import DURATION, ParsedType
-from riverpy.errors import DatabaseError, SchemaMissingError
+from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:
     from riverpy._tools.health.http import Address
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 QUEUES_MAX = 1_000
 MAX_LAG_DEFAULT = timedelta(seconds=60)
+NOT_KNOWN = Check(
+    ok=True, reason="not known: riverpy's own tables are missing (riverpy migrate up)"
+)
 
 _EPILOG = """\b
 Exit codes:
@@ -79,14 +82,10 @@ def health(
     if as_json:
         print_json(verdict)
     else:
-        line = f"ok: {_reasons(verdict)}" if verdict.ok else f"not ready: {verdict.summary}"
-        print_text(printable(line))
+        reasons = "; ".join(f"{name}: {one.reason}" for name, one in verdict.checks.items())
+        print_text(printable(f"ok: {reasons}" if verdict.ok else f"not ready: {verdict.summary}"))
     if not verdict.ok:
         raise click.exceptions.Exit(EXIT_NOT_READY)
-
-
-def _reasons(verdict: ProbeResult) -> str:
-    return "; ".join(f"{name}: {one.reason}" for name, one in verdict.checks.items())
 
 
 async def _read_worker(address: Address, max_lag: timedelta | None) -> ProbeResult:
@@ -102,23 +101,12 @@ async def _read_worker(address: Address, max_lag: timedelta | None) -> ProbeResu
 
 
 async def _read_database(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
-    url = database.required_url()
+    database.required_url()  # outside of `try`: a wrong setting is wrong usage
     try:
         return await _read_checks(database, max_lag)
     except (DatabaseError, *DATABASE_ERRORS) as error:
         show_traceback(error)
-        failed, reason = "database", describe(error)
-        if isinstance(error, SchemaMissingError):
-            failed = "schema"
-        elif getattr(error, "sqlstate", None) == TABLE_MISSING:
-            failed = "schema"
-            place = f'schema "{database.schema}"' if database.schema else "the default schema"
-            command = migrate_command("riverpy doctor", database.schema, url)
-            reason += (
-                f": {place} lacks this table, although its migration is recorded. Run `{command}`: "
-                "it shows how to create the table again"
-            )
-        return ProbeResult.of({failed: Check(ok=False, reason=reason)})
+        return ProbeResult.of({"database": Check(ok=False, reason=describe(error))})
 
 
 async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
@@ -132,9 +120,8 @@ async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeR
                 reason=f"{living} with heartbeats" if living else "none sends heartbeats",
             )
         else:
-            reason = "not known: riverpy's own tables are missing (riverpy migrate up)"
-            checks["workers"] = Check(ok=True, reason=reason)
-        checks["leaders"] = await _leaders(found, max_lag)
+            checks["workers"] = NOT_KNOWN
+        checks["leaders"] = await _check_leaders(found, max_lag)
         names = await found.read(queue_waiting, QUEUES_MAX)
         lags = await found.read(queue_lag, names)
     queue, lag = max(lags.items(), key=lambda one: one[1], default=(None, None))
@@ -147,10 +134,9 @@ async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeR
     return ProbeResult.of(checks)
 
 
-async def _leaders(found: CommandConnection, max_lag: timedelta) -> Check:
+async def _check_leaders(found: CommandConnection, max_lag: timedelta) -> Check:
     if not found.has_version(DOMAINS_VERSION):
-        reason = "not known: riverpy's own tables are missing (riverpy migrate up)"
-        return Check(ok=True, reason=reason)
+        return NOT_KNOWN
     try:
         seen = await found.read(read_domains)
     except InsufficientPrivilegeError as error:

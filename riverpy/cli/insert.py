@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from riverpy.insert_opts import InsertResult
 
 
-def _split(text: str) -> list[str]:
+def _split_list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")] if text else []
 
 
-def _states(text: str) -> list[JobState]:
+def _parse_states(text: str) -> list[JobState]:
     try:
-        return [JobState(name) for name in _split(text)]
+        return [JobState(name) for name in _split_list(text)]
     except ValueError as error:
         raise ValueError(f"{error}; the states are {', '.join(JobState)}") from None
 
@@ -50,7 +50,10 @@ def _states(text: str) -> list[JobState]:
     help="Priority from 1 (first) to 4 (last). Default: 1.",
 )
 @click.option(
-    "--tags", type=ParsedType("tags", _split), metavar="A,B", help="Tags of the job. Default: none."
+    "--tags",
+    type=ParsedType("tags", _split_list),
+    metavar="A,B",
+    help="Tags of the job. Default: none.",
 )
 @click.option(
     "--metadata",
@@ -81,7 +84,7 @@ def _states(text: str) -> list[JobState]:
 @click.option(
     "--unique-states",
     "by_state",
-    type=ParsedType("states", _states),
+    type=ParsedType("states", _parse_states),
     metavar="A,B",
     help="Compare with jobs in these states. Default: all but cancelled and discarded.",
 )
@@ -100,7 +103,7 @@ def insert(database: DatabaseSettings, *, kind: str, args: str, as_json: bool, *
     """
     text = _read_stdin() if args == "-" else args
     raw = RawArgs(kind, _json.normalize_object(text, path="args", may_be_array=True))
-    result = run(_insert, database.required_url(), database.schema, raw, _insert_opts(**opts))
+    result = run(_insert_job, database.required_url(), database.schema, raw, _insert_opts(**opts))
     job = {**job_object(result.job), "duplicate": result.unique_skipped_as_duplicate}
     (print_json if as_json else print_job)(job)
 
@@ -115,7 +118,9 @@ def _read_stdin() -> str:
     return text
 
 
-async def _insert(url: str, schema: str | None, args: RawArgs, opts: InsertOpts) -> InsertResult:
+async def _insert_job(
+    url: str, schema: str | None, args: RawArgs, opts: InsertOpts
+) -> InsertResult:
     async with Client(url, config=Config(schema=schema, pool_size=1)) as client:
         return await client.insert(args, opts)
 
@@ -126,7 +131,7 @@ def _insert_opts(
     unique = UniqueOpts(**{name: opts.pop(name) for name in UniqueOpts.__struct_fields__})
     return InsertOpts(
         scheduled_at=_scheduled_at(at, delay),
-        metadata=None if metadata is None else _metadata(metadata),
+        metadata=None if metadata is None else _parse_metadata(metadata),
         unique_opts=unique,
         **opts,
     )
@@ -143,5 +148,5 @@ def _scheduled_at(at: datetime | None, delay: timedelta | None) -> datetime | No
         raise click.UsageError("--in gives a time after the year 9999") from None
 
 
-def _metadata(text: str) -> dict[str, Any]:
+def _parse_metadata(text: str) -> dict[str, Any]:
     return json.loads(_json.normalize_object(text, path="metadata"))

@@ -9,7 +9,7 @@ import click
 
 from riverpy._postgres import jobs
 from riverpy._postgres.damaged_jobs import damage_error, naming_damage, read_parts
-from riverpy.cli._changes import UNCHANGED, ItemResult, change_each
+from riverpy.cli._changes import ACTION_UNCHANGED, ItemResult, change_items
 from riverpy.cli._connected import connected
 from riverpy.cli._job_output import job_object, print_job, print_jobs
 from riverpy.cli._options import (
@@ -37,9 +37,9 @@ ResultT = TypeVar("ResultT")
 
 READ_TIMEOUT = 30.0
 """The timeout for reading jobs, in seconds."""
-_ID = IntegerType(1, 2**63 - 1)
+_ID_TYPE = IntegerType(1, 2**63 - 1)
 
-_ids_argument = click.argument("job_ids", metavar="ID...", type=_ID, nargs=-1, required=True)
+_ids_argument = click.argument("job_ids", metavar="ID...", type=_ID_TYPE, nargs=-1, required=True)
 
 
 @click.group
@@ -84,7 +84,7 @@ def list_(
             )
         return [JobRow(tuple(row)) for part in parts for row in part], damaged
 
-    found, damaged = run(_read, database, read)
+    found, damaged = run(_read_jobs, database, read)
     if as_json:
         errors = [{"id": job_id, "error": error} for job_id, error in damaged.items()]
         print_json({"jobs": list(map(job_object, found)), "damaged": errors})
@@ -96,7 +96,7 @@ def list_(
 
 
 @job.command
-@click.argument("job_id", metavar="ID", type=_ID)
+@click.argument("job_id", metavar="ID", type=_ID_TYPE)
 @json_option
 @database_options
 def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
@@ -112,7 +112,7 @@ def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
             raise NotFoundError(f"there is no job {job_id}")
         return JobRow(tuple(row))
 
-    found = job_object(run(_read, database, read))
+    found = job_object(run(_read_jobs, database, read))
     (print_json if as_json else print_job)(found)
 
 
@@ -127,7 +127,7 @@ def cancel(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool)
     when its code has ended. A job that has already ended is not changed. The exit code is 1 if a
     job does not exist; the others are cancelled.
     """
-    change_each(database, "job", "id", job_ids, _cancel, as_json=as_json)
+    change_items(database, "job", "id", job_ids, _cancel_job, as_json=as_json)
 
 
 @job.command
@@ -140,36 +140,40 @@ def retry(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool) 
     A job without attempts left gets one more. A running job is not changed. The exit code is 1 if a
     job does not exist, or if another job has its unique key; the others are retried.
     """
-    change_each(database, "job", "id", job_ids, _retry, as_json=as_json)
+    change_items(database, "job", "id", job_ids, _retry_job, as_json=as_json)
 
 
-async def _cancel(client: Client, job_id: int, tx: Transaction) -> ItemResult:
+async def _cancel_job(client: Client, job_id: int, tx: Transaction) -> ItemResult:
     before = await client.job_get(job_id, tx=tx)
     after = await client.job_cancel(job_id, tx=tx)
     if after.state is JobState.RUNNING:
         message = f"job {job_id} is running: its worker is notified to cancel it"
         return ItemResult("cancel requested", message)
     if before.finalized_at is not None or after.state is not JobState.CANCELLED:
-        return ItemResult(UNCHANGED, f"job {job_id} is {after.state} already: nothing was changed")
+        return ItemResult(
+            ACTION_UNCHANGED, f"job {job_id} is {after.state} already: nothing was changed"
+        )
     return ItemResult("cancelled", f"job {job_id} is cancelled")
 
 
-async def _retry(client: Client, job_id: int, tx: Transaction) -> ItemResult:
+async def _retry_job(client: Client, job_id: int, tx: Transaction) -> ItemResult:
     before = await client.job_get(job_id, tx=tx)
     after = await client.job_retry(job_id, tx=tx)
     if after.state is JobState.RUNNING:
-        return ItemResult(UNCHANGED, f"job {job_id} is running: nothing was changed")
+        return ItemResult(ACTION_UNCHANGED, f"job {job_id} is running: nothing was changed")
     if (before.state, before.scheduled_at) == (after.state, after.scheduled_at):
-        return ItemResult(UNCHANGED, f"job {job_id} is {after.state} already: nothing was changed")
+        return ItemResult(
+            ACTION_UNCHANGED, f"job {job_id} is {after.state} already: nothing was changed"
+        )
     one_more = ", with one more attempt" if after.max_attempts > before.max_attempts else ""
     message = f"job {job_id} was {before.state}: it is available now{one_more}"
     return ItemResult("retried", message)
 
 
-async def _read(
+async def _read_jobs(
     database: DatabaseSettings, read: Callable[[Connection], Awaitable[ResultT]]
 ) -> ResultT:
-    """Return the result of `read` on a connection to the database."""
+    """Connect to the database, and return the result of `read`."""
     async with connected(database) as found:
         reason = f"reading jobs took longer than {READ_TIMEOUT:g} s"
         with anyio.fail_after(READ_TIMEOUT, reason=reason):

@@ -60,7 +60,7 @@ class LeaderOutput(msgspec.Struct, frozen=True):
     """The number of the term. None for domain `default`, whose terms have no number."""
 
     def is_term_of(self, other: LeaderOutput | None) -> bool:
-        """Whether this output and `other` show the same term."""
+        """Whether `other` shows the same term of the same leader."""
         if other is None:
             return False
         return (self.leader_id, self.elected_at) == (other.leader_id, other.elected_at)
@@ -124,7 +124,7 @@ def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json:
     Then another client becomes leader. The exit code is 1 if the domain is unknown, has no leader,
     or the leader did not resign: one that only polls does not receive the request.
     """
-    before, after = run(_resign, database, domain, wait.total_seconds())
+    before, after = run(_request_and_wait, database, domain, wait.total_seconds())
     resigned = before is not None and not before.expired and not before.is_term_of(after)
     if as_json:
         print_json({"resigned": resigned, "before": before, "after": after})
@@ -145,10 +145,11 @@ async def _read_show(
         return leader, await found.read(client_candidates, domain=domain)
 
 
-async def _resign(
+async def _request_and_wait(
     database: DatabaseSettings, domain: str, wait: float
 ) -> tuple[LeaderOutput | None, LeaderOutput | None]:
-    """Request that the leader resigns. Return the leader before and after that."""
+    """Request that the leader resigns, and wait for the next leader. Return the leader before the
+    request and the leader at the end."""
     async with connected(database) as found:
         await _expect_domain(found, domain)
         before = after = await _read_leader(found, domain)
@@ -158,18 +159,13 @@ async def _resign(
         with anyio.move_on_after(wait):
             while after is None or before.is_term_of(after):
                 await anyio.sleep(READ_INTERVAL)
-                with anyio.CancelScope(shield=True):  # a read has its own timeout
+                with anyio.CancelScope(shield=True):  # do not interrupt a read, which has a timeout
                     after = await _read_leader(found, domain)
         return before, after
 
 
 async def _expect_domain(found: CommandConnection, domain: str) -> None:
-    """Check that the domain exists.
-
-    Raises:
-        NotFoundError: no client, queue or lease has this domain.
-        SchemaMissingError: the tables of domains are missing.
-    """
+    """Check that the domain exists."""
     if domain == DEFAULT_DOMAIN:
         return
     found.expect_version(DOMAINS_VERSION, "tables of domains")

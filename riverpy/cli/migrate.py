@@ -64,15 +64,16 @@ def migrate() -> None:
     """Create, update and check the tables of River and riverpy."""
 
 
-def _chosen(line: str | None, *, of_one: bool) -> Sequence[str]:
-    """Return the lines to use: the given one, or `main` for a command on one line, or all."""
+def _chosen_lines(line: str | None, *, of_one: bool) -> Sequence[str]:
+    """Return the lines of migrations to use. Without `--line` these are all lines, or only `main`
+    if `of_one` is true."""
     if line is not None:
         return (line,)
     return (MAIN_LINE,) if of_one else lines()
 
 
 def _print_lines(objects: Sequence[dict[str, object]]) -> None:
-    """Print one JSON object, for one line or for several."""
+    """Print the JSON object of one line of migrations, or one object with several lines."""
     print_json(objects[0] if len(objects) == 1 else {"lines": objects})
 
 
@@ -86,7 +87,7 @@ def up(**options: Any) -> None:
     one line is migrated: --line, or else `main`. Each migration runs in its own transaction. If one
     fails, the earlier ones stay applied. Run the command again to continue.
     """
-    _migrate(Direction.UP, **options)
+    _run_migrations(Direction.UP, **options)
 
 
 @migrate.command
@@ -102,7 +103,7 @@ def down(**options: Any) -> None:
 
     The line is --line, or else `main`. This drops tables and the jobs in them.
     """
-    _migrate(Direction.DOWN, **options)
+    _run_migrations(Direction.DOWN, **options)
 
 
 def _check_version(line: str, version: int | None, option: str) -> None:
@@ -114,7 +115,7 @@ def _check_version(line: str, version: int | None, option: str) -> None:
         )
 
 
-def _migrate(
+def _run_migrations(
     direction: Direction,
     *,
     database: DatabaseSettings,
@@ -127,7 +128,7 @@ def _migrate(
     **timeouts: timedelta,
 ) -> None:
     of_one = direction is Direction.DOWN or target is not None or max_steps is not None
-    chosen = _chosen(line, of_one=of_one)
+    chosen = _chosen_lines(line, of_one=of_one)
     _check_version(chosen[0], target, "--to")
     url = database.required_url()
 
@@ -192,7 +193,7 @@ def _print_steps(
 def list_(database: DatabaseSettings, *, line: str | None, as_json: bool) -> None:
     """List the versions of each line, and when each was applied."""
     url = database.required_url()
-    chosen = _chosen(line, of_one=False)
+    chosen = _chosen_lines(line, of_one=False)
 
     async def list_now() -> list[Sequence[MigrationStatus]]:
         return [await Migrator(url, schema=database.schema, line=one).list() for one in chosen]
@@ -230,7 +231,7 @@ def validate(
     database: DatabaseSettings, *, target: int | None, line: str | None, as_json: bool
 ) -> None:
     """Check that all migrations are applied. The exit code is 1 if one is missing."""
-    chosen = _chosen(line, of_one=target is not None)
+    chosen = _chosen_lines(line, of_one=target is not None)
     _check_version(chosen[0], target, "--to")
     url = database.required_url()
 
@@ -278,7 +279,7 @@ def sql(
 
     Do not run the SQL in one transaction: commit after each version.
     """
-    chosen = _chosen(line, of_one=bool(versions))
+    chosen = _chosen_lines(line, of_one=bool(versions))
     for version in versions:
         _check_version(chosen[0], version, "--version")
     direction = Direction.DOWN if is_down else Direction.UP

@@ -44,7 +44,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
 
     RUN REQUESTED is the time of a `periodic run` whose job no leader has inserted yet.
     """
-    states = run(_call, database, table.periodic_list)
+    states = run(_run_statement, database, table.periodic_list)
     if as_json:
         print_json({"periodic_jobs": states})
         return
@@ -81,7 +81,7 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
 
     For a schedule in your own code, only the next one is known.
     """
-    state = run(_call, database, table.periodic_get, job_id)
+    state = run(_run_statement, database, table.periodic_get, job_id)
     schedule = parse_schedule(state.schedule)
     slots = [] if state.next_run_at is None else [state.next_run_at]
     while schedule is not None and slots and len(slots) < count:
@@ -119,7 +119,7 @@ def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
     5 seconds. If the leader does not have this periodic job, the next leader that has it inserts
     the job.
     """
-    leader_id = run(_call, database, _run, job_id)
+    leader_id = run(_run_statement, database, _request_run, job_id)
     if as_json:
         print_json({"id": job_id, "action": "run requested", "leader_id": leader_id})
     elif leader_id is None:
@@ -136,7 +136,7 @@ def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
 @database_options
 def pause(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
     """Pause a periodic job: no leader inserts it until it is resumed."""
-    _change(database, table.periodic_pause, job_id, "paused", as_json=as_json)
+    _change_job(database, table.periodic_pause, job_id, "paused", as_json=as_json)
 
 
 @periodic.command
@@ -145,10 +145,10 @@ def pause(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
 @database_options
 def resume(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
     """Resume a paused periodic job. Slots during the pause are not inserted later."""
-    _change(database, table.periodic_resume, job_id, "resumed", as_json=as_json)
+    _change_job(database, table.periodic_resume, job_id, "resumed", as_json=as_json)
 
 
-def _change(
+def _change_job(
     database: DatabaseSettings,
     change: Callable[[Transaction, str | None, str], Awaitable[None]],
     job_id: str,
@@ -156,15 +156,16 @@ def _change(
     *,
     as_json: bool,
 ) -> None:
-    run(_call, database, change, job_id)
+    run(_run_statement, database, change, job_id)
     if as_json:
         print_json({"id": job_id, "action": action})
     else:
         click.echo(f"{job_id}: {action}")
 
 
-async def _run(connection: Connection, schema: str | None, job_id: str) -> str | None:
-    """Request a run, and return the leader of the domain that the id names."""
+async def _request_run(connection: Connection, schema: str | None, job_id: str) -> str | None:
+    """Request that a periodic job is inserted. Return the leader that does it; None: there is no
+    leader now."""
     await table.periodic_run(connection, schema, job_id)
     _, _, domain = job_id.partition("@")
     if domain:
@@ -174,7 +175,7 @@ async def _run(connection: Connection, schema: str | None, job_id: str) -> str |
     return None if leader is None or leader.remaining < 0 else leader.leader_id
 
 
-async def _call(
+async def _run_statement(
     database: DatabaseSettings, statement: Callable[..., Awaitable[ResultT]], *args: str
 ) -> ResultT:
     """Connect to a database with periodic jobs, and return the result of a statement."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from riverpy.cli._changes import UNCHANGED, ItemResult, change_each
+from riverpy.cli._changes import ACTION_UNCHANGED, ItemResult, change_items
 from riverpy.cli._connected import connected, with_timeout
 from riverpy.cli._options import database_options, json_option, limit_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
     from riverpy.queue import Queue
 
-_ALL = "*"
+_ALL_QUEUES = "*"
 
 _names_argument = click.argument("names", metavar="NAME...", type=NAME, nargs=-1, required=True)
 
@@ -43,7 +43,7 @@ def list_(database: DatabaseSettings, *, limit: int, as_json: bool) -> None:
     A queue is listed while clients work it and for some time afterwards. LAST USED is the last time
     that a client updated it or that it was changed. `riverpy top` shows the number of waiting jobs.
     """
-    found = run(_list, database, limit + 1)
+    found = run(_list_queues, database, limit + 1)
     queues = found[:limit]
     if as_json:
         print_json({"queues": queues})
@@ -69,7 +69,7 @@ def pause(database: DatabaseSettings, *, names: Sequence[str], as_json: bool) ->
     Running jobs keep running, and jobs can still be inserted. Clients that listen react at once,
     others within 2 seconds. The exit code is 1 if a queue does not exist; the others are paused.
     """
-    change_each(database, "queue", "name", names, _pause, as_json=as_json)
+    change_items(database, "queue", "name", names, _pause_queue, as_json=as_json)
 
 
 @queue.command
@@ -81,40 +81,40 @@ def resume(database: DatabaseSettings, *, names: Sequence[str], as_json: bool) -
 
     The exit code is 1 if a queue does not exist; the others are resumed.
     """
-    change_each(database, "queue", "name", names, _resume, as_json=as_json)
+    change_items(database, "queue", "name", names, _resume_queue, as_json=as_json)
 
 
-async def _list(database: DatabaseSettings, limit: int) -> list[Queue]:
+async def _list_queues(database: DatabaseSettings, limit: int) -> list[Queue]:
     async with connected(database) as found, found.connection.transaction():
         client = Client(config=Config(schema=found.schema))
         reading = client.queue_list(limit=limit, tx=found.connection)
         return await with_timeout("reading queues", reading)
 
 
-async def _pause(client: Client, name: str, tx: Transaction) -> ItemResult:
-    before = await _before(client, name, tx)
+async def _pause_queue(client: Client, name: str, tx: Transaction) -> ItemResult:
+    before = await _read_queue(client, name, tx)
     await client.queue_pause(name, tx=tx)
     if before is None:
         return ItemResult("paused", "all queues are paused; running jobs keep running")
     if before.paused_at is not None:
         since = format_time(before.paused_at)
-        return ItemResult(UNCHANGED, f"queue {name} has been paused since {since} UTC")
+        return ItemResult(ACTION_UNCHANGED, f"queue {name} has been paused since {since} UTC")
     return ItemResult("paused", f"queue {name} is paused; running jobs keep running")
 
 
-async def _resume(client: Client, name: str, tx: Transaction) -> ItemResult:
-    before = await _before(client, name, tx)
+async def _resume_queue(client: Client, name: str, tx: Transaction) -> ItemResult:
+    before = await _read_queue(client, name, tx)
     await client.queue_resume(name, tx=tx)
     if before is None:
         return ItemResult("resumed", "all queues are resumed")
     if before.paused_at is None:
-        return ItemResult(UNCHANGED, f"queue {name} is not paused")
+        return ItemResult(ACTION_UNCHANGED, f"queue {name} is not paused")
     return ItemResult("resumed", f"queue {name} is resumed")
 
 
-async def _before(client: Client, name: str, tx: Transaction) -> Queue | None:
-    """Return the queue as it is before the change; None for all queues. Raises NotFoundError."""
-    if name != _ALL:
+async def _read_queue(client: Client, name: str, tx: Transaction) -> Queue | None:
+    """Return a queue; None for `*`. Raises NotFoundError if there is no such queue."""
+    if name != _ALL_QUEUES:
         return await client.queue_get(name, tx=tx)
     if not await client.queue_list(limit=1, tx=tx):
         raise NotFoundError("there is no queue: one exists after a client has worked it")

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
 
 INTERVAL_MIN = timedelta(milliseconds=100)
-REST = 9.0
-"""The shortest pause after a read, as a multiple of the time that the read took: reads use at most
-a tenth of the time."""
+PAUSE_FACTOR = 9.0
+"""The minimum pause after a read, as a multiple of the time that the read took. So reads use at
+most a tenth of the time."""
 
 _EPILOG = """\b
 Exit codes:
@@ -66,20 +66,21 @@ def top(*, interval: timedelta, once: bool, as_json: bool, database: DatabaseSet
     reader = StatusReader(database.required_url(), database.schema)
     screen = _Screen(as_json=as_json, once=once)
     try:
-        run(_watch, reader, screen, interval.total_seconds())
+        run(_watch_status, reader, screen, interval.total_seconds())
     except KeyboardInterrupt:
         sys.exit(0)
 
 
 class _Screen:
-    """Shows the status, updated in place on a terminal, and one below the other elsewhere."""
+    """Shows the status. On a terminal the status is updated in place. Elsewhere each status is
+    printed below the last one."""
 
     def __init__(self, *, as_json: bool, once: bool) -> None:
         self._as_json, self.is_once = as_json, once
         is_screen = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._is_live = is_screen and not as_json and not once
         self._status: FleetStatus | None = None
-        self._seen_at = 0.0
+        self._read_at = 0.0
         self._error: str | None = None
         self._is_empty = True
         self.is_closed = False
@@ -87,20 +88,20 @@ class _Screen:
 
     def show(self, status: FleetStatus) -> None:
         """Show a status."""
-        self._status, self._seen_at, self._error = status, time.monotonic(), None
+        self._status, self._read_at, self._error = status, time.monotonic(), None
         self._show(status, view(status))
 
     def show_error(self, error: str) -> None:
         """Show the error of a failed read."""
         self._error = error
-        line = no_answer_line(error, time.monotonic() - self._seen_at)
+        line = no_answer_line(error, time.monotonic() - self._read_at)
         self._show({"at": datetime.now(UTC), "error": error}, [line])
 
     def _show(self, value: object, lines: Sequence[Line]) -> None:
         if self._as_json:
             self._write(f"{msgspec.json.encode(value).decode()}\n")
         elif self._is_live:
-            self._paint()
+            self._repaint()
         else:
             color = has_color(sys.stdout)
             text = "".join(f"{line.render(None, color=color)}\n" for line in lines)
@@ -111,14 +112,14 @@ class _Screen:
         if self._is_live and sys.platform != "win32":
             with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
                 async for _ in changes:
-                    self._paint()
+                    self._repaint()
 
-    def _paint(self) -> None:
+    def _repaint(self) -> None:
         if self._status is None:
             return
         width, height = shutil.get_terminal_size()
         before = "\n" * height if self._is_empty else ""  # scrolls older text out of the frame
-        age = time.monotonic() - self._seen_at
+        age = time.monotonic() - self._read_at
         lines = view(self._status, self._error, age, width=width)
         color = has_color(sys.stdout)
         self._write(before + frame(lines, width=width, height=height, color=color))
@@ -133,9 +134,9 @@ class _Screen:
             drop_output()
 
 
-async def _watch(reader: StatusReader, screen: _Screen, interval: float) -> None:
+async def _watch_status(reader: StatusReader, screen: _Screen, interval: float) -> None:
     try:
-        status = await reader.read()  # the command ends if this fails
+        status = await reader.read()  # an error of the first read ends the command
         screen.show(status)
         if screen.is_once:
             return
@@ -143,7 +144,7 @@ async def _watch(reader: StatusReader, screen: _Screen, interval: float) -> None
             tasks.start_soon(screen.follow_size)
             busy = status.took
             while not screen.is_closed:
-                await anyio.sleep(max(interval, REST * busy))
+                await anyio.sleep(max(interval, PAUSE_FACTOR * busy))
                 busy = await _read_again(reader, screen)
             tasks.cancel_scope.cancel()
     finally:

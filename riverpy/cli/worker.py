@@ -52,15 +52,15 @@ from riverpy.cli._run import (
     run_until_complete,
     show_error,
 )
-from riverpy.cli._settings import Setting, SettingsError, Sources, Value
+from riverpy.cli._settings import Setting, SettingsError, SettingSources, SettingValue
 from riverpy.cli._signals import (
     StoppedBeforeStart,
     StopPlan,
     StopSignals,
-    leave,
+    exit_process,
     stopping_before_start,
 )
-from riverpy.cli._target import entered, load
+from riverpy.cli._target import load_target, open_target
 from riverpy.cli._types import format_queues, parse_queues
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT, QueueConfig
 from riverpy.errors import SchemaMissingError
@@ -76,15 +76,15 @@ if TYPE_CHECKING:
     from riverpy.client import Client
     from riverpy.worker import WorkUnit
 
-_Values = dict[Setting[Any], Value[Any]]
-"""The values of all settings."""
+_SettingValues = dict[Setting[Any], SettingValue[Any]]
+"""The value of each setting."""
 
-DATABASE_WAIT = 10.0
+DATABASE_TIMEOUT = 10.0
 """The longest time that a starting worker waits for a writable database, in seconds."""
 EXIT_TIMEOUT = 3.0
-"""The longest time from the end of the run to the end of the process, in seconds."""
+"""The longest time from the end of the client's run to the end of the process, in seconds."""
 _NOT_READY_STATES = frozenset({"57P03", "53300", "55000"})
-"""SQLSTATEs of a server that starts or stops, or that accepts no more connections now."""
+"""SQLSTATEs of a server that is starting or stopping, or that has too many connections."""
 
 _EPILOG = """\b
 Exit codes:
@@ -139,16 +139,24 @@ def worker(
     context manager that yields one. Without :ATTR, the names `client`, `app` and `riverpy` are
     tried. The current directory is on Python's path.
     """
-    sources = Sources()
-    settings: _Values = {
-        _settings.DATABASE_URL: Value(database.url or UNSET, database.url_source),
-        _settings.SCHEMA: Value(database.schema or UNSET, database.schema_source),
+    sources = SettingSources()
+    settings: _SettingValues = {
+        _settings.DATABASE_URL: SettingValue(database.url or UNSET, database.url_source),
+        _settings.SCHEMA: SettingValue(database.schema or UNSET, database.schema_source),
     }
     for setting in _settings.SETTINGS[len(settings) :]:
         flag = debug_flag() if setting is _settings.DEBUG else flags[setting.parameter]
         settings[setting] = sources.value(setting, flag)
     if print_config:
-        _print_settings(settings)
+        rows = [
+            (
+                setting.name,
+                setting.default if value.value is UNSET else setting.show(value.value),
+                value.source,
+            )
+            for setting, value in settings.items()
+        ]
+        print_table(("SETTING", "VALUE", "SOURCE"), rows)
         return
     stream = configure_logging(
         settings[_settings.LOG].or_none() or "console",
@@ -156,50 +164,38 @@ def worker(
     )
     with stopping_before_start():
         try:
-            loaded = load(target)
+            loaded = load_target(target)
             code = _WorkerProcess(settings, stream, drain=drain).run(loaded)
         except StoppedBeforeStart:
             code = 0
     sys.exit(code)
 
 
-def _print_settings(settings: _Values) -> None:
-    rows = [
-        (
-            setting.name,
-            setting.default if value.value is UNSET else setting.show(value.value),
-            value.source,
-        )
-        for setting, value in settings.items()
-    ]
-    print_table(("SETTING", "VALUE", "SOURCE"), rows)
-
-
 class _WorkerProcess:
     """The worker process, from the loaded target to the exit code."""
 
-    def __init__(self, settings: _Values, stream: LogStream, *, drain: bool) -> None:
+    def __init__(self, settings: _SettingValues, stream: LogStream, *, drain: bool) -> None:
         self._settings = settings
         self._stream = stream
         self._is_draining = drain
         self._log = get_logger()
         self._runner = new_runner()
         self._loop = self._runner.get_loop()
-        self._starting: anyio.CancelScope | None = None
+        self._start_scope: anyio.CancelScope | None = None
         self._has_started = False
-        self._abandoned: tuple[ClaimKey, ...] = ()
+        self._abandoned_claims: tuple[ClaimKey, ...] = ()
         address = settings[_settings.HEALTH].or_none()
-        self._health = None if address is None else WorkerHealth(address)
+        self._health_server = None if address is None else WorkerHealth(address)
         self._systemd = Systemd(os.environ)
         self._client: Client | None = None
         self._signals = StopSignals(
             StopPlan(
-                soft=self._stop_start,
-                hard=self._stop_start,
+                soft=self._cancel_start,
+                hard=self._cancel_start,
                 soft_limit=timedelta(0),
                 hard_limit=HARD_STOP_TIMEOUT_DEFAULT,
-                last_resort=partial(
-                    leave, EXIT_ABANDONED, "riverpy: the start could not be stopped in time"
+                force_end=partial(
+                    exit_process, EXIT_ABANDONED, "riverpy: the start could not be stopped in time"
                 ),
             ),
             self._loop,
@@ -213,7 +209,7 @@ class _WorkerProcess:
         code = EXIT_FAILURE
         try:
             with expected_errors():
-                main = self._start(target)
+                main = self._run_target(target)
                 code = run_until_complete(main, self._loop, self._signals.install_wakeup_fd)
         except click.ClickException as error:
             code = show_error(error)
@@ -227,53 +223,53 @@ class _WorkerProcess:
         close_runner(self._runner)
         return code
 
-    async def _start(self, target: Target) -> int:
-        with anyio.CancelScope() as self._starting:
+    async def _run_target(self, target: Target) -> int:
+        with anyio.CancelScope() as self._start_scope:
             async with (
-                self._health.server.serving() if self._health else nullcontext(),
+                self._health_server.server.serving() if self._health_server else nullcontext(),
                 self._systemd.watched(self._is_alive),
             ):
-                return await self._work(target)
+                return await self._work_jobs(target)
         return 0
 
     def _is_alive(self) -> bool:
         return self._client is None or liveness(self._client.stats()).ok
 
-    def _stop_start(self) -> None:
-        if self._starting is None:
-            self._loop.call_soon(self._stop_start)  # again when the task has begun
+    def _cancel_start(self) -> None:
+        if self._start_scope is None:
+            self._loop.call_soon(self._cancel_start)  # try again in the next iteration of the loop
         else:
-            self._starting.cancel()
+            self._start_scope.cancel()
 
-    async def _work(self, target: Target) -> int:
-        async with entered(target) as client:
-            self._configure(client)
+    async def _work_jobs(self, target: Target) -> int:
+        async with open_target(target) as client:
+            self._configure_client(client)
             self._client = client
-            if self._health is not None:
-                self._health.client = client
+            if self._health_server is not None:
+                self._health_server.client = client
             await _wait_for_database(client.database_url, pooled=client.config.pooler)
             self._signals.set_plan(
                 StopPlan(
-                    soft=self._stop,
+                    soft=self._stop_client,
                     hard=client.stop_and_cancel,
                     soft_limit=client.config.soft_stop_timeout,
                     hard_limit=client.config.hard_stop_timeout,
-                    last_resort=lambda: self._leave_stuck_loop(client),
+                    force_end=lambda: self._exit_from_blocked_loop(client),
                 )
             )
-            report = await self._run(client)
-            self._abandoned = report.abandoned
+            report = await self._run_client(client)
+            self._abandoned_claims = report.abandoned
         if report.abandoned:
-            await self._leave_abandoned(client, report)
+            await self._exit_after_abandoned_jobs(client, report)
         self._log.info(WORKER_STOPPED, unstored=report.unstored)
         return 0 if report.is_clean else EXIT_ABANDONED
 
-    def _stop(self) -> None:
+    def _stop_client(self) -> None:
         self._systemd.notify(STOPPING=1, STATUS="waiting for running jobs")
         if self._client is not None:
             self._client.stop()
 
-    def _configure(self, client: Client) -> None:
+    def _configure_client(self, client: Client) -> None:
         settings = self._settings
         if settings[_settings.DATABASE_URL].value is UNSET and client.database_url is None:
             raise SettingsError(
@@ -300,7 +296,7 @@ class _WorkerProcess:
             },
         )
 
-    async def _run(self, client: Client) -> StopReport:
+    async def _run_client(self, client: Client) -> StopReport:
         try:
             return await client.run(drain=self._is_draining, task_status=self)
         except (SchemaMissingError, *DATABASE_ERRORS) as error:
@@ -321,7 +317,7 @@ class _WorkerProcess:
             database=mask_url(client.database_url or ""),
             schema=config.schema or "(search path)",
             queues=format_queues({name: q.max_workers for name, q in client.queues.items()}),
-            kinds={unit.kind: _limits(unit, client) for unit in client.workers.units()}
+            kinds={unit.kind: _limits_text(unit, client) for unit in client.workers.units()}
             if client.workers
             else {},
             known_kinds_only=config.known_kinds_only,
@@ -334,8 +330,8 @@ class _WorkerProcess:
         self._systemd.notify(READY=1, STATUS=f"working {', '.join(client.queues)}")
         settle_collector()
 
-    async def _leave_abandoned(self, client: Client, report: StopReport) -> NoReturn:
-        """Release the jobs that did not end, and exit, so that the code of these jobs does not
+    async def _exit_after_abandoned_jobs(self, client: Client, report: StopReport) -> NoReturn:
+        """Release the jobs that did not end, and exit. Otherwise the code of these jobs would
         continue."""
         self._signals.finish(EXIT_ABANDONED, EXIT_TIMEOUT)
         self._log.warning(
@@ -343,28 +339,29 @@ class _WorkerProcess:
             effect="the jobs are released, and the process exits",
             count=len(report.abandoned),
         )
-        await _release_and_leave(client, report.abandoned)
+        await _release_and_exit(client, report.abandoned)
 
-    def _leave_stuck_loop(self, client: Client) -> None:
-        """Release the jobs and exit, in a separate thread, since the event loop is blocked."""
-        claim_keys = self._abandoned or client.running_claims()
-        anyio.run(_release_and_leave, client, claim_keys, "the stop took too long; ")
+    def _exit_from_blocked_loop(self, client: Client) -> None:
+        """Release the jobs and exit. Called in a separate thread, because the event loop is
+        blocked."""
+        claim_keys = self._abandoned_claims or client.running_claims()
+        anyio.run(_release_and_exit, client, claim_keys, "the stop took too long; ")
 
 
-async def _release_and_leave(
+async def _release_and_exit(
     client: Client, claim_keys: Sequence[ClaimKey], why: str = ""
 ) -> NoReturn:
-    """Release jobs, and exit from inside the event loop, because closing the loop could wait
-    for a thread. The note is printed last, without blocking."""
+    """Release jobs, print a note, and exit from inside the event loop. Closing the loop could wait
+    for a thread."""
     try:
         count = await client.release_claims(claim_keys)
         note = f"{why}released {count} of {len(claim_keys)} running jobs"
     except DATABASE_ERRORS as error:
         note = f"{why}could not release the abandoned jobs: {describe(error)}"
-    leave(EXIT_ABANDONED, f"riverpy: {note}")
+    exit_process(EXIT_ABANDONED, f"riverpy: {note}")
 
 
-def _limits(unit: WorkUnit, client: Client) -> str:
+def _limits_text(unit: WorkUnit, client: Client) -> str:
     """Return the default timeout and number of attempts of a kind."""
     timeout = unit.resolve_timeout(client.config.job_timeout)
     text = "by job" if unit.job_timeout is not None else format_duration(timeout)
@@ -376,16 +373,16 @@ async def _wait_for_database(url: str | None, *, pooled: bool) -> None:
     """Wait until the database accepts connections and can be written.
 
     Raises:
-        CommandError: the database refuses the connection, or was not ready within `DATABASE_WAIT`.
+        CommandError: the database refused the connection, or was not ready in `DATABASE_TIMEOUT`.
     """
-    give_up_at = time.monotonic() + DATABASE_WAIT
+    give_up_at = time.monotonic() + DATABASE_TIMEOUT
     backoff = Backoff(timedelta(milliseconds=100), timedelta(seconds=1))
     failures = RepeatedFailureLog(get_logger())
     while True:
         try:
             await _check_database(url, pooled=pooled)
         except DATABASE_ERRORS as error:
-            if not _is_temporary(error) or time.monotonic() >= give_up_at:
+            if not _is_temporary_error(error) or time.monotonic() >= give_up_at:
                 raise CommandError(
                     f"the database cannot be used: {describe(error)}", exit_code=EXIT_NOT_READY
                 ) from error
@@ -409,7 +406,7 @@ async def _check_database(url: str | None, *, pooled: bool) -> None:
         await close(connection)
 
 
-def _is_temporary(error: BaseException) -> bool:
+def _is_temporary_error(error: BaseException) -> bool:
     sqlstate = getattr(error, "sqlstate", None)
     if sqlstate is None:
         return isinstance(error, OSError | TimeoutError | EOFError)

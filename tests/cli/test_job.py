@@ -162,7 +162,7 @@ async def test_retry(schema: Schema) -> None:
 async def test_json(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """stdout has one object with the result of each job; stderr shows the progress."""
     await schema.execute(ROWS)
-    monkeypatch.setattr(_changes, "NOTE_INTERVAL", 0)
+    monkeypatch.setattr(_changes, "PROGRESS_INTERVAL", 0)
     result = await command(schema, "cancel", "2", "5", "6", "99", "--json")
     assert (result.exit_code, result.stdout.count("\n")) == (1, 1)
     assert json.loads(result.stdout) == {

@@ -31,8 +31,8 @@ from riverpy.cli._settings import (
     SOFT_STOP,
     Setting,
     SettingsError,
-    Sources,
-    Value,
+    SettingSources,
+    SettingValue,
 )
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ SAMPLES: list[tuple[Setting[Any], Any, str, str]] = [
 ]
 
 
-def sources(directory: Path, **environ: str) -> Sources:
+def sources(directory: Path, **environ: str) -> SettingSources:
     """The sources of a process with this environment in this directory."""
-    return Sources(environ, directory)
+    return SettingSources(environ, directory)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_order_of_sources(
 ) -> None:
     """The flag wins over the variable, over the file, over the default (LD-15)."""
     key = setting.name
-    assert sources(tmp_path).value(setting, None) == Value()
+    assert sources(tmp_path).value(setting, None) == SettingValue()
 
     file = tmp_path / "pyproject.toml"
     file.write_text(f"[tool.riverpy]\n{key} = {toml}\n")
@@ -81,10 +81,10 @@ def test_order_of_sources(
     assert from_file.value is not msgspec.UNSET
 
     found = sources(tmp_path, **{setting.variable: env}).value(setting, None)
-    assert found == Value(setting.type.convert(env, None, None), setting.variable)
+    assert found == SettingValue(setting.type.convert(env, None, None), setting.variable)
 
     found = sources(tmp_path, **{setting.variable: env}).value(setting, flag)
-    assert found == Value(flag, f"--no-{key}" if flag is False else f"--{key}")
+    assert found == SettingValue(flag, f"--no-{key}" if flag is False else f"--{key}")
 
 
 def flags_of(command: click.Command, *path: str) -> Generator[tuple[tuple[str, ...], click.Option]]:

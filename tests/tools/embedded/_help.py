@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def wait_for_end(server: EmbeddedPostgres) -> None:
     """Wait until the supervisor has ended, by its lock."""
-    os.close(processes.lock(server.directory / "supervisor.lock", fcntl.LOCK_EX))
+    os.close(processes.lock_file(server.directory / "supervisor.lock", fcntl.LOCK_EX))
 
 
 def postmaster_pid(server: EmbeddedPostgres) -> int:

@@ -47,15 +47,15 @@ def test_start_url_stop(server: EmbeddedPostgres) -> None:
     """The server keeps running after `start`, `url` finds it, and `stop` ends it and its holder."""
     assert db("start", "t").stdout.strip() == server.url
     assert query(server, "SELECT 1") == "1"
-    assert not processes.is_free(server.directory / "holder.lock")
+    assert not processes.is_unlocked(server.directory / "holder.lock")
     assert db("start", "t").stdout.strip() == server.url
     assert db("url", "t").stdout.strip() == server.url
     shown = json.loads(db("url", "t", "--json").stdout)
     assert shown["url"] == server.url
     assert shown["directory"] == str(server.directory)
     assert db("stop", "t").stderr == "t: stopped\n"
-    assert processes.is_free(server.directory / "holder.lock")
-    assert processes.is_free(server.directory / "clients.lock")
+    assert processes.is_unlocked(server.directory / "holder.lock")
+    assert processes.is_unlocked(server.directory / "clients.lock")
     assert not server.is_running
     assert db("stop", "t").stderr == "t: was not running\n"
 
@@ -72,7 +72,7 @@ def test_holder_ends_with_its_server(server: EmbeddedPostgres) -> None:
     """The holder ends when its server ends."""
     db("start", "t")
     os.kill(postmaster_pid(server), signal.SIGKILL)
-    os.close(processes.lock(server.directory / "holder.lock", fcntl.LOCK_EX))
+    os.close(processes.lock_file(server.directory / "holder.lock", fcntl.LOCK_EX))
     assert not server.is_running
 
 
@@ -125,7 +125,7 @@ def test_psql_holds_the_server(server: EmbeddedPostgres) -> None:
         psql.stdin.write("SELECT 41 + 1;\n")
         psql.stdin.flush()
         assert psql.stdout.readline() == "42\n"
-        assert not processes.is_free(server.directory / "clients.lock")
+        assert not processes.is_unlocked(server.directory / "clients.lock")
         psql.stdin.close()
     assert psql.returncode == 0
     wait_for_end(server)

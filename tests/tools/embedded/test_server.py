@@ -212,7 +212,7 @@ def test_removed_while_a_process_waits_to_start(
     server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that waits for the start lock of a removed server locks the new file."""
-    lock = processes.lock
+    lock = processes.lock_file
     locked: list[Path] = []
 
     def lock_and_lose(path: Path, flags: int) -> int:
@@ -223,7 +223,7 @@ def test_removed_while_a_process_waits_to_start(
                 shutil.rmtree(server.directory)
         return descriptor
 
-    monkeypatch.setattr(processes, "lock", lock_and_lose)
+    monkeypatch.setattr(processes, "lock_file", lock_and_lose)
     with server:
         assert len(locked) == 2
         assert query(server, "SELECT 1") == "1"
@@ -266,7 +266,7 @@ def test_starter_killed_in_initdb(
     initdb = int(signal_file.read_text())
     client.kill()
     client.wait()
-    assert not processes.is_free(server.directory / "start.lock")
+    assert not processes.is_unlocked(server.directory / "start.lock")
     os.kill(initdb, signal.SIGKILL)
     with server:
         assert query(server, "SELECT 1") == "1"
@@ -375,8 +375,8 @@ def test_server_that_cannot_start_says_why(base: Path) -> None:
         server.start()
     assert str(server.log_path) in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert processes.is_free(server.directory / "clients.lock")
-    assert processes.is_free(server.directory / "supervisor.lock")
+    assert processes.is_unlocked(server.directory / "clients.lock")
+    assert processes.is_unlocked(server.directory / "supervisor.lock")
 
 
 def test_initdb_that_fails_says_why(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,7 +404,7 @@ def test_start_lock_that_is_not_released(
     """A start ends with an error if another process holds the lock for starting for too long."""
     monkeypatch.setattr("riverpy._tools.embedded.server.START_LOCK_TIMEOUT", 0.1)
     server.directory.mkdir(parents=True, exist_ok=True)
-    other = processes.lock(server.directory / "start.lock", fcntl.LOCK_EX)
+    other = processes.lock_file(server.directory / "start.lock", fcntl.LOCK_EX)
     try:
         with pytest.raises(DatabaseError, match=r"see which process holds its start\.lock"):
             server.start()
