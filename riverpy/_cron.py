@@ -1,5 +1,5 @@
-"""Parses cron expressions in the same way as robfig/cron 3, which Go programs use, and time
-zones."""
+"""Parses cron expressions in the same way as robfig/cron 3, which Go programs use. Also finds time
+zones by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MACROS = {
 }
 _STARS = ("*", "?")
 _DIGITS_MAX = 19
-"""The number of digits from which a number is too large for Go."""
+"""A number with this many digits is too large for Go."""
 _PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
 _DURATION_PART = re.compile(_PART)
 _DURATION = re.compile(rf"[+-]?(?:(?:{_PART})+|0)")
@@ -123,10 +123,10 @@ def _go_duration(text: str) -> int | None:
     parts = _DURATION_PART.findall(text)
     try:
         total = sum(int(Fraction(number) * _NANOSECONDS[unit]) for number, unit in parts)
-    except ValueError:  # thousands of digits
+    except ValueError:  # Python refuses numbers with thousands of digits
         return None
     total *= -1 if text.startswith("-") else 1
-    return total if -(2**63) <= total < 2**63 else None  # Go has 64 bits
+    return total if -(2**63) <= total < 2**63 else None  # a duration in Go has 64 bits
 
 
 def cron_fields(expression: str) -> list[str]:

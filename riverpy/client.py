@@ -20,7 +20,7 @@ from riverpy._calls.queues import QueueCalls
 from riverpy._clients.process import Opener
 from riverpy._clock import Clock
 from riverpy._dsn import validate_url
-from riverpy._insert.errors import channel_named
+from riverpy._insert.errors import translate_channel_error
 from riverpy._insert.inserter import ACQUIRE_TIMEOUT, NO_CONNECTION, Inserter
 from riverpy._insert.row import InsertRules
 from riverpy._leading.subscriptions import Leadership, LeadershipSubscription
@@ -305,7 +305,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         """Open a savepoint in the caller's transaction `tx`. Without `tx`, open a transaction."""
         if tx is not None:
             connection = expect_transaction(tx)
-            with channel_named():
+            with translate_channel_error():
                 async with savepoint(connection):
                     yield connection
             return
@@ -315,7 +315,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             with anyio.fail_after(ACQUIRE_TIMEOUT, reason=NO_CONNECTION):
                 connection = await pool.acquire()
             try:
-                with channel_named():
+                with translate_channel_error():
                     async with connection.transaction(isolation=isolation):
                         yield connection
             finally:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MAX_WORKERS_MAX = 10_000
 _QUEUES_FORM = 'queues={"default": QueueConfig(max_workers=100)}'
 DURATION_MAX = timedelta(days=365_000)
-"""The longest duration. A longer one would lead to times that PostgreSQL cannot store."""
+"""The longest duration. A longer duration would lead to times that PostgreSQL cannot store."""
 ConflictPolicy: TypeAlias = Literal["error", "warn", "takeover"]
 JOB_TIMEOUT_DEFAULT = timedelta(minutes=1)
 SOFT_STOP_TIMEOUT_DEFAULT = timedelta(seconds=30)
@@ -42,8 +42,8 @@ HARD_STOP_TIMEOUT_DEFAULT = timedelta(seconds=10)
 LEASE_TTL_MAX = timedelta(days=1)
 """The longest TTL of a lease in riverpy's table."""
 LEADER_DURATION_MIN = timedelta(milliseconds=100)
-"""The shortest duration for leases and heartbeats. With a shorter one, a slow round trip or a busy
-event loop would end a leader's term."""
+"""The shortest duration for leases and heartbeats. With a shorter duration, a slow round trip or a
+busy event loop would end a leader's term."""
 _ZERO = (timedelta(0), "zero")
 _MILLISECOND = (timedelta(milliseconds=1), "one millisecond")
 _LEADER_MIN = (LEADER_DURATION_MIN, "100 milliseconds")
@@ -54,16 +54,16 @@ _DURATION_MINIMUMS = {
     "leader_ttl": _LEADER_MIN,
     "dead_after": _LEADER_MIN,
 }
-"""The shortest values. For all other durations: `_MILLISECOND`."""
+"""The shortest values of some settings. The shortest value of all others is `_MILLISECOND`."""
 _NUMBER_MAXIMA = {
     "max_workers": MAX_WORKERS_MAX,
     "max_attempts": MAX_ATTEMPTS_MAX,
     "pool_size": 1000,
 }
-"""The largest values. The smallest is 1."""
+"""The largest values of settings that are numbers. The smallest value is 1."""
 ELECT_JITTER_SHARE = 0.2
-"""The random part of the wait between two attempts to become leader, as a share of
-`elect_interval`, to which it is added."""
+"""The largest random time that is added to `elect_interval` between two attempts to become leader,
+as a share of `elect_interval`."""
 RESCUE_AFTER_DEFAULT = timedelta(hours=1)
 RETENTION_DEFAULT = timedelta(hours=24)
 
@@ -387,7 +387,7 @@ def _check_duration(name: str, value: timedelta, minimum: tuple[timedelta, str])
 
 
 def _check_fields(settings: QueueConfig | Config) -> None:
-    """Check the fields that are switches, numbers or durations, which their annotations show."""
+    """Check the fields whose annotation is a bool, a number or a duration."""
     for name, annotation in type(settings).__annotations__.items():
         type_name = annotation.removesuffix(" | None")
         if type_name != annotation and getattr(settings, name) is None:

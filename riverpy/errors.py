@@ -122,9 +122,9 @@ class UnknownJobKindError(InsertError):
 
 
 class TransactionError(RiverError):
-    """A transaction cannot be used: the connection given as `tx` is closed, aborted or not in a
-    transaction, or a user's function ended the transaction, or a fence or a call on leases is not
-    possible in it."""
+    """A transaction cannot be used. The connection given as `tx` is closed, aborted or not in a
+    transaction; or a user's function ended the transaction; or the transaction does not allow a
+    fence or a call on leases."""
 
 
 class UniqueConflictError(RiverError):

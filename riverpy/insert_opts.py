@@ -38,7 +38,7 @@ class Unique:
 
 
 class UniqueOpts(msgspec.Struct, frozen=True, kw_only=True):
-    """Decides when a job is a duplicate: when an existing job is equal in all selected properties.
+    """Selects properties of a job. A job is a duplicate if an existing job has the same properties.
 
     A duplicate is not inserted. The insert returns the existing job instead.
     """
@@ -55,7 +55,8 @@ class UniqueOpts(msgspec.Struct, frozen=True, kw_only=True):
     """The states in which a job keeps its key. Must include available, pending, running and
     scheduled. Default: all except cancelled and discarded."""
     exclude_kind: bool = False
-    """Also compare jobs of other kinds. Requires by_args, by_queue or by_period. Default False."""
+    """Compare jobs of all kinds, not only of the same kind. Requires by_args, by_queue or
+    by_period. Default False."""
 
 
 class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):

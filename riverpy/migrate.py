@@ -59,7 +59,7 @@ _TIMEOUT_MAX = timedelta(days=24)
 
 @dataclass(frozen=True, slots=True)
 class MigrationStep:
-    """One migration that was applied or undone. In a dry run: that would be applied or undone."""
+    """One migration that was applied or undone, or that a dry run would apply or undo."""
 
     version: int
     name: str

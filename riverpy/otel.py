@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from riverpy.middleware import InsertInner, WorkInner
 
 NAMES_MAX = 1000
-"""The maximum number of kinds, and of queues, in metrics. Others are counted as `_OTHER`."""
+"""The maximum number of kinds, and of queues, in metrics. Further names become `_OTHER`."""
 ERROR_TYPES_MAX = 10
 """The maximum number of error types in the metrics of one kind."""
 _OTHER = "_OTHER"
@@ -54,7 +54,7 @@ _WORK = {**_SYSTEM, "messaging.operation.name": "work", "messaging.operation.typ
 _QUEUE, _ERROR_TYPE = "messaging.destination.name", "error.type"
 _KIND, _OUTCOME = "river.job.kind", "river.job.outcome"
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-"""The buckets of the conventions, in seconds."""
+"""The limits of the histogram buckets in OpenTelemetry's conventions, in seconds."""
 _LONG_BUCKETS = (*_BUCKETS, 30.0, 60.0, 300.0, 1800.0, 3600.0)
 _propagator = TraceContextTextMapPropagator()
 
@@ -151,7 +151,7 @@ class OpenTelemetryPlugin:
                 raise
             finally:
                 self._record_insert(inserted, queues, time.monotonic() - started, error)
-                error = None  # it would keep this frame alive
+                error = None  # the traceback of the error would keep this frame alive
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
         """Create the span of an attempt."""
@@ -184,10 +184,10 @@ class OpenTelemetryPlugin:
             finally:
                 span.set_attribute(_OUTCOME, ending(error))
                 self._record_attempt(job, time.monotonic() - started, error)
-                error = None  # it would keep this frame alive
+                error = None  # the traceback of the error would keep this frame alive
 
     def metric_emit(self, metric: Metric, /) -> None:
-        """Record a claim."""
+        """Record the duration of a claim, or the number of jobs that a claim returned."""
         attributes = {**_CLAIM, _QUEUE: self._queue_names(metric.queue)}
         if not isinstance(metric, JobGetAvailableCount):
             self._operation_duration.record(metric.duration.total_seconds(), attributes)

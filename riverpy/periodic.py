@@ -24,7 +24,7 @@ from riverpy.schedules import PeriodicSchedule, next_time, schedule_text
 Missed: TypeAlias = Literal["skip", "one", "all"]
 RunOnStart: TypeAlias = Literal["never", "first_registration", "each_term"]
 PeriodicRun: TypeAlias = JobArgs | RawArgs | tuple[JobArgs | RawArgs, InsertOpts]
-"""The job of one run: args, or args with options."""
+"""The job for one time of a schedule: args, or args with options."""
 _NOT_PLAIN_TESTS = (
     inspect.iscoroutinefunction,
     inspect.isgeneratorfunction,
@@ -163,8 +163,8 @@ class PeriodicJobs:
     def __init__(self, jobs: Iterable[PeriodicJob] = ()) -> None:
         self._jobs: dict[str, PeriodicJob] = {}
         self.wake: Callable[[], None] = lambda: None
-        """The callback that is called after jobs were added. The service that inserts periodic jobs
-        sets the callback."""
+        """Called after jobs were added. The service that inserts periodic jobs sets this
+        callback."""
         self.add_many(jobs)
 
     def add(self, job: PeriodicJob) -> str:

@@ -120,7 +120,7 @@ class CronSchedule:
         return None
 
     def _next_local_time(self, local_time: datetime) -> datetime | None:
-        """Return the next local time, without a zone, that matches."""
+        """Return the next local time that matches the expression. The times have no time zone."""
         pattern = copy.copy(self._pattern)
         pattern.dt = local_time.replace(microsecond=0)
         return next(pattern, None)
@@ -141,7 +141,7 @@ class CronSchedule:
         return self._first_change(before, instant) or instant
 
     def _first_change(self, start: datetime, end: datetime) -> datetime | None:
-        """Return the first second after `start`, up to `end`, that has another UTC offset."""
+        """Return the first second up to `end` that has another UTC offset than `start`."""
         offset = self._offset(start)
         low = start
         while low < end:

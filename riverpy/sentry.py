@@ -95,7 +95,9 @@ class SentryPlugin:
                 error: BaseException | None = None
                 try:
                     await do_inner()
-                except BaseException as raised:  # a span that receives it is marked as failed
+                except (
+                    BaseException
+                ) as raised:  # Sentry marks a span as failed if it sees the error
                     error = raised
                 end = ending(error)
                 trace.set_status(_STATUS_OF_ENDING[end])
@@ -105,7 +107,7 @@ class SentryPlugin:
                 if error is not None:
                     raise error
             finally:
-                error = None  # it would keep this frame alive
+                error = None  # the traceback of the error would keep this frame alive
 
     def _context(self, job: Job[Any]) -> dict[str, Any]:
         context: dict[str, Any] = {
@@ -124,7 +126,7 @@ class SentryPlugin:
     def _report(self, job: Job[Any], error: BaseException) -> None:
         if self._final_only and job.attempt < job.max_attempts:
             return
-        # Without the first frame, `work`: reading its variables would keep the error alive.
+        # Without the first frame, `work`: if Sentry read its variables, the error would stay alive.
         trace = error.__traceback__ and error.__traceback__.tb_next
         with capture_internal_exceptions():  # an error here must not change the outcome of the job
             event, hint = event_from_exception(

@@ -1,1 +1,1 @@
-"""Inserting jobs: check and encode them, run hooks and middleware, send them to the database."""
+"""Inserts of jobs: check and encode jobs, run hooks and middleware, send jobs to the database."""

@@ -1,4 +1,4 @@
-"""Errors of an insert: replaces database errors with errors of riverpy that name the remedy."""
+"""Errors of inserts: replace database errors with errors of riverpy whose texts say what to do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sqlstate(error: BaseException) -> str | None:
 
 
 @contextmanager
-def translated(tx: Transaction | None, *, in_savepoint: bool = False) -> Generator[None]:
+def translate_errors(tx: Transaction | None, *, in_savepoint: bool = False) -> Generator[None]:
     """Replace a database error that has a known cause with an error of riverpy.
 
     Args:
@@ -63,7 +63,7 @@ def translated(tx: Transaction | None, *, in_savepoint: bool = False) -> Generat
 
 
 @contextmanager
-def channel_named() -> Generator[None]:
+def translate_channel_error() -> Generator[None]:
     """Raise ConfigError if the server refuses a notification because the schema's name is too
     long."""
     try:
@@ -79,7 +79,7 @@ def _channel_error(error: Exception, aborted: str = "") -> ConfigError:
 
 
 def _riverpy_error(error: Exception, aborted: str) -> Exception | None:
-    """Return riverpy's error for a database error; None: there is none. The text ends with
+    """Return riverpy's error for a database error, or None. The text of the error ends with
     `aborted`."""
     code = sqlstate(error)
     if code in _SCHEMA_MISSING_CODES:
@@ -114,7 +114,8 @@ def _riverpy_error(error: Exception, aborted: str) -> Exception | None:
 
 
 def _connection_error(error: Exception, tx: Transaction | None, aborted: str) -> Exception | None:
-    """Return riverpy's error if the connection or the transaction caused the database error."""
+    """Return riverpy's error if the connection or the transaction caused the database error, or
+    None."""
     code = sqlstate(error)
     if code in _STATEMENT_LOST_CODES:
         remedy = (

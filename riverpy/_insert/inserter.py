@@ -1,4 +1,4 @@
-"""Inserter: sends the jobs of one client, on its pool or in a caller's transaction."""
+"""Inserter: inserts the jobs of one client, on its pool or in a caller's transaction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import anyio
 
 from riverpy._clock import Backoff
 from riverpy._error_text import error_text
-from riverpy._insert.errors import sqlstate, translated
+from riverpy._insert.errors import sqlstate, translate_errors
 from riverpy._insert.json_text import json_size
 from riverpy._insert.row import (
     InsertRules,
@@ -55,7 +55,7 @@ up to 1 GiB."""
 SEND_TIMEOUT = 600.0
 """Seconds for one statement. A shorter timeout of the pool has precedence."""
 ACQUIRE_TIMEOUT = 10.0
-"""Seconds to wait for a connection of the pool, also while the database starts."""
+"""Seconds to wait for a connection of the pool, which includes the start of the database."""
 NO_CONNECTION = (
     f"got no connection from the pool within {ACQUIRE_TIMEOUT:g} s: increase Config(pool_size=…), "
     "find the code that keeps connections, or check that the database answers"
@@ -294,7 +294,7 @@ class Inserter:
         if tx is None:
             return await self._send_with_retries(rows, self._limiter.select_queues(queues), send)
         expect_transaction(tx)
-        with translated(tx):
+        with translate_errors(tx):
             return await send(tx, rows, queues)
 
     # -- on the client's pool
@@ -322,7 +322,7 @@ class Inserter:
         pooled: AbstractAsyncContextManager[Transaction] | None = None
         reason = NO_CONNECTION
         try:
-            with anyio.CancelScope() as scope, translated(None):
+            with anyio.CancelScope() as scope, translate_errors(None):
                 scope.deadline = anyio.current_time() + ACQUIRE_TIMEOUT
                 pooled, connection = await self._acquire_connection()
                 reason = f"inserting jobs took longer than {SEND_TIMEOUT:g} s"
@@ -385,7 +385,7 @@ class Inserter:
     ) -> int:
         rows = sorted(rows, key=_lock_order_key)
         is_in_transaction = connection.is_in_transaction()
-        with translated(connection if is_in_transaction else None, in_savepoint=True):
+        with translate_errors(connection if is_in_transaction else None, in_savepoint=True):
             async with savepoint(connection) if is_in_transaction else connection.transaction():
                 await job_copy(connection, self._schema, rows, timeout=SEND_TIMEOUT)
                 if queues:

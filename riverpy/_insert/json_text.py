@@ -112,6 +112,6 @@ def _checked_size(name: str, text: str) -> str:
 
 
 def json_size(text: str) -> int:
-    """Return the number of bytes of a text in UTF-8. Lone surrogates are counted, because other
-    code refuses them."""
+    """Return the number of bytes of a text in UTF-8. Lone surrogates raise no error here. Other
+    code refuses lone surrogates."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

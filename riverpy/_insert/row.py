@@ -1,4 +1,4 @@
-"""Preparing a job for an insert: check its options, encode its args, compute its unique key."""
+"""Rows of inserts: check the options of a job, encode its args, and compute its unique key."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _NOT_UNIQUE = UniqueOpts()
 
 
 class InsertRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a client for all its inserts."""
+    """The settings of a client that apply to all its inserts."""
 
     max_attempts: int
     """The number of attempts of a job whose options have none."""
@@ -75,7 +75,7 @@ def prepare_all(
     firsts: dict[tuple[type, int], tuple[InsertOpts | None, InsertRow]] = {}
     for job in jobs:
         args, opts = job.args, job.opts
-        key = (type(args), id(opts))  # `firsts` keeps the options, so their id is not reused
+        key = (type(args), id(opts))  # `firsts` keeps the options alive, so their id is not reused
         is_single = isinstance(args, RawArgs) or callable(getattr(args, "insert_opts", None))
         if not is_single and (first := firsts.get(key)) is not None:
             row = InsertRow(args_text(args), *first[1][1:])
@@ -90,7 +90,7 @@ def prepare_all(
 def prepare(
     args: JobArgs | RawArgs, opts: InsertOpts | None, *, rules: InsertRules, now: datetime
 ) -> InsertRow:
-    """Check and encode one job, without a statement.
+    """Check and encode one job. Nothing is sent.
 
     Precedence of options: this insert, then `insert_opts` of the args class, then the client.
     `metadata` and `pending` come from this insert only. `now` is the time of the insert, which

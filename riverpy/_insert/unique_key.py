@@ -147,8 +147,8 @@ def _args_part(kind: str, args_class: type[object], args: str) -> str:
 
 
 def _iterate_members(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each key of a compact JSON object with the text of its value. Other JSON yields
-    nothing."""
+    """Yield each key of a compact JSON object, and the text of the key's value. Yield nothing for
+    other JSON."""
     at = 1
     while text.startswith("{") and text[at] != "}":
         key, colon = _decoder.raw_decode(text, at)
@@ -212,8 +212,8 @@ def _field_names(cls: type[object]) -> list[tuple[str, str]]:
 
 
 def _types_and_marks(annotation: Any) -> tuple[list[Any], list[Any]]:
-    """Return the types of an annotation, without None and UNSET, and the extras of each `Annotated`
-    in it."""
+    """Return the types that an annotation allows, without None and UNSET, and the marks in its
+    `Annotated` parts."""
     parts = get_args(annotation)
     if get_origin(annotation) is Annotated:
         types, marks = _types_and_marks(parts[0])

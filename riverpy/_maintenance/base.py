@@ -51,7 +51,7 @@ class MaintenanceService(ABC):
         self.reports: list[Callable[[], list[SetAsideRow]]] = []
         """Functions that return the rows that the service skips for a while, because their
         statements fail."""
-        self.ran = TestSignal(f"{type(self).__name__}.ran")
+        self.pass_succeeded = TestSignal(f"{type(self).__name__}.pass_succeeded")
         """Emitted after each successful pass."""
 
     async def prepare(self) -> None:  # noqa: B027 (most services prepare nothing)
@@ -97,7 +97,7 @@ class MaintenanceService(ABC):
             return self._backoff.next()
         self._failure_log.recovered(MAINTENANCE_RUN_SUCCEEDED_AGAIN)
         self._backoff.reset()
-        self.ran.emit()
+        self.pass_succeeded.emit()
         return delay
 
     def _log_failure(self, error: Exception) -> None:

@@ -1,5 +1,5 @@
-"""Batches: handles rows for a maintenance service, in fenced transactions that are as large as
-their time limit allows.
+"""Batches: handles rows for a maintenance service. A transaction has as many rows as its time limit
+allows, and fails if the leader's term has ended.
 
 A row that the database refuses, or that takes longer than the limit, is set aside: the row is
 retried later, alone, and delays no other row.
@@ -29,18 +29,18 @@ BATCH_SIZE = 10_000
 PAUSE_MIN = 0.05
 PAUSE_MAX = 5.0
 """The shortest and the longest pause between two batches, in seconds. The pause gives the database
-time for the workers. It is never longer than the batch before it took."""
-ASIDE_MAX = 1_000
-"""The largest number of rows that a service sets aside. At this limit the service forgets the
-oldest row, and finds that row again in a later pass."""
-ASIDE_DELAY_MIN = 5.0
-ASIDE_DELAY_MAX = 300.0
+time for the workers. A pause is never longer than the time that the batch before it took."""
+SET_ASIDE_MAX = 1_000
+"""The largest number of rows that are set aside. At this limit the oldest row is forgotten, and a
+later pass reads that row again."""
+SET_ASIDE_DELAY_MIN = 5.0
+SET_ASIDE_DELAY_MAX = 300.0
 """The shortest and the longest delay before a row that is set aside is retried, in seconds. The
 delay doubles with each failure."""
 PASS_DELAY_MIN = 1.0
 """The shortest time between two passes in seconds."""
-PAGE_MIN = 100
-"""The smallest number of rows read at a time, even if statements handle fewer."""
+PAGE_SIZE_MIN = 100
+"""The smallest page, in rows. A statement may handle fewer rows than a page has."""
 FAILURES_MAX = 1_000
 """The number of consecutive failed statements that ends a pass. The remaining rows wait for the
 next pass."""
@@ -78,7 +78,7 @@ class Batches(Generic[Row]):
         self._connection = connection or self._context.connection
         self._send_rows = send
         self.aside: SetAside[Row] = SetAside(
-            ASIDE_MAX, delay_min=ASIDE_DELAY_MIN, delay_max=ASIDE_DELAY_MAX
+            SET_ASIDE_MAX, delay_min=SET_ASIDE_DELAY_MIN, delay_max=SET_ASIDE_DELAY_MAX
         )
         self._sender = BatchSender(
             BatchStatement(self._send_counted, row_id=key),
@@ -101,7 +101,7 @@ class Batches(Generic[Row]):
 
     @property
     def row_limit(self) -> int:
-        """The number of rows that the next statement handles."""
+        """The largest number of rows of the next statement."""
         return self._sender.size.rows
 
     def begin_pass(self, scope: object) -> None:
@@ -120,7 +120,7 @@ class Batches(Generic[Row]):
             FencedOutError: the term has ended.
             Exception: one of DATABASE_ERRORS that no row has caused.
         """
-        self._sender.discard()  # this pass reads the rows of a failed pass again
+        self._sender.discard()  # a pass that failed may have left rows; this pass reads them again
         for row in rows:
             self._sender.add(row)
         while self._sender.is_ready:
@@ -143,7 +143,7 @@ class Batches(Generic[Row]):
         of the previous page, and the size of a page."""
         after: Row | None = None
         while True:
-            limit = max(self.row_limit, PAGE_MIN)
+            limit = max(self.row_limit, PAGE_SIZE_MIN)
             page = await read(after, limit)
             if not await self.handle_rows(page):
                 return False
@@ -158,7 +158,7 @@ class Batches(Generic[Row]):
         await self._context.timer.sleep(random.uniform(first, last))  # noqa: S311 (no secret)
 
     def transaction(self) -> AbstractAsyncContextManager[Connection]:
-        """Return a fenced transaction. Raises as `TermFence.transaction`."""
+        """Return a transaction that fails if the term has ended; see `TermFence.transaction`."""
         return self._context.fence.transaction(self._connection, self._purpose)
 
     async def _send_counted(self, rows: list[Row]) -> None:
@@ -173,7 +173,7 @@ class Batches(Generic[Row]):
             row=self._row_name(row),
             error=describe(error),
         )
-        if len(self.aside) > ASIDE_MAX:
+        if len(self.aside) > SET_ASIDE_MAX:
             self._sender.forget(self.aside.entries[0].row)
 
     def _log_recovered(self, row: Row) -> None:

@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from riverpy.schedules import PeriodicSchedule
 
 LATE_MAX = timedelta(seconds=30)
-"""The longest delay with which a slot does not count as missed. A change of the leader is
-shorter."""
+"""A slot with a longer delay counts as missed. A change of the leader takes less time."""
 MISSED_MAX = 1000
 """The largest number of missed slots of one periodic job that get a job."""
 STEPS_MAX = 10_000
 """The largest number of slots of a user's own schedule that are computed one by one."""
-_FIRST_SPAN = timedelta(milliseconds=1)
+_SEARCH_SPAN_MIN = timedelta(milliseconds=1)
 
 
 class DueSlots(NamedTuple):
@@ -32,8 +31,8 @@ class DueSlots(NamedTuple):
     """The slots that get a job, oldest first."""
     following: datetime | None
     """The first slot that is not due yet. None: the schedule has ended."""
-    passed_over: bool
-    """Whether the policy is `all`, but some slots get no job because too many were missed."""
+    has_dropped_slots: bool
+    """Whether some slots get no job although the policy is `all`, because too many were missed."""
 
 
 def due_slots(
@@ -46,17 +45,19 @@ def due_slots(
     """
     count = MISSED_MAX if missed == "all" else 1
     slots: deque[datetime] = deque(maxlen=count)
-    due: datetime | None = _skip(schedule, slot, now, count)
+    due: datetime | None = _skip_old_slots(schedule, slot, now, count)
     while due is not None and due <= now:
         slots.append(due)
         due = next_time(schedule, due)
-    passed_over = missed == "all" and bool(slots) and slots[0] != slot
+    has_dropped_slots = missed == "all" and bool(slots) and slots[0] != slot
     if missed == "skip" and slots and now - slots[-1] > LATE_MAX:
         slots.clear()
-    return DueSlots(list(slots), due, passed_over)
+    return DueSlots(list(slots), due, has_dropped_slots)
 
 
-def _skip(schedule: PeriodicSchedule, slot: datetime, now: datetime, count: int) -> datetime | None:
+def _skip_old_slots(
+    schedule: PeriodicSchedule, slot: datetime, now: datetime, count: int
+) -> datetime | None:
     """Return a slot such that at least the newest `count` due slots, and few others, follow it.
     After a long gap there are too many slots to compute each one.
 
@@ -69,7 +70,7 @@ def _skip(schedule: PeriodicSchedule, slot: datetime, now: datetime, count: int)
         return slot + max(passed + 1 - count, 0) * schedule.interval
     if not (isinstance(schedule, CronSchedule) or has_slots(schedule, slot, now, STEPS_MAX)):
         return slot
-    span = _FIRST_SPAN
+    span = _SEARCH_SPAN_MIN
     while now - slot > span:  # `now - span` must not leave the calendar
         if has_slots(schedule, now - span, now, count):
             return next_time(schedule, now - span)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from riverpy._leading.queue_scope import NO_QUEUES
 from riverpy._log_events import FINISHED_JOBS_DELETED
 from riverpy._maintenance.base import READ_TIMEOUT, MaintenanceService
-from riverpy._maintenance.batches import PAGE_MIN, Batches
+from riverpy._maintenance.batches import PAGE_SIZE_MIN, Batches
 from riverpy._postgres.job_maintenance import (
     EndedCursor,
     JobScope,
@@ -37,7 +37,7 @@ _STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
 
 
 class Rule(NamedTuple):
-    """The retention of some jobs of one state."""
+    """How long some jobs of one state are kept."""
 
     state: JobState
     retention: timedelta
@@ -66,7 +66,7 @@ def _scopes_by_retention(
     for retention, names in _names_by_retention(config.retention_by_queue, state).items():
         if within := tuple(name for name in names if name in scope):
             yield retention, JobScope(within, True, kinds)
-    retention = _retention_in_state(config.retention, state)
+    retention: timedelta | None = getattr(config.retention, state.value)
     others = scope.without(config.retention_by_queue)
     if retention is None or others == NO_QUEUES:
         return
@@ -80,13 +80,10 @@ def _names_by_retention(
     """Group names by retention: one statement handles all names with the same retention."""
     names: dict[timedelta, list[str]] = defaultdict(list)
     for name, kept in retentions.items():
-        if (retention := _retention_in_state(kept, state)) is not None:
+        retention: timedelta | None = getattr(kept, state.value)
+        if retention is not None:
             names[retention].append(name)
     return names
-
-
-def _retention_in_state(retention: JobRetention, state: JobState) -> timedelta | None:
-    return getattr(retention, state.value)
 
 
 class CleanedJob(NamedTuple):
@@ -112,7 +109,7 @@ class JobCleaner(MaintenanceService):
             connection=context.cleaning,
         )
         self._cursors: dict[Rule, EndedCursor | None] = {}
-        """By rule: the position up to which jobs were read. A rule of a new scope starts at the
+        """The position up to which the jobs of each rule were read. A new rule starts at the
         beginning, because the rule may match jobs that were skipped."""
         self._unfinished_rules: set[Rule] = set()
         """The rules whose jobs were not yet read to the end."""
@@ -130,7 +127,7 @@ class JobCleaner(MaintenanceService):
         for rule in rules:
             if rule.state.value in states:
                 await self._apply_rule(rule)
-        await self.batches.handle_rows(())  # rows that are set aside and due
+        await self.batches.handle_rows(())  # retries rows that are set aside
         return self.batches.delay(INTERVAL)
 
     def _renew_cursors(self, rules: Sequence[Rule]) -> None:
@@ -165,7 +162,7 @@ class JobCleaner(MaintenanceService):
         self._deleted_count = 0
         try:
             while True:
-                limit = max(self.batches.row_limit, PAGE_MIN)
+                limit = max(self.batches.row_limit, PAGE_SIZE_MIN)
                 jobs = await self._read_ended_jobs(rule, limit)
                 in_scope = [CleanedJob(rule, job.cursor.id) for job in jobs if job.is_in_scope]
                 if not await self.batches.handle_rows(in_scope):

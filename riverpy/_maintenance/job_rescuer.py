@@ -48,7 +48,7 @@ INTERVAL_SHARE = 1 / 5
 """The time between two reads of all heartbeats is this share of `dead_after`, but at most
 `INTERVAL_MAX` seconds. A dead client is found with at most this delay."""
 TIMER_MARGIN = 0.01
-"""Seconds by which a timer may be early."""
+"""Seconds by which a timer may end too early."""
 STUCK_INTERVAL = 30.0
 STUCK_SHARE = 1 / 12
 """The time between two searches for jobs that run for too long is `STUCK_INTERVAL` seconds, as in
@@ -63,7 +63,7 @@ _PURPOSE = "looking for jobs to rescue"
 
 
 class _StuckJob(Job[Any]):
-    """A job that has been running for too long, as the job's worker class gets it."""
+    """A job that has been running for too long. The job's worker class gets this object."""
 
     __slots__ = ("age",)
 
@@ -95,7 +95,7 @@ class _StuckJob(Job[Any]):
 
 
 class LostAttempt(NamedTuple):
-    """An attempt to end."""
+    """An attempt to end, because its client is dead or its job runs for too long."""
 
     rescue: Rescue
     heartbeat: bytes | None
@@ -134,9 +134,10 @@ class JobRescuer(MaintenanceService):
         self._damaged = DamagedJobs("finding jobs of dead clients", self.log)
         self.reports.append(lambda: self._damaged.set_aside)
         self._stuck_attempts: list[LostAttempt] = []
-        """The stuck jobs that were read in this pass and are to be rescued."""
+        """The attempts of stuck jobs that this pass has read and will end."""
         self._unknown_kinds: Counter[str] = Counter()
-        """The number of stuck jobs of this pass without a worker in this client, by kind."""
+        """The kinds of stuck jobs for which this client has no worker, with the number of jobs that
+        this pass has read."""
         self._logged_kinds: set[str] = set()
         """The kinds without a worker for which a warning was logged."""
         self._limited_log = self.log.limited()
@@ -151,7 +152,7 @@ class JobRescuer(MaintenanceService):
         if now >= self._next_stuck_search:
             await self._rescue_stuck(filters)
             self._next_stuck_search = now + self._stuck_interval
-        await self.batches.handle_rows(())  # rows that are set aside and due
+        await self.batches.handle_rows(())  # retries rows that are set aside
         return min(next_in, self._next_stuck_search - now)
 
     # -- by heartbeat

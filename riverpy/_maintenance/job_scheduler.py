@@ -53,7 +53,7 @@ class JobScheduler(MaintenanceService):
     async def _read_due(
         self, within: QueueFilter | None, _after: int | None, limit: int
     ) -> list[int]:
-        """Read the first due jobs that are not available yet, whatever the page before was."""
+        """Read the first due jobs. The jobs of earlier pages are available now, or skipped."""
         self.context.fence.expect_held()
         async with self.read_connection("finding due jobs") as connection:
             return await job_due(

@@ -1,6 +1,7 @@
 """PeriodicEnqueuer: inserts the due jobs of this client's periodic jobs.
 
-The server's clock decides which slots are due, and the row of a periodic job stores its next slot.
+A slot is a time of a schedule. The server's clock decides which slots are due. The row of a
+periodic job stores its next slot.
 The transaction that inserts a slot's job also moves the row to the next slot, if no other session
 has changed the row. So no slot is inserted twice, and no slot is lost. A periodic job that fails
 keeps its slot and is retried later, without delay for the others.
@@ -68,16 +69,16 @@ if TYPE_CHECKING:
 
 READ_INTERVAL = 5.0
 """Seconds between two reads of the table, if no slot is due earlier."""
-LOCKED_RETRY = 1.0
+LOCKED_RETRY_DELAY = 1.0
 """Seconds until the retry of a row that another transaction has locked or changed."""
-MISSING_RETRY = 60.0
+MISSING_TABLE_RETRY_DELAY = 60.0
 """Seconds until the next check for the table, while it is missing."""
 HOOK_TIMEOUT = 30.0
 """The timeout of all hooks `periodic_jobs_start` together, in seconds."""
 BATCH_MAX = 100
 """The largest number of periodic jobs whose slots are inserted in one transaction."""
 ROWS_MAX = 1000
-"""The number of jobs at which a transaction takes no further periodic job."""
+"""The number of jobs at which no further periodic job is added to a transaction."""
 PLAN_TIME = 0.05
 """Seconds of planning after which the planned jobs are inserted, before planning continues."""
 MARK_INTERVAL = 3600.0
@@ -110,7 +111,7 @@ class Plan(NamedTuple):
     advance: PeriodicAdvance
     jobs: list[PlannedJob]
     error: Exception | None = None
-    """The error of the slot after the last job. The slot cannot be inserted."""
+    """Why the job of the next slot cannot be inserted. None: there was no error."""
 
 
 class NewJob(NamedTuple):
@@ -140,7 +141,7 @@ class PeriodicEnqueuer(MaintenanceService):
         )
         """The periodic jobs that failed, by the id of their row."""
         self._lost_slot_ids: set[str] = set()
-        """The ids of rows for which a lost slot was logged."""
+        """The ids of rows for which the warning about lost slots was logged."""
         self._moved_count = 0
         """The number of rows that this pass has moved to another slot."""
         self._errors = StatementErrors()
@@ -185,13 +186,13 @@ class PeriodicEnqueuer(MaintenanceService):
         if self._has_table:
             try:
                 await self._register()
-            except DATABASE_ERRORS as error:  # each pass registers the jobs too
+            except DATABASE_ERRORS as error:  # the next pass registers the jobs
                 self.log.debug(PERIODIC_JOB_REGISTRATION_FAILED, error=describe(error))
 
     async def run_once(self, scope: StopScope) -> float:
         """Insert the jobs of due slots. Return the seconds until the next pass."""
         if not await self._find_table():
-            return MISSING_RETRY
+            return MISSING_TABLE_RETRY_DELAY
         await self._register()
         await self._mark_used()
         if not self._registered:
@@ -224,9 +225,9 @@ class PeriodicEnqueuer(MaintenanceService):
             if held := self._postponed.seconds_left(row.id):
                 seconds.append(held)
             elif row.run_requested_at is not None:
-                seconds.append(LOCKED_RETRY)
+                seconds.append(LOCKED_RETRY_DELAY)
             elif row.due_in is not None:
-                seconds.append(row.due_in if row.due_in > 0 else LOCKED_RETRY)
+                seconds.append(row.due_in if row.due_in > 0 else LOCKED_RETRY_DELAY)
         return min(seconds)
 
     # -- the table
@@ -245,7 +246,7 @@ class PeriodicEnqueuer(MaintenanceService):
         return self._has_table
 
     async def _read_states(self) -> dict[str, PeriodicJobState]:
-        """Return the rows of this domain by the id of the periodic job."""
+        """Return the stored states of this domain's periodic jobs, by the id of the job."""
         async with self.read_connection("reading the periodic jobs") as connection:
             states = await periodic_list(connection, self.schema)
         own_states: dict[str, PeriodicJobState] = {}
@@ -259,7 +260,7 @@ class PeriodicEnqueuer(MaintenanceService):
         return job_id + self._suffix
 
     async def _register(self) -> None:
-        """Register new periodic jobs, and forget those that the client has removed."""
+        """Register new periodic jobs, and forget periodic jobs that the client has removed."""
         self._registered = {
             row_id: job for row_id, job in self._registered.items() if self._jobs.get(job.id) is job
         }
@@ -367,7 +368,7 @@ class PeriodicEnqueuer(MaintenanceService):
         due = due_slots(job.schedule, job.missed, first, row.read_at)
         if row.is_paused:
             return Plan(_make_advance(row, due.following), [])
-        if due.passed_over:
+        if due.has_dropped_slots:
             self.log.warning(MISSED_PERIODIC_SLOTS_DROPPED, periodic_job_id=job.id)
         jobs: list[PlannedJob] = []
         for slot in due.slots:
@@ -423,7 +424,8 @@ class PeriodicEnqueuer(MaintenanceService):
                 self.log.info(PERIODIC_JOB_INSERTED_AGAIN, periodic_job_id=row_id)
 
     async def _execute_plans(self, plans: Sequence[Plan]) -> set[str]:
-        """Move rows and insert their jobs. Return the ids of the moved rows."""
+        """Move rows to their next slots, and insert the jobs of the slots before. Return the ids of
+        the moved rows."""
         async with self.context.fence.transaction(
             self.context.connection, "inserting periodic jobs"
         ) as connection:

@@ -78,12 +78,12 @@ ANSWER_MARGIN = 5.0
 """Seconds between the server's timeout of a statement and our own timeout, which cuts the
 session."""
 CLEAN_UP_LIMIT = 15.0
-"""The timeout for a stop to drop the indexes that the interrupted rebuild left, in seconds."""
+"""The longest time in seconds that a stop takes to drop the indexes of an interrupted rebuild."""
 DROP_RETRY = 0.1
 """Seconds between two attempts to drop the indexes that a rebuild left."""
-LOCKED_RETRY = 5.0
-"""Seconds until the next attempt to lock, while another reindexer has the lock. If the process of
-the other one was killed, the server needs a moment to release the lock."""
+LOCKED_RETRY_DELAY = 5.0
+"""Seconds until the next attempt to lock, while another reindexer has the lock. The server needs a
+moment to release the lock of a killed process."""
 CLOCK_INTERVAL = 3600.0
 """The longest time between two reads of the server's clock in seconds."""
 POSTPONED_DAYS = (1, 2, 4)
@@ -105,7 +105,7 @@ class Postponement(NamedTuple):
     until: datetime
 
     @classmethod
-    def read(cls, comment: str) -> Postponement | None:
+    def parse_comment(cls, comment: str) -> Postponement | None:
         """Return the postponement in a comment, if there is one."""
         found = _POSTPONED.search(comment)
         if found is None:
@@ -116,9 +116,9 @@ class Postponement(NamedTuple):
             return None
 
     @classmethod
-    def after(cls, comment: str, begin: datetime) -> Postponement:
+    def after_timeout(cls, comment: str, begin: datetime) -> Postponement:
         """Return the postponement after another timeout in a run that was due at `begin`."""
-        before = cls.read(comment)
+        before = cls.parse_comment(comment)
         timeouts = 1 if before is None else before.timeouts + 1
         days = POSTPONED_DAYS[min(timeouts, len(POSTPONED_DAYS)) - 1]
         return cls(timeouts, begin + timedelta(days=days))
@@ -170,13 +170,13 @@ class Reindexer(MaintenanceService):
         if not self._has_begun:
             self._has_begun, self._run_at = True, now
             self._next_run = next_time(self._schedule, now)
-        elif self._next_run is not None and now >= self._next_run:  # several missed runs are one
+        elif self._next_run is not None and now >= self._next_run:  # one run replaces missed runs
             self._run_at = max(self._next_run, now - timedelta(seconds=CLOCK_INTERVAL))
             self._pending_names = list(self._names)
             self._next_run = next_time(self._schedule, now)
         if self._pending_names or not self._has_dropped_leftovers:
             if not await self._rebuild_pending(scope):
-                return LOCKED_RETRY
+                return LOCKED_RETRY_DELAY
             now = await self._now()
         if self._next_run is None:
             return CLOCK_INTERVAL
@@ -226,10 +226,11 @@ class Reindexer(MaintenanceService):
     async def _read_indexes(self, connection: Connection, names: Sequence[str]) -> list[Index]:
         return await _with_timeout(index_list(connection, self.schema, names))
 
-    # -- artifacts: the indexes that an interrupted rebuild leaves
+    # -- leftovers: the indexes that an interrupted rebuild leaves
 
     async def _drop_all_leftovers(self, connection: Connection) -> list[Index]:
-        """Drop the artifacts of all processes. Return the indexes to rebuild."""
+        """Drop the indexes that interrupted rebuilds of any process left. Return the configured
+        indexes that exist."""
         indexes = await self._read_indexes(connection, self._names)
         self._warn_of_missing({index.name for index in indexes})
         for index in indexes:
@@ -246,7 +247,7 @@ class Reindexer(MaintenanceService):
         self._missing_names = missing
 
     def _skip_foreign(self, foreign: set[str]) -> None:
-        """Remove the indexes that this role does not own from the pending ones."""
+        """Do not rebuild the indexes that this role does not own."""
         skipped = [name for name in self._pending_names if name in foreign]
         if skipped:
             self._pending_names = [name for name in self._pending_names if name not in foreign]
@@ -258,7 +259,8 @@ class Reindexer(MaintenanceService):
             )
 
     async def _drop_leftovers(self, connection: Connection, name: str, *, must_lead: bool) -> bool:
-        """Drop the artifacts that no session is building. Return whether all drops succeeded."""
+        """Drop the indexes that interrupted rebuilds of this index left, except for those that a
+        session is building. Return whether all drops succeeded."""
         is_done = True
         for artifact in await _with_timeout(index_artifacts(connection, self.schema, name)):
             if not artifact.is_droppable:
@@ -279,8 +281,8 @@ class Reindexer(MaintenanceService):
         return is_done
 
     async def _clean_up(self, connection: Connection, name: str) -> None:
-        """Drop the artifacts of a rebuild that a stop has interrupted. This process may not be the
-        leader any more, but its session still locks out other reindexers."""
+        """Drop the indexes that a rebuild left because a stop interrupted the rebuild. This process
+        may not be the leader any more, but its session still locks out other reindexers."""
         with anyio.move_on_after(CLEAN_UP_LIMIT, shield=True):
             try:
                 await _set_limits(connection)  # returns when the rebuild has ended
@@ -307,7 +309,7 @@ class Reindexer(MaintenanceService):
     async def _reason_to_skip(self, connection: Connection, index: Index) -> str | None:
         if index.is_held:
             return "another session builds an index of its table"
-        postponed = Postponement.read(index.comment)
+        postponed = Postponement.parse_comment(index.comment)
         if postponed is not None and index.read_at < postponed.until:
             times = "once" if postponed.timeouts == 1 else f"{postponed.timeouts} times"
             return f"its rebuild timed out {times}; next after {postponed.until}"
@@ -341,13 +343,13 @@ class Reindexer(MaintenanceService):
     async def _handle_failure(
         self, connection: Connection, index: Index, error: PostgresError, seconds: float
     ) -> None:
-        """Log a failed rebuild, and postpone the index if the rebuild timed out. The artifacts of
-        the rebuild stay until the next run."""
+        """Log a failed rebuild, and postpone the index if the rebuild timed out. The indexes that
+        the rebuild left stay until the next run."""
         limit = self._timeout
         if limit is None or not is_statement_timeout(error) or seconds < limit.total_seconds():
             self.log.warning(INDEX_REBUILD_FAILED, index=index.name, reason=describe(error))
             return
-        postponed = Postponement.after(index.comment, self._run_at)
+        postponed = Postponement.after_timeout(index.comment, self._run_at)
         self.log.warning(
             INDEX_REBUILD_TIMED_OUT,
             index=index.name,

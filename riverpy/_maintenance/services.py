@@ -76,13 +76,13 @@ class DefaultLeaderCheck(MaintenanceService):
 
 
 def domain_services(
-    context: TermContext, heartbeat: Heartbeat, periodic_jobs: PeriodicJobs, inserter: Inserter
+    context: TermContext, heartbeat: Heartbeat, jobs: PeriodicJobs, inserter: Inserter
 ) -> list[MaintenanceService]:
     """Return the services of a leader of the client's domain, in the order of their starts."""
-    own = [*_queue_services(context, heartbeat), PeriodicEnqueuer(context, periodic_jobs, inserter)]
+    services = [*_queue_services(context, heartbeat), PeriodicEnqueuer(context, jobs, inserter)]
     if context.config.domain != DEFAULT_DOMAIN:
-        return own
-    return [*own, *_own_table_services(context, heartbeat), *reindexers(context)]
+        return services
+    return [*services, *_riverpy_table_services(context, heartbeat), *reindexers(context)]
 
 
 def schema_services(
@@ -91,7 +91,7 @@ def schema_services(
     """Return the services of a client that holds the schema lease."""
     return [
         *_queue_services(context, heartbeat),
-        *_own_table_services(context, heartbeat),
+        *_riverpy_table_services(context, heartbeat),
         *(reindexers(context) if may_reindex else []),
     ]
 
@@ -105,7 +105,7 @@ def _queue_services(context: TermContext, heartbeat: Heartbeat) -> list[Maintena
     ]
 
 
-def _own_table_services(context: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
+def _riverpy_table_services(context: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
     """Return the services for the tables of line `riverpy`, which River does not have."""
     contact = _contact(heartbeat)
     cleaners = [] if contact is None else [ClientCleaner(context, contact)]

@@ -60,7 +60,7 @@ async def test_pauses(each: float) -> None:
 async def test_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are read from behind the last one on, so each row is read once in a pass, also one that
     is refused."""
-    monkeypatch.setattr(batches, "PAGE_MIN", 10)
+    monkeypatch.setattr(batches, "PAGE_SIZE_MIN", 10)
     monkeypatch.setattr(batches, "BATCH_SIZE", 10)
     numbers = Numbers(lambda number: REFUSAL if number % 7 == 0 else None)
     read: list[int] = []
@@ -80,7 +80,7 @@ async def test_all_refused(monkeypatch: pytest.MonkeyPatch, log: list[dict[str, 
     """Where all rows are refused a pass does not try each of them, which one line says; it
     remembers so many as set aside, and names ten."""
     monkeypatch.setattr(batches, "FAILURES_MAX", 100)
-    monkeypatch.setattr(batches, "ASIDE_MAX", 50)
+    monkeypatch.setattr(batches, "SET_ASIDE_MAX", 50)
     numbers = Numbers(lambda _number: REFUSAL)
     assert not await numbers.batches.handle_rows(range(10_000))
     assert len(numbers.sizes) == 100

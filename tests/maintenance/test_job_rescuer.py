@@ -502,7 +502,7 @@ async def test_ignored_jobs_hide_nothing(schema: Schema, monkeypatch: pytest.Mon
     """Whole pages of jobs that must not be rescued do not hide later ones that must (JR3), nor do
     those of registered clients and of unknown kinds (LD-04)."""
     monkeypatch.setattr(job_rescuer, "READ_SIZE", 10)
-    monkeypatch.setattr(batches, "PAGE_MIN", 10)
+    monkeypatch.setattr(batches, "PAGE_SIZE_MIN", 10)
     workers = registry()
 
     class Endless(msgspec.Struct, frozen=True):
@@ -528,7 +528,7 @@ async def test_ignored_jobs_hide_nothing(schema: Schema, monkeypatch: pytest.Mon
 async def test_pages_of_the_dead(quick: HeldTerm, monkeypatch: pytest.MonkeyPatch) -> None:
     """All jobs of a dead client are rescued in one pass, however many pages they fill."""
     monkeypatch.setattr(batches, "BATCH_SIZE", 10)
-    monkeypatch.setattr(batches, "PAGE_MIN", 10)
+    monkeypatch.setattr(batches, "PAGE_SIZE_MIN", 10)
     await register(quick.schema, "dead")
     for _ in range(20):
         await insert(quick.schema)

@@ -28,7 +28,7 @@ from riverpy._maintenance import reindexer as module
 from riverpy._maintenance.reindexer import (
     CLOCK_INTERVAL,
     INDEX_NAMES_DEFAULT,
-    LOCKED_RETRY,
+    LOCKED_RETRY_DELAY,
     SCHEDULE_DEFAULT,
     Postponement,
     reindexers,
@@ -494,7 +494,7 @@ async def comment_on(schema: Schema, index: str) -> str | None:
 
 async def postponed(schema: Schema, index: str) -> Postponement | None:
     """What the comment of an index says."""
-    return Postponement.read(await comment_on(schema, index) or "")
+    return Postponement.parse_comment(await comment_on(schema, index) or "")
 
 
 async def days_until(schema: Schema, index: str) -> tuple[int, int]:
@@ -600,13 +600,13 @@ async def test_rest_is_counted_from_when_the_run_was_due(
 def test_postponement(comment: str) -> None:
     """What a comment says beside the time of rest is kept, however often it changes."""
     now = datetime(2026, 1, 1, 12, 0, 1, 999, tzinfo=UTC)
-    once = Postponement.after(comment, now)
-    twice = Postponement.after(once.append_to(comment), now)
+    once = Postponement.after_timeout(comment, now)
+    twice = Postponement.after_timeout(once.append_to(comment), now)
     written = twice.append_to(once.append_to(comment))
-    assert Postponement.read(written) == (2, datetime(2026, 1, 3, 12, 0, 1, tzinfo=UTC))
+    assert Postponement.parse_comment(written) == (2, datetime(2026, 1, 3, 12, 0, 1, tzinfo=UTC))
     assert without_postponement(written) == comment
-    assert Postponement.read(comment) is None
-    assert Postponement.read(written.replace("-03T", "-33T")) is None
+    assert Postponement.parse_comment(comment) is None
+    assert Postponement.parse_comment(written.replace("-03T", "-33T")) is None
 
 
 async def test_cancelled_by_an_operator(schema: Schema, log: Log) -> None:
@@ -643,7 +643,7 @@ async def test_two_at_once(schema: Schema, log: Log) -> None:
     async with contexts(schema, KIND) as held:
         second = reindexer_of(held)
         async with snapshot(schema), running(held, SNAPSHOTS) as (_, task):
-            assert [await held.run(second) for _ in range(3)] == [LOCKED_RETRY] * 3
+            assert [await held.run(second) for _ in range(3)] == [LOCKED_RETRY_DELAY] * 3
             assert await artifacts(schema) == ["river_job_kind_ccnew"]
             postponed = [entry for entry in log if entry["event"] == REINDEXING_POSTPONED]
             assert [entry["log_level"] for entry in postponed] == ["info", "debug", "debug"]

@@ -64,7 +64,7 @@ class WrongTimer(Timer):
 @asynccontextmanager
 async def running(one: Enqueuing) -> AsyncGenerator[None]:
     """The enqueuer's own loop."""
-    one.enqueuer.ran.init()
+    one.enqueuer.pass_succeeded.init()
     async with ServiceGroup() as group:
         await group.start(one.enqueuer)
         yield
@@ -74,7 +74,7 @@ async def until(one: Enqueuing, job_id: str, count: int) -> None:
     """Wait until so many jobs are inserted."""
     with anyio.fail_after(40):
         while len(await one.slots(job_id)) < count:
-            await one.enqueuer.ran.wait()
+            await one.enqueuer.pass_succeeded.wait()
 
 
 @pytest.mark.parametrize(("least", "most"), [(-0.02, -0.001), (0.0, 0.05)])

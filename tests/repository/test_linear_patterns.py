@@ -118,7 +118,7 @@ def _snoozes(text: str) -> None:
         _snoozes,
         Address.parse,
         normalize,
-        Postponement.read,
+        Postponement.parse_comment,
         validate_kind,
         validate_lease_name,
         validate_queue,

@@ -127,7 +127,7 @@ async def test_set_aside_rows_of_a_worker(
     """Rows that the server refuses to a claim, a result or a maintenance service are shown until
     they succeed."""
     monkeypatch.setattr("riverpy._postgres.set_aside.DELAY_MIN", 0.05)
-    monkeypatch.setattr(batches, "ASIDE_DELAY_MIN", 0.05)
+    monkeypatch.setattr(batches, "SET_ASIDE_DELAY_MIN", 0.05)
     rig = Rig(schema)
 
     @rig.job
