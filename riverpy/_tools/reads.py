@@ -40,7 +40,7 @@ class SetAside(msgspec.Struct, frozen=True):
 
     count: int
     rows: list[SetAsideRow]
-    """The first rows. A client reports a limited number."""
+    """The first rows. A client reports only a limited number of rows."""
 
 
 class ClientRow(NamedTuple):

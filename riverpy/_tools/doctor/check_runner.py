@@ -99,7 +99,7 @@ class CheckRunner:
         """The checks that could not run, each with the server's error, by the code of the error."""
 
     async def run(self) -> None:
-        """Run the checks, as far as the server and the tables allow."""
+        """Run the checks. Without River's tables, only the checks of the server run."""
         try:
             row = await self._connect()
             if row is not None:
@@ -133,7 +133,7 @@ class CheckRunner:
             await self._check_jobs(row, state)
 
     async def _read_schema(self) -> SchemaState | None:
-        """Return the migrations of River's tables; None: the tables cannot be checked further."""
+        """Return the migrations of the schema; None: the checks of jobs cannot run."""
         schema, url = self._request.schema, self._request.url
         try:
             state = await self._session.read(read_schema_state, schema)

@@ -23,8 +23,7 @@ RELEASE_TIMEOUT = 60.0
 
 
 async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the live clients, the clients with a late heartbeat, and the dead clients with their
-    running jobs."""
+    """Report live clients, clients with a late heartbeat, and dead clients with running jobs."""
     clients = await snapshot.clients()
     leader = await snapshot.leader()
     if clients is None:

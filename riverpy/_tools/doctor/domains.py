@@ -293,8 +293,8 @@ def _check_old_clients(domains: DomainMap) -> list[Finding]:
 
 
 def _check_schema_leader(domains: DomainMap) -> list[Finding]:
-    """Report that no client does the schema maintenance: `default` has no riverpy leader, and no
-    client holds the lease `@schema`."""
+    """Report that no client does the maintenance of the whole schema. The riverpy leader of
+    `default`, or otherwise the holder of the lease `@schema`, does this maintenance."""
     candidates = [client for client in domains.members if client.candidate]
     if not candidates or domains.has_orphan_maintainer():
         return []

@@ -168,7 +168,9 @@ async def check_failing(snapshot: DatabaseSnapshot) -> list[Finding]:
     found = [
         _failing_kind(kind, rows.get(kind), discarded.get(kind, 0))
         for kind in sorted({*rows, *discarded})
-        if not live or kind in worked or kind not in rows  # the check `kinds` reports the others
+        if not live
+        or kind in worked
+        or kind not in rows  # the check `kinds` reports kinds without a worker
     ]
     problems = [finding for finding in found if finding is not None]
     return [ok(text, failed=failures, discarded=discarded), *problems]

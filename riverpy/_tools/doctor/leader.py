@@ -138,7 +138,7 @@ def _foreign_leader(text: str, clients: Sequence[ClientRow], data: dict[str, obj
 
 
 def heartbeat_age(client: ClientRow) -> str:
-    """Return a text about the age of a client's heartbeat, to follow the client's id."""
+    """Return the end of a sentence about a client's heartbeat. The sentence begins with the id."""
     if client.silent < 0:
         return (
             f"wrote a heartbeat that is {span(-client.silent)} in the future: the server's clock "

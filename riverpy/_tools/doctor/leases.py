@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 
 EXPIRED_AGE_MIN = 60.0
-"""Seconds after the expiry from which a lease is reported. A process that waits for the lease
-acquires it earlier."""
+"""Seconds. A lease that expired longer ago is reported. A process that waits for the lease acquires
+it earlier."""
 EXPIRED_AGE_MAX = 86_400.0
-"""Seconds after the expiry from which a lease is no longer reported, because it is probably no
-longer needed."""
+"""Seconds. A lease that expired longer ago is not reported: probably no process needs it."""
 
 
 async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:

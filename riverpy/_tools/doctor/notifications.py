@@ -56,7 +56,7 @@ DOCTOR_TOPIC = "riverpy_doctor"
 PROBE_TIMEOUT = 2.0
 """Seconds within which the test notification must arrive."""
 LISTEN_TIMEOUT = 10.0
-"""Seconds for the connection and the statement LISTEN."""
+"""Seconds that the connection and the statement LISTEN may take."""
 _LISTENING_NOT_TRIED = warn(
     "not tried, because the server's notification queue is full: see `notifications`",
     "run riverpy doctor again when the queue is no longer full",
@@ -65,7 +65,7 @@ _LISTENING_NOT_TRIED = warn(
 
 
 async def check_notification_queue(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report how full the queue is, and which session blocks the queue."""
+    """Report how full the notification queue is, and which session blocks it."""
     usage = await snapshot.session.read(doctor_notification_usage)
     snapshot.is_queue_full = usage >= USAGE_FULL
     text = f"the server's notification queue is {usage:.0%} full"
@@ -119,7 +119,7 @@ async def _pid_of_warning(snapshot: DatabaseSnapshot) -> int | None:
             async with snapshot.session.reading() as connection:
                 await doctor_show_warnings(connection)
                 await doctor_notify(connection, channel=DOCTOR_TOPIC, payload="")
-        except PostgresError as error:  # the warning comes before this error
+        except PostgresError as error:  # the server sends the warning before this error
             if not is_notification_queue_full(error):
                 raise
         await anyio.lowlevel.checkpoint()  # the driver delivers the warning in the event loop
@@ -131,7 +131,7 @@ async def _pid_of_warning(snapshot: DatabaseSnapshot) -> int | None:
 
 async def check_listening(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Send a notification, and report whether it arrives. Without notifications a job waits for the
-    next poll, one second by default."""
+    next poll, by default at most one second."""
     finding = _LISTENING_NOT_TRIED if snapshot.is_queue_full else await _try_listening(snapshot)
     snapshot.notifications_arrive = finding.level is Level.OK
     return [finding]

@@ -87,8 +87,8 @@ class Session:
             return await statement(connection, *args, **kwargs)
 
     async def await_with_timeout(self, answer: Awaitable[ResultT]) -> ResultT:
-        """Await one statement outside a transaction, and return its result. In such a statement the
-        settings of the session are not changed by doctor.
+        """Return the result of one statement outside a transaction. There the session has its own
+        settings, not those of `doctor_limits`.
 
         Raises:
             TimeoutError: there was no result within READ_TIMEOUT.

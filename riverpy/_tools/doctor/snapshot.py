@@ -68,7 +68,7 @@ def kinds_limit(backlogs: Sequence[BacklogRow]) -> int:
 def _read_once(
     read: Callable[[DatabaseSnapshot], Awaitable[ResultT]],
 ) -> Callable[[DatabaseSnapshot], Awaitable[ResultT]]:
-    """Let only the first successful call read the database, so that all checks see the same."""
+    """Let only the first successful call read the database, so that all checks use one result."""
 
     @wraps(read)
     async def read_once(snapshot: DatabaseSnapshot) -> ResultT:
@@ -92,19 +92,19 @@ class Program:
 
 @dataclass(frozen=True)
 class Request:
-    """The database to check, and the options of the checks."""
+    """The database that doctor checks, and the options of the checks."""
 
     url: str
     schema: str | None
     """The schema of River's tables; None: the schema of the search path."""
     listen_url: str | None
-    """The URL for LISTEN; None: the same URL."""
+    """The URL for LISTEN; None: `url`."""
     stuck_after: timedelta
     """The time after which a running job is reported."""
     max_lag: timedelta
     """The time after which a due job is reported."""
     program: Program | None = None
-    """The program that will work the jobs; None: there is no program to check."""
+    """The program whose kinds are checked; None: no program is checked."""
 
 
 @dataclass
@@ -116,7 +116,7 @@ class DatabaseSnapshot:
     state: SchemaState
     request: Request
     notifications_arrive: bool = True
-    """Whether the notification of the check `listen` arrived."""
+    """Whether the notification that the check `listen` sent arrived."""
     is_queue_full: bool = False
     """Whether the server's notification queue is so full that riverpy sends no notifications."""
     damaged: dict[int, str] = field(default_factory=dict[int, str])

@@ -73,7 +73,7 @@ class RelationRow(NamedTuple):
 
 
 class RunningRow(NamedTuple):
-    """A group of running jobs of one client, kind and queue: the stuck jobs or the other jobs."""
+    """The running jobs of one client, kind and queue: either its stuck jobs or its other jobs."""
 
     client_id: str | None
     kind: str
@@ -81,7 +81,7 @@ class RunningRow(NamedTuple):
     is_stuck: bool
     jobs: int
     long_jobs: int
-    """The number of jobs in the group that run for at least the given time."""
+    """The number of jobs in the group that run for at least the time `long` of `doctor_running`."""
     longest: float
     """The run time of the oldest job."""
     oldest_id: int
@@ -166,7 +166,7 @@ class TableRow(NamedTuple):
     """The time since the last vacuum, the creation of the table or the start of the server,
     whichever was last."""
     is_vacuum_running: bool
-    """Whether a vacuum of this table runs now, if the role may read this."""
+    """Whether a vacuum runs now. A role with few privileges sees vacuums of all tables."""
     is_autovacuum_on: bool
     is_autovacuum_off_for_table: bool
 

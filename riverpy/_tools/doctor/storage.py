@@ -29,8 +29,7 @@ started after the snapshot."""
 LOCK_AGE_WARN = 30.0
 """Seconds. A transaction that holds locks on River's tables for longer is reported."""
 LOCK_AGE_WITH_WAITERS_WARN = 3.0
-"""Seconds. A transaction that holds locks on River's tables for longer is reported if other
-sessions wait for the locks."""
+"""Seconds. A transaction for whose locks other sessions wait is reported after this time."""
 BLOAT_SIZE_MIN = 64 * 1024 * 1024
 """The size in bytes from which an index may be reported as bloated."""
 BLOAT_FACTOR = 4.0

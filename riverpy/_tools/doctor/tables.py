@@ -25,7 +25,7 @@ _OWN_TABLES = {
     5: "riverpy_exec",
     6: "riverpy_queue_owner",
 }
-"""The table that each version of line `riverpy` creates."""
+"""The versions of riverpy's own migrations that create a table, each with the table."""
 _INSERT_PRIVILEGES = {
     "river_migration": ("SELECT",),
     "river_job": ("SELECT", "INSERT", "UPDATE (kind)"),
@@ -35,7 +35,7 @@ _INSERT_PRIVILEGES = {
 _WORK_PRIVILEGES = dict.fromkeys(
     (*_MAIN_TABLES, *_OWN_TABLES.values()), ("SELECT", "INSERT", "UPDATE", "DELETE")
 )
-"""The privileges that a role also needs to work jobs."""
+"""The privileges that a role needs to work jobs, beside those to insert jobs."""
 
 
 def check_migrations(state: SchemaState, schema: str | None, url: str) -> list[Finding]:

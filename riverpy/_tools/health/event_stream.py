@@ -82,7 +82,7 @@ async def _lines(
 ) -> AsyncGenerator[bytes, None]:
     accepted = {name: set(values) for name, values in params.items() if name != "event"}
     async with events:
-        yield b"\n"  # shows the reader that the connection works
+        yield b"\n"  # the reader sees that the connection works
         dropped, keepalive_at = 0, anyio.current_time() + KEEPALIVE_INTERVAL
         while True:
             line: EventLine | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 TIMEOUT = 5.0
-"""Seconds for the connection, for the headers, and for the body."""
+"""Seconds that the connection, the headers and the body may each take."""
 BODY_MAX = 16 * 1024 * 1024
 LINE_MAX = 64 * 1024
 PORT_DEFAULT = 8378

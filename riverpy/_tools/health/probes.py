@@ -50,8 +50,8 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 def liveness(stats: ClientStats | None) -> ProbeResult:
-    """Check that the services of the worker run. The event loop runs if this function is called.
-    The database is not checked. Without stats there is no client yet."""
+    """Check that the services of the worker run. The event loop runs, because it answers this
+    probe. The database is not checked. Without stats there is no client yet."""
     stuck = stats.stuck if stats is not None else ()
     reason = f"stuck: {', '.join(stuck)}; restart the worker" if stuck else "all run"
     return ProbeResult.of({"event_loop": Check(True, "runs"), "services": Check(not stuck, reason)})
@@ -63,7 +63,7 @@ def readiness(stats: ClientStats | None, lag: Check | None = None) -> ProbeResul
     state = "starting" if stats is None else stats.state
     checks = {"state": Check(state == "working", state)}
     if stats is not None and stats.state not in {"starting", "stopped"}:
-        checks["schema"] = Check(True, "as expected")  # the start checks it
+        checks["schema"] = Check(True, "as expected")  # a worker checks the schema when it starts
         checks["listener"] = _check_listener(stats)
         for name, queue in stats.queues.items():
             checks[f"queue {name}"] = _check_queue(queue)

@@ -61,7 +61,7 @@ class Systemd:
 
 
 def _watchdog_seconds(environ: Mapping[str, str]) -> float:
-    """Return the manager's limit in seconds; 0: there is no limit, or it is for another process."""
+    """Return the watchdog's limit in seconds; 0: this process has no limit."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return 0.0
     try:

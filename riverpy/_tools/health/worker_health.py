@@ -40,8 +40,8 @@ JSON_CONTENT_TYPE = "application/json"
 
 
 class WorkerHealth:
-    """Answers /livez, /readyz, /metrics and /events, also before there is a client and after the
-    client has stopped."""
+    """Answers /livez, /readyz, /metrics and /events. It also answers before the client starts and
+    after the client has stopped."""
 
     def __init__(self, address: Address) -> None:
         self.client: Client | None = None

@@ -65,7 +65,7 @@ class EndedRow(NamedTuple):
     since: datetime
     """The start of the time for which ended jobs are read."""
     seconds: float
-    """The length of this time in seconds."""
+    """The seconds from `since` to the read."""
     queue: str | None
     """The name of the queue; None: no job ended in any queue."""
     completed: int

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 RATE_WINDOW = timedelta(seconds=10)
 """The time over which rates are computed."""
 LATE_AFTER = timedelta(seconds=10)
-"""The time after which a due scheduled job or retry counts as late. A leader needs half of it."""
+"""The time after which a due scheduled job or retry counts as late. A leader needs at most 5 s."""
 COUNT_LIMIT = 10_000
 """The limit for counting jobs: the jobs of one state in one queue, the ended jobs, and the jobs in
 some other states."""
@@ -75,7 +75,7 @@ class QueueStatus(msgspec.Struct, frozen=True):
     """Seconds since the oldest job became due; None: no job is due."""
     running: int
     slots: int | None
-    """The number of slots of these clients; None: not known, because a client has an older
+    """The number of slots of the live clients; None: not known, because a client has an older
     riverpy."""
     scheduled: int
     retryable: int
@@ -158,7 +158,7 @@ class FleetStatus(msgspec.Struct, frozen=True):
     jobs_about: int | None
     """The number of all jobs at the last ANALYZE of the table; None: there was no ANALYZE."""
     cap: int
-    """The limit of counting. A number of jobs at or above it means at least that many."""
+    """The limit for counting jobs. If a number reaches the limit, there may be more jobs."""
     rates_over: float
     """Seconds over which the rates are computed."""
     domains: list[DomainStatus] = []

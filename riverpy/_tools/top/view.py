@@ -45,7 +45,7 @@ _RARE_COLUMNS = frozenset({"LATE", "STUCK", "ASIDE"})
 _COLUMNS_DROPPED_IF_EMPTY = ("CANDIDATE", "SCHEDULED", "RETRYABLE", "DUE FOR", "FAIL/S", "VERSION")
 """Columns that a narrow screen drops first, if they have no value."""
 _COLUMNS_DROPPED_NEXT = ("SCHEDULED", "RETRYABLE", "WORKERS")
-"""Columns that a narrow screen drops next."""
+"""Columns that a narrow screen drops after the columns without a value."""
 _EMPTY_CELLS = frozenset({"0", "-"})
 
 
