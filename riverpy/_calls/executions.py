@@ -65,12 +65,8 @@ ResultT = TypeVar("ResultT")
 OutcomeT = TypeVar("OutcomeT")
 
 
-class _BusyError(Exception):
-    """Another transaction has locked the key, and did not end within the wait."""
-
-
 class _KeyLockedError(Exception):
-    """Another transaction had locked the key. A new attempt may succeed."""
+    """Another transaction has locked the key. A later attempt may succeed."""
 
 
 class ExecutionCalls(ClientCalls):
@@ -304,9 +300,9 @@ class ExecutionCalls(ClientCalls):
         """Limit a statement that waits for another transaction with the same key to `wait` seconds.
 
         Raises:
-            _BusyError: the statement waited for `wait` seconds.
-            _KeyLockedError: a timeout of the session ended the statement earlier, or, if
-                `can_retry_conflicts`, the key was stored after the snapshot of the transaction.
+            _KeyLockedError: the statement waited for `wait` seconds, or a timeout of the session
+                ended it earlier, or, if `can_retry_conflicts`, the key was stored after the
+                snapshot of the transaction.
             SchemaMissingError: line `riverpy` is not migrated.
         """
         try:
@@ -319,7 +315,7 @@ class ExecutionCalls(ClientCalls):
                 raise
             raise _KeyLockedError from error
         if scope.cancelled_caught:
-            raise _BusyError
+            raise _KeyLockedError
 
     @contextmanager
     def _expecting_table(self) -> Generator[None]:
@@ -344,9 +340,9 @@ async def _retry_while_locked(
     while True:
         try:
             return await attempt(deadline - anyio.current_time())
-        except _BusyError:
-            return Execution(ExecutionState.IN_PROGRESS)
         except _KeyLockedError:
+            if anyio.current_time() >= deadline:
+                return Execution(ExecutionState.IN_PROGRESS)
             await anyio.sleep(backoff.next())
 
 

@@ -42,14 +42,7 @@ class IdClaim:
         connection: DedicatedConnection,
         timer: Timer,
     ) -> None:
-        """Create the id claim.
-
-        Args:
-            registration: the client's row.
-            schema: the schema of River's tables.
-            connection: the connection to register on.
-            timer: measures how long another run's heartbeat stays the same.
-        """
+        """Create the claim of the id in `registration`, the client's row."""
         self._registration, self._schema = registration, schema
         self._connection, self._timer = connection, timer
         self._client_id = registration.client_id

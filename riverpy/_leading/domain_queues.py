@@ -55,13 +55,9 @@ class DomainQueues:
         """Create the reader. It sends no statement.
 
         Args:
-            connection: the connection for short statements.
-            schema: the schema of River's tables.
             domain: the domain of the leader; or the name of the schema lease, whose holder
                 maintains only orphaned queues.
             has_notifications: whether `forget` is called when owners change.
-            timer: measures time.
-            dead_after: the client's setting `dead_after`.
             contact: returns how long this process has had contact with the server without a break,
                 in seconds.
         """

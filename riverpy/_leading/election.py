@@ -52,15 +52,9 @@ class Election:
         domain: str = DEFAULT_DOMAIN,
         changed: Callable[[LeadershipChange], None] | None = None,
     ) -> None:
-        """Create the election. It starts no task.
-
-        Args:
-            engine: the engine of the lease.
-            lease_name: the name of the lease that the leader holds.
-            run_term: runs the work of a term until the scope is stopped.
-            domain: the domain of the leader.
-            changed: called at once when a term begins or ends.
-        """
+        """Create the election of the leader that holds the lease `lease_name`. `run_term` runs the
+        work of a term until its scope is stopped. `changed` is called at once when a term begins or
+        ends."""
         self._engine, self._lease_name, self._run_term = engine, lease_name, run_term
         self._domain, self._changed = domain, changed
         self._lease: Lease | None = None

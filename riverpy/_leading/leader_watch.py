@@ -75,15 +75,9 @@ class LeaderWatch:
         is_leader: Callable[[], bool],
         timer: Timer,
     ) -> None:
-        """Create the leader watch.
-
-        Args:
-            connection: the connection for the checks. The session should have a short lock timeout.
-                Otherwise a check of a locked table would close the connection.
-            config, kinds, queues, periodic_jobs: the client's settings.
-            is_leader: whether this client is the leader of its domain now.
-            timer: measures time, and waits.
-        """
+        """Create the leader watch. The session of `connection` should have a short lock timeout.
+        Otherwise a check of a locked table would close the connection. `is_leader` returns whether
+        this client is the leader of its domain now."""
         self._connection, self._config, self._timer = connection, config, timer
         self._kinds, self._queues, self._periodic_jobs = kinds, queues, periodic_jobs
         self._is_leader = is_leader
@@ -130,10 +124,7 @@ class LeaderWatch:
         if status.leader_id is None or is_well or status.elected_at == self._logged_term:
             return
         self._logged_term = status.elected_at
-        keys: dict[str, object] = {
-            "leader_id": status.leader_id,
-            "elected_at": status.elected_at,
-        }
+        keys: dict[str, object] = {"leader_id": status.leader_id, "elected_at": status.elected_at}
         if self._domain is not None:
             keys |= {"domain": self._domain, "queues": list(self._queues)}
         else:

@@ -77,16 +77,8 @@ class Membership:
         heartbeat: Heartbeat,
         timer: Timer,
     ) -> None:
-        """Create the membership.
-
-        Args:
-            registration: the registration of the client.
-            config, periodic_jobs: the client's settings.
-            connection: the connection for heartbeats. The session should have a short lock timeout.
-            reserved: the connection for joining.
-            heartbeat: the heartbeat of the client's run.
-            timer: measures time, and waits.
-        """
+        """Create the membership of a client. The session of `connection` should have a short lock
+        timeout, because it writes heartbeats. The client joins its domain over `reserved`."""
         self._registration, self._config = registration, config
         self._periodic_jobs = periodic_jobs
         self._connection, self._reserved, self._timer = connection, reserved, timer

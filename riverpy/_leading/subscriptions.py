@@ -45,12 +45,8 @@ class Leadership(Streams[LeadershipSubscription]):
     """Whether one client is the leader, and the subscribers to changes of that."""
 
     def __init__(self, leader_id: Callable[[], str], domain: Callable[[], str]) -> None:
-        """Create the leadership for a client that is not the leader.
-
-        Args:
-            leader_id: returns the leader id of the client.
-            domain: returns the domain of the client.
-        """
+        """Create the leadership of a client that is not the leader. The arguments return its leader
+        id and its domain."""
         super().__init__()
         self._leader_id, self._domain = leader_id, domain
         self._last: LeadershipChange | None = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
 from riverpy._clock import Backoff
+from riverpy._leases.lease_task import error_keys
 from riverpy._lifecycle import ServiceGroup, single_error
 from riverpy._log import get_logger
 from riverpy._log_events import (
@@ -16,7 +17,7 @@ from riverpy._log_events import (
     MAINTENANCE_FAILED_WHILE_STOPPING,
 )
 from riverpy._postgres.connection import close_all
-from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
@@ -49,12 +50,10 @@ class TermRunner:
         started: Callable[[], None],
         resign: Callable[[], bool],
     ) -> None:
-        """Create the term runner. It starts no task.
+        """Create the runner of one term.
 
         Args:
-            lease: the lease of the term.
             make: creates the services, and the context that the services share.
-            timer: waits.
             started: called each time that all services have started.
             resign: called once, when the services have failed too often. Returns False if the term
                 had ended before.
@@ -92,47 +91,25 @@ class TermRunner:
     async def _failed(self, scope: StopScope, error: BaseException) -> None:
         """Log a failure of maintenance. Then wait before the next attempt, or resign."""
         if scope.cause is not None:
-            self._log.error(MAINTENANCE_FAILED_WHILE_STOPPING, **_error_keys(error))
+            self._log.error(MAINTENANCE_FAILED_WHILE_STOPPING, **error_keys(error))
             return
         if self._up_since is not None and self._timer.boottime() - self._up_since >= STEADY_MIN:
             self._failures = 0
             self._backoff.reset()
         self._failures += 1
-        if self._failures == ATTEMPTS_MAX:
-            self._give_up(error)
-            return
-        delay = self._backoff.next()
-        self._level_of(error)(
-            MAINTENANCE_FAILED,
-            attempt=self._failures,
-            attempts=ATTEMPTS_MAX,
-            seconds=round(delay, 1),
-            **_error_keys(error),
-        )
-        await self._timer.sleep(delay)
+        keys = {"attempt": self._failures, "attempts": ATTEMPTS_MAX, **error_keys(error)}
+        if self._failures < ATTEMPTS_MAX:
+            delay = self._backoff.next()
+            self._level_of(error)(MAINTENANCE_FAILED, seconds=round(delay, 1), **keys)
+            await self._timer.sleep(delay)
+        else:
+            is_resigned = self._resign()
+            effect = "this client resigns" if is_resigned else "none: its term had ended"
+            self._level_of(error)(MAINTENANCE_FAILED_TOO_OFTEN, effect=effect, **keys)
 
     def _level_of(self, error: BaseException) -> Callable[..., None]:
-        """Return the log level: error for a fault in riverpy, warning for an outage, info for a
-            lost
-        term."""
+        """Return the log method: error for a fault in riverpy, warning for an outage, info for a
+        lost term."""
         if isinstance(error, FencedOutError):
             return self._log.info
         return self._log.warning if isinstance(error, DATABASE_ERRORS) else self._log.error
-
-    def _give_up(self, error: BaseException) -> None:
-        is_resigned = self._resign()
-        self._level_of(error)(
-            MAINTENANCE_FAILED_TOO_OFTEN,
-            effect="this client resigns" if is_resigned else "none: its term had ended",
-            attempt=ATTEMPTS_MAX,
-            attempts=ATTEMPTS_MAX,
-            **_error_keys(error),
-        )
-
-
-def _error_keys(error: BaseException) -> dict[str, Any]:
-    """Return the keys of a log line about an error. Only a fault in riverpy has a traceback."""
-    keys: dict[str, Any] = {"error": describe(error)}
-    if not isinstance(error, (*DATABASE_ERRORS, FencedOutError)):
-        keys["exc_info"] = error
-    return keys

@@ -67,12 +67,4 @@ class ClientLeases:
     @property
     def stats(self) -> LeaseStats:
         """The number of held leases, and the counts of renewals."""
-        engine = self._engine
-        if engine is None:
-            return LeaseStats()
-        return LeaseStats(
-            held=sum(lease.is_held for lease in engine.held.leases),
-            renewals=engine.held.renewals,
-            renewal_failures=engine.held.renewal_failures,
-            renewal_seconds=engine.held.renewal_seconds,
-        )
+        return LeaseStats() if self._engine is None else self._engine.held.stats

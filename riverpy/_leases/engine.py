@@ -28,7 +28,6 @@ from riverpy._leases.held_leases import (
     HeldLeases,
     new_backoff,
     progress_limit,
-    time_to_stop,
 )
 from riverpy._leases.lease import STORE_TIMEOUT, CancelAtLeaseEnd, Lease
 from riverpy._leases.timing import WAKE_JITTER
@@ -83,17 +82,9 @@ class LeaseEngine:
         max_held: int | None = None,
         unfinished: Iterable[Lease] = (),
     ) -> None:
-        """Create the lease engine.
-
-        Args:
-            store: where the leases are kept.
-            holder: identifies this process in the store.
-            timing: how long a lease lasts, and how often it is renewed.
-            timer: measures time, and waits.
-            max_held: the largest number of leases that the engine holds; None: no limit.
-            unfinished: leases of an earlier engine whose work may still run. The engine does not
-                try to acquire these leases.
-        """
+        """Create the engine of the process that the store knows as `holder`. The engine holds at
+        most `max_held` leases; None: no limit. It does not try to acquire the leases in
+        `unfinished`, which an earlier engine has ended and whose work may still run."""
         self._unfinished = list(unfinished)
         self._store, self.holder, self._max_held = store, holder, max_held
         self.timing, self.timer = timing, timer
@@ -345,7 +336,7 @@ class LeaseEngine:
         if not attempt.answer.is_granted:
             return None, pause
         lease = self._make_lease(name, attempt.answer, attempted_at)
-        if time_to_stop(lease, self.timing) <= 0:
+        if lease.time_to_stop <= 0:
             self._log.warning(LEASE_ACQUIRED_TOO_LATE, lease=name)
             await self.release(lease)
             return None, pause
@@ -391,19 +382,11 @@ class LeaseEngine:
     async def _free(self, lease: Lease) -> bool:
         try:
             return await self._store.release(
-                lease.name,
-                lease.epoch,
-                lease.holder,
-                timeout=RELEASE_TIMEOUT,
+                lease.name, lease.epoch, lease.holder, timeout=RELEASE_TIMEOUT
             )
         except UNKNOWN_RESULT_ERRORS as error:
             say = self._log.debug if self._store.is_outage_logged else self._log.warning
-            say(
-                LEASE_RELEASE_FAILED,
-                lease=lease.name,
-                epoch=lease.epoch,
-                error=describe(error),
-            )
+            say(LEASE_RELEASE_FAILED, lease=lease.name, epoch=lease.epoch, error=describe(error))
             return False
 
     def _change(self) -> None:

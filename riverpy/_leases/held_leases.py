@@ -32,6 +32,7 @@ from riverpy._log_events import (
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy._postgres.leases import LeaseLockedError
 from riverpy.errors import TransactionError
+from riverpy.stats import LeaseStats
 
 if TYPE_CHECKING:
     from riverpy._clock import Timer
@@ -82,6 +83,12 @@ class HeldLeases:
     def leases(self) -> list[Lease]:
         """All leases, also those that have ended but are not released yet."""
         return list(self._leases.values())
+
+    @property
+    def stats(self) -> LeaseStats:
+        """The number of held leases, and the counts of renewals."""
+        held = sum(lease.is_held for lease in self._leases.values())
+        return LeaseStats(held, self.renewals, self.renewal_failures, self.renewal_seconds)
 
     def get(self, name: str) -> Lease | None:
         """Return the lease of a name."""
@@ -153,12 +160,10 @@ class HeldLeases:
     def _held(self) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.cause is None]
 
-    def _times_left(self, leases: list[Lease]) -> list[float]:
-        return [time_to_stop(lease, self._timing) for lease in leases]
-
-    def _expect_progress(self, lease: Lease) -> None:
-        if (scope := self._scopes.get(lease)) is not None:
-            scope.expect_progress(within=progress_limit(self._timing))
+    @property
+    def _time_to_stop(self) -> float:
+        """Seconds until the work under the first of the held leases must be stopped."""
+        return min((lease.time_to_stop for lease in self._held), default=math.inf)
 
     async def _watch_and_renew(self) -> None:
         """Watch and renew leases while there are any."""
@@ -180,19 +185,16 @@ class HeldLeases:
         deadline."""
         while True:
             for lease in self._held:
-                if time_to_stop(lease, self._timing) <= 0:
+                if lease.time_to_stop <= 0:
                     lease.end(NOT_RENEWED)
             self._report_unfinished()
-            left = min(self._times_left(self._held), default=math.inf)
-            planned = max(min(self._timing.watch_interval, left), WATCH_INTERVAL_MIN)
+            planned = min(self._timing.watch_interval, self._time_to_stop)
+            planned = max(planned, WATCH_INTERVAL_MIN)
             before = self._timer.boottime()
             await self._timer.sleep(planned)
             late = self._timer.boottime() - before - planned
             if late > STALL_MIN and self._held:
-                self._log.warning(
-                    PROCESS_PAUSED,
-                    seconds=round(late, 1),
-                )
+                self._log.warning(PROCESS_PAUSED, seconds=round(late, 1))
 
     def _report_unfinished(self) -> None:
         """Log work that has not stopped in time after its lease ended."""
@@ -214,13 +216,9 @@ class HeldLeases:
         backoff, failures = new_backoff(self._timing), RepeatedFailureLog(self._log)
         locked = frozenset[str]()
         while self._leases:
-            held = [
-                lease
-                for lease in self._held
-                if time_to_stop(lease, self._timing) >= RENEWAL_TIME_MIN
-            ]
-            for lease in held:
-                self._expect_progress(lease)
+            held = [lease for lease in self._held if lease.time_to_stop >= RENEWAL_TIME_MIN]
+            for scope in [self._scopes[lease] for lease in held if lease in self._scopes]:
+                scope.expect_progress(within=progress_limit(self._timing))
             early = self._renewal_due - self._timer.boottime()
             if early > 0 or not held:
                 step = self._timing.watch_interval
@@ -238,8 +236,8 @@ class HeldLeases:
                     error=describe(error),
                 )
                 self.renewal_failures += 1
-                left = min(self._times_left(self._held), default=math.inf)
-                self._renewal_due = self._timer.boottime() + min(backoff.next(), max(left, 0.0) / 2)
+                left = max(self._time_to_stop, 0.0)
+                self._renewal_due = self._timer.boottime() + min(backoff.next(), left / 2)
             else:
                 failures.recovered(LEASE_RENEWAL_RESTORED)
                 locked = frozenset[str]()
@@ -250,7 +248,7 @@ class HeldLeases:
         """Return the timeout of a renewal: half of the time left, so that a second renewal is
         possible. Leases in `locked` do not shorten the timeout of the others."""
         free = [lease for lease in held if lease.name not in locked]
-        return min(STORE_TIMEOUT, min(self._times_left(free or held)) / 2)
+        return min(STORE_TIMEOUT, min(lease.time_to_stop for lease in free or held) / 2)
 
     async def _renew(self, held: list[Lease], *, timeout: float) -> None:
         attempted_at = self._timer.boottime()
@@ -266,12 +264,6 @@ class HeldLeases:
         self.renewed.emit()
         if locked := [name for name, is_renewed in answers.items() if not is_renewed]:
             raise LeaseLockedError(locked)
-
-
-def time_to_stop(lease: Lease, timing: LeaseTiming) -> float:
-    """Return the seconds until the work must be stopped, so that it ends before the local
-    deadline."""
-    return lease.valid_for - timing.grace
 
 
 def progress_limit(timing: LeaseTiming) -> float:

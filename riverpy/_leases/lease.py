@@ -50,16 +50,8 @@ class Lease:
         timing: LeaseTiming,
         timer: Timer,
     ) -> None:
-        """Create the lease.
-
-        Args:
-            name: the name of the lease, without the prefix that the table has.
-            answer: the store's answer to the successful attempt.
-            attempted_at: when that attempt started, by boottime.
-            store: where the lease is kept.
-            timing: how long the lease lasts.
-            timer: the clock of the local deadline.
-        """
+        """Create the lease from the store's answer to an attempt that started at `attempted_at` by
+        boottime. `name` does not have the prefix that the table has."""
         self.name, self.epoch, self.holder = name, answer.epoch, answer.holder
         self.acquired_at = answer.acquired_at
         """The start of the term by the server's clock, exact to the microsecond."""
@@ -81,7 +73,6 @@ class Lease:
         self._valid_until = attempted_at + timing.validity
         self._ended = asyncio.Event()
         self._callbacks: list[Callable[[], object]] = []
-        self._fence_statement: str | None = None
 
     def __repr__(self) -> str:
         state = "held" if self.is_held else "ended"
@@ -171,13 +162,14 @@ class Lease:
             ConfigError: the lease is kept in memory.
         """
         self.expect_held()
-        if self._fence_statement is None:
-            self._fence_statement = self._store.fence_statement(
-                self.name, self.epoch, timeout=self._timing.ttl_delta
-            )
-        return self._fence_statement
+        return self._store.fence_statement(self.name, self.epoch, timeout=self.ttl)
 
     # -- for the engine and for term fences
+
+    @property
+    def time_to_stop(self) -> float:
+        """Seconds until the work must be stopped, so that it ends before the local deadline."""
+        return self.valid_for - self._timing.grace
 
     @property
     def ttl(self) -> timedelta:

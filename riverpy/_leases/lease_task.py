@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from riverpy._lifecycle import StopCause, StopScope
+from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,14 +34,8 @@ class LeaseTask:
         *,
         lost: StopCause = StopCause.LEASE_LOST,
     ) -> None:
-        """Create the lease task. `start` starts the asyncio task.
-
-        Args:
-            lease: the held lease, which is released when the work has ended.
-            engine: the engine of the lease.
-            work: what to run. It stops when its scope is stopped.
-            lost: the stop cause for the work if the lease is lost.
-        """
+        """Create the task of a held lease. `work` must stop when its scope is stopped. `lost` is
+        the cause of that stop if the lease is lost."""
         self.lease = lease
         self.error: Exception | None = None
         """The error that the work raised."""
@@ -95,3 +91,12 @@ class LeaseTask:
             with anyio.CancelScope(shield=True):
                 await self._engine.release(self.lease)
             self.released.set()
+
+
+def error_keys(error: BaseException) -> dict[str, Any]:
+    """Return the keys of a log line about an error of work under a lease. The traceback is left out
+    for an outage and for a lost lease."""
+    keys: dict[str, Any] = {"error": describe(error)}
+    if not isinstance(error, (*DATABASE_ERRORS, FencedOutError)):
+        keys["exc_info"] = error
+    return keys

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from riverpy._clock import Backoff
-from riverpy._leases.lease_task import LeaseTask
+from riverpy._leases.lease_task import LeaseTask, error_keys
 from riverpy._lifecycle import StopCause, StopScope, cancelled_once, only_exceptions
 from riverpy._log import get_logger
 from riverpy._log_events import (
@@ -24,12 +24,11 @@ from riverpy._log_events import (
     SINGLETON_FAILED_WHILE_STOPPING,
     SINGLETON_LOST_ITS_LEASE,
 )
-from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy.errors import FencedOutError
 from riverpy.stats import SingletonStats
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Callable, Iterator
 
     from anyio.abc import TaskStatus
 
@@ -84,7 +83,7 @@ class SingletonRunner:
             lease = await self._engine.acquire(self.singleton.name)
             self._terms += 1
             self._waited = lease.waited
-            task = self._task = LeaseTask(lease, self._engine, self._work_of(lease))
+            task = self._task = LeaseTask(lease, self._engine, partial(self._run_function, lease))
             task.start(self.name)
             try:
                 await task.released.wait()
@@ -102,18 +101,15 @@ class SingletonRunner:
         task = self._task
         return task is None or await self._engine.timer.wait(task.released, timeout)
 
-    def _work_of(self, lease: Lease) -> Callable[[StopScope], Awaitable[None]]:
-        async def work(scope: StopScope) -> None:
-            try:
-                await self._call(lease)
-            except Exception as error:
-                if scope.cause is not None:
-                    self._log_failure_at_stop(error)
-                raise
+    async def _run_function(self, lease: Lease, scope: StopScope) -> None:
+        try:
+            await self._call_function(lease)
+        except Exception as error:
+            if scope.cause is not None:
+                self._log_failure_at_stop(error)
+            raise
 
-        return work
-
-    async def _call(self, lease: Lease) -> None:
+    async def _call_function(self, lease: Lease) -> None:
         singleton = self.singleton
         name, call = f"singleton {singleton.name!r}", partial(cast("Any", singleton.fn), lease)
         if singleton.is_blocking:
@@ -124,7 +120,7 @@ class SingletonRunner:
 
     def _log_failure_at_stop(self, error: Exception) -> None:
         if not isinstance(error, FencedOutError):
-            self._log.error(SINGLETON_FAILED_WHILE_STOPPING, **_error_keys(error))
+            self._log.error(SINGLETON_FAILED_WHILE_STOPPING, **error_keys(error))
 
     async def _should_wait_again(self, task: LeaseTask) -> bool:
         """Log how a term ended, if not by the client's stop, and wait after a failure. Returns
@@ -139,16 +135,12 @@ class SingletonRunner:
             return False
         self._failures += 1
         if self.singleton.restart == "never":
-            self._log.error(SINGLETON_FAILED_FOR_GOOD, **_error_keys(error))
+            self._log.error(SINGLETON_FAILED_FOR_GOOD, **error_keys(error))
             return False
         if task.seconds >= STEADY_MIN:
             self._backoff.reset()
         delay = self._backoff.next()
-        self._log.error(
-            SINGLETON_FAILED,
-            seconds=round(delay, 1),
-            **_error_keys(error),
-        )
+        self._log.error(SINGLETON_FAILED, seconds=round(delay, 1), **error_keys(error))
         await self._engine.timer.sleep(delay)
         return True
 
@@ -223,11 +215,3 @@ async def _run_in_thread(name: str, function: Callable[[], object], lease: Lease
     if errors:
         raise errors.pop()
     return results.pop()
-
-
-def _error_keys(error: Exception) -> dict[str, Any]:
-    """Return the keys of a log line about an error. An outage is logged without a traceback."""
-    keys: dict[str, Any] = {"error": describe(error)}
-    if not isinstance(error, DATABASE_ERRORS):
-        keys["exc_info"] = error
-    return keys
