@@ -54,11 +54,11 @@ clocks of client and server may run at different rates."""
 DURATION_MAX = timedelta(days=36_500)
 """The longest duration that a caller may pass."""
 RELEASE_TIMEOUT = 2.0
-"""Seconds to release a claim."""
+"""The timeout for the release of a claim, in seconds."""
 COMPLETE_TIMEOUT = 10.0
-"""Seconds to store that an effect is complete, including retries."""
-_RETRY_MIN, _RETRY_MAX = timedelta(milliseconds=100), timedelta(seconds=2)
-_BLOCKED_RETRY_MIN, _BLOCKED_RETRY_MAX = timedelta(milliseconds=5), timedelta(milliseconds=200)
+"""The time to record that an effect is complete, with all retries, in seconds."""
+_RETRY_DELAY_MIN, _RETRY_DELAY_MAX = timedelta(milliseconds=100), timedelta(seconds=2)
+_LOCKED_DELAY_MIN, _LOCKED_DELAY_MAX = timedelta(milliseconds=5), timedelta(milliseconds=200)
 
 _log = get_logger()
 ResultT = TypeVar("ResultT")
@@ -111,7 +111,7 @@ class ExecutionCalls(ClientCalls):
                 statement, that error is raised, because the transaction cannot commit.
                 asyncpg.SerializationError: the effect was done after the snapshot of `tx`.
         """
-        _check(key, kept=kept, wait=wait)
+        _validate_arguments(key, kept=kept, wait=wait)
         return await _retry_while_locked(wait, partial(self._run_once, key, fn, kept, tx))
 
     async def _run_once(
@@ -124,12 +124,12 @@ class ExecutionCalls(ClientCalls):
     ) -> Execution[ResultT]:
         schema = self._config.schema
         async with self._transaction(tx, isolation=None) as connection:
-            with self._waiting_for_key(wait, can_retry_conflicts=tx is None):
+            with self._limiting_wait(wait, can_retry_conflicts=tx is None):
                 transaction_id = await exec_insert(
                     connection, schema, key=key, claimed_by=self.id, kept=kept
                 )
             if transaction_id is None:
-                return _outcome(await exec_get(connection, schema, key=key))
+                return _existing_execution(await exec_get(connection, schema, key=key))
             value = await fn(connection)
             if tx is None:  # with tx, releasing the savepoint fails if the transaction has ended
                 await exec_check_transaction(connection, transaction_id)
@@ -164,11 +164,12 @@ class ExecutionCalls(ClientCalls):
                 later calls return UNKNOWN. A database error after `fn` means that completion could
                 not be recorded within 10 seconds.
         """
-        _check(key, kept=kept)
-        claim = await self._claim(key, None, kept)
+        _validate_arguments(key, kept=kept)
+        attempt = partial(self._try_to_claim, key, None, kept)
+        claim = await _retry_while_locked(WAIT_DEFAULT, attempt)
         if not isinstance(claim, Claim):
             return claim
-        return await self._complete(claim, await fn(claim), kept)
+        return await self._record_end(claim, await fn(claim), kept)
 
     async def run_at_least_once(
         self,
@@ -204,7 +205,7 @@ class ExecutionCalls(ClientCalls):
                 expires. A database error after `fn` means that completion could not be recorded
                 within 10 seconds.
         """
-        _check(key, kept=kept, expires_after=expires_after)
+        _validate_arguments(key, kept=kept, expires_after=expires_after)
         if kept is not None and kept < expires_after:
             raise ConfigError(
                 f"kept ({kept}) must be at least expires_after ({expires_after}): otherwise the "
@@ -213,7 +214,8 @@ class ExecutionCalls(ClientCalls):
         seconds = expires_after.total_seconds() * (1 - CLAIM_MARGIN_SHARE)
         reason = f"run_at_least_once({key!r}) took longer than its claim lasts"
         deadline = anyio.current_time() + seconds
-        claim = await self._claim(key, expires_after, kept)
+        attempt = partial(self._try_to_claim, key, expires_after, kept)
+        claim = await _retry_while_locked(WAIT_DEFAULT, attempt)
         if not isinstance(claim, Claim):
             return claim
         try:
@@ -221,27 +223,20 @@ class ExecutionCalls(ClientCalls):
                 await anyio.lowlevel.checkpoint_if_cancelled()  # if claiming took all the time
                 value = await fn(claim)
         except BaseException:
-            await finish(lambda: self._release(claim))
+            await finish(lambda: self._release_claim(claim))
             raise
-        return await self._complete(claim, value, kept)
+        return await self._record_end(claim, value, kept)
 
-    async def _claim(
-        self, key: str, expires_after: timedelta | None, kept: timedelta | None
-    ) -> Claim | Execution[Any]:
-        """Claim the key. Returns the claim, or the state of the key if it cannot be claimed."""
-        return await _retry_while_locked(
-            WAIT_DEFAULT, partial(self._claim_once, key, expires_after, kept)
-        )
-
-    async def _claim_once(
+    async def _try_to_claim(
         self, key: str, expires_after: timedelta | None, kept: timedelta | None, wait: float
     ) -> Claim | Execution[Any]:
-        """Claim the key. After a cancellation, release the claim, because it may be stored."""
+        """Claim the key. Returns the claim, or the state of the key if it cannot be claimed. After a
+        cancellation, release the claim, because it may be stored."""
         schema = self._config.schema
         claim: Claim | None = None
         try:
             async with self._transaction(None) as connection:
-                with self._waiting_for_key(wait, can_retry_conflicts=True):
+                with self._limiting_wait(wait, can_retry_conflicts=True):
                     epoch = await exec_claim(
                         connection,
                         schema,
@@ -251,25 +246,25 @@ class ExecutionCalls(ClientCalls):
                         kept=kept,
                     )
                 if epoch is None:
-                    return _outcome(await exec_get(connection, schema, key=key))
+                    return _existing_execution(await exec_get(connection, schema, key=key))
                 claim = Claim(key, epoch)
         except anyio.get_cancelled_exc_class():
             if claim is not None:
-                await finish(partial(self._release, claim))
+                await finish(partial(self._release_claim, claim))
             raise
         return claim
 
-    async def _complete(
+    async def _record_end(
         self, claim: Claim, value: ResultT, kept: timedelta | None
     ) -> Execution[ResultT]:
         """Record that the effect is complete, with retries. A cancellation does not stop this
         method, because no other process knows that the effect happened."""
-        is_ours = await finish(lambda: self._record_completion(claim, kept))
+        is_ours = await finish(lambda: self._store_completion(claim, kept))
         state = ExecutionState.RAN if is_ours else ExecutionState.OVERTAKEN
         return Execution(state, value, self.id)
 
-    async def _record_completion(self, claim: Claim, kept: timedelta | None) -> bool:
-        backoff = Backoff(_RETRY_MIN, _RETRY_MAX)
+    async def _store_completion(self, claim: Claim, kept: timedelta | None) -> bool:
+        backoff = Backoff(_RETRY_DELAY_MIN, _RETRY_DELAY_MAX)
         deadline = anyio.current_time() + COMPLETE_TIMEOUT
         while True:
             try:
@@ -286,7 +281,7 @@ class ExecutionCalls(ClientCalls):
                     raise
                 await anyio.sleep(delay)
 
-    async def _release(self, claim: Claim) -> None:
+    async def _release_claim(self, claim: Claim) -> None:
         """Release a claim. If this fails, the claim expires."""
         try:
             with anyio.fail_after(RELEASE_TIMEOUT):
@@ -296,7 +291,7 @@ class ExecutionCalls(ClientCalls):
             _log.warning(EXECUTION_CLAIM_RELEASE_FAILED, error=describe(error))
 
     @contextmanager
-    def _waiting_for_key(self, wait: float, *, can_retry_conflicts: bool) -> Generator[None]:
+    def _limiting_wait(self, wait: float, *, can_retry_conflicts: bool) -> Generator[None]:
         """Limit a statement that waits for another transaction with the same key to `wait` seconds.
 
         Raises:
@@ -306,7 +301,7 @@ class ExecutionCalls(ClientCalls):
             SchemaMissingError: line `riverpy` is not migrated.
         """
         try:
-            with self._expecting_table(), anyio.move_on_after(wait) as scope:
+            with self._naming_missing_table(), anyio.move_on_after(wait) as scope:
                 yield
         except (LockNotAvailableError, QueryCanceledError) as error:
             raise _KeyLockedError from error
@@ -318,7 +313,7 @@ class ExecutionCalls(ClientCalls):
             raise _KeyLockedError
 
     @contextmanager
-    def _expecting_table(self) -> Generator[None]:
+    def _naming_missing_table(self) -> Generator[None]:
         try:
             yield
         except UndefinedTableError:
@@ -333,10 +328,10 @@ class ExecutionCalls(ClientCalls):
 async def _retry_while_locked(
     wait: timedelta, attempt: Callable[[float], Awaitable[OutcomeT]]
 ) -> OutcomeT | Execution[Any]:
-    """Call `attempt` until it succeeds or `wait` has passed. Its argument is the remaining seconds.
-    Several calls are needed if the session has a short lock timeout or an old snapshot."""
+    """Call `attempt(remaining_seconds)` until it succeeds or `wait` has passed. Several calls are
+    needed if the session has a short lock timeout or an old snapshot."""
     deadline = anyio.current_time() + wait.total_seconds()
-    backoff = Backoff(_BLOCKED_RETRY_MIN, _BLOCKED_RETRY_MAX)
+    backoff = Backoff(_LOCKED_DELAY_MIN, _LOCKED_DELAY_MAX)
     while True:
         try:
             return await attempt(deadline - anyio.current_time())
@@ -346,7 +341,7 @@ async def _retry_while_locked(
             await anyio.sleep(backoff.next())
 
 
-def _outcome(row: ExecutionRow | None) -> Execution[Any]:
+def _existing_execution(row: ExecutionRow | None) -> Execution[Any]:
     """Return the state of a key that another call has claimed."""
     if row is None:  # the row was deleted after the attempt to claim it
         return Execution(ExecutionState.IN_PROGRESS)
@@ -357,7 +352,7 @@ def _outcome(row: ExecutionRow | None) -> Execution[Any]:
     return Execution(state, None, row.claimed_by, row.claimed_at)
 
 
-def _check(key: str, **times: timedelta | None) -> None:
+def _validate_arguments(key: str, **times: timedelta | None) -> None:
     validate_execution_key(key)
     for name, time in times.items():
         if time is None and name == "kept":

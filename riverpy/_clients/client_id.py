@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._clients.observer import HeartbeatObserver
-from riverpy._clients.process import is_gone, is_here, own_process
+from riverpy._clients.process import has_process_ended, is_on_this_machine, own_process_name
 from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_ID_ALREADY_REGISTERED
 from riverpy._postgres.clients import client_delete_dead, client_register, client_registered_run
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from riverpy._postgres.clients import RegisteredRun, Registration
     from riverpy._postgres.connection import DedicatedConnection
 
-TIMEOUT = 10.0
+STATEMENT_TIMEOUT = 10.0
 """The timeout of one statement at the start of a run, in seconds."""
 READ_SHARE = 1 / 12
 READ_INTERVAL_MAX = 5.0
 """The time between two reads of another run's heartbeat is `READ_SHARE` of that run's `dead_after`,
 and at most this number of seconds."""
 
-_runs: set[tuple[str | None, str, int]] = set()
+_registered_runs: set[tuple[str | None, str, int]] = set()
 """The registered runs of this process: the name of the process (a fork has another name), the
 client id, and the time of the registration."""
 
@@ -58,25 +58,25 @@ class IdClaim:
         """
         dead: bytes | None = None
         while True:
-            registered_at, holder = await self._try(dead)
+            registered_at, holder = await self._try_to_register(dead)
             if registered_at is not None:
-                self._run = own_process(), self._client_id, registered_at
-                _runs.add(self._run)
+                self._run = own_process_name(), self._client_id, registered_at
+                _registered_runs.add(self._run)
                 return registered_at
-            dead = None if holder is None else await self._until_dead(holder)
+            dead = None if holder is None else await self._wait_until_dead(holder)
 
     def end(self) -> None:
-        """Note that the run has ended."""
+        """Record that the run has ended in this process."""
         if self._run is not None:
-            _runs.discard(self._run)
+            _registered_runs.discard(self._run)
 
-    async def _until_dead(self, holder: RegisteredRun) -> bytes | None:
+    async def _wait_until_dead(self, holder: RegisteredRun) -> bytes | None:
         """Wait until the other run is dead. Return its last heartbeat, or None if its row is gone.
 
         Raises:
             ClientIdInUseError: the other run is alive.
         """
-        if self._is_gone(holder):
+        if self._has_process_ended(holder):
             return holder.heartbeat.value
         limit = max(self._registration.dead_after.total_seconds(), holder.heartbeat.limit)
         self._log.warning(
@@ -96,33 +96,36 @@ class IdClaim:
                 return now.heartbeat.value
             step = min(READ_INTERVAL_MAX, holder.heartbeat.limit * READ_SHARE)
             await self._timer.sleep(min(step, silent.next_in))
-            async with self._connection.acquire("reading a heartbeat", TIMEOUT) as connection:
+            async with self._connection.acquire(
+                "reading a heartbeat", STATEMENT_TIMEOUT
+            ) as connection:
                 now = await client_registered_run(
                     connection, self._schema, client_id=self._client_id
                 )
         return None
 
-    def _is_gone(self, holder: RegisteredRun) -> bool:
+    def _has_process_ended(self, holder: RegisteredRun) -> bool:
         """Whether the process of the other run has certainly ended.
 
         Raises:
             ClientIdInUseError: the process of the other run is alive, and the heartbeat is recent.
         """
-        process = own_process()
-        is_running = (process, self._client_id, holder.registered_at) in _runs
+        process = own_process_name()
+        is_running = (process, self._client_id, holder.registered_at) in _registered_runs
         if not is_running and holder.process is not None:
-            if holder.process == process or is_gone(holder.process):
+            if holder.process == process or has_process_ended(holder.process):
                 return True
-            is_running = holder.is_recent and is_here(holder.process)
+            is_running = holder.is_recent and is_on_this_machine(holder.process)
         if is_running:
             raise ClientIdInUseError(self._client_id, holder.since)
         return False
 
-    async def _try(self, dead: bytes | None) -> tuple[int | None, RegisteredRun | None]:
-        """Try to register, in place of the run whose last heartbeat is `dead`. Return the time of
-        the registration in microseconds since 2000, or the run that has the id."""
+    async def _try_to_register(self, dead: bytes | None) -> tuple[int | None, RegisteredRun | None]:
+        """Try to register the run. First delete the row of the run whose last heartbeat is `dead`.
+        Return the time of the registration in microseconds since 2000, or the run that has the
+        id."""
         async with (
-            self._connection.acquire("registering", TIMEOUT) as connection,
+            self._connection.acquire("registering", STATEMENT_TIMEOUT) as connection,
             connection.transaction(isolation="read_committed"),
         ):
             if dead is not None:

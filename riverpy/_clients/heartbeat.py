@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
     from riverpy.config import Config
 
-BEATS = 6
+HEARTBEATS_PER_DEAD_AFTER = 6
 """The number of heartbeats within `dead_after`."""
 CLAIM_SHARE = 1 / 3
 """The age of the last heartbeat at which claiming stops, as a share of `dead_after`."""
-GAP_SHARE = 1 / 2
+CONTACT_GAP_SHARE = 1 / 2
 """The age of the last heartbeat at which the contact counts as broken, as a share of
 `dead_after`."""
 TIMEOUT_SHARE = 1 / 30
@@ -85,12 +85,9 @@ class Heartbeat:
         """Create the heartbeat.
 
         Args:
-            registration: the client's row.
-            config: the configuration of the client.
             connections: the connections for heartbeats. A later one is used if the earlier ones
                 fail. The first one should have a short `lock_timeout`, because a wait for a locked
                 table would otherwise cut the connection. The last one registers the run.
-            timer: measures time, including the time during which the machine is suspended.
             displaced: called once when another run has registered under the client's id. After that
                 no heartbeat is written, and no job is claimed.
         """
@@ -99,17 +96,17 @@ class Heartbeat:
         self._displaced = displaced
         self._id_claim = IdClaim(registration, config.schema, connections[-1], timer)
         self._dead_after = config.dead_after.total_seconds()
-        self._interval = self._dead_after / BEATS
+        self._interval = self._dead_after / HEARTBEATS_PER_DEAD_AFTER
         self._timeout = max(self._dead_after * TIMEOUT_SHARE, TIMEOUT_MIN)
-        self._allowed = asyncio.Event()
+        self._claims_allowed = asyncio.Event()
         """An event that is set when claiming is allowed again."""
-        self._last = -math.inf
+        self._written_at = -math.inf
         """The start of the last successful heartbeat, by boottime."""
         self._contact_since = 0.0
         self.contacts = 0
         """How often the contact began. After a break of the contact, the client's row may be a new
         one."""
-        self._claims_end = math.inf
+        self._claims_end_at = math.inf
         self.registered_at: int | None = None
         """The server's time of the registration of this run, in microseconds since 2000. None: not
         registered yet."""
@@ -123,24 +120,24 @@ class Heartbeat:
     @property
     def may_claim(self) -> bool:
         """Whether claiming is allowed: the last heartbeat is recent."""
-        return self._timer.boottime() < self._claims_end
+        return self._timer.boottime() < self._claims_end_at
 
     async def until_may_claim(self) -> None:
         """Wait until claiming is allowed."""
         while not self.may_claim:
-            self._allowed.clear()
-            await self._allowed.wait()
+            self._claims_allowed.clear()
+            await self._claims_allowed.wait()
 
     @property
     def age(self) -> float | None:
         """Seconds since the last heartbeat. None: no heartbeat was written yet."""
-        return None if self._last == -math.inf else self._timer.boottime() - self._last
+        return None if self._written_at == -math.inf else self._timer.boottime() - self._written_at
 
     def contact(self) -> float:
         """Return how long the contact with the server has lasted without a break, in seconds; 0
         during a break. Without contact this process cannot know whether other clients are dead."""
         now = self._timer.boottime()
-        if now - self._last > self._dead_after * GAP_SHARE:
+        if now - self._written_at > self._dead_after * CONTACT_GAP_SHARE:
             return 0.0
         return now - self._contact_since
 
@@ -155,20 +152,20 @@ class Heartbeat:
         try:
             self.registered_at = await self._id_claim.register()
         except UndefinedTableError as error:
-            self._disable(error)
+            self._record_missing_table(error)
         else:
-            self._succeeded(began)
+            self._record_success(began)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Write heartbeats until stopped. Call `register` before."""
-        began = self._timer.boottime() if self.registered_at is None else self._last
+        """Write heartbeats until the service is stopped. Call `register` first."""
+        began = self._timer.boottime() if self.registered_at is None else self._written_at
         task_status.started()
         while not self.is_displaced:
-            delay = self._interval if self._last >= began else min(self._interval, RETRY_MAX)
+            delay = self._interval if self._written_at >= began else min(self._interval, RETRY_MAX)
             scope.expect_progress(within=delay + self._timeout * len(self._connections))
             await self._timer.sleep(delay)
             began = self._timer.boottime()
-            await self._write()
+            await self._write_heartbeat()
         scope.expect_no_progress()
         await anyio.sleep_forever()
 
@@ -189,7 +186,7 @@ class Heartbeat:
         )
 
     def end(self) -> None:
-        """Note that the run has ended. The run's row may stay in the table."""
+        """Record that the run has ended in this process. Its row may stay in the table."""
         self._id_claim.end()
 
     async def leave(self) -> None:
@@ -207,7 +204,7 @@ class Heartbeat:
         except DATABASE_ERRORS as error:  # a leader deletes the row later
             self._log.debug(CLIENT_DEREGISTRATION_FAILED, error=describe(error))
 
-    async def _write(self) -> None:
+    async def _write_heartbeat(self) -> None:
         """Write one heartbeat over the first connection that works."""
         error: Exception | None = None
         for connection in self._connections:
@@ -215,25 +212,21 @@ class Heartbeat:
             try:
                 has_id = await self._write_on(connection)
             except UndefinedTableError as missing:
-                self._disable(missing)
+                self._record_missing_table(missing)
                 return
             except LockNotAvailableError as locked:  # the row is locked for every connection
                 error = locked
                 break
             except DATABASE_ERRORS as raised:
                 error = raised
-                self._log.debug(
-                    HEARTBEAT_FAILED,
-                    connection=connection.name,
-                    error=describe(error),
-                )
+                self._log.debug(HEARTBEAT_FAILED, connection=connection.name, error=describe(error))
             else:
                 if has_id:
-                    self._succeeded(began)
+                    self._record_success(began)
                 else:
-                    self._lose_id()
+                    self._record_lost_id()
                 return
-        self._failed(error)
+        self._record_failure(error)
 
     async def _write_on(self, connection: DedicatedConnection) -> bool:
         """Write one heartbeat. Return whether this run still has the client's id."""
@@ -250,32 +243,29 @@ class Heartbeat:
                 registered_at=self.registered_at,
             )
 
-    def _lose_id(self) -> None:
+    def _record_lost_id(self) -> None:
         self.is_displaced = True
-        self._claims_end = -math.inf
-        self._log.error(
-            CLIENT_ID_LOST,
-            effect="this client stops",
-            client_id=self._registration.client_id,
-        )
+        self._claims_end_at = -math.inf
+        client_id = self._registration.client_id
+        self._log.error(CLIENT_ID_LOST, effect="this client stops", client_id=client_id)
         self._displaced()
 
-    def _succeeded(self, began: float) -> None:
+    def _record_success(self, began: float) -> None:
         now = self._timer.boottime()
-        if began - self._last > self._dead_after * GAP_SHARE:
+        if began - self._written_at > self._dead_after * CONTACT_GAP_SHARE:
             self._contact_since = now
             self.contacts += 1
-        self._last = began
-        self._claims_end = began + self._dead_after * CLAIM_SHARE
-        self._allowed.set()
+        self._written_at = began
+        self._claims_end_at = began + self._dead_after * CLAIM_SHARE
+        self._claims_allowed.set()
         self._failures.recovered(HEARTBEAT_RESTORED)
         self.written.emit()
 
-    def _disable(self, error: Exception) -> None:
+    def _record_missing_table(self, error: Exception) -> None:
         """Allow claims while the table of clients is missing, because without the table no leader
         can treat a client as dead."""
-        self._claims_end = math.inf
-        self._allowed.set()
+        self._claims_end_at = math.inf
+        self._claims_allowed.set()
         self._failures.failed(
             HEARTBEAT_TABLE_NOT_FOUND,
             level="error",
@@ -284,9 +274,9 @@ class Heartbeat:
         )
         self.failed.emit()
 
-    def _failed(self, error: Exception | None) -> None:
-        age = self._timer.boottime() - self._last
-        if age > self._dead_after * GAP_SHARE:
+    def _record_failure(self, error: Exception | None) -> None:
+        age = self._timer.boottime() - self._written_at
+        if age > self._dead_after * CONTACT_GAP_SHARE:
             self._failures.failed(
                 HEARTBEAT_LOST,
                 effect="the client claims no jobs, and its running jobs will be rescued",

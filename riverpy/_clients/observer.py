@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.clients import LastHeartbeat
 
 
-class Silent(NamedTuple):
+class SilentHeartbeats(NamedTuple):
     """The heartbeats that have not changed for too long."""
 
     heartbeats: dict[str, bytes]
@@ -27,19 +27,18 @@ class Silent(NamedTuple):
 
 
 class HeartbeatObserver:
-    """Observes heartbeats for one purpose."""
+    """Measures how long heartbeats stay the same. Each user has an observer of its own."""
 
     def __init__(self, timer: Timer, contact: Callable[[], float] | None = None) -> None:
         """Create the heartbeat observer. Nothing is observed yet.
 
         Args:
-            timer: measures how long a heartbeat stays the same.
             contact: returns how long this process has written heartbeats without a break, in
                 seconds. During a break, other processes may not have been able to write heartbeats
                 either. None: the calls of `observe` show the contact with the server.
         """
         self._timer, self._contact = timer, contact
-        self._seen: dict[str, tuple[LastHeartbeat, float]] = {}
+        self._observed: dict[str, tuple[LastHeartbeat, float]] = {}
         """The last heartbeat of each writer by name, and the time at which it was first read."""
         self.server_start = b""
 
@@ -48,26 +47,26 @@ class HeartbeatObserver:
         observation begins again, because no client could write a heartbeat while the server was
         down."""
         now = self._timer.boottime()
-        before = self._seen if server_start == self.server_start else {}
+        before = self._observed if server_start == self.server_start else {}
         self.server_start = server_start
-        self._seen = {}
+        self._observed = {}
         for one in heartbeats:
             last, since = before.get(one.name, (None, now))
             if last is None or last.value != one.value:
                 since = now
-            self._seen[one.name] = one, since
+            self._observed[one.name] = one, since
 
-    def silent(self, limit: float, *, kept: float = 0.0) -> Silent:
+    def silent(self, limit: float, *, kept: float = 0.0) -> SilentHeartbeats:
         """Return the heartbeats that have not changed for `limit` seconds, or for their own limit
         if that is longer, and for another `kept` seconds."""
         now = self._timer.boottime()
         contact = math.inf if self._contact is None else self._contact()
         silent: dict[str, bytes] = {}
         next_in = math.inf
-        for heartbeat, since in self._seen.values():
+        for heartbeat, since in self._observed.values():
             left = max(limit, heartbeat.limit) + kept - min(now - since, contact)
             if left <= 0:
                 silent[heartbeat.name] = heartbeat.value
             else:
                 next_in = min(next_in, left)
-        return Silent(silent, next_in)
+        return SilentHeartbeats(silent, next_in)

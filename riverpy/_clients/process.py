@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from riverpy.errors import ClientStateError
 
-_ENDED = {"Z", "X", "x"}
+_ENDED_STATES = {"Z", "X", "x"}
 """The states in `/proc/PID/stat` of a process that has ended."""
 
 
@@ -49,39 +49,39 @@ class Opener(NamedTuple):
             )
 
 
-def own_process() -> str | None:
+def own_process_name() -> str | None:
     """Return the name of this process, or None if the system is not Linux. By this name, other
     processes on this machine can check whether this process has ended."""
     pid = os.getpid()
-    place, stat = _place(), _stat(pid)
-    return None if place is None or stat is None else f"{place} {pid} {stat[1]}"
+    machine, stat = _read_machine_id(), _read_process_stat(pid)
+    return None if machine is None or stat is None else f"{machine} {pid} {stat[1]}"
 
 
-def is_gone(process: str) -> bool:
-    """Whether a process has certainly ended. False for a process of another machine or
-    container."""
-    place, _, rest = process.partition(" ")
+def has_process_ended(process: str) -> bool:
+    """Whether the process with this name has certainly ended. The result is False for a process of
+    another machine or container."""
+    machine, _, rest = process.partition(" ")
     pid, _, started = rest.partition(" ")
-    return place == _place() and pid.isdecimal() and _has_ended(int(pid), started)
+    return machine == _read_machine_id() and pid.isdecimal() and _has_pid_ended(int(pid), started)
 
 
-def is_here(process: str) -> bool:
-    """Whether a process runs, or ran, on this machine and in this container."""
-    return process.partition(" ")[0] == _place()
+def is_on_this_machine(process: str) -> bool:
+    """Whether the process with this name runs, or ran, on this machine and in this container."""
+    return process.partition(" ")[0] == _read_machine_id()
 
 
-def _has_ended(pid: int, started: str) -> bool:
+def _has_pid_ended(pid: int, started: str) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:  # /proc may hide the processes of other users
         pass
-    stat = _stat(pid)
-    return stat is not None and (stat[0] in _ENDED or stat[1] != started)
+    stat = _read_process_stat(pid)
+    return stat is not None and (stat[0] in _ENDED_STATES or stat[1] != started)
 
 
-def _place() -> str | None:
+def _read_machine_id() -> str | None:
     """Return the id of the machine's current boot, and the process id namespace of this process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -90,7 +90,7 @@ def _place() -> str | None:
         return None
 
 
-def _stat(pid: int) -> tuple[str, str] | None:
+def _read_process_stat(pid: int) -> tuple[str, str] | None:
     """Return the state of a process, and its start in ticks since the boot."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -83,8 +83,8 @@ class DomainQueues:
         async with self._lock:
             if self._timer.boottime() >= self._next_read_at:
                 forget_calls = self._forget_calls
-                owned = await self._read()
-                self._scope = self._select(owned)
+                owned = await self._read_owned_queues()
+                self._scope = self._select_scope(owned)
                 if forget_calls == self._forget_calls:  # otherwise they may have changed since
                     unowned = self._unowned_interval if self._has_table else UNOWNED_READ_INTERVAL
                     interval = READ_INTERVAL if owned else unowned
@@ -96,7 +96,7 @@ class DomainQueues:
         self._next_read_at = 0.0
         self._forget_calls += 1
 
-    async def _read(self) -> Sequence[OwnedQueue]:
+    async def _read_owned_queues(self) -> Sequence[OwnedQueue]:
         """Read the queues that have an owner. If the table of owners is missing, there are none."""
         purpose = "reading the owners of queues"
         async with self._connection.acquire(purpose, STATEMENT_TIMEOUT) as connection:
@@ -116,7 +116,7 @@ class DomainQueues:
                 self._log_denial()
                 return ()
 
-    def _select(self, owned: Sequence[OwnedQueue]) -> QueueScope:
+    def _select_scope(self, owned: Sequence[OwnedQueue]) -> QueueScope:
         """Select the queues to maintain from those that have an owner."""
         self._observer.observe(
             LastHeartbeat(row.queue, row.last_seen, 0.0 if row.is_old else ORPHANED_AFTER)

@@ -59,7 +59,7 @@ class Election:
         self._domain, self._changed = domain, changed
         self._lease: Lease | None = None
         self._task: LeaseTask | None = None
-        self._exhausted = 0
+        self._failed_term_count = 0
         """The number of consecutive terms that ended because maintenance failed."""
         self._log = get_logger(client_id=engine.holder)
         if domain != DEFAULT_DOMAIN:
@@ -76,7 +76,7 @@ class Election:
         task_status.started()
         while True:
             lease = await self._engine.acquire(self._lease_name, scope=scope)
-            task = self._task = self._begin(lease)
+            task = self._task = self._begin_term(lease)
             try:
                 await task.released.wait()
             except BaseException:
@@ -84,42 +84,42 @@ class Election:
                 raise
 
     async def close(self, timeout: float) -> bool:
-        """Stop work that still runs, and wait for at most `timeout` seconds. Returns whether all
-        work has ended."""
+        """Stop the work of the last term, and wait for at most `timeout` seconds. Returns whether
+        the work has ended."""
         task = self._task
         if task is None:
             return True
         task.stop_work(StopCause.CLIENT_STOP)
         return await self._engine.timer.wait(task.released, timeout)
 
-    def _begin(self, lease: Lease) -> LeaseTask:
+    def _begin_term(self, lease: Lease) -> LeaseTask:
         self._lease = lease
         self._log.info(LEADER_ELECTED, elected_at=lease.acquired_at.isoformat())
-        self._publish(lease, None)
-        lease.when_ended(partial(self._ended, lease))
-        work = partial(self._work, lease)
+        self._publish_change(lease, None)
+        lease.call_at_end(partial(self._handle_term_end, lease))
+        work = partial(self._run_maintenance, lease)
         task = LeaseTask(lease, self._engine, work, lost=StopCause.LEADERSHIP_LOST)
         task.start("maintenance")
         self.elected.emit()
         return task
 
-    async def _work(self, lease: Lease, scope: StopScope) -> None:
+    async def _run_maintenance(self, lease: Lease, scope: StopScope) -> None:
         try:
             await self._run_term(lease, scope)
         except Exception:
             self._log.exception(LEADER_TERM_FAILED)
             self.maintenance_failed(lease)
 
-    def _ended(self, lease: Lease) -> None:
+    def _handle_term_end(self, lease: Lease) -> None:
         elected_at = lease.acquired_at.isoformat()
         if lease.is_lost:
             self._log.warning(LEADERSHIP_LOST, reason=lease.why, elected_at=elected_at)
         else:
             self._log.info(LEADERSHIP_ENDED, reason=lease.why, elected_at=elected_at)
         is_stop = lease.cause is StopCause.CLIENT_STOP
-        self._publish(lease, StopCause.CLIENT_STOP if is_stop else StopCause.LEADERSHIP_LOST)
+        self._publish_change(lease, StopCause.CLIENT_STOP if is_stop else StopCause.LEADERSHIP_LOST)
 
-    def _publish(self, lease: Lease, cause: StopCause | None) -> None:
+    def _publish_change(self, lease: Lease, cause: StopCause | None) -> None:
         if self._changed is None:
             return
         epoch = None if self._domain == DEFAULT_DOMAIN else lease.epoch
@@ -134,18 +134,18 @@ class Election:
     # -- maintenance
 
     def maintenance_started(self) -> None:
-        """Forget earlier failures: maintenance runs."""
-        self._exhausted = 0
+        """Forget earlier failures, because maintenance runs now."""
+        self._failed_term_count = 0
 
     def maintenance_failed(self, lease: Lease) -> bool:
         """Resign, so that another client can become leader. This client then takes no part for a
         time, which doubles with each consecutive failure. Returns False if the term had ended
         before."""
         interval = self._engine.timing.interval
-        pause = min(interval * 2.0 ** min(self._exhausted, 30), max(PAUSE_MAX, interval))
+        pause = min(interval * 2.0 ** min(self._failed_term_count, 30), max(PAUSE_MAX, interval))
         if not self._engine.resign(lease, "its maintenance failed", pause=pause):
             return False
-        self._exhausted += 1
+        self._failed_term_count += 1
         return True
 
 

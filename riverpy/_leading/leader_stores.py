@@ -109,10 +109,10 @@ class SchemaLeaseStore(DomainLeaseStore):
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAnswer | None:
         """Try to acquire the lease, unless a riverpy client is the leader of `default`."""
-        async with self._others.acquire("acquiring the schema lease", timeout) as connection:
+        async with self._requests.acquire("acquiring the schema lease", timeout) as connection:
             lead = await default_leader(connection, self._schema)
             if lead.is_registered:
-                return _DENIED
+                return _DENIED_ANSWER
             self.has_foreign_leader = lead.is_led
             try:
                 return await self._acquire(connection, name, holder, ttl)
@@ -120,4 +120,4 @@ class SchemaLeaseStore(DomainLeaseStore):
                 return None
 
 
-_DENIED = LeaseAnswer(False, "", 0, time_of(0), None)
+_DENIED_ANSWER = LeaseAnswer(False, "", 0, time_of(0), None)

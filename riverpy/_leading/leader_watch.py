@@ -91,19 +91,19 @@ class LeaderWatch:
         self.checked = TestSignal("LeaderWatch.checked")
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Check until stopped. The first check is at once."""
+        """Check the leader until the service is stopped. The first check is made at once."""
         task_status.started()
         while True:
             scope.expect_progress(within=self._interval + STATEMENT_TIMEOUT)
-            await self._check()
+            await self._check_election()
             await self._timer.sleep(self._interval)
 
-    async def _check(self) -> None:
+    async def _check_election(self) -> None:
         if self._domain is None and self._is_leader():  # no check is needed
             return
         try:
             async with self._connection.acquire("checking the leader", STATEMENT_TIMEOUT) as opened:
-                status = await self._read(opened)
+                status = await self._read_status(opened)
         except DATABASE_ERRORS as error:
             self._log.debug(LEADER_CHECK_FAILED, error=describe(error))
             self._no_candidate_since = None  # no client can write a heartbeat in an outage
@@ -113,7 +113,7 @@ class LeaderWatch:
             self._check_candidates(status)
         self.checked.emit()
 
-    async def _read(self, connection: Connection) -> ElectionStatus:
+    async def _read_status(self, connection: Connection) -> ElectionStatus:
         if self._domain is None:
             return await election_status(connection, self._config.schema)
         return await domain_election_status(connection, self._config.schema, domain=self._domain)

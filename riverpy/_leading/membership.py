@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from riverpy._clients.heartbeat import BEATS, GAP_SHARE
+from riverpy._clients.heartbeat import CONTACT_GAP_SHARE, HEARTBEATS_PER_DEAD_AFTER
 from riverpy._clients.observer import HeartbeatObserver
 from riverpy._lifecycle import TestSignal
 from riverpy._log import RepeatedFailureLog, get_logger
@@ -83,9 +83,9 @@ class Membership:
         self._periodic_jobs = periodic_jobs
         self._connection, self._reserved, self._timer = connection, reserved, timer
         self._heartbeat = heartbeat
-        self._interval = config.dead_after / BEATS
-        self._claimed: Sequence[str] = ()
-        self._moved: dict[str, str] = {}
+        self._interval = config.dead_after / HEARTBEATS_PER_DEAD_AFTER
+        self._claimed_queues: Sequence[str] = ()
+        self._moved_queues: dict[str, str] = {}
         """The domains that now own queues of this client, by queue, as logged last."""
         self._log = get_logger(domain=config.domain)
         self._last_update_at = self._timer.boottime()
@@ -123,8 +123,8 @@ class Membership:
                 )
 
     async def _try_to_join(self, dead: Mapping[str, bytes]) -> set[str] | None:
-        """Claim the queues. If a queue has another owner, and it is unknown whether some clients of
-        that domain are alive, return these clients and claim nothing."""
+        """Claim the queues. If another domain owns one of them, some clients of that domain may be
+        alive. Then claim nothing, and return the ids of these clients."""
         schema = self._config.schema
         wanted = sorted(set(self._config.domain_queues or self._registration.queues))
         async with (
@@ -134,7 +134,7 @@ class Membership:
             await owner_lock(connection, schema)
             held = await owner_held(connection, schema, queues=wanted, dead=dead)
             foreign = [holder for holder in held if holder.domain != self._config.domain]
-            left = {holder.queue for holder in foreign if not self._may_take(holder)}
+            left = {holder.queue for holder in foreign if not self._may_take_over(holder)}
             undecided = {
                 client_id
                 for holder in foreign
@@ -143,13 +143,13 @@ class Membership:
             }
             if undecided:
                 return undecided
-            self._claimed = [queue for queue in wanted if queue not in left]
-            await self._claim(connection)
-            await self._update(connection)
+            self._claimed_queues = [queue for queue in wanted if queue not in left]
+            await self._claim_queues(connection)
+            await self._write_heartbeat(connection)
             return None
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Write heartbeats of the domain until stopped."""
+        """Write heartbeats of the domain until the service is stopped."""
         self._last_update_at = self._timer.boottime()
         task_status.started()
         interval = self._interval.total_seconds()
@@ -160,18 +160,18 @@ class Membership:
                 async with self._connection.acquire(
                     "writing a heartbeat of the domain", STATEMENT_TIMEOUT
                 ) as connection:
-                    owners = await self._update(connection)
+                    owners = await self._write_heartbeat(connection)
             except DATABASE_ERRORS as error:  # the next try comes long before `dead_after`
-                self._failed(error)
+                self._record_failure(error)
                 continue
-            self._succeeded()
-            self._log_moved(owners)
+            self._record_success()
+            self._log_moved_queues(owners)
             self.updated.emit()
 
-    def _failed(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         self._log.debug(DOMAIN_HEARTBEAT_FAILED, error=describe(error))
         age = self._timer.boottime() - self._last_update_at
-        if age > self._config.dead_after.total_seconds() * GAP_SHARE:
+        if age > self._config.dead_after.total_seconds() * CONTACT_GAP_SHARE:
             self._failures.failed(
                 DOMAIN_HEARTBEAT_LOST,
                 effect="if no client of the domain sends heartbeats, the leader of `default` "
@@ -180,15 +180,15 @@ class Membership:
                 error=describe(error),
             )
 
-    def _succeeded(self) -> None:
+    def _record_success(self) -> None:
         self._last_update_at = self._timer.boottime()
         self._failures.recovered(DOMAIN_HEARTBEAT_RESTORED)
 
-    async def _claim(self, connection: Connection) -> None:
+    async def _claim_queues(self, connection: Connection) -> None:
         claimed = await owner_claim(
             connection,
             self._config.schema,
-            queues=self._claimed,
+            queues=self._claimed_queues,
             domain=self._config.domain,
             client_id=self._registration.client_id,
         )
@@ -196,8 +196,8 @@ class Membership:
             await owner_notify(connection, self._config.schema)
             self._log.info(QUEUES_CLAIMED_FOR_DOMAIN, queues=claimed)
 
-    def _may_take(self, holder: QueueConflict) -> bool:
-        """Whether the domain may take a queue from the queue's owner."""
+    def _may_take_over(self, holder: QueueConflict) -> bool:
+        """Whether the domain of this client may take a queue from the domain that owns it."""
         policy = self._config.on_domain_conflict
         if policy == "warn":
             self._log.warning(
@@ -216,39 +216,39 @@ class Membership:
             client_ids=holder.client_ids,
         )
 
-    async def _update(self, connection: Connection) -> Mapping[str, str]:
+    async def _write_heartbeat(self, connection: Connection) -> Mapping[str, str]:
         return await member_update(
             connection,
             self._config.schema,
             client_id=self._registration.client_id,
             registered_at=self._heartbeat.registered_at,
             domain=self._config.domain,
-            settings=settings_of(self._config, self._periodic_jobs),
-            queues=self._claimed,
+            settings=settings_digest(self._config, self._periodic_jobs),
+            queues=self._claimed_queues,
             interval=self._interval,
         )
 
-    def _log_moved(self, owners: Mapping[str, str]) -> None:
+    def _log_moved_queues(self, owners: Mapping[str, str]) -> None:
         """Log each move of a queue to another domain once. An operator has moved the queue, so the
         client does not claim it back."""
         domain = self._config.domain
         moved = {
             queue: owner
-            for queue in self._claimed
+            for queue in self._claimed_queues
             if (owner := owners.get(queue, DEFAULT_DOMAIN)) != domain
         }
         for queue, owner in moved.items():
-            if self._moved.get(queue) != owner:
+            if self._moved_queues.get(queue) != owner:
                 self._log.warning(
                     QUEUE_MOVED_TO_ANOTHER_DOMAIN,
                     effect="the leader of that domain maintains it",
                     queue=queue,
                     owner=owner,
                 )
-        self._moved = moved
+        self._moved_queues = moved
 
 
-def settings_of(config: Config, periodic_jobs: PeriodicJobs) -> str:
+def settings_digest(config: Config, periodic_jobs: PeriodicJobs) -> str:
     """Return a digest of the settings that a leader uses: periodic jobs and retention. Clients with
     the same settings have the same digest."""
     settings = (

@@ -42,24 +42,24 @@ class LeadershipSubscription(Stream[LeadershipChange]):
 
 
 class Leadership(Streams[LeadershipSubscription]):
-    """Whether one client is the leader, and the subscribers to changes of that."""
+    """The state of one client's leadership, and the subscribers to its changes."""
 
     def __init__(self, leader_id: Callable[[], str], domain: Callable[[], str]) -> None:
         """Create the leadership of a client that is not the leader. The arguments return its leader
         id and its domain."""
         super().__init__()
         self._leader_id, self._domain = leader_id, domain
-        self._last: LeadershipChange | None = None
+        self._last_change: LeadershipChange | None = None
 
     @property
     def current(self) -> LeadershipChange:
         """The last change of the leadership, or its initial state."""
-        return self._last or LeadershipChange(
+        return self._last_change or LeadershipChange(
             is_leader=False, leader_id=self._leader_id(), domain=self._domain()
         )
 
     def publish(self, change: LeadershipChange) -> None:
         """Send a change to all subscribers, without waiting for them."""
-        self._last = change
+        self._last_change = change
         for subscription in self._open:
             subscription.put(change)

@@ -91,7 +91,7 @@ class LeaderTerm:
         with anyio.fail_after(CHECK_TIMEOUT, reason="passing the fence of a leader term took long"):
             is_held = await self._passes_fence(connection)
         if not is_held:
-            if await self.lease.is_held_by_the_server():
+            if await self.lease.renew_in_store():
                 raise await elsewhere_error(connection, "this leader term")
             raise self._fenced_out_error()
         if is_rivers_row:

@@ -33,8 +33,7 @@ ATTEMPTS_MAX = 3
 RETRY_FIRST = timedelta(seconds=1)
 RETRY_MAX = timedelta(seconds=2)
 STEADY_MIN = 60.0
-"""The shortest run of maintenance, in seconds, after which a failure counts as the first one
-again."""
+"""If the services ran for this number of seconds, the next failure counts as the first one."""
 
 
 class TermRunner:
@@ -58,56 +57,57 @@ class TermRunner:
             resign: called once, when the services have failed too often. Returns False if the term
                 had ended before.
         """
-        self._lease, self._make, self._timer = lease, make, timer
+        self._lease, self._make_services, self._timer = lease, make, timer
         self._started, self._resign = started, resign
-        self._up_since: float | None = None
-        self._failures = 0
+        self._running_since: float | None = None
+        self._failure_count = 0
         self._backoff = Backoff(RETRY_FIRST, RETRY_MAX)
         self._log = get_logger(leader_id=lease.holder, elected_at=lease.acquired_at.isoformat())
 
     async def run(self, scope: StopScope) -> None:
         """Run the services until the scope is stopped, or until they have failed too often."""
-        while scope.cause is None and self._failures < ATTEMPTS_MAX:
-            self._up_since = None
+        while scope.cause is None and self._failure_count < ATTEMPTS_MAX:
+            self._running_since = None
             try:
                 await self._run_services(scope)
             except Exception as error:
-                await self._failed(scope, single_error(error))
+                await self._handle_failure(scope, single_error(error))
 
     async def _run_services(self, scope: StopScope) -> None:
-        context, services = self._make(self._lease)
+        context, services = self._make_services(self._lease)
         try:
             async with ServiceGroup(scope) as group:
                 for service in services:
                     await group.start(service)
                 context.up.set()
-                self._up_since = self._timer.boottime()
+                self._running_since = self._timer.boottime()
                 if scope.cause is None:
                     self._started()
                 await anyio.sleep_forever()
         finally:
             await close_all([context.connection, context.cleaning])
 
-    async def _failed(self, scope: StopScope, error: BaseException) -> None:
+    async def _handle_failure(self, scope: StopScope, error: BaseException) -> None:
         """Log a failure of maintenance. Then wait before the next attempt, or resign."""
         if scope.cause is not None:
             self._log.error(MAINTENANCE_FAILED_WHILE_STOPPING, **error_keys(error))
             return
-        if self._up_since is not None and self._timer.boottime() - self._up_since >= STEADY_MIN:
-            self._failures = 0
+        began = self._running_since
+        if began is not None and self._timer.boottime() - began >= STEADY_MIN:
+            self._failure_count = 0
             self._backoff.reset()
-        self._failures += 1
-        keys = {"attempt": self._failures, "attempts": ATTEMPTS_MAX, **error_keys(error)}
-        if self._failures < ATTEMPTS_MAX:
+        self._failure_count += 1
+        keys = {"attempt": self._failure_count, "attempts": ATTEMPTS_MAX, **error_keys(error)}
+        if self._failure_count < ATTEMPTS_MAX:
             delay = self._backoff.next()
-            self._level_of(error)(MAINTENANCE_FAILED, seconds=round(delay, 1), **keys)
+            self._log_method_for(error)(MAINTENANCE_FAILED, seconds=round(delay, 1), **keys)
             await self._timer.sleep(delay)
         else:
             is_resigned = self._resign()
             effect = "this client resigns" if is_resigned else "none: its term had ended"
-            self._level_of(error)(MAINTENANCE_FAILED_TOO_OFTEN, effect=effect, **keys)
+            self._log_method_for(error)(MAINTENANCE_FAILED_TOO_OFTEN, effect=effect, **keys)
 
-    def _level_of(self, error: BaseException) -> Callable[..., None]:
+    def _log_method_for(self, error: BaseException) -> Callable[..., None]:
         """Return the log method: error for a fault in riverpy, warning for an outage, info for a
         lost term."""
         if isinstance(error, FencedOutError):

@@ -20,8 +20,8 @@ class ClientLeases:
     """The lease engine of a client, from the first use until the client is closed."""
 
     def __init__(self, make: Callable[[list[Lease]], LeaseEngine]) -> None:
-        """Create the client leases. `make` creates an engine. Its argument is the leases of earlier
-        engines whose work may still run."""
+        """Create the leases of a client. `make(unfinished)` creates an engine. `unfinished` are the
+        leases of earlier engines whose work may still run."""
         self._make = make
         self._unfinished: list[Lease] = []
         self._engine: LeaseEngine | None = None
@@ -59,8 +59,8 @@ class ClientLeases:
             self._engine.receive(payload)
 
     def resync(self) -> None:
-        """Try to acquire every lease that a caller waits for, since notifications may have been
-        missed."""
+        """Try now to acquire every lease that a caller waits for, because notifications may have
+        been lost."""
         if self._engine is not None:
             self._engine.wake_all()
 

@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.leases import LeaseAnswer
 
-SPREAD_DELAY = 0.02
-"""Seconds of delay of an attempt for each lease held here, to spread leases over processes."""
-SPREAD_DELAY_MAX = 0.5
+SPREAD_DELAY, SPREAD_DELAY_MAX = 0.02, 0.5
+"""An attempt is delayed by `SPREAD_DELAY` seconds for each lease that this process holds, and at
+most by `SPREAD_DELAY_MAX`. So leases spread over the processes."""
 CONFLICT_DELAY = 0.25
 """Seconds until the next attempt, if another attempt or a fenced transaction was in progress."""
 CANCELLED_ATTEMPT_TIMEOUT = 1.0
@@ -70,7 +70,7 @@ RELEASE_TIMEOUT = 2.0
 
 class LeaseEngine:
     """The leases of one process in one store. Use an engine in one event loop. `async with engine:`
-    opens and closes the store. Stores that need neither work without it."""
+    opens and closes the store. It is not needed for a store that opens no connection."""
 
     def __init__(
         self,
@@ -91,13 +91,16 @@ class LeaseEngine:
         self._attempt_timeout = min(STORE_TIMEOUT, timing.validity - timing.grace)
         """The timeout of an attempt, in seconds. A later answer would leave no time for work."""
         self.held = HeldLeases(store, holder=holder, timing=timing, timer=timer)
-        self._waiting: dict[str, set[asyncio.Event]] = {}  # wakes the callers that wait, by name
-        self._paused_until: dict[str, float] = {}  # no attempts for a name until then, by boottime
-        self._attempting = 0
+        self._wake_events: dict[str, set[asyncio.Event]] = {}
+        """The events that wake the callers which wait for a lease, by its name."""
+        self._paused_until: dict[str, float] = {}
+        """The time by boottime until which no attempt is made, by the lease's name."""
+        self._attempt_count = 0
+        """The number of attempts that wait or run now."""
         self._attempts: set[AcquireAttempt] = set()
-        self._failing: set[str] = set()
+        self._failing_names: set[str] = set()
         """The names whose last attempt failed. While there are any, no failure is a warning."""
-        self._changed = asyncio.Event()
+        self._change_event = asyncio.Event()
         """An event that is set and replaced when a lease is released, when a caller stops waiting,
         and when an attempt ends."""
         self._is_closed = False
@@ -110,7 +113,7 @@ class LeaseEngine:
         return [lease for lease in self._unfinished if lease.is_used]
 
     async def __aenter__(self) -> Self:
-        """Open the store. Raises what `LeaseStore.open` raises."""
+        """Open the store. Raise what `LeaseStore.open` raises."""
         try:
             await self._store.open()
         except BaseException:
@@ -129,13 +132,13 @@ class LeaseEngine:
         for lease in self.held.leases:
             lease.end("the leases of this process are closed", cause=StopCause.CLIENT_STOP)
         for attempt in self._attempts:
-            attempt.hurry()
+            attempt.start_timeout()
         await finish(self._close)
 
     async def _close(self) -> None:
         with anyio.move_on_after(CLOSE_TIMEOUT):
-            while self.held or self._waiting or self._attempts:
-                await self._changed.wait()
+            while self.held or self._wake_events or self._attempts:
+                await self._change_event.wait()
         for lease in self.held.leases:
             self._log.error(
                 LEASE_WORK_STOP_TIMED_OUT,
@@ -163,9 +166,9 @@ class LeaseEngine:
             self.release_requested(name, epoch=message.epoch)
 
     def lease_released(self, name: str, holder: str) -> None:
-        """Wake the callers that wait for a lease which another process has released."""
+        """Wake the callers that wait for this lease, because another process has released it."""
         if holder != self.holder:
-            self._wake(name)
+            self._wake_callers(name)
 
     def release_requested(self, name: str, *, epoch: int | None = None) -> None:
         """End a lease that another process requested. With `epoch`, only a lease of this epoch."""
@@ -174,12 +177,13 @@ class LeaseEngine:
             self.resign(lease, "another process requested it", pause=self.timing.interval)
 
     def wake_all(self) -> None:
-        """Try to acquire every lease that a caller waits for: notifications may be missing."""
-        for name in self._waiting:
-            self._wake(name)
+        """Try now to acquire every lease that a caller waits for, because notifications may have
+        been lost."""
+        for name in self._wake_events:
+            self._wake_callers(name)
 
-    def _wake(self, name: str) -> None:
-        for event in self._waiting.get(name, ()):
+    def _wake_callers(self, name: str) -> None:
+        for event in self._wake_events.get(name, ()):
             event.set()
 
     # -- waiting
@@ -219,29 +223,29 @@ class LeaseEngine:
         began = self.timer.boottime()
         until = began + (math.inf if wait is None else wait.total_seconds())
         wake = asyncio.Event()
-        self._waiting.setdefault(name, set()).add(wake)
+        self._wake_events.setdefault(name, set()).add(wake)
         try:
-            lease = await self._acquire(name, wake, until, scope)
+            lease = await self._acquire_until(name, wake, until, scope)
         finally:
-            self._waiting[name].discard(wake)
-            if not self._waiting[name]:
-                del self._waiting[name]
-                self._failing.discard(name)
-                self._change()
+            self._wake_events[name].discard(wake)
+            if not self._wake_events[name]:
+                del self._wake_events[name]
+                self._failing_names.discard(name)
+                self._signal_change()
         lease.waited = self.timer.boottime() - began
         return lease
 
-    async def _acquire(
+    async def _acquire_until(
         self, name: str, wake: asyncio.Event, until: float, scope: StopScope | None
     ) -> Lease:
         backoff = new_backoff(self.timing)
         while True:
             self._expect_open()
             wake.clear()
-            pause = self._pause(name)
+            pause = self._seconds_until_attempt(name)
             if pause <= 0:
                 self._expect_progress(scope)
-                lease, pause = await self._attempt_in_turn(name, backoff)
+                lease, pause = await self._attempt_after_delay(name, backoff)
                 if lease is not None:
                     self.held.add(lease, scope)
                     return lease
@@ -258,51 +262,51 @@ class LeaseEngine:
         if self._is_closed:
             raise ClientStateError("wait for a lease while its client or manager is open")
 
-    def _pause(self, name: str) -> float:
-        """Seconds until this process may make an attempt for a name."""
+    def _seconds_until_attempt(self, name: str) -> float:
+        """Return the seconds until this process may try to acquire the lease of this name."""
         if self.held.get(name) is not None:
             return math.inf
         if any(lease.name == name for lease in self.unfinished):
             return self.timing.interval
-        if self._max_held is not None and len(self.held) + self._attempting >= self._max_held:
+        if self._max_held is not None and len(self.held) + self._attempt_count >= self._max_held:
             return self.timing.interval
         return self._paused_until.get(name, 0.0) - self.timer.boottime()
 
-    async def _attempt_in_turn(self, name: str, backoff: Backoff) -> tuple[Lease | None, float]:
+    async def _attempt_after_delay(self, name: str, backoff: Backoff) -> tuple[Lease | None, float]:
         """Try once to acquire a lease, after a delay that grows with the number of leases held or
         attempted in this process. If many leases are free at once, each process gets some. Returns
         the lease, or None and the seconds until the next attempt."""
-        before = len(self.held) + self._attempting
-        self._attempting += 1
+        before = len(self.held) + self._attempt_count
+        self._attempt_count += 1
         try:
             if before:
                 await self.timer.sleep(min(SPREAD_DELAY * before, SPREAD_DELAY_MAX))
             lease, pause = await self.try_acquire(name)
         except DATABASE_ERRORS as error:
-            return None, self._attempt_failed(name, error, backoff)
+            return None, self._log_failed_attempt(name, error, backoff)
         finally:
-            self._attempting -= 1
-        self._failing.discard(name)
+            self._attempt_count -= 1
+        self._failing_names.discard(name)
         backoff.reset()
         if lease is not None and self._is_closed:
             await self.release(lease)
             return None, 0.0
         return lease, pause
 
-    def _attempt_failed(self, name: str, error: Exception, backoff: Backoff) -> float:
+    def _log_failed_attempt(self, name: str, error: Exception, backoff: Backoff) -> float:
         """Log a failed attempt. Returns the seconds until the next attempt."""
         if self._is_closed:
             return 0.0
-        if self._store.is_gone:
+        if self._store.is_caller_database_closed:
             raise ClientStateError(
                 "the pool or connection that was given for the leases is closed: keep it open "
                 "while the manager or client is open"
             ) from error
-        is_known = self._failing or self._store.is_outage_logged
+        is_known = self._failing_names or self._store.is_outage_logged
         say = self._log.debug if is_known else self._log.warning
         say(LEASE_ACQUISITION_FAILED, lease=name, error=describe(error))
         if not self._store.is_outage_logged:
-            self._failing.add(name)
+            self._failing_names.add(name)
         return backoff.next()
 
     async def try_acquire(self, name: str) -> tuple[Lease | None, float]:
@@ -329,7 +333,7 @@ class LeaseEngine:
             raise
         finally:
             self._attempts.discard(attempt)
-            self._change()
+            self._signal_change()
         if attempt.answer is None:
             return None, CONFLICT_DELAY + random.uniform(0, WAKE_JITTER)  # noqa: S311 (no secret)
         pause = self.timing.until_next_attempt(attempt.answer.remaining)
@@ -368,18 +372,18 @@ class LeaseEngine:
         lease.end("the lease was released", cause=StopCause.CLIENT_STOP)
         is_freed = False
         try:
-            is_freed = lease.may_be_held and await finish(lambda: self._free(lease))
+            is_freed = lease.may_be_held and await finish(lambda: self._release_in_store(lease))
         finally:
             lease.is_used = False
             self.held.remove(lease)
-            self._change()
-            self.wake_all() if self._max_held is not None else self._wake(lease.name)
+            self._signal_change()
+            self.wake_all() if self._max_held is not None else self._wake_callers(lease.name)
         self._log.debug(
             LEASE_RELEASED if is_freed else LEASE_ALREADY_LOST, lease=lease.name, epoch=lease.epoch
         )
         return is_freed
 
-    async def _free(self, lease: Lease) -> bool:
+    async def _release_in_store(self, lease: Lease) -> bool:
         try:
             return await self._store.release(
                 lease.name, lease.epoch, lease.holder, timeout=RELEASE_TIMEOUT
@@ -389,10 +393,10 @@ class LeaseEngine:
             say(LEASE_RELEASE_FAILED, lease=lease.name, epoch=lease.epoch, error=describe(error))
             return False
 
-    def _change(self) -> None:
-        event, self._changed = self._changed, asyncio.Event()
+    def _signal_change(self) -> None:
+        event, self._change_event = self._change_event, asyncio.Event()
         event.set()
-        if not self._waiting:
+        if not self._wake_events:
             self._store.mark_idle(acquiring=True)
 
     def _expect_progress(self, scope: StopScope | None, pause: float = 0.0) -> None:
@@ -411,29 +415,28 @@ class AcquireAttempt:
         self._statement = statement
         self._error: Exception | None = None
         self._scope = anyio.CancelScope(shield=True)
-        self._ended = asyncio.Event()
+        self._end_event = asyncio.Event()
 
     async def run(self) -> None:
-        """Run the statement to its end. After `hurry`, the statement is cancelled when
-        `CANCELLED_ATTEMPT_TIMEOUT` expires.
+        """Run the statement to its end. `start_timeout` limits the remaining time.
 
         Raises:
             Exception: one of DATABASE_ERRORS; the result is unknown.
         """
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._run)
+            tasks.start_soon(self._run_statement)
             try:
-                await self._ended.wait()
+                await self._end_event.wait()
             finally:
-                self.hurry()
+                self.start_timeout()
         if self._error is not None:
             raise self._error
 
-    def hurry(self) -> None:
-        """Start the timeout `CANCELLED_ATTEMPT_TIMEOUT`, because no caller waits for the answer."""
+    def start_timeout(self) -> None:
+        """Cancel the statement in `CANCELLED_ATTEMPT_TIMEOUT`, because no caller waits for it."""
         self._scope.deadline = anyio.current_time() + CANCELLED_ATTEMPT_TIMEOUT
 
-    async def _run(self) -> None:
+    async def _run_statement(self) -> None:
         with self._scope:
             try:
                 self.answer = await self._statement()
@@ -441,4 +444,4 @@ class AcquireAttempt:
                 self._error = error
         if self._scope.cancelled_caught:
             self._error = TimeoutError("the leases were closed before the answer came")
-        self._ended.set()
+        self._end_event.set()

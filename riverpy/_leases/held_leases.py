@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import math
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import anyio
@@ -61,12 +62,13 @@ class HeldLeases:
         self._store, self._holder = store, holder
         self._timing, self._timer = timing, timer
         self._leases: dict[str, Lease] = {}
-        self._scopes: dict[Lease, StopScope] = {}  # of services that hold a lease
-        self._report_at: dict[Lease, float] = {}  # when to log that work still runs, by boottime
-        self._changed = asyncio.Event()
+        self._scopes: dict[Lease, StopScope] = {}  # of the service that holds a lease
+        self._next_report_at: dict[Lease, float] = {}
+        """The time by boottime at which work that still runs is logged again."""
+        self._change_event = asyncio.Event()
         """An event that is set and replaced when a lease is added, renewed by its user, or
         removed."""
-        self._renewal_due = 0.0  # by boottime
+        self._next_renewal_at = 0.0  # by boottime
         self._task: asyncio.Task[None] | None = None
         """The task that renews and watches leases while there are any."""
         self.renewals = self.renewal_failures = 0
@@ -91,32 +93,31 @@ class HeldLeases:
         return LeaseStats(held, self.renewals, self.renewal_failures, self.renewal_seconds)
 
     def get(self, name: str) -> Lease | None:
-        """Return the lease of a name."""
         return self._leases.get(name)
 
     def add(self, lease: Lease, scope: StopScope | None) -> None:
         """Renew a new lease until it ends. `scope` is the scope of the service that holds the
         lease."""
-        if not self._held:
+        if not self._active_leases:
             since = self._timing.validity - lease.valid_for
-            self._renewal_due = self._timer.boottime() + self._timing.interval - since
+            self._next_renewal_at = self._timer.boottime() + self._timing.interval - since
         self._leases[lease.name] = lease
         if scope is not None:
             self._scopes[lease] = scope
-        lease.when_ended(lambda: self._lease_ended(lease))
+        lease.call_at_end(lambda: self._handle_lease_end(lease))
         self._log_term(LEASE_ACQUIRED, lease=lease.name, epoch=lease.epoch)
-        self._change()
+        self._signal_change()
         if self._task is None or self._task.done():
             # The new task must not inherit the context variables of this caller.
             loop, context = asyncio.get_running_loop(), contextvars.Context()
             self._task = loop.create_task(self._watch_and_renew(), context=context)
 
     def remove(self, lease: Lease) -> None:
-        """Forget a lease whose work has stopped, if it was added."""
-        self._report_at.pop(lease, None)
+        """Forget a lease whose work has stopped. The lease may be unknown."""
+        self._next_report_at.pop(lease, None)
         if self._leases.get(lease.name) is lease:
             del self._leases[lease.name]
-        self._change()
+        self._signal_change()
 
     async def renew(self, lease: Lease) -> bool:
         """Extend a lease that its user renews. Returns False if it has ended.
@@ -130,7 +131,7 @@ class HeldLeases:
         try:
             await self._renew([lease], timeout=min(STORE_TIMEOUT, lease.valid_for))
         finally:
-            self._change()
+            self._signal_change()
         return lease.is_held
 
     async def close(self, timeout: float) -> None:
@@ -140,14 +141,14 @@ class HeldLeases:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=timeout)
 
-    def _change(self) -> None:
-        event, self._changed = self._changed, asyncio.Event()
+    def _signal_change(self) -> None:
+        event, self._change_event = self._change_event, asyncio.Event()
         event.set()
         if not self._leases:
             self._store.mark_idle(renewing=True)
 
-    def _lease_ended(self, lease: Lease) -> None:
-        self._report_at[lease] = lease.ended_at + self._timing.grace
+    def _handle_lease_end(self, lease: Lease) -> None:
+        self._next_report_at[lease] = lease.ended_at + self._timing.grace
         if (scope := self._scopes.pop(lease, None)) is not None:
             scope.expect_no_progress()  # the work may take any time to stop
         keys = {"lease": lease.name, "epoch": lease.epoch, "reason": lease.why}
@@ -157,13 +158,13 @@ class HeldLeases:
             self._log_term(LEASE_ENDED, **keys)
 
     @property
-    def _held(self) -> list[Lease]:
+    def _active_leases(self) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.cause is None]
 
     @property
     def _time_to_stop(self) -> float:
         """Seconds until the work under the first of the held leases must be stopped."""
-        return min((lease.time_to_stop for lease in self._held), default=math.inf)
+        return min((lease.time_to_stop for lease in self._active_leases), default=math.inf)
 
     async def _watch_and_renew(self) -> None:
         """Watch and renew leases while there are any."""
@@ -176,15 +177,15 @@ class HeldLeases:
         except Exception:
             self._log.exception(LEASE_ENGINE_FAILED, effect="all leases of this process end")
         finally:
-            for lease in self._held:  # only after a failure
+            for lease in self._active_leases:  # only after a failure
                 lease.end("a fault ended the renewal of leases")
-            self._change()
+            self._signal_change()
 
     async def _watch(self) -> None:
         """End leases that were not renewed, early enough for their work to stop before the local
         deadline."""
         while True:
-            for lease in self._held:
+            for lease in self._active_leases:
                 if lease.time_to_stop <= 0:
                     lease.end(NOT_RENEWED)
             self._report_unfinished()
@@ -193,15 +194,15 @@ class HeldLeases:
             before = self._timer.boottime()
             await self._timer.sleep(planned)
             late = self._timer.boottime() - before - planned
-            if late > STALL_MIN and self._held:
+            if late > STALL_MIN and self._active_leases:
                 self._log.warning(PROCESS_PAUSED, seconds=round(late, 1))
 
     def _report_unfinished(self) -> None:
         """Log work that has not stopped in time after its lease ended."""
         now = self._timer.boottime()
-        for lease, report_at in self._report_at.items():
+        for lease, report_at in self._next_report_at.items():
             if now >= report_at and self._leases.get(lease.name) is lease:
-                self._report_at[lease] = now + REPORT_INTERVAL
+                self._next_report_at[lease] = now + REPORT_INTERVAL
                 self._log.warning(
                     WORK_RAN_PAST_ITS_LEASE,
                     lease=lease.name,
@@ -216,13 +217,15 @@ class HeldLeases:
         backoff, failures = new_backoff(self._timing), RepeatedFailureLog(self._log)
         locked = frozenset[str]()
         while self._leases:
-            held = [lease for lease in self._held if lease.time_to_stop >= RENEWAL_TIME_MIN]
+            held = [
+                lease for lease in self._active_leases if lease.time_to_stop >= RENEWAL_TIME_MIN
+            ]
             for scope in [self._scopes[lease] for lease in held if lease in self._scopes]:
                 scope.expect_progress(within=progress_limit(self._timing))
-            early = self._renewal_due - self._timer.boottime()
+            early = self._next_renewal_at - self._timer.boottime()
             if early > 0 or not held:
                 step = self._timing.watch_interval
-                await self._timer.wait(self._changed, min(early, step) if early > 0 else step)
+                await self._timer.wait(self._change_event, min(early, step) if early > 0 else step)
                 continue
             due = self._timer.boottime() + self._timing.interval
             try:
@@ -237,12 +240,12 @@ class HeldLeases:
                 )
                 self.renewal_failures += 1
                 left = max(self._time_to_stop, 0.0)
-                self._renewal_due = self._timer.boottime() + min(backoff.next(), left / 2)
+                self._next_renewal_at = self._timer.boottime() + min(backoff.next(), left / 2)
             else:
                 failures.recovered(LEASE_RENEWAL_RESTORED)
                 locked = frozenset[str]()
                 backoff.reset()
-                self._renewal_due = due
+                self._next_renewal_at = due
 
     def _renewal_timeout(self, held: list[Lease], locked: frozenset[str]) -> float:
         """Return the timeout of a renewal: half of the time left, so that a second renewal is
@@ -273,5 +276,5 @@ def progress_limit(timing: LeaseTiming) -> float:
 
 def new_backoff(timing: LeaseTiming) -> Backoff:
     """Return the delays after failures: 1, 2, 4, then 5 seconds at the default interval."""
-    interval = timing.interval_delta
+    interval = timedelta(seconds=timing.interval)
     return Backoff(interval / 5, interval)

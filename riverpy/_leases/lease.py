@@ -71,8 +71,8 @@ class Lease:
         self._pid = os.getpid()
         self._store, self._timing, self._timer = store, timing, timer
         self._valid_until = attempted_at + timing.validity
-        self._ended = asyncio.Event()
-        self._callbacks: list[Callable[[], object]] = []
+        self._end_event = asyncio.Event()
+        self._end_callbacks: list[Callable[[], object]] = []
 
     def __repr__(self) -> str:
         state = "held" if self.is_held else "ended"
@@ -81,8 +81,8 @@ class Lease:
     @property
     def is_held(self) -> bool:
         """Whether this process may act under the lease now: the lease has not ended, and its local
-        deadline is not reached. The clock includes the time during which the machine is suspended.
-        Always False in a forked process."""
+        deadline is not reached. The time during which the machine is suspended counts. In a forked
+        process the value is always False."""
         return self.valid_for > 0
 
     @property
@@ -104,7 +104,7 @@ class Lease:
     async def wait_lost(self) -> None:
         """Wait until the lease is not held any more, for any reason."""
         while (left := self.valid_for) > 0:
-            await self._timer.wait(self._ended, min(left, self._timing.watch_interval))
+            await self._timer.wait(self._end_event, min(left, self._timing.watch_interval))
 
     async def fence(self, connection: Transaction | MemoryTransaction) -> None:
         """Bind the transaction that is open on `connection` to this term: it commits only while no
@@ -137,11 +137,11 @@ class Lease:
         except PostgresError as error:
             if getattr(error, "sqlstate", None) != _SERIALIZATION_FAILURE:
                 raise
-            if await self.is_held_by_the_server():  # only the transaction's own snapshot failed
+            if await self.renew_in_store():  # only the transaction's own snapshot failed
                 raise
             self.end(REFUSED, may_be_held=False)
         else:
-            if not is_held and await self.is_held_by_the_server():
+            if not is_held and await self.renew_in_store():
                 raise await self._store.elsewhere_error(connection, self.name)
             if not is_held:
                 self.end(REFUSED, may_be_held=False)
@@ -186,9 +186,9 @@ class Lease:
             transaction, self.name, self.epoch, timeout=timeout, lock_timeout=lock_timeout
         )
 
-    async def is_held_by_the_server(self) -> bool:
-        """Renew the lease, and return whether that succeeded. Returns False also if the server does
-        not answer."""
+    async def renew_in_store(self) -> bool:
+        """Renew the lease. Returns whether the server confirmed that the lease is held. If the
+        server does not answer, the result is False."""
         attempted_at = self._timer.boottime()
         try:
             held = await self._store.renew(
@@ -220,21 +220,21 @@ class Lease:
             return False
         self.cause, self.may_be_held, self.why = cause, may_be_held, why
         self.ended_at = self._timer.boottime()
-        self._ended.set()
-        for callback in self._callbacks:
+        self._end_event.set()
+        for callback in self._end_callbacks:
             callback()
         return True
 
-    def when_ended(self, callback: Callable[[], object]) -> None:
+    def call_at_end(self, callback: Callable[[], object]) -> None:
         """Call `callback` in the event loop as soon as the lease ends, or now if it has ended."""
         if self.cause is None:
-            self._callbacks.append(callback)
+            self._end_callbacks.append(callback)
         else:
             callback()
 
     @property
     def is_lost(self) -> bool:
-        """Whether the lease ended because it was not renewed, or was refused by the database."""
+        """Whether the lease ended because it was not renewed or because the database refused it."""
         return self.cause is not None and (self.why == NOT_RENEWED or not self.may_be_held)
 
     def lost_error(self) -> LeaseLostError:
@@ -247,7 +247,7 @@ class Lease:
 
 
 class CancelAtLeaseEnd:
-    """Cancels the task in its block when a lease ends.
+    """A context manager that cancels the task in its block when a lease ends.
 
     The task is cancelled once, as asyncio does it, so that the block can still await its cleanup,
     such as the end of a transaction. A cancel scope would cancel each of these awaits.
@@ -257,22 +257,21 @@ class CancelAtLeaseEnd:
     """
 
     def __init__(self, lease: Lease) -> None:
-        """Watch the lease under which the block runs."""
         self._lease = lease
         self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
-        self._is_sent = False
+        self._cancel_count = 0
+        self._is_cancel_sent = False
 
     def __enter__(self) -> None:
         self._task = task = asyncio.current_task()
-        self._cancelling = 0 if task is None else task.cancelling()
+        self._cancel_count = 0 if task is None else task.cancelling()
         loop = asyncio.get_running_loop()
         # Cancel later: if the block itself ends the lease, it may leave before the next await.
-        self._lease.when_ended(lambda: loop.call_soon(self._cancel))
+        self._lease.call_at_end(lambda: loop.call_soon(self._cancel_task))
 
-    def _cancel(self) -> None:
+    def _cancel_task(self) -> None:
         if self._task is not None:
-            self._is_sent = True
+            self._is_cancel_sent = True
             self._task.cancel(f"lease {self._lease.name!r} has ended")
 
     def __exit__(
@@ -282,8 +281,8 @@ class CancelAtLeaseEnd:
         tb: TracebackType | None,
     ) -> None:
         task, self._task = self._task, None
-        if task is not None and self._is_sent:
-            is_ours = task.uncancel() <= self._cancelling  # other code has not cancelled the task
+        if task is not None and self._is_cancel_sent:
+            is_ours = task.uncancel() <= self._cancel_count  # other code has not cancelled the task
             if is_ours and isinstance(exc, asyncio.CancelledError):
                 raise self._lease.lost_error() from exc
         if exc is None and self._lease.cause is not None:

@@ -46,7 +46,7 @@ class LeaseTask:
         self.seconds = 0.0
         """The duration of the work, in seconds."""
         self.work_ended, self.released = asyncio.Event(), asyncio.Event()
-        self._engine, self._work, self._lost = engine, work, lost
+        self._engine, self._work, self._loss_cause = engine, work, lost
         self._scope = StopScope()
         self._task: asyncio.Task[None] | None = None
 
@@ -70,14 +70,14 @@ class LeaseTask:
             await self.released.wait()  # the release has a timeout
         return True
 
-    def _lease_ended(self) -> None:
+    def _handle_lease_end(self) -> None:
         is_stop = self.lease.cause is StopCause.CLIENT_STOP
-        self._scope.stop(StopCause.CLIENT_STOP if is_stop else self._lost)
+        self._scope.stop(StopCause.CLIENT_STOP if is_stop else self._loss_cause)
 
     async def _run(self) -> None:
         timer = self._engine.timer
         began_at = timer.boottime()
-        self.lease.when_ended(self._lease_ended)
+        self.lease.call_at_end(self._handle_lease_end)
         try:
             with self._scope:
                 await self._work(self._scope)

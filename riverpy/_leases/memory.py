@@ -21,8 +21,8 @@ POLL_INTERVAL = 0.01
 """Seconds between two checks of an attempt that waits for a transaction."""
 
 
-class _Row:
-    """The holder of a lease, or its last holder."""
+class _LeaseRow:
+    """A lease with its current holder, or with its last one."""
 
     def __init__(self, epoch: int, holder: str, ttl: float, now: float) -> None:
         self.epoch, self.holder, self.ttl = epoch, holder, ttl
@@ -71,8 +71,8 @@ class MemoryTransaction:
 class MemoryLeases(LeaseStore):
     """Leases in memory, shared by all managers of the process that compete.
 
-    They exclude no other process, and end with this one. For tests, and for development without a
-    database.
+    Use them in tests, and for development without a database. Other processes do not see these
+    leases, and the leases end with the process.
     """
 
     def __init__(self, *, timer: Timer | None = None) -> None:
@@ -82,7 +82,7 @@ class MemoryLeases(LeaseStore):
             timer: the clock by which leases expire; None: the machine's clock.
         """
         self._timer = Timer() if timer is None else timer
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, _LeaseRow] = {}
         self._last_epoch = 0
         self._lock = threading.RLock()  # an effect at a commit may call `forget`
 
@@ -109,7 +109,7 @@ class MemoryLeases(LeaseStore):
             transaction.limit(0)
 
     def forget(self) -> None:
-        """Delete all rows, as if the table was emptied."""
+        """Delete all leases, as if the table in a database was emptied."""
         with self._lock:
             self._rows.clear()
 
@@ -136,7 +136,7 @@ class MemoryLeases(LeaseStore):
                 return None
         micros = int(datetime.now(UTC).timestamp() * 1_000_000)
         self._last_epoch = max(self._last_epoch + 1, micros)
-        made = self._rows[name] = _Row(self._last_epoch, holder, ttl, now)
+        made = self._rows[name] = _LeaseRow(self._last_epoch, holder, ttl, now)
         return LeaseAnswer(True, holder, made.epoch, made.acquired_at, None)
 
     async def renew(
@@ -191,7 +191,7 @@ class MemoryLeases(LeaseStore):
             "MemoryLeases.transaction()"
         )
 
-    def _held_row(self, name: str, epoch: int) -> _Row | None:
+    def _held_row(self, name: str, epoch: int) -> _LeaseRow | None:
         row = self._rows.get(name)
         if row is None or row.epoch != epoch or row.expires_at < self._timer.boottime():
             return None

@@ -43,7 +43,7 @@ RETRY_MAX = timedelta(seconds=30)
 """The first and the longest delay after a failure. Another process may run the function during the
 delay."""
 STEADY_MIN = 60.0
-"""The shortest run, in seconds, after which a failure counts as the first one again."""
+"""If the function ran for this number of seconds, the next failure counts as the first one."""
 
 
 class SingletonRunner:
@@ -56,8 +56,8 @@ class SingletonRunner:
         self._engine = engine
         self._backoff = Backoff(RETRY_FIRST, RETRY_MAX)
         self._task: LeaseTask | None = None
-        self._terms = self._failures = self._losses = 0
-        self._waited: float | None = None
+        self._term_count = self._failure_count = self._loss_count = 0
+        self._seconds_waited: float | None = None
         self._log = get_logger(singleton=singleton.name)
 
     @property
@@ -69,20 +69,20 @@ class SingletonRunner:
             held=lease is not None and lease.is_held,
             running=lease is not None,
             epoch=None if lease is None else lease.epoch,
-            terms=self._terms,
-            failures=self._failures,
-            losses=self._losses,
-            waited=self._waited,
+            terms=self._term_count,
+            failures=self._failure_count,
+            losses=self._loss_count,
+            waited=self._seconds_waited,
         )
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Wait for the lease and run the function, until stopped or until the function has ended
-        for good."""
+        """Wait for the lease, and run the function under it. Start over until the service is
+        stopped, or until the function must not run again."""
         task_status.started()
         while True:
             lease = await self._engine.acquire(self.singleton.name)
-            self._terms += 1
-            self._waited = lease.waited
+            self._term_count += 1
+            self._seconds_waited = lease.waited
             task = self._task = LeaseTask(lease, self._engine, partial(self._run_function, lease))
             task.start(self.name)
             try:
@@ -123,17 +123,17 @@ class SingletonRunner:
             self._log.error(SINGLETON_FAILED_WHILE_STOPPING, **error_keys(error))
 
     async def _should_wait_again(self, task: LeaseTask) -> bool:
-        """Log how a term ended, if not by the client's stop, and wait after a failure. Returns
-        whether this process waits for the lease again."""
+        """Log how the function ended, and wait after a failure. Returns whether this process waits
+        for the lease again."""
         error, lease = task.error, task.lease
         if task.was_stopped or (task.was_lost and isinstance(error, FencedOutError)):
-            self._losses += 1
+            self._loss_count += 1
             self._log.warning(SINGLETON_LOST_ITS_LEASE, epoch=lease.epoch)
             return True
         if error is None:
             self._log.info(SINGLETON_ENDED, epoch=lease.epoch)
             return False
-        self._failures += 1
+        self._failure_count += 1
         if self.singleton.restart == "never":
             self._log.error(SINGLETON_FAILED_FOR_GOOD, **error_keys(error))
             return False

@@ -66,7 +66,7 @@ class LeaseStore(ABC):
     log events."""
 
     async def open(self) -> None:  # noqa: B027 (most stores need nothing)
-        """Check that leases can be kept there.
+        """Check that the store can keep leases.
 
         Raises:
             SchemaMissingError: there is no table; the text has the command that creates it.
@@ -76,7 +76,7 @@ class LeaseStore(ABC):
         """Close the connections that the store owns."""
 
     @property
-    def is_gone(self) -> bool:
+    def is_caller_database_closed(self) -> bool:
         """Whether the caller has closed the pool or connection of the store."""
         return False
 
@@ -142,7 +142,7 @@ class LeaseStore(ABC):
 
 
 class _Connections(Protocol):
-    """A source of a connection for each statement."""
+    """A class that provides a connection for each statement."""
 
     def acquire(
         self, purpose: str, timeout: float, /
@@ -169,14 +169,14 @@ class LeaseTable(LeaseStore):
             schema: the schema of River's tables; None: the search path decides.
             prefix: the prefix of the names in the table.
         """
-        self._renewals, self._others, self._schema = renewals, others, schema
+        self._renewals, self._requests, self._schema = renewals, others, schema
         self.prefix = prefix
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAnswer | None:
         with suppress(LockNotAvailableError, SerializationError):
-            async with self._others.acquire("acquiring a lease", timeout) as connection:
+            async with self._requests.acquire("acquiring a lease", timeout) as connection:
                 return await self._acquire(connection, name, holder, ttl)
         return None
 
@@ -203,7 +203,7 @@ class LeaseTable(LeaseStore):
         return {row.removeprefix(self.prefix): is_renewed for row, is_renewed in held.items()}
 
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
-        async with self._others.acquire("releasing a lease", timeout) as connection:
+        async with self._requests.acquire("releasing a lease", timeout) as connection:
             _expect_no_transaction(connection)
             return await lease_release(
                 connection, self._schema, name=self.prefix + name, epoch=epoch, holder=holder
@@ -259,19 +259,19 @@ class UserLeaseTable(LeaseTable):
             ConfigError: the database is none of these.
         """
         self._url: str | None = None
-        self._owned: list[DedicatedConnection] = []
-        self._given: Pool | Transaction | None = None
+        self._own_connections: list[DedicatedConnection] = []
+        self._caller_database: Pool | Transaction | None = None
         self.outage = ConnectionOutage(holder=holder, effect=OUTAGE_EFFECT)
         renewals: _Connections
         others: _Connections
         if isinstance(database, str):
             self._url = database
-            renewals, others = self._owned = [
+            renewals, others = self._own_connections = [
                 DedicatedConnection(name, partial(_connect, database, name, pooler), self.outage)
                 for name in ("leases", "lease requests")
             ]
         elif is_pool(database) or is_transaction(database):
-            self._given = database
+            self._caller_database = database
             renewals = others = CallerDatabase(database)
         else:
             raise ConfigError(
@@ -281,8 +281,8 @@ class UserLeaseTable(LeaseTable):
         super().__init__(renewals, others, schema, prefix=USER_PREFIX)
 
     async def open(self) -> None:
-        if self._owned:
-            await self._owned[0].open()
+        if self._own_connections:
+            await self._own_connections[0].open()
         async with self._renewals.acquire(
             "checking for the table of leases", OPEN_TIMEOUT
         ) as connection:
@@ -291,16 +291,16 @@ class UserLeaseTable(LeaseTable):
         expect_feature(state, LEASES_VERSION, self._schema, url=self._url)
 
     @property
-    def is_gone(self) -> bool:
-        return self._given is not None and is_closed_for_good(self._given)
+    def is_caller_database_closed(self) -> bool:
+        return self._caller_database is not None and is_closed_for_good(self._caller_database)
 
     def mark_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:
-        for connection, is_idle in zip(self._owned, (renewing, acquiring), strict=False):
+        for connection, is_idle in zip(self._own_connections, (renewing, acquiring), strict=False):
             if is_idle:
                 connection.mark_unused()
 
     async def close(self) -> None:
-        await close_all(self._owned)
+        await close_all(self._own_connections)
 
 
 async def _connect(url: str, name: str, pooled: bool) -> Connection:

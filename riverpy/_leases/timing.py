@@ -53,11 +53,6 @@ class LeaseTiming(msgspec.Struct, frozen=True):
         return timedelta(seconds=self.ttl)
 
     @property
-    def interval_delta(self) -> timedelta:
-        """`interval` as a timedelta."""
-        return timedelta(seconds=self.interval)
-
-    @property
     def validity(self) -> float:
         """The time from the start of a successful attempt or renewal to the local deadline."""
         return self.ttl * (1 - MARGIN_SHARE)

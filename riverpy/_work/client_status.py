@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
-from riverpy._clients.process import own_process
+from riverpy._clients.process import own_process_name
 from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_STATUS_REPORT_FAILED
 from riverpy._postgres.clients import client_set_slots, client_set_state
@@ -121,7 +121,7 @@ class ClientStatusReporter:
                         client_id=self._client_id,
                         registered_at=registered_at,
                         state=state,
-                        process=own_process(),
+                        process=own_process_name(),
                         aside=now.aside,
                         aside_count=now.aside_count,
                     )

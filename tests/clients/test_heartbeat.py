@@ -460,9 +460,9 @@ async def test_locked_table_costs_no_connection(rig: Rig) -> None:
         before = await pids()
         async with rig.schema.connected() as connection, connection.transaction():
             await connection.execute("LOCK TABLE riverpy_client IN ACCESS EXCLUSIVE MODE")
-            await heartbeat._write()
-        last = heartbeat._last
+            await heartbeat._write_heartbeat()
+        last = heartbeat._written_at
         assert await pids() == before
-        await heartbeat._write()
-        assert heartbeat._last > last
+        await heartbeat._write_heartbeat()
+        assert heartbeat._written_at > last
         assert await pids() == before

@@ -683,7 +683,7 @@ async def test_lease_that_is_ended(store: Store, engine: LeaseEngine, timer: Vir
     assert lease.end("what is done under it goes on", cause=StopCause.CLIENT_STOP)
     assert not lease.end("the first reason counts")
     lines: list[str] = []
-    lease.when_ended(lambda: lines.append("late"))
+    lease.call_at_end(lambda: lines.append("late"))
     assert lines == ["late"]
     assert not lease.is_held
     assert lease.cause is StopCause.CLIENT_STOP

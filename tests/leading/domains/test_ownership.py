@@ -11,7 +11,7 @@ import pytest
 
 import riverpy
 from riverpy import Config, DomainConflictError, JobRetention, SchemaMissingError
-from riverpy._leading.membership import settings_of
+from riverpy._leading.membership import settings_digest
 from riverpy._log_events import (
     DOMAIN_HEARTBEAT_LOST,
     DOMAIN_HEARTBEAT_RESTORED,
@@ -74,7 +74,7 @@ async def test_default_claims_nothing(rig: Rig) -> None:
         row = await rig.schema.fetchrow("SELECT * FROM riverpy_client WHERE client_id = 'c'")
         assert row is not None
         assert row["domain"] == "mail"
-        assert row["settings"] == settings_of(c.client.config, c.client.periodic_jobs)
+        assert row["settings"] == settings_digest(c.client.config, c.client.periodic_jobs)
 
 
 async def test_without_the_tables(rig: Rig) -> None:
@@ -294,7 +294,7 @@ async def test_client_of_default_marks_its_row(rig: Rig) -> None:
         await rig.schema.execute("DELETE FROM riverpy_client")
         with anyio.fail_after(PATIENCE, reason="the new row is not marked"):
             while await rig.schema.fetchval(said) != "default":
-                heartbeat._last = -math.inf
+                heartbeat._written_at = -math.inf
                 await anyio.sleep(0.1)
 
 
@@ -315,7 +315,7 @@ def test_settings_differ() -> None:
     )
     short = JobRetention(completed=timedelta(hours=1))
     same = {
-        settings_of(Config(id=name, retention_by_queue=by_queue), PeriodicJobs(jobs))
+        settings_digest(Config(id=name, retention_by_queue=by_queue), PeriodicJobs(jobs))
         for name, by_queue, jobs in (
             ("a", {"x": short, "y": short}, [hourly, daily]),
             ("b", {"y": short, "x": short}, [daily, hourly]),
@@ -323,11 +323,11 @@ def test_settings_differ() -> None:
     }
     assert len(same) == 1
     others = {
-        settings_of(Config(), PeriodicJobs()),
-        settings_of(Config(), PeriodicJobs([hourly])),
-        settings_of(Config(retention=short), PeriodicJobs()),
-        settings_of(Config(retention_by_kind={"kind": short}), PeriodicJobs()),
-        settings_of(Config(retention_by_queue={"kind": short}), PeriodicJobs()),
+        settings_digest(Config(), PeriodicJobs()),
+        settings_digest(Config(), PeriodicJobs([hourly])),
+        settings_digest(Config(retention=short), PeriodicJobs()),
+        settings_digest(Config(retention_by_kind={"kind": short}), PeriodicJobs()),
+        settings_digest(Config(retention_by_queue={"kind": short}), PeriodicJobs()),
     }
     assert len(others | same) == 6
 
