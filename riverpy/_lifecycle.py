@@ -54,7 +54,7 @@ class StopScope:
     def __init__(self, parent: StopScope | None = None) -> None:
         self._scope = anyio.CancelScope()
         self._parent = parent
-        self._own: StopCause | None = None
+        self._own_cause: StopCause | None = None
         self._shields: dict[anyio.CancelScope, float] = {}
         self.progress_due = math.inf
         """The time by which the service must make progress, in monotonic seconds; infinity: the
@@ -72,30 +72,30 @@ class StopScope:
     @property
     def cause(self) -> StopCause | None:
         """The cause of the stop of this scope or of a scope around it; None: not stopped."""
-        return self._own or (self._parent.cause if self._parent else None)
+        return self._own_cause or (self._parent.cause if self._parent else None)
 
     def stop(self, cause: StopCause) -> None:
         """Record the cause, then cancel. The first cause is kept."""
-        self._own = self._own or cause
+        self._own_cause = self._own_cause or cause
         self.cancel(cause.value)
 
     def cancel(self, reason: str) -> None:
-        """Cancel without a cause, after a failure elsewhere."""
+        """Cancel without a cause, because another service failed."""
         self._scope.cancel(reason=reason)
         for shield, after_stop in self._shields.items():
             shield.deadline = min(shield.deadline, anyio.current_time() + after_stop)
 
     @contextmanager
-    def shielded(self, bound: float, *, after_stop: float) -> Generator[None]:
-        """Protect a step from the cancellation of a stop. The step may take `bound` seconds, and
-        `after_stop` seconds after a stop.
+    def shielded(self, timeout: float, *, after_stop: float) -> Generator[None]:
+        """Protect a step from the cancellation of a stop. The step may take `timeout` seconds, but
+        after a stop only `after_stop` seconds.
 
         Raises:
             TimeoutError: the step took too long.
         """
         if self.cause is not None or self._scope.cancel_called:
-            bound = min(bound, after_stop)
-        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + bound) as shield:
+            timeout = min(timeout, after_stop)
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + timeout) as shield:
             self._shields[shield] = after_stop
             try:
                 yield
@@ -129,8 +129,8 @@ class Service(Protocol):
 
 
 class ServiceGroup:
-    """Owns services, its members. Leaving the block stops the members with a cause and waits for
-    their end. After an error in the block, the members are only cancelled.
+    """Owns services, which are its members. When the block ends, the group stops its members with
+    the cause CLIENT_STOP, and waits for them. After an error in the block it only cancels them.
 
     If a member fails, the group fails with the member's error.
     """
@@ -146,7 +146,7 @@ class ServiceGroup:
         Raises:
             Exception: the service raised this error before it had started.
         """
-        await self._tasks.start(self._host, service, name=f"riverpy {service.name}")
+        await self._tasks.start(self._run_member, service, name=f"riverpy {service.name}")
 
     def stop(self, cause: StopCause) -> None:
         """Stop every member with this cause. Leave the group to wait for them."""
@@ -159,12 +159,12 @@ class ServiceGroup:
         return [name for scope, name in self._members.items() if scope.progress_due < now]
 
     def postpone(self, seconds: float) -> None:
-        """Extend the deadlines of all members by the seconds for which the event loop was
-        blocked."""
+        """Expect the progress of all members later, because the event loop was blocked for these
+        seconds."""
         for scope in self._members:
             scope.progress_due += seconds
 
-    async def _host(self, service: Service, *, task_status: TaskStatus[None]) -> None:
+    async def _run_member(self, service: Service, *, task_status: TaskStatus[None]) -> None:
         scope = StopScope(self._parent)
         self._members[scope] = service.name
         try:

@@ -230,7 +230,7 @@ class ExecutionCalls(ClientCalls):
     async def _try_to_claim(
         self, key: str, expires_after: timedelta | None, kept: timedelta | None, wait: float
     ) -> Claim | Execution[Any]:
-        """Claim the key. Returns the claim, or the state of the key if it cannot be claimed. After a
+        """Claim the key. Returns the claim, or the state of a key that cannot be claimed. After a
         cancellation, release the claim, because it may be stored."""
         schema = self._config.schema
         claim: Claim | None = None

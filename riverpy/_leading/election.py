@@ -113,9 +113,9 @@ class Election:
     def _handle_term_end(self, lease: Lease) -> None:
         elected_at = lease.acquired_at.isoformat()
         if lease.is_lost:
-            self._log.warning(LEADERSHIP_LOST, reason=lease.why, elected_at=elected_at)
+            self._log.warning(LEADERSHIP_LOST, reason=lease.end_reason, elected_at=elected_at)
         else:
-            self._log.info(LEADERSHIP_ENDED, reason=lease.why, elected_at=elected_at)
+            self._log.info(LEADERSHIP_ENDED, reason=lease.end_reason, elected_at=elected_at)
         is_stop = lease.cause is StopCause.CLIENT_STOP
         self._publish_change(lease, StopCause.CLIENT_STOP if is_stop else StopCause.LEADERSHIP_LOST)
 

@@ -58,8 +58,3 @@ def only_queues(queues: Iterable[str]) -> QueueScope:
 def all_queues_except(queues: Iterable[str]) -> QueueScope:
     """Return the scope of all queues except these."""
     return QueueScope(frozenset(queues))
-
-
-async def read_all_queues() -> QueueScope:
-    """Return all queues: the scope of a leader if there are no other domains."""
-    return ALL_QUEUES

@@ -6,8 +6,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from riverpy._leading.queue_scope import read_all_queues
-
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -32,15 +30,15 @@ class TermContext:
     cleaning: DedicatedConnection
     """The connection for statements that may take long, up to their timeout."""
     timer: Timer
-    connect_direct: Callable[[], Awaitable[Connection]] | None = None
+    connect_direct: Callable[[], Awaitable[Connection]] | None
     """Opens a connection that bypasses a pooler in transaction mode. None: that is not possible."""
-    scope: Callable[[], Awaitable[QueueScope]] = read_all_queues
+    scope: Callable[[], Awaitable[QueueScope]]
     """Returns the queues to maintain. Each pass calls this function, since queues come and go.
 
     Raises:
         Exception: one of DATABASE_ERRORS; the pass is tried again soon.
     """
-    up: asyncio.Event = field(default_factory=asyncio.Event)
+    all_started: asyncio.Event = field(default_factory=asyncio.Event)
     """An event that is set when all services of the term have started. Services make no pass
     before."""
 

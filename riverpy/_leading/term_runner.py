@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 ATTEMPTS_MAX = 3
 """The number of consecutive failures of maintenance after which the leader resigns."""
-RETRY_FIRST = timedelta(seconds=1)
-RETRY_MAX = timedelta(seconds=2)
-STEADY_MIN = 60.0
+RETRY_DELAY_MIN = timedelta(seconds=1)
+RETRY_DELAY_MAX = timedelta(seconds=2)
+STEADY_RUN_SECONDS = 60.0
 """If the services ran for this number of seconds, the next failure counts as the first one."""
 
 
@@ -61,7 +61,7 @@ class TermRunner:
         self._started, self._resign = started, resign
         self._running_since: float | None = None
         self._failure_count = 0
-        self._backoff = Backoff(RETRY_FIRST, RETRY_MAX)
+        self._backoff = Backoff(RETRY_DELAY_MIN, RETRY_DELAY_MAX)
         self._log = get_logger(leader_id=lease.holder, elected_at=lease.acquired_at.isoformat())
 
     async def run(self, scope: StopScope) -> None:
@@ -79,7 +79,7 @@ class TermRunner:
             async with ServiceGroup(scope) as group:
                 for service in services:
                     await group.start(service)
-                context.up.set()
+                context.all_started.set()
                 self._running_since = self._timer.boottime()
                 if scope.cause is None:
                     self._started()
@@ -93,7 +93,7 @@ class TermRunner:
             self._log.error(MAINTENANCE_FAILED_WHILE_STOPPING, **error_keys(error))
             return
         began = self._running_since
-        if began is not None and self._timer.boottime() - began >= STEADY_MIN:
+        if began is not None and self._timer.boottime() - began >= STEADY_RUN_SECONDS:
             self._failure_count = 0
             self._backoff.reset()
         self._failure_count += 1

@@ -358,13 +358,13 @@ class LeaseEngine:
 
     # -- holding
 
-    def resign(self, lease: Lease, why: str, *, pause: float) -> bool:
+    def resign(self, lease: Lease, reason: str, *, pause: float) -> bool:
         """End a lease so that another process can acquire it. This process makes no attempt for
         `pause` seconds. Returns False if the lease had ended."""
         if lease.cause is not None:
             return False
         self._paused_until[lease.name] = self.timer.boottime() + pause
-        return lease.end(why)
+        return lease.end(reason)
 
     async def release(self, lease: Lease) -> bool:
         """Release a lease after the work under it. Returns False if the lease had ended before, or

@@ -151,7 +151,7 @@ class HeldLeases:
         self._next_report_at[lease] = lease.ended_at + self._timing.grace
         if (scope := self._scopes.pop(lease, None)) is not None:
             scope.expect_no_progress()  # the work may take any time to stop
-        keys = {"lease": lease.name, "epoch": lease.epoch, "reason": lease.why}
+        keys = {"lease": lease.name, "epoch": lease.epoch, "reason": lease.end_reason}
         if lease.is_lost and self._store.logs_terms:
             self._log.warning(LEASE_LOST, **keys)
         else:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 STORE_TIMEOUT = 5.0
 """The timeout of one call of the store, in seconds."""
 NOT_RENEWED = "the lease could not be renewed in time"
-REFUSED = "the database refused its fence"
+FENCE_REFUSED = "the database refused its fence"
 _SERIALIZATION_FAILURE = "40001"
 
 
@@ -57,7 +57,7 @@ class Lease:
         """The start of the term by the server's clock, exact to the microsecond."""
         self.cause: StopCause | None = None
         """The cause of the end; None until the engine, the user or the database ends the lease."""
-        self.why = NOT_RENEWED
+        self.end_reason = NOT_RENEWED
         """The reason of the end, for log lines and errors."""
         self.ended_at = 0.0
         """The time at which the lease ended, by boottime."""
@@ -139,12 +139,12 @@ class Lease:
                 raise
             if await self.renew_in_store():  # only the transaction's own snapshot failed
                 raise
-            self.end(REFUSED, may_be_held=False)
+            self.end(FENCE_REFUSED, may_be_held=False)
         else:
             if not is_held and await self.renew_in_store():
                 raise await self._store.elsewhere_error(connection, self.name)
             if not is_held:
-                self.end(REFUSED, may_be_held=False)
+                self.end(FENCE_REFUSED, may_be_held=False)
         self.expect_held()
 
     @property
@@ -211,14 +211,14 @@ class Lease:
             self._valid_until = attempted_at + self._timing.validity
 
     def end(
-        self, why: str, *, cause: StopCause = StopCause.LEASE_LOST, may_be_held: bool = True
+        self, reason: str, *, cause: StopCause = StopCause.LEASE_LOST, may_be_held: bool = True
     ) -> bool:
         """End the lease for this process at once. Returns False if the lease had ended before: the
         first reason is kept."""
         if self.cause is not None:
             self.may_be_held = self.may_be_held and may_be_held
             return False
-        self.cause, self.may_be_held, self.why = cause, may_be_held, why
+        self.cause, self.may_be_held, self.end_reason = cause, may_be_held, reason
         self.ended_at = self._timer.boottime()
         self._end_event.set()
         for callback in self._end_callbacks:
@@ -235,14 +235,15 @@ class Lease:
     @property
     def is_lost(self) -> bool:
         """Whether the lease ended because it was not renewed or because the database refused it."""
-        return self.cause is not None and (self.why == NOT_RENEWED or not self.may_be_held)
+        return self.cause is not None and (self.end_reason == NOT_RENEWED or not self.may_be_held)
 
     def lost_error(self) -> LeaseLostError:
         """Return the error for the use of a lease that is not held any more."""
-        why = self.why if self._pid == os.getpid() else "this process is a fork of its holder"
+        is_fork = self._pid != os.getpid()
+        reason = "this process is a fork of its holder" if is_fork else self.end_reason
         return LeaseLostError(
-            f"lease {self.name!r} is not held any more (epoch {self.epoch}: {why}): stop the work "
-            "under it, and roll back what is not committed"
+            f"lease {self.name!r} is not held any more (epoch {self.epoch}: {reason}): stop the "
+            "work under it, and roll back what is not committed"
         )
 
 

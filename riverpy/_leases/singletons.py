@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from riverpy._leases.lease import Lease
     from riverpy.singletons import Singleton, Singletons
 
-RETRY_FIRST = timedelta(seconds=1)
-RETRY_MAX = timedelta(seconds=30)
+RETRY_DELAY_MIN = timedelta(seconds=1)
+RETRY_DELAY_MAX = timedelta(seconds=30)
 """The first and the longest delay after a failure. Another process may run the function during the
 delay."""
-STEADY_MIN = 60.0
+STEADY_RUN_SECONDS = 60.0
 """If the function ran for this number of seconds, the next failure counts as the first one."""
 
 
@@ -54,7 +54,7 @@ class SingletonRunner:
         self.name = f"singleton {singleton.name}"
         self.singleton = singleton
         self._engine = engine
-        self._backoff = Backoff(RETRY_FIRST, RETRY_MAX)
+        self._backoff = Backoff(RETRY_DELAY_MIN, RETRY_DELAY_MAX)
         self._task: LeaseTask | None = None
         self._term_count = self._failure_count = self._loss_count = 0
         self._seconds_waited: float | None = None
@@ -137,7 +137,7 @@ class SingletonRunner:
         if self.singleton.restart == "never":
             self._log.error(SINGLETON_FAILED_FOR_GOOD, **error_keys(error))
             return False
-        if task.seconds >= STEADY_MIN:
+        if task.seconds >= STEADY_RUN_SECONDS:
             self._backoff.reset()
         delay = self._backoff.next()
         self._log.error(SINGLETON_FAILED, seconds=round(delay, 1), **error_keys(error))

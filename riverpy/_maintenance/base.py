@@ -79,7 +79,7 @@ class MaintenanceService(ABC):
         """Start, wait until the other services have started, and make passes until stopped."""
         await self.prepare()
         task_status.started()
-        await self.context.up.wait()
+        await self.context.all_started.wait()
         await self.context.timer.sleep(random.uniform(0, STAGGER))  # noqa: S311 (no secret)
         while True:
             self._wake_event.clear()

@@ -127,8 +127,8 @@ async def held_term(
 ) -> AsyncGenerator[HeldTerm]:
     """A context whose term is held for a month, with these settings of Config.
 
-    `TermContext.up` is set. The default timer is a QuickTimer. With the `term` of another HeldTerm,
-    both processes and the server treat it as their own.
+    `TermContext.all_started` is set. The default timer is a QuickTimer. With the `term` of another
+    HeldTerm, both processes and the server treat it as their own.
     """
     held = HeldTerm(schema, leader_id, timer or QuickTimer())
     async with AsyncExitStack() as stack:
@@ -147,9 +147,10 @@ async def held_term(
             connection=connections[0],
             cleaning=connections[1],
             timer=held.timer,
+            connect_direct=None,
             scope=held._ask_scope,
         )
-        held.context.up.set()
+        held.context.all_started.set()
         yield held
 
 

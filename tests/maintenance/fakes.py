@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy import Config, Workers
+from riverpy._leading.queue_scope import ALL_QUEUES, QueueScope
 from riverpy._leading.term_context import TermContext
 from riverpy._leading.term_fence import TermFence
 from riverpy._leading.term_runner import TermRunner
@@ -279,6 +280,9 @@ def context_without_database(timer: Timer, lease: Lease) -> TermContext:
     async def connect() -> Connection:
         raise ConnectionRefusedError("there is no database")
 
+    async def all_queues() -> QueueScope:
+        return ALL_QUEUES
+
     outage = ConnectionOutage()
     return TermContext(
         fence=TermFence(lease),
@@ -287,4 +291,6 @@ def context_without_database(timer: Timer, lease: Lease) -> TermContext:
         connection=DedicatedConnection("maintenance", connect, outage),
         cleaning=DedicatedConnection("cleaning", connect, outage),
         timer=timer,
+        connect_direct=None,
+        scope=all_queues,
     )

@@ -70,7 +70,7 @@ class Shop:
     async def open(self) -> None:
         """Start the service; the context is up at once."""
         self._host = asyncio.create_task(self._run())
-        self.context.up.set()
+        self.context.all_started.set()
         await settle()
 
     async def close(self) -> None:
@@ -127,7 +127,7 @@ async def test_stagger() -> None:
     async with ServiceGroup() as group:
         for service in services:
             await group.start(service)
-        context.up.set()
+        context.all_started.set()
         await settle()
         assert [service.passes for service in services] == [0] * 50
         for _ in range(10):

@@ -227,7 +227,7 @@ async def test_returning(schema: Schema, log: list[Any]) -> None:
 async def test_raising(schema: Schema, log: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """If a function raises, its lease is released and another process runs it. This process tries
     again after a delay (S5)."""
-    monkeypatch.setattr(singleton_runner, "RETRY_FIRST", timedelta(milliseconds=50))
+    monkeypatch.setattr(singleton_runner, "RETRY_DELAY_MIN", timedelta(milliseconds=50))
     tasks, clients = [Task(), Task()], [make_client(schema, "a"), make_client(schema, "b")]
     for client, task in zip(clients, tasks, strict=True):
         client.singleton("s", task)
