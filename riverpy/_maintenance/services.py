@@ -1,5 +1,5 @@
-"""The maintenance services of each kind of term. A new service is added to a list in this
-module."""
+"""The maintenance services of each kind of term. A new service is added to a list in this module,
+and its module to the layers of `_maintenance` in pyproject.toml."""
 
 from __future__ import annotations
 

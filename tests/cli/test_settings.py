@@ -59,6 +59,11 @@ SAMPLES: list[tuple[Setting[Any], Any, str, str]] = [
 ]
 
 
+def test_each_setting_has_samples() -> None:
+    """No setting is missing in the tests of all settings."""
+    assert tuple(setting for setting, *_ in SAMPLES) == SETTINGS
+
+
 def sources(directory: Path, **environ: str) -> SettingSources:
     """The sources of a process with this environment in this directory."""
     return SettingSources(environ, directory)

@@ -15,11 +15,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 import riverpy
+from riverpy._maintenance.base import MaintenanceService
+from riverpy._maintenance.services import DefaultLeaderCheck, LeaderFunctionService
+from riverpy._tools.doctor import check_runner
+from riverpy.cli._settings import SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -111,6 +118,27 @@ def test_configuration_names_every_setting() -> None:
     rows = (ROOT / "docs" / "configuration.md").read_text("utf-8")
     fields = (*riverpy.Config.__struct_fields__, *riverpy.QueueConfig.__struct_fields__)
     assert [name for name in fields if f"| `{name}` |" not in rows] == []
+
+
+def service_names() -> list[str]:
+    """Return the names of the services that have a row in the page about the leader."""
+    others = {DefaultLeaderCheck, LeaderFunctionService}
+    return [one.name for one in MaintenanceService.__subclasses__() if one not in others]
+
+
+LISTS: list[tuple[str, Callable[[], Iterable[str]], str]] = [
+    ("configuration", lambda: [one.name for one in SETTINGS], "| `{}` |"),
+    ("inserting", lambda: riverpy.InsertOpts.__struct_fields__, "| `{}` |"),
+    ("doctor", lambda: [name for name, _ in check_runner.CHECKS], "| `{}` |"),
+    ("leader", service_names, "| {} |"),
+]
+
+
+@pytest.mark.parametrize(("page", "names", "row"), LISTS, ids=[page for page, *_ in LISTS])
+def test_page_has_a_row_for_each(page: str, names: Callable[[], Iterable[str]], row: str) -> None:
+    """The table of a page has a row for each setting, option, check or service."""
+    text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
+    assert [name for name in names() if row.format(name) not in text] == []
 
 
 def test_api_page_has_every_public_name() -> None:

@@ -49,7 +49,7 @@ _DAMAGED_DATA_FIX = (
     "the server cannot read its own data: find out what damages its disk "
     "(docs/faults.md#damaged-rows)"
 )
-_CHECKS: tuple[tuple[str, Callable[[DatabaseSnapshot], Awaitable[list[Finding]]]], ...] = (
+CHECKS: tuple[tuple[str, Callable[[DatabaseSnapshot], Awaitable[list[Finding]]]], ...] = (
     ("schema", tables.check_tables),
     ("grants", tables.check_grants),
     ("notifications", notifications.check_notification_queue),
@@ -152,7 +152,7 @@ class CheckRunner:
 
     async def _check_jobs(self, row: ServerRow, state: SchemaState) -> None:
         snapshot = DatabaseSnapshot(self._session, row, state, self._request)
-        for name, check in _CHECKS:
+        for name, check in CHECKS:
             await self._run_check(name, partial(check, snapshot))
         program = self._request.program
         if program is not None:
