@@ -11,7 +11,7 @@ import msgspec
 from msgspec import inspect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -32,10 +32,13 @@ def decoder(cls: type[T]) -> Callable[[str], T]:
         info = inspect.type_info(cls)
     except TypeError as error:
         raise TypeError(f"{_unsupported_field(cls)}{error}") from None
-    if (found := _find_custom_type(info, "$", set())) is not None:
-        path, custom = found
-        raise TypeError(f"{path}: the type {custom.__qualname__} cannot be decoded from JSON")
-    if not _has_duration(info, set()):
+    types = list(_all_types(info, "$", set()))
+    for path, inner in types:
+        if isinstance(inner, inspect.CustomType) and not _is_plain(inner.cls):
+            raise TypeError(
+                f"{path}: the type {inner.cls.__qualname__} cannot be decoded from JSON"
+            )
+    if not any(isinstance(inner, inspect.TimeDeltaType) for _, inner in types):
         return decode
     plain = msgspec.json.Decoder[Any]()
 
@@ -48,6 +51,11 @@ def decoder(cls: type[T]) -> Callable[[str], T]:
         )
 
     return decode_durations
+
+
+def _is_plain(cls: type) -> bool:
+    """Whether values of decoded JSON may be instances of this class without a conversion."""
+    return any(issubclass(plain, cls) for plain in _PLAIN_TYPES)
 
 
 def _unsupported_field(cls: type[Any]) -> str:
@@ -65,20 +73,15 @@ def _unsupported_field(cls: type[Any]) -> str:
     return ""
 
 
-def _find_custom_type(info: inspect.Type, path: str, seen: set[int]) -> tuple[str, type] | None:
-    """Return the first class that has no values in JSON, with its path. `seen` has the types that
-    were checked before, by `id`."""
-    if isinstance(info, inspect.CustomType):
-        cls = info.cls
-        is_plain = any(issubclass(plain, cls) for plain in _PLAIN_TYPES)
-        return None if is_plain else (path, cls)
+def _all_types(info: inspect.Type, path: str, seen: set[int]) -> Iterator[tuple[str, inspect.Type]]:
+    """Yield a type and its inner types, each once, with their paths. `seen` has the types that were
+    yielded before, by `id`."""
     if id(info) in seen:
-        return None
+        return
     seen.add(id(info))
+    yield path, info
     for segment, inner in _inner_types(info):
-        if (found := _find_custom_type(inner, path + segment, seen)) is not None:
-            return found
-    return None
+        yield from _all_types(inner, path + segment, seen)
 
 
 def _inner_types(info: inspect.Type) -> list[tuple[str, inspect.Type]]:
@@ -103,16 +106,6 @@ def _inner_types(info: inspect.Type) -> list[tuple[str, inspect.Type]]:
             return [("", info.type)]
         case _:
             return []
-
-
-def _has_duration(info: inspect.Type, seen: set[int]) -> bool:
-    """Whether the type, or one of its inner types, is a duration."""
-    if isinstance(info, inspect.TimeDeltaType):
-        return True
-    if id(info) in seen:
-        return False
-    seen.add(id(info))
-    return any(_has_duration(inner, seen) for _, inner in _inner_types(info))
 
 
 def _convert_durations(value: Any, info: inspect.Type) -> Any:

@@ -4,7 +4,7 @@ once."""
 from __future__ import annotations
 
 import time
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from riverpy._postgres.driver import (
     PostgresError,
     close,
     connect,
+    cut_on_error,
     describe,
     is_pool,
 )
@@ -28,7 +29,7 @@ from riverpy._postgres.tracing import untraced
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from riverpy._postgres.driver import Connection, Pool, Transaction
@@ -57,16 +58,6 @@ _FATAL_SEVERITIES = {"FATAL", "PANIC"}
 class StatementTimeoutError(TimeoutError):
     """Our own timeout ended a running statement, which had at least half of the time. Any other
     TimeoutError of `DedicatedConnection.acquire` means that no statement was sent."""
-
-
-@contextmanager
-def cut_on_error(connection: Connection) -> Generator[None]:
-    """Cut the connection if the block raises, because no other code closes it yet."""
-    try:
-        yield
-    except BaseException:
-        connection.terminate()
-        raise
 
 
 async def limit_statements(connection: Connection, limit: timedelta) -> None:

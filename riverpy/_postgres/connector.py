@@ -10,9 +10,8 @@ from riverpy._postgres.connection import (
     MAINTENANCE_STATEMENT_LIMIT,
     connect_limited,
     connect_maintenance,
-    cut_on_error,
 )
-from riverpy._postgres.driver import connect, use_raw_timestamps
+from riverpy._postgres.driver import connect, cut_on_error, use_raw_timestamps
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

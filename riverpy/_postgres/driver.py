@@ -301,12 +301,19 @@ async def connect(
                 statement_cache_size=0 if pooled else 512,
                 server_settings=None if pooled else own_settings,
             )
-    try:
+    with cut_on_error(connection):
         check_server_version(connection)
-    except ServerVersionError:
+    return connection
+
+
+@contextmanager
+def cut_on_error(connection: Connection) -> Generator[None]:
+    """Cut the connection if the block raises, because no other code closes it yet."""
+    try:
+        yield
+    except BaseException:
         connection.terminate()
         raise
-    return connection
 
 
 @contextmanager
@@ -439,13 +446,9 @@ def _encode_timestamp(value: int | datetime) -> tuple[int]:
 
 async def close(connection: Connection) -> None:
     """Close a connection, or cut it after `CLOSE_TIMEOUT`."""
-    with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
-        try:
-            await connection.close(timeout=CLOSE_TIMEOUT)
-        except DATABASE_ERRORS:
-            pass
-        else:
-            return
+    with anyio.move_on_after(CLOSE_TIMEOUT, shield=True), suppress(*DATABASE_ERRORS):
+        await connection.close(timeout=CLOSE_TIMEOUT)
+        return
     connection.terminate()
 
 

@@ -32,7 +32,7 @@ select now();
 
 
 -- name: index_list
--- Those of the given indexes that exist, in the given order. Builds of other sessions on the same table are found in
+-- The given indexes that exist, in the given order. Builds of other sessions on the same table are found in
 -- their progress, which is hidden from other roles, or by the lock that a rebuild keeps on its index.
 select
   index.relname::text as name,

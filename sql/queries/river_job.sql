@@ -169,8 +169,7 @@ returning
 
 
 -- name: job_lock_attempts
--- Lock those of the jobs that no other session has locked, so that the next statement of the transaction does not
--- wait.
+-- Lock the given jobs that no other session has locked. So the next statement of the transaction does not wait.
 select job.id
 from /* schema */ river_job as job
 where job.id = any(@id::bigint[]) and job.state = 'running'
@@ -186,8 +185,8 @@ where job.id = any(@id::bigint[]);
 
 
 -- name: job_claimed_by
--- The running jobs that this client claimed last, longer ago than a claim may take. The client is not read for jobs
--- in @skipped, because they are damaged.
+-- The running jobs that this client claimed last, longer ago than a claim may take. The column of the client is not
+-- read for jobs in @skipped, because they are damaged.
 select job.id, job.attempt, job.attempted_at
 from /* schema */ river_job as job
 where job.state = 'running' and job.queue = any(@queue::text[])
@@ -231,7 +230,7 @@ where (select count(*) from notified) >= 0;
 
 
 -- name: job_cancel_marks
--- Those of the given running jobs that have a cancel mark.
+-- The given running jobs that have a cancel mark.
 select job.id
 from /* schema */ river_job as job
 where job.id = any(@id::bigint[]) and job.state = 'running' and job.metadata -> 'cancel_attempted_at' is not null;
@@ -257,7 +256,7 @@ select exists (
 
 
 -- name: job_get
--- Those of the jobs that exist, newest first.
+-- The given jobs that exist, newest first.
 select
   id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
   timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,

@@ -42,7 +42,7 @@ limit @limit::bigint;
 
 
 -- name: job_delete_ended
--- Delete those of the given jobs that ended in this state longer ago than @retention. Safe when two leaders run it at
+-- Delete those given jobs that ended in this state longer ago than @retention. Safe when two leaders run it at
 -- once: locked rows are skipped.
 with picked as materialized (
   select id
@@ -97,7 +97,7 @@ limit @limit::bigint;
 
 
 -- name: job_due_in_queues
--- The same for some queues.
+-- The scheduled and retryable jobs of some queues that are due within @ahead.
 select due.id
 from unnest(array['retryable', 'scheduled']::/* schema */ river_job_state[]) as states (state)
 cross join unnest(@queues::text[]) as queues (queue)
@@ -237,7 +237,7 @@ limit @limit::bigint;
 
 
 -- name: job_stuck_rows
--- Those of the given jobs that have been running for longer than @age, with the seconds that they have been running.
+-- The given jobs that have been running for longer than @age, with the seconds that they have been running.
 select
   id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
   timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,

@@ -12,7 +12,7 @@ returning queue.name, queue.paused_at is not null as paused;
 
 
 -- name: queue_paused
--- Those of the queues that are paused.
+-- The given queues that are paused.
 select name
 from /* schema */ river_queue
 where name = any(@name::text[]) and paused_at is not null;
@@ -61,7 +61,7 @@ returning
 
 
 -- name: queue_unused
--- Up to @limit queues behind the given name that no client has worked, paused or changed for @age. Paused queues and
+-- Up to @limit queues after the given name that no client has worked, paused or changed for @age. Paused queues and
 -- queues with metadata are left out.
 select name
 from /* schema */ river_queue
@@ -72,7 +72,7 @@ limit @limit::bigint;
 
 
 -- name: queue_delete_unused
--- Delete those of the given queues that are still unused. Safe when two leaders run it at once: locked rows are
+-- Delete those given queues that are still unused. Safe when two leaders run it at once: locked rows are
 -- skipped.
 delete from /* schema */ river_queue
 where name = any(array(
@@ -92,7 +92,7 @@ where (select pg_notification_queue_usage() < 0.9);
 
 
 -- name: queue_lag
--- The seconds for which the oldest due job of each queue has waited. 0: none waits. The index of claims is searched
+-- The seconds for which the oldest due job of each queue has waited. 0: no job waits. The index of claims is searched
 -- once for each queue and priority.
 select
   given.queue,

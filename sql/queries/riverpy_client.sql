@@ -6,8 +6,8 @@
 
 
 -- name: client_register
--- Register a run under an id, unless another run has the id: then no row is returned. Safe beside a leader: it
--- inserts only the client's own row.
+-- Register a run under an id, unless another run has the id: then no row is returned. A leader may write at the
+-- same time: this inserts only the client's own row.
 insert into /* schema */ riverpy_client (client_id, queues, kinds, candidate, poll_only, version, dead_after, started_at)
 values (
   @client_id::text, @queues::text[], @kinds::text[], @candidate::boolean, @poll_only::boolean, @version::text,
@@ -28,16 +28,16 @@ where client_id = @client_id::text;
 
 
 -- name: client_delete_dead
--- Delete the row of a dead run, unless it has written another heartbeat since the given one was read. Safe beside a
--- leader: a leader that has locked the row to rescue its jobs ends first.
+-- Delete the row of a dead run, unless it has written another heartbeat since the given one was read. A leader may
+-- write at the same time: a leader that has locked the row to rescue its jobs ends first.
 delete from /* schema */ riverpy_client
 where client_id = @client_id::text and timestamptz_send(heartbeat_at) = @heartbeat::bytea;
 
 
 -- name: client_heartbeat
 -- Write a heartbeat of a run. If its row was deleted, it is inserted again. No row is returned if another run is
--- registered under the id. Safe beside a leader: it changes only the client's own row. It uses no other table,
--- because a lock there would stop the heartbeats.
+-- registered under the id. A leader may write at the same time: this changes only the client's own row. It uses no
+-- other table, because a lock there would stop the heartbeats.
 insert into /* schema */ riverpy_client as client (
   client_id, queues, kinds, candidate, poll_only, version, dead_after, started_at
 )
@@ -67,8 +67,8 @@ select exists (
 
 
 -- name: client_set_slots
--- Write the client's slots in each of its queues and its stuck jobs. Safe beside a leader: it changes only the
--- client's own row.
+-- Write the client's slots in each of its queues and its stuck jobs. A leader may write at the same time: this changes
+-- only the client's own row.
 update /* schema */ riverpy_client
 set slots = @slots::integer[], stuck = @stuck::bigint[]
 where client_id = @client_id::text
@@ -76,8 +76,8 @@ where client_id = @client_id::text
 
 
 -- name: client_set_state
--- Write whether the client is stopping, its process, how many rows it has set aside, and the given ones of these,
--- each with the seconds since it was set aside. Safe beside a leader: it changes only the client's own row.
+-- Write whether the client is stopping, its process, how many rows it has set aside, and the given ones of these, each
+-- with the seconds since it was set aside. A leader may write at the same time: this changes only the client's own row.
 update /* schema */ riverpy_client
 set
   state = @state::text,
@@ -113,9 +113,9 @@ left join /* schema */ river_leader as leader on leader.name = 'default' and lea
 
 
 -- name: client_unregister
--- Delete the row of a run that has left no running jobs. Safe beside a leader: it is the client's own row. The row of
--- a later run under the same id stays. The row of a run that has not released the leader's lease stays too, or the
--- leader would look like a client of another language.
+-- Delete the row of a run that has left no running jobs. A leader may write at the same time: this is the client's own
+-- row. The row of a later run under the same id stays. The row of a run that has not released the leader's lease stays
+-- too, or the leader would look like a client of another language.
 delete from /* schema */ riverpy_client as client
 where client_id = @client_id
   and timestamptz_send(started_at) = int8send(@registered_at::bigint)
@@ -133,9 +133,9 @@ from /* schema */ riverpy_client;
 
 
 -- name: client_lock_dead
--- Those of the given clients whose last heartbeat is still the given one, on a server that was not restarted since.
--- Until the end of the transaction they can write none. A locked row is skipped: its heartbeat is being written. The
--- transaction around it is fenced.
+-- The given clients whose last heartbeat is still the given one, on a server that was not restarted since. Until the
+-- end of the transaction these clients can write no heartbeat. A locked row is skipped: its heartbeat is being written.
+-- The transaction around it is fenced.
 select client.client_id
 from unnest(@client_id::text[], @heartbeat::bytea[]) as seen (client_id, heartbeat)
 join /* schema */ riverpy_client as client on client.client_id = seen.client_id
@@ -146,7 +146,7 @@ for update of client skip locked;
 
 
 -- name: client_registered
--- Those of the given clients that have a row, alive or dead.
+-- The given clients that have a row, alive or dead.
 select client_id
 from /* schema */ riverpy_client
 where client_id = any(@client_id::text[]);

@@ -5,9 +5,10 @@
 
 
 -- name: owner_read
--- The domain of each queue, the domain's last heartbeat (only to be compared), and whether that is old by the
--- server's clock, which proves nothing. A leader reads this in each pass, without a fence. So it may be outdated when
--- the leader uses it, and for a moment two leaders maintain one queue. All their statements allow that.
+-- The domain of each queue, the domain's last heartbeat (to compare it later), and whether the heartbeat is old by the
+-- server's clock. That clock may have been set, so an old heartbeat proves nothing. A leader reads this in each pass,
+-- without a fence. So it may be outdated when the leader uses it, and for a moment two leaders maintain one queue. All
+-- statements of leaders allow that.
 select
   queue, domain, timestamptz_send(last_seen_at), last_seen_at < now() - @orphaned_after::interval
 from /* schema */ riverpy_queue_owner
@@ -28,14 +29,14 @@ select pg_relation_size(
 
 
 -- name: owner_lock
--- Lock the ownership of all queues until the end of the transaction.
+-- Lock the owners of all queues until the end of the transaction.
 select pg_advisory_xact_lock(
   hashtextextended('riverpy domains ' || /* schema of riverpy_queue_owner */ current_schema()::text, 0)
 );
 
 
 -- name: owner_held
--- Those of these queues that a domain owns, the clients of that domain with a recent heartbeat by the server's clock,
+-- The given queues that a domain owns, the clients of that domain with a recent heartbeat by the server's clock,
 -- and its other clients, except for those whose last heartbeat is the given one: they are known to be dead.
 select
   owner.queue, owner.domain,
@@ -62,7 +63,7 @@ order by owner.queue;
 
 
 -- name: owner_claim
--- Under owner_lock. Make the domain the owner of these queues, and return those that it did not own.
+-- In a transaction after owner_lock. Make the domain the owner of these queues, and return those that it did not own.
 insert into /* schema */ riverpy_queue_owner as owner (queue, domain, claimed_by)
 select queue, @domain::text, @client_id::text
 from unnest(@queue::text[]) as queue
@@ -83,9 +84,9 @@ where (select pg_notification_queue_usage() < 0.9);
 
 -- name: member_update
 -- Write a client's domain and maintenance settings and the domain's heartbeat, and return the owners of the given
--- queues. Safe beside a leader: of an owner's row only the heartbeat changes. One client writes it for the whole
--- domain, after half of the interval, or when it is in the future because the server's clock was set back. A row that
--- another client is writing is skipped.
+-- queues. A leader may write at the same time: of an owner's row only the heartbeat changes. One client writes it for
+-- the whole domain, after half of the interval, or when it is in the future because the server's clock was set back. A
+-- row that another client is writing is skipped.
 with said as (
   update /* schema */ riverpy_client
   set domain = @domain::text, settings = @settings::text
@@ -110,8 +111,8 @@ where owner.queue = any(@queue::text[]);
 
 
 -- name: member_mark_aware
--- Write that a client of `default` is of a version that supports domains. Safe beside a leader: it changes only the
--- client's own row.
+-- Write that a client of `default` is of a version that supports domains. A leader may write at the same time: this
+-- changes only the client's own row.
 update /* schema */ riverpy_client
 set settings = 'default'
 where client_id = @client_id::text and domain = 'default' and settings is null
@@ -199,14 +200,14 @@ limit 10000;
 
 
 -- name: domain_lock_default
--- Wait until the leader of `default` has no fenced transaction open. Until the end of this transaction it can neither
--- open one nor renew. That takes milliseconds.
+-- Wait until the leader of `default` has no fenced transaction open. Until the end of this transaction the leader can
+-- neither open a fenced transaction nor renew its lease.
 select from /* schema */ river_leader where name = 'default' for update;
 
 
 -- name: domain_lock_leases
--- The same for other domains, by the names of their leases. They are locked in one order, so that two sessions cannot
--- deadlock.
+-- Wait as domain_lock_default does for other domains, by the names of their leases. They are locked in one order, so
+-- that two sessions cannot deadlock.
 select from /* schema */ riverpy_lease where name = any(@name::text[]) order by name for update;
 
 
@@ -231,9 +232,9 @@ left join /* schema */ riverpy_queue_owner as owner on owner.queue = given.queue
 
 
 -- name: domain_own
--- Under owner_lock. Make a domain the owner of a queue. This is no heartbeat: the domain's own last heartbeat counts.
--- A domain without one gets an old time, so that its queues count as orphaned, and the leader of `default` maintains
--- them until its clients start.
+-- In a transaction after owner_lock. Make a domain the owner of a queue. This is no heartbeat: the domain's own last
+-- heartbeat counts. A domain without one gets an old time, so that its queues count as orphaned, and the leader of
+-- `default` maintains them until its clients start.
 insert into /* schema */ riverpy_queue_owner as owner (queue, domain, claimed_by, last_seen_at)
 select
   @queue::text, @domain::text, @by::text,

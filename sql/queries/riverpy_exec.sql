@@ -74,7 +74,7 @@ select to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_e
 
 
 -- name: exec_expired
--- Up to @limit keys behind the given one whose retention is over, oldest first. The time crosses as text in ISO
+-- Up to @limit keys after the given key whose retention is over, oldest first. The time crosses as text in ISO
 -- format, whatever the session's format is.
 select key, to_jsonb(kept_until) #>> '{}'
 from /* schema */ riverpy_exec
@@ -86,7 +86,7 @@ limit @limit::bigint;
 
 
 -- name: exec_delete_expired
--- Delete those of the given keys whose retention is over. Leaders of two domains may run it at once: each skips rows
+-- Delete those given keys whose retention is over. Leaders of two domains may run it at once: each skips rows
 -- that the other has locked. The time is not compared as a plain column, or the index would be read for all expired
 -- keys.
 with over as materialized (

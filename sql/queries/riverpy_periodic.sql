@@ -1,4 +1,4 @@
--- Statements on our table of periodic jobs.
+-- Statements on our table of periodic jobs. A fenced transaction commits only during the term of its leader.
 --
 -- Only the server's clock decides what is due. Statements that write skip locked rows, and their callers try these
 -- again later.
@@ -40,9 +40,9 @@ where id = @id;
 
 
 -- name: periodic_register
--- Fenced. Insert missing rows. An existing row keeps its next slot, unless its schedule has changed. Rows in @first
--- run at once when they are inserted, rows in @each whenever they are registered, unless they are paused. Locked rows
--- are not returned.
+-- In a fenced transaction. Insert missing rows. An existing row keeps its next slot, unless its schedule has changed.
+-- Rows in @first run at once when they are inserted, rows in @each whenever they are registered, unless they are
+-- paused. Locked rows are not returned.
 with given as (
   select id, schedule, next_run_at
   from unnest(@id::text[], @schedule::text[], @next_run_at::timestamptz[]) as given (id, schedule, next_run_at)
@@ -94,7 +94,7 @@ order by periodic.next_run_at, periodic.id;
 
 
 -- name: periodic_advance
--- Fenced, in one transaction with the insert of the jobs. Store the next slots of rows that are still as they were
+-- In the fenced transaction that inserts the jobs. Store the next slots of rows that are still as they were
 -- read, and return the ids of these rows.
 with given as (
   select id, slot, requested_at, is_paused, next_run_at
@@ -131,7 +131,7 @@ where periodic.id = given.id;
 
 
 -- name: periodic_mark_used
--- Fenced. Store that these ids are in use.
+-- In a fenced transaction. Store that these ids are in use.
 with kept as materialized (
   select id
   from /* schema */ riverpy_periodic
@@ -146,7 +146,7 @@ where periodic.id = kept.id;
 
 
 -- name: periodic_unused
--- Up to @limit ids behind the given one that no client has used for @age. Paused rows are never deleted.
+-- Up to @limit ids after the given id that no client has used for @age. Paused rows are never deleted.
 select id
 from /* schema */ riverpy_periodic
 where id > @after::text and updated_at < now() - @age::interval and paused_at is null and id <> all(@used::text[])
@@ -155,7 +155,7 @@ limit @limit::bigint;
 
 
 -- name: periodic_delete_unused
--- Fenced. Delete those of the given rows that are still unused.
+-- In a fenced transaction. Delete those of the given rows that are still unused.
 with unused as materialized (
   select id
   from /* schema */ riverpy_periodic

@@ -42,5 +42,5 @@ release savepoint riverpy_call;
 
 
 -- name: session_savepoint_rollback
--- The savepoint itself stays, and must be released too.
+-- The rollback keeps the savepoint, so it must be released too.
 rollback to savepoint riverpy_call;

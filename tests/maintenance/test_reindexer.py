@@ -34,8 +34,8 @@ from riverpy._maintenance.reindexer import (
     reindexers,
     without_postponement,
 )
-from riverpy._postgres.connection import cut_on_error, limit_statements
-from riverpy._postgres.driver import close, connect
+from riverpy._postgres.connection import limit_statements
+from riverpy._postgres.driver import close, connect, cut_on_error
 from riverpy.errors import ConfigError, FencedOutError
 from tests.leading.term_context import held_term
 from tests.maintenance.reindexing import (
