@@ -211,12 +211,12 @@ def _mask_queries(word: str) -> str:
             break
         query = _QUERY_END.match(word, start)
         assert query is not None  # noqa: S101 (it matches an empty text)
-        parts += [word[done:start], _masked_query(query[0])]
+        parts += [word[done:start], _mask_query(query[0])]
         done = query.end()
     return "".join([*parts, word[done:]])
 
 
-def _masked_query(query: str) -> str:
+def _mask_query(query: str) -> str:
     parts = (part.partition("=") for part in query.split("&"))
     return "&".join(
         f"{name}{equals}{value if name in _SHOWN_PARAMETERS or not equals else '***'}"
@@ -352,7 +352,7 @@ def server_of(url: str, environ: Mapping[str, str] = os.environ) -> Server:
     """
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
-    service = _service(query.get("service"), environ)
+    service = _read_service(query.get("service"), environ)
     login, _, netloc = parts.netloc.rpartition("@")
 
     def of(name: str, *others: str, variable: str) -> str | None:
@@ -385,7 +385,7 @@ def _system_user() -> str:
         return UNKNOWN_USER
 
 
-def _service(name: str | None, environ: Mapping[str, str]) -> Mapping[str, str]:
+def _read_service(name: str | None, environ: Mapping[str, str]) -> Mapping[str, str]:
     if not name:
         return {}
     path = _service_file(environ)

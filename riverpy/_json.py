@@ -95,7 +95,7 @@ def encode(value: object, *, path: str = "$") -> str:
     except _EncodingError as error:
         raise error.args_error(path) from None
     except RecursionError:
-        raise _too_deep().args_error(path) from None
+        raise _depth_error().args_error(path) from None
 
 
 def string(value: str) -> str:
@@ -120,16 +120,16 @@ def _check_size(size: int) -> None:
 
 
 def _encode(value: object, depth: int) -> str:
-    return _encoder(type(value))(value, depth)
+    return _encoder_of(type(value))(value, depth)
 
 
 @lru_cache(maxsize=4096)
-def _encoder(cls: type[object]) -> _Encoder:
+def _encoder_of(cls: type[object]) -> _Encoder:
     for base, encoder in _ENCODERS:
         if issubclass(cls, base):
             return encoder
     if issubclass(cls, msgspec.Struct):
-        return _array if cls.__struct_config__.array_like else _struct_encoder(cls)
+        return _encode_array if cls.__struct_config__.array_like else _struct_encoder(cls)
     return _dataclass_encoder(cls) if is_dataclass(cls) else _refuse_type
 
 
@@ -140,14 +140,14 @@ def _refuse_type(value: object, _depth: int) -> NoReturn:
     raise _EncodingError(f"the type {name} has no JSON form")
 
 
-def _too_deep() -> _EncodingError:
+def _depth_error() -> _EncodingError:
     return _EncodingError(f"nested more than {DEPTH_MAX} levels deep, or inside itself")
 
 
 # Scalars
 
 
-def _str(value: str, _depth: int) -> str:
+def _encode_str(value: str, _depth: int) -> str:
     _check_size(len(value))
     text = encode_basestring(value)
     if _SPECIAL_CHARACTER.search(value):
@@ -166,7 +166,7 @@ def _check_characters(value: str) -> None:
         )
 
 
-def _int(value: int, _depth: int) -> str:
+def _encode_int(value: int, _depth: int) -> str:
     try:
         float(value)
     except OverflowError:
@@ -174,7 +174,7 @@ def _int(value: int, _depth: int) -> str:
     return int.__repr__(value)
 
 
-def _float(value: float, _depth: int) -> str:
+def _encode_float(value: float, _depth: int) -> str:
     if not math.isfinite(value):
         raise _EncodingError(f"{float.__repr__(value)} has no JSON form; use None or a string")
     text = float.__repr__(value)
@@ -185,7 +185,7 @@ def _float(value: float, _depth: int) -> str:
     return f"{Decimal(text):f}" if "e" in text else text
 
 
-def _datetime(value: datetime, _depth: int) -> str:
+def _encode_datetime(value: datetime, _depth: int) -> str:
     offset = value.utcoffset()
     if offset is None:
         raise _EncodingError("the datetime has no time zone; add one, as in datetime.now(UTC)")
@@ -196,7 +196,7 @@ def _datetime(value: datetime, _depth: int) -> str:
     return f'"{text.rstrip("0") if value.microsecond else text}{zone}"'
 
 
-def _decimal(value: Decimal, _depth: int) -> str:
+def _encode_decimal(value: Decimal, _depth: int) -> str:
     if not value.is_finite():
         raise _EncodingError(f"the Decimal {value} has no JSON form; use None or a string")
     return f'"{value}"'
@@ -214,11 +214,11 @@ def _encode_members(
     None, the key is encoded as the text.
     """
     if depth >= DEPTH_MAX:
-        raise _too_deep()
+        raise _depth_error()
     parts = list(tag)
     for key, prefix, value in members:
         try:
-            prefix = f"{_str(str(key), depth)}:" if prefix is None else prefix
+            prefix = f"{_encode_str(str(key), depth)}:" if prefix is None else prefix
             parts.append(prefix + _encode(value, depth + 1))
         except _EncodingError as error:
             error.keys.append(key)
@@ -226,7 +226,7 @@ def _encode_members(
     return ",".join(parts)
 
 
-def _array(values: Iterable[object], depth: int) -> str:
+def _encode_array(values: Iterable[object], depth: int) -> str:
     if isinstance(values, msgspec.Struct):
         tag: object = values.__struct_config__.tag
         members = [getattr(values, name) for name in values.__struct_fields__]
@@ -235,21 +235,21 @@ def _array(values: Iterable[object], depth: int) -> str:
     return f"[{_encode_members(items, depth)}]"
 
 
-def _map(value: Mapping[object, object], depth: int) -> str:
-    items = {_key(key): item for key, item in value.items()}
+def _encode_map(value: Mapping[object, object], depth: int) -> str:
+    items = {_key_text(key): item for key, item in value.items()}
     if len(items) != len(value):
         raise _EncodingError("two keys have the same text")
     members = ((key, None, items[key]) for key in sorted(items))
     return f"{{{_encode_members(members, depth)}}}"
 
 
-def _key(key: object) -> str:
+def _key_text(key: object) -> str:
     if isinstance(key, Enum):
-        return _key(key.value)
+        return _key_text(key.value)
     if isinstance(key, str):
         return str.__str__(key)
     if isinstance(key, int) and not isinstance(key, bool):
-        return _int(key, 0)
+        return _encode_int(key, 0)
     if isinstance(key, UUID):
         return str(key)
     raise _EncodingError(
@@ -321,18 +321,18 @@ def _dataclass_encoder(cls: type[DataclassInstance]) -> _Encoder:
 _ENCODERS: tuple[tuple[Any, _Encoder], ...] = (
     (Enum, lambda member, depth: _encode(member.value, depth)),
     (bool, lambda value, _depth: "true" if value else "false"),
-    (str, _str),
-    (int, _int),
-    (float, _float),
+    (str, _encode_str),
+    (int, _encode_int),
+    (float, _encode_float),
     (NoneType, lambda _value, _depth: "null"),
-    (Mapping, _map),
-    ((list, tuple), _array),
-    (datetime, _datetime),
+    (Mapping, _encode_map),
+    ((list, tuple), _encode_array),
+    (datetime, _encode_datetime),
     (date, lambda value, _depth: f'"{value.isoformat()}"'),
     (timedelta, lambda value, _depth: str(value // _MICROSECOND * 1000)),
     ((bytes, bytearray), lambda value, _depth: f'"{base64.b64encode(value).decode()}"'),
     (UUID, lambda value, _depth: f'"{value}"'),
-    (Decimal, _decimal),
+    (Decimal, _encode_decimal),
 )
 """The types that can be encoded, each with its encoder. A subclass stands before its base class."""
 
@@ -362,7 +362,7 @@ def normalize(text: str, *, path: str = "$") -> str:
     except _EncodingError as error:
         raise error.args_error(path) from None
     except RecursionError:
-        raise _too_deep().args_error(path) from None
+        raise _depth_error().args_error(path) from None
 
 
 def normalize_object(text: str, *, path: str = "$", may_be_array: bool = False) -> str:
@@ -415,4 +415,4 @@ def _check_nesting(text: str) -> None:
     for match in _NESTING.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
         if depth > DEPTH_MAX:
-            raise _too_deep()
+            raise _depth_error()

@@ -158,7 +158,7 @@ class BatchStatement(Generic[Row]):
     """Returns whether a row may be the cause of an error. None: `StatementErrors` decides."""
 
 
-def _ignore(*_args: object) -> None:
+def _do_nothing(*_args: object) -> None:
     pass
 
 
@@ -174,9 +174,9 @@ class BatchSender(Generic[Row]):
         *,
         size: BatchSize,
         aside: SetAside[Row] | None,
-        set_aside: Callable[[Row, Exception], None] = _ignore,
-        recovered: Callable[[Row], None] = _ignore,
-        too_slow: Callable[[int, Exception], None] = _ignore,
+        set_aside: Callable[[Row, Exception], None] = _do_nothing,
+        recovered: Callable[[Row], None] = _do_nothing,
+        too_slow: Callable[[int, Exception], None] = _do_nothing,
         failures_max: int = FAILURES_MAX,
     ) -> None:
         """Start without rows.
@@ -316,13 +316,13 @@ class BatchSender(Generic[Row]):
         retry = None if parts else self.aside.due()
         if new and not (self._was_new and (parts or retry)):
             self._was_new = True
-            return self._take_new()
+            return self._take_new_rows()
         self._was_new = False
         if parts:
             return self._take_part()
         return [] if retry is None else [retry.row]
 
-    def _take_new(self) -> list[Row]:
+    def _take_new_rows(self) -> list[Row]:
         count = self._statement.fitting(self._new[: self.size.rows])
         batch, self._new = self._new[:count], self._new[count:]
         firsts: dict[Hashable, Row] = {}

@@ -240,7 +240,7 @@ class DedicatedConnection:
         try:
             async with self._locked(purpose, timeout) as seconds:
                 with self._untraced(), anyio.fail_after(seconds, reason=reason) as scope:
-                    self._expect_open()
+                    self._check_open()
                     connection = self._connection
                     if connection is None or connection.is_closed():
                         self._log_closed(connection)
@@ -253,7 +253,7 @@ class DedicatedConnection:
                         is_cut = not isinstance(error, Exception)
                         if connection.is_closed() or _may_break_session(error):
                             is_replaced = not self._is_lost(connection, error)
-                            self._discard()
+                            self._cut_connection()
                         raise
                     self._known_outages = self.outage.count
                     self.outage.record_success(self.name)
@@ -309,7 +309,7 @@ class DedicatedConnection:
         if connection is not None:
             await close(connection)
 
-    def _expect_open(self) -> None:
+    def _check_open(self) -> None:
         if self._is_closed:
             raise InterfaceError(f"the connection {self.name!r} was closed")
 
@@ -330,7 +330,7 @@ class DedicatedConnection:
         if connection is not None and self._known_outages == self.outage.count:
             self.outage.record_loss(self.name, ConnectionError("the server has closed it"))
 
-    def _discard(self) -> None:
+    def _cut_connection(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()
@@ -342,9 +342,9 @@ class DedicatedConnection:
                     connection = await self._connect()
                     with cut_on_error(connection):
                         await expect_writable(connection)
-                        self._expect_open()
+                        self._check_open()
             except (*DATABASE_ERRORS, ConfigError) as error:  # the URL has worked before: retry
-                self._expect_open()
+                self._check_open()
                 self.outage.record_loss(self.name, error)
                 self._connect_error = describe(error)
                 await anyio.sleep(self._backoff.next())

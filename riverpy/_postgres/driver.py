@@ -238,7 +238,7 @@ class _Target(NamedTuple):
     connect_timeout: float | None
 
     @classmethod
-    def of(cls, url: str | None) -> _Target:
+    def from_url(cls, url: str | None) -> _Target:
         url = environment_url() if url is None else url
         validate_url(url)
         variables = ignored_variables(url)
@@ -289,7 +289,7 @@ async def connect(
         OSError, TimeoutError, PostgresError: the server does not answer, or refuses the connection.
             The text names the server.
     """
-    target = _Target.of(url)
+    target = _Target.from_url(url)
     timeout = min(timeout, target.connect_timeout or timeout)
     own_settings = {"application_name": application_name, **(settings or {})}
     with _translated_errors(target, setting, timeout, pooled=pooled):
@@ -470,7 +470,7 @@ async def create_pool(
     """Open a pool of up to `max_size` connections. It makes one connection as a test. It raises
     what `connect` raises."""
     await close(await connect(url, pooled=pooled))
-    target = _Target.of(url)
+    target = _Target.from_url(url)
 
     async def connect_first(_url: str, **options: Any) -> Connection:
         return await _connect_first(target, **options)

@@ -52,7 +52,7 @@ async def exec_insert(
     """Insert a completed key in the open transaction. Return the transaction's id, or None if the
     key exists."""
     return await query(_FILE, "exec_insert", schema).fetchval(
-        connection, key=key, claimed_by=claimed_by, kept=_interval(kept)
+        connection, key=key, claimed_by=claimed_by, kept=_interval_text(kept)
     )
 
 
@@ -70,8 +70,8 @@ async def exec_claim(
         connection,
         key=key,
         claimed_by=claimed_by,
-        expires_after=_interval(expires_after),
-        kept=_interval(kept),
+        expires_after=_interval_text(expires_after),
+        kept=_interval_text(kept),
     )
     return None if epoch is None else int(epoch)
 
@@ -82,7 +82,7 @@ async def exec_complete(
     """Complete a claimed key. A repeated call is harmless. Return False if another caller has
     claimed the key."""
     done = await query(_FILE, "exec_complete", schema).fetchval(
-        connection, key=key, epoch=str(epoch), kept=_interval(kept)
+        connection, key=key, epoch=str(epoch), kept=_interval_text(kept)
     )
     return done is not None
 
@@ -149,7 +149,7 @@ async def exec_delete_expired(
     return {row[0] for row in rows}
 
 
-def _interval(value: timedelta | None) -> str | None:
+def _interval_text(value: timedelta | None) -> str | None:
     if value is None:
         return None
     return f"{value.days} days {value.seconds} seconds {value.microseconds} microseconds"

@@ -69,11 +69,13 @@ async def job_insert(
     values["args"] = [row.args for row in rows]
     values["unique_key"] = [row.unique_key for row in rows]
     records = await query(_FILE, name, schema).fetch(connection, **values, notify=notify)
-    results = [InsertResult(_job(record), record[_EXISTED] == "t") for record in records]
+    results = [
+        InsertResult(_job_from_record(record), record[_EXISTED] == "t") for record in records
+    ]
     return results, int(records[0][_NOTIFIED])
 
 
-def _job(record: Record) -> JobRow:
+def _job_from_record(record: Record) -> JobRow:
     """Return a job from a record whose values are text."""
     row = [*record[:_EXISTED]]
     for column in _NUMBERS:
@@ -107,13 +109,13 @@ async def job_copy(
         "river_job",
         schema_name=schema,
         columns=columns,
-        source=_copy_text(rows, now),
+        source=_copy_lines(rows, now),
         format="text",
         timeout=timeout,
     )
 
 
-async def _copy_text(rows: Sequence[InsertRow], now: str | None) -> AsyncGenerator[bytes]:
+async def _copy_lines(rows: Sequence[InsertRow], now: str | None) -> AsyncGenerator[bytes]:
     ends: dict[tuple[object, ...], str] = {}
     """The end of a line for each combination of shared values, to encode each only once."""
     for start in range(0, len(rows), _COPY_ROWS):
@@ -121,13 +123,13 @@ async def _copy_text(rows: Sequence[InsertRow], now: str | None) -> AsyncGenerat
         for row in rows[start : start + _COPY_ROWS]:
             shared = row.shared()
             if (end := ends.get(shared)) is None:
-                end = ends[shared] = _copy_end(row, now)
+                end = ends[shared] = _copy_line_end(row, now)
             key = r"\N" if row.unique_key is None else rf"\\x{row.unique_key}"
             lines.append(f"{row.args.translate(_COPY_ESCAPES)}\t{key}\t{end}\n")
         yield "".join(lines).encode()
 
 
-def _copy_end(row: InsertRow, now: str | None) -> str:
+def _copy_line_end(row: InsertRow, now: str | None) -> str:
     """Encode the values after the args and the unique key. `now` None: omit `scheduled_at`."""
     tags = ",".join(f'"{tag}"' for tag in row.tags.split(",") if tag)
     row = row._replace(tags=f"{{{tags}}}", scheduled_at=row.scheduled_at or now)

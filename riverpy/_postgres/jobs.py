@@ -57,13 +57,13 @@ class StoredOutcome(NamedTuple):
         return self.state in FINAL_STATES
 
 
-async def _fetch(
+async def _fetch_rows(
     connection: Transaction, name: str, schema: str | None, **values: Any
 ) -> list[Record]:
     return await query("river_job", name, schema).fetch(connection, **values)
 
 
-def _first(rows: list[Record]) -> Record | None:
+def _first_row(rows: list[Record]) -> Record | None:
     return rows[0] if rows else None
 
 
@@ -93,7 +93,7 @@ async def job_claim(
         client_id: the client that claims.
     """
     priority, scheduled_at, after_id = after
-    return await _fetch(
+    return await _fetch_rows(
         connection,
         "job_claim",
         schema,
@@ -111,7 +111,7 @@ async def job_claim(
 
 async def job_claim_time(connection: Transaction, schema: str | None) -> int:
     """Return the server's time, in microseconds since 2000."""
-    ((now,),) = await _fetch(connection, "job_claim_time", schema)
+    ((now,),) = await _fetch_rows(connection, "job_claim_time", schema)
     return now
 
 
@@ -125,7 +125,9 @@ async def job_next(
 ) -> tuple[int, int, int] | None:
     """Lock the job that a claim of one job would take, until the end of the transaction. Return its
     priority, its time in microseconds since 2000, and its id."""
-    rows = await _fetch(connection, "job_next", schema, queue=queue, kinds=kinds, skipped=skipped)
+    rows = await _fetch_rows(
+        connection, "job_next", schema, queue=queue, kinds=kinds, skipped=skipped
+    )
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
 
@@ -134,7 +136,7 @@ async def job_position(
 ) -> tuple[int, int, int] | None:
     """Return priority, time in microseconds since 2000, and id of this job. Return None if it
     cannot be claimed from this queue."""
-    rows = await _fetch(connection, "job_position", schema, id=job_id, queue=queue)
+    rows = await _fetch_rows(connection, "job_position", schema, id=job_id, queue=queue)
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
 
@@ -149,14 +151,14 @@ async def job_complete(
 ) -> set[int]:
     """Store completed attempts. Return the ids of the jobs whose attempt was stored."""
     values = {"id": ids, "attempt": attempts, "attempted_at": attempted_ats, "age": ages}
-    return {row[0] for row in await _fetch(connection, "job_complete", schema, **values)}
+    return {row[0] for row in await _fetch_rows(connection, "job_complete", schema, **values)}
 
 
 async def job_settle(
     connection: Transaction, schema: str | None, settlements: Sequence[Settlement]
 ) -> dict[int, str]:
     """Store attempts of any outcome. Return the new state of each job whose attempt was stored."""
-    rows = await _fetch(connection, "job_settle", schema, **columns(settlements))
+    rows = await _fetch_rows(connection, "job_settle", schema, **columns(settlements))
     return {row[0]: row[1] for row in rows}
 
 
@@ -169,12 +171,14 @@ async def job_merge(
 ) -> list[Record]:
     """Merge objects, given as JSON text, into the metadata of jobs that another session cancelled
     or ended during these attempts. Return the rows. Locked rows are left out."""
-    return await _fetch(connection, "job_merge", schema, **columns(claim_keys), updates=updates)
+    return await _fetch_rows(
+        connection, "job_merge", schema, **columns(claim_keys), updates=updates
+    )
 
 
 async def job_notify_queues(connection: Transaction, schema: str | None, queues: list[str]) -> None:
     """Notify the clients of these queues that a job is due again."""
-    await _fetch(connection, "job_notify_queues", schema, queue=queues)
+    await _fetch_rows(connection, "job_notify_queues", schema, queue=queues)
 
 
 async def job_lock_attempts(
@@ -182,14 +186,14 @@ async def job_lock_attempts(
 ) -> set[int]:
     """Lock the given jobs until the end of the open transaction, except jobs that another session
     has locked. Return the ids of the locked jobs."""
-    return {row[0] for row in await _fetch(connection, "job_lock_attempts", schema, id=ids)}
+    return {row[0] for row in await _fetch_rows(connection, "job_lock_attempts", schema, id=ids)}
 
 
 async def job_stored_outcomes(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> dict[int, StoredOutcome]:
     """Return the stored state of the given jobs that exist."""
-    rows = await _fetch(connection, "job_stored_outcomes", schema, id=ids)
+    rows = await _fetch_rows(connection, "job_stored_outcomes", schema, id=ids)
     return {row[0]: StoredOutcome(ClaimKey(row[0], row[1], row[2]), row[3], row[4]) for row in rows}
 
 
@@ -204,7 +208,7 @@ async def job_claimed_by(
 ) -> list[ClaimKey]:
     """Return the running jobs that this client claimed last, more than `age` seconds ago. Jobs in
     `skipped` are left out."""
-    rows = await _fetch(
+    rows = await _fetch_rows(
         connection,
         "job_claimed_by",
         schema,
@@ -221,7 +225,7 @@ async def job_release(
 ) -> set[int]:
     """Make the jobs of these attempts available again, and notify the clients of their queues. The
     attempts do not count. Return the ids of the released jobs."""
-    rows = await _fetch(connection, "job_release", schema, **columns(claim_keys))
+    rows = await _fetch_rows(connection, "job_release", schema, **columns(claim_keys))
     return {row[0] for row in rows}
 
 
@@ -229,7 +233,7 @@ async def job_cancel_marks(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> list[int]:
     """Return the ids of the given running jobs for which `job_cancel` was called."""
-    return [row[0] for row in await _fetch(connection, "job_cancel_marks", schema, id=ids)]
+    return [row[0] for row in await _fetch_rows(connection, "job_cancel_marks", schema, id=ids)]
 
 
 async def job_any_available(
@@ -242,7 +246,7 @@ async def job_any_available(
 ) -> bool:
     """Whether one of the queues has an available job that is due, of one of these kinds (None: any
     kind). Jobs in `skipped` are left out."""
-    ((found,),) = await _fetch(
+    ((found,),) = await _fetch_rows(
         connection, "job_any_available", schema, queue=queues, kinds=kinds, skipped=skipped
     )
     return found
@@ -250,14 +254,14 @@ async def job_any_available(
 
 async def job_get(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
     """Return one job."""
-    return _first(await job_get_many(connection, schema, [job_id]))
+    return _first_row(await job_get_many(connection, schema, [job_id]))
 
 
 async def job_get_many(
     connection: Transaction, schema: str | None, ids: Sequence[int]
 ) -> list[Record]:
     """Return the given jobs that exist, newest first."""
-    return await _fetch(connection, "job_get", schema, id=list(ids))
+    return await _fetch_rows(connection, "job_get", schema, id=list(ids))
 
 
 async def job_list(
@@ -270,7 +274,7 @@ async def job_list(
     limit: int,
 ) -> list[int]:
     """Return the ids of the newest jobs in these states. None means all kinds or all queues."""
-    rows = await _fetch(
+    rows = await _fetch_rows(
         connection, "job_list", schema, state=states, kind=kinds, queue=queues, limit=limit
     )
     return [row[0] for row in rows]
@@ -278,16 +282,18 @@ async def job_list(
 
 async def job_cancel(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
     """Cancel a job. A running job is marked, and the client that runs it is notified."""
-    return _first(await _fetch(connection, "job_cancel", schema, id=job_id))
+    return _first_row(await _fetch_rows(connection, "job_cancel", schema, id=job_id))
 
 
 async def job_retry(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
     """Make a job available now."""
-    return _first(await _fetch(connection, "job_retry", schema, id=job_id))
+    return _first_row(await _fetch_rows(connection, "job_retry", schema, id=job_id))
 
 
 async def job_update(
     connection: Transaction, schema: str | None, job_id: int, *, updates: str
 ) -> Record | None:
     """Merge an object, given as JSON text, into the metadata of a job."""
-    return _first(await _fetch(connection, "job_update", schema, id=job_id, updates=updates))
+    return _first_row(
+        await _fetch_rows(connection, "job_update", schema, id=job_id, updates=updates)
+    )

@@ -156,7 +156,7 @@ def lease_fence_text(
     """Return the statement of `lease_fence` with the values in the text, for any driver."""
     statement = query(_FILE, "lease_fence", schema)
     values = statement.arguments(_fence_values(name, epoch, timeout, lock_timeout))
-    return _PARAMETER.sub(lambda match: _literal(values[int(match[1]) - 1]), statement.text)
+    return _PARAMETER.sub(lambda match: _sql_literal(values[int(match[1]) - 1]), statement.text)
 
 
 def _fence_values(
@@ -170,7 +170,7 @@ def _fence_values(
     }
 
 
-def _literal(value: object) -> str:
+def _sql_literal(value: object) -> str:
     if isinstance(value, int):
         return str(value)
     text = str(value).replace("\\", r"\\").replace("'", "''")

@@ -61,7 +61,7 @@ class StepRunner:
             # After the wait for the lock, each statement must see what was committed before.
             async with bounded_transaction(connection, isolation="read_committed"):
                 with _migration_errors(f"waiting for another migrator before {what}"):
-                    await self._lock(connection, schema)
+                    await self._lock_migrations(connection, schema)
                 applied = (await read_schema_state(connection, schema)).versions(self._line)
                 if (migration.version in applied) is up:
                     return False
@@ -72,10 +72,10 @@ class StepRunner:
                     self._statement_timeout.total_seconds() * sql.count(";") + READ_TIMEOUT
                 ):
                     await connection.execute(sql)
-                    await self._record(connection, schema, direction, migration.version)
+                    await self._record_migration(connection, schema, direction, migration.version)
         return True
 
-    async def _lock(self, connection: Transaction, schema: str) -> None:
+    async def _lock_migrations(self, connection: Transaction, schema: str) -> None:
         # Another migrator may hold the lock for its whole migration. No worker waits for it.
         await self._set_limits(connection, self._statement_timeout)
         with anyio.fail_after(self._statement_timeout.total_seconds() + READ_TIMEOUT):
@@ -100,7 +100,7 @@ class StepRunner:
                 f"are now {', '.join(map(str, sorted(applied))) or 'none'}. Nothing more was done"
             )
 
-    async def _record(
+    async def _record_migration(
         self, connection: Transaction, schema: str, direction: Direction, version: int
     ) -> None:
         if block := _record_block(self._line, version, direction):

@@ -122,17 +122,17 @@ class Notifier:
         """Listen until stopped. Raise if the first connection fails."""
         try:
             with untraced(trace_internal=self._trace_internal):
-                await self._open()
+                await self._connect_and_listen()
                 await self._check_delivery(first=True)
                 task_status.started()
                 while True:
-                    was_proven = await self._watch(scope)
-                    await self._reopen(scope, was_proven=was_proven)
+                    was_proven = await self._watch_connection(scope)
+                    await self._reconnect(scope, was_proven=was_proven)
         finally:
             if self._connection is not None:
                 await close(self._connection)
 
-    async def _open(self) -> None:
+    async def _connect_and_listen(self) -> None:
         # A new event: the callback of the last connection may still set the old event.
         lost = self._lost = asyncio.Event()
         self._is_first_probe_sent = False
@@ -140,11 +140,13 @@ class Notifier:
         with anyio.fail_after(LISTEN_TIMEOUT, reason=reason):
             self._connection = connection = await self._connect()
             await listen(
-                connection, await self._channels(connection), partial(self._record_end, lost)
+                connection,
+                await self._channel_callbacks(connection),
+                partial(self._record_end, lost),
             )
         self.connected.emit()
 
-    async def _channels(self, connection: Connection) -> dict[str, Callable[[str], None]]:
+    async def _channel_callbacks(self, connection: Connection) -> dict[str, Callable[[str], None]]:
         """Return the callback for each channel. The name of a channel has the schema that has the
         topic's table. River in Go uses the first schema of the search path instead, so riverpy
         listens on a channel with that schema too."""
@@ -156,7 +158,7 @@ class Notifier:
             )
         channels: dict[str, Callable[[str], None]] = {}
         for topic, callbacks in self._callbacks.items():
-            deliver = self._deliver_to(topic, callbacks)
+            deliver = self._make_callback(topic, callbacks)
             channels[f"{leases if topic == LEASE_TOPIC else jobs}.{topic}"] = deliver
             if self._schema is None and topic.startswith("river_"):
                 channels[f"{first}.{topic}"] = deliver
@@ -164,7 +166,7 @@ class Notifier:
         channels[self._probe_channel] = self._receive_probe
         return channels
 
-    def _deliver_to(
+    def _make_callback(
         self, topic: str, callbacks: Sequence[Callable[[str], None]]
     ) -> Callable[[str], None]:
         def deliver(payload: str) -> None:
@@ -187,7 +189,7 @@ class Notifier:
         if (event := self._probes.get(payload)) is not None:
             event.set()
 
-    async def _watch(self, scope: StopScope) -> bool:
+    async def _watch_connection(self, scope: StopScope) -> bool:
         """Wait until the connection is lost, or a probe does not arrive. Return whether the probe
         before arrived."""
         while True:
@@ -271,7 +273,7 @@ class Notifier:
             seconds=PROBE_TIMEOUT,
         )
 
-    async def _reopen(self, scope: StopScope, *, was_proven: bool) -> None:
+    async def _reconnect(self, scope: StopScope, *, was_proven: bool) -> None:
         """Connect again, however many attempts this takes, and call `resync`."""
         is_loss = self._lost.is_set() and not self._is_failure_logged
         self.proven = False
@@ -287,7 +289,7 @@ class Notifier:
                 within=LISTEN_TIMEOUT + 2 * RECONNECT_DELAY_MAX.total_seconds() + PROBE_TIMEOUT
             )
             try:
-                await self._open()
+                await self._connect_and_listen()
             except (*DATABASE_ERRORS, ConfigError) as error:
                 self._outage.record_loss(self.name, error)
                 if self._connection is not None:

@@ -92,7 +92,7 @@ async def periodic_get(
     statement = query(_FILE, "periodic_get", schema)
     row = await _require_table(statement.fetchrow(connection, id=job_id))
     if row is None:
-        raise await _not_found(connection, schema, job_id)
+        raise await _not_found_error(connection, schema, job_id)
     return PeriodicJobState(**row)
 
 
@@ -196,11 +196,13 @@ async def periodic_run(connection: Transaction, schema: str | None, job_id: str)
 async def _change_row(connection: Transaction, schema: str | None, block: str, job_id: str) -> None:
     statement = query(_FILE, block, schema)
     if not await _require_table(statement.fetch(connection, id=job_id)):
-        raise await _not_found(connection, schema, job_id)
+        raise await _not_found_error(connection, schema, job_id)
     await query(_FILE, "periodic_notify", schema).execute(connection, id=job_id)
 
 
-async def _not_found(connection: Transaction, schema: str | None, job_id: str) -> NotFoundError:
+async def _not_found_error(
+    connection: Transaction, schema: str | None, job_id: str
+) -> NotFoundError:
     rows = await query(_FILE, "periodic_ids", schema).fetch(connection)
     near = get_close_matches(job_id, [row[0] for row in rows], n=3, cutoff=0.5)
     hint = (

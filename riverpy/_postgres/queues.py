@@ -79,13 +79,13 @@ async def queue_delete_unused(
 async def queue_get(connection: Transaction, schema: str | None, name: str) -> Queue | None:
     """Return one queue."""
     row = await query(_FILE, "queue_get", schema).fetchrow(connection, name=name)
-    return None if row is None else _queue(row)
+    return None if row is None else _queue_from_row(row)
 
 
 async def queue_list(connection: Transaction, schema: str | None, limit: int) -> list[Queue]:
     """Return up to `limit` queues, by name."""
     rows = await query(_FILE, "queue_list", schema).fetch(connection, limit=limit)
-    return [_queue(row) for row in rows]
+    return [_queue_from_row(row) for row in rows]
 
 
 async def queue_update(
@@ -95,7 +95,7 @@ async def queue_update(
     row = await query(_FILE, "queue_update", schema).fetchrow(
         connection, name=name, metadata=metadata
     )
-    return None if row is None else _queue(row)
+    return None if row is None else _queue_from_row(row)
 
 
 async def queue_lag(
@@ -117,7 +117,7 @@ async def control_notify(connection: Transaction, schema: str | None, payload: s
     await query(_FILE, "control_notify", schema).execute(connection, payload=payload)
 
 
-def _queue(row: Record) -> Queue:
+def _queue_from_row(row: Record) -> Queue:
     name, created_at, metadata, paused_at, updated_at = row
     try:
         members = msgspec.json.decode(metadata, type=dict[str, Any])

@@ -98,7 +98,7 @@ class SetAside(Generic[Row]):
 
     def add(self, key: Hashable, row: Row, error: Exception, seconds: float) -> SetAsideEntry[Row]:
         """Set aside a row for which a statement failed alone, or failed again, after `seconds`."""
-        now = self._time()
+        now = self._current_time()
         known = self._entries.get(key)
         tries = 1 if known is None else known.tries + 1
         since = now if known is None else known.since
@@ -112,7 +112,7 @@ class SetAside(Generic[Row]):
     def seconds_left(self, key: Hashable) -> float:
         """Return the seconds until a row is due. 0 if it is due or not set aside."""
         entry = self._entries.get(key)
-        return 0.0 if entry is None else max(self._due_at(entry) - self._time(), 0.0)
+        return 0.0 if entry is None else max(self._due_at(entry) - self._current_time(), 0.0)
 
     def remove(self, key: Hashable) -> None:
         """Remove a row, because it was sent or no longer exists."""
@@ -120,21 +120,21 @@ class SetAside(Generic[Row]):
 
     def make_all_due(self) -> None:
         """Make all rows due now, because the cause of their failures may be gone."""
-        now = self._time()
+        now = self._current_time()
         for key, entry in self._entries.items():
             self._entries[key] = entry._replace(due=min(entry.due, now))
 
     def due(self) -> SetAsideEntry[Row] | None:
         """Return the row that has been due for longest, if one is due."""
         first = min(self._entries.values(), key=self._due_at, default=None)
-        return first if first is not None and self._due_at(first) <= self._time() else None
+        return first if first is not None and self._due_at(first) <= self._current_time() else None
 
     @property
     def next_due(self) -> float:
         """When the next row is due, in monotonic seconds. Infinity: there is no row."""
         return min(map(self._due_at, self._entries.values()), default=math.inf)
 
-    def _time(self) -> float:
+    def _current_time(self) -> float:
         return time.monotonic() if self._now is None else self._now()
 
     def _due_at(self, entry: SetAsideEntry[Row]) -> float:

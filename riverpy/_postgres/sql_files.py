@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-_BLOCK = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
-_INCLUDE = re.compile(r"^\s*-- include: (\w+)\.(\w+)$", re.MULTILINE)
-_QUEUES = re.compile(r"^\s*-- queues: (\S+)$", re.MULTILINE)
+_BLOCK_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_INCLUDE_LINE = re.compile(r"^\s*-- include: (\w+)\.(\w+)$", re.MULTILINE)
+_QUEUES_LINE = re.compile(r"^\s*-- queues: (\S+)$", re.MULTILINE)
 _QUEUE_CONDITIONS = {
     "": "",
     "_in_queues": r"and \1 = any(@queues::text[])",
@@ -132,18 +132,18 @@ def splice_schema(text: str, schema: str | None) -> str:
 @cache
 def blocks(file: str) -> dict[str, str]:
     """Return the named blocks of `sql/queries/<file>.sql`, without their comment lines."""
-    parts = _BLOCK.split(sql_directory().joinpath("queries", f"{file}.sql").read_text("utf-8"))
+    parts = _BLOCK_LINE.split(sql_directory().joinpath("queries", f"{file}.sql").read_text("utf-8"))
     found: dict[str, str] = {}
     for name, body in zip(parts[1::2], parts[2::2], strict=True):
         for suffix, condition in _QUEUE_CONDITIONS.items():
-            if not suffix or _QUEUES.search(body):
-                found[name + suffix] = _expand(_QUEUES.sub(condition, body))
+            if not suffix or _QUEUES_LINE.search(body):
+                found[name + suffix] = _expand_marks(_QUEUES_LINE.sub(condition, body))
     return found
 
 
-def _expand(body: str) -> str:
+def _expand_marks(body: str) -> str:
     """Replace the marks that do not depend on the schema, and drop comment lines."""
-    body = _INCLUDE.sub(lambda match: blocks(match[1])[match[2]], body)
+    body = _INCLUDE_LINE.sub(lambda match: blocks(match[1])[match[2]], body)
     return _FINITE_MARK.sub(_FINITE, _COMMENT_LINE.sub("", body)).strip().rstrip(";")
 
 

@@ -68,12 +68,12 @@ async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
         TransactionError: the transaction was aborted before, or the block has ended it.
     """
     try:
-        await _execute(connection, "session_savepoint")
+        await _run_block(connection, "session_savepoint")
     except InFailedTransactionError as error:
         raise TransactionError(TRANSACTION_ABORTED) from error
     try:
         yield
-        await _execute(connection, "session_savepoint_release")
+        await _run_block(connection, "session_savepoint_release")
     except BaseException as error:
         failure = await finish(lambda: _roll_back(connection))
         if failure is not None and isinstance(error, Exception):
@@ -88,14 +88,14 @@ async def _roll_back(connection: Transaction) -> Exception | None:
     """Roll back to the savepoint. Return the error if that fails."""
     try:
         with anyio.fail_after(ROLLBACK_TIMEOUT):
-            await _execute(connection, "session_savepoint_rollback")
-            await _execute(connection, "session_savepoint_release")
+            await _run_block(connection, "session_savepoint_rollback")
+            await _run_block(connection, "session_savepoint_release")
     except DATABASE_ERRORS as error:
         return error
     return None
 
 
-async def _execute(connection: Transaction, block: str) -> None:
+async def _run_block(connection: Transaction, block: str) -> None:
     await query("session", block, None).execute(connection)
 
 
