@@ -13,9 +13,9 @@ from riverpy._duration import format_duration
 from riverpy._postgres.clients import client_count
 from riverpy._postgres.driver import DATABASE_ERRORS, InsufficientPrivilegeError
 from riverpy._postgres.queues import queue_lag, queue_waiting
-from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION
+from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, migrate_command
 from riverpy._tools.doctor.server import expect_primary
-from riverpy._tools.domain_map import read_domains
+from riverpy._tools.domain_map import TABLE_MISSING, read_domains
 from riverpy._tools.health.http_client import NO_HEALTH_SERVER, http_get, parse_address
 from riverpy._tools.health.probes import Check, ProbeResult, check_leaders
 from riverpy.cli._connected import connected, with_timeout
@@ -23,7 +23,7 @@ from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_text, printable
 from riverpy.cli._run import EXIT_NOT_READY, describe, run, show_traceback
 from riverpy.cli._types import DURATION, ParsedType
-from riverpy.errors import DatabaseError
+from riverpy.errors import DatabaseError, SchemaMissingError
 
 if TYPE_CHECKING:
     from riverpy._tools.health.http import Address
@@ -101,12 +101,23 @@ async def _read_worker(address: Address, max_lag: timedelta | None) -> ProbeResu
 
 
 async def _read_database(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
-    database.required_url()  # outside of `try`: a wrong setting is wrong usage
+    url = database.required_url()
     try:
         return await _read_checks(database, max_lag)
     except (DatabaseError, *DATABASE_ERRORS) as error:
         show_traceback(error)
-        return ProbeResult.of({"database": Check(ok=False, reason=describe(error))})
+        failed, reason = "database", describe(error)
+        if isinstance(error, SchemaMissingError):
+            failed = "schema"
+        elif getattr(error, "sqlstate", None) == TABLE_MISSING:
+            failed = "schema"
+            place = f'schema "{database.schema}"' if database.schema else "the default schema"
+            command = migrate_command("riverpy doctor", database.schema, url)
+            reason += (
+                f": {place} lacks this table, although its migration is recorded. Run `{command}`: "
+                "it shows how to create the table again"
+            )
+        return ProbeResult.of({failed: Check(ok=False, reason=reason)})
 
 
 async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:

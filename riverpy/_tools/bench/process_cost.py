@@ -40,8 +40,8 @@ class ServerProcesses:
 
     @classmethod
     def of_backend(cls, pid: int) -> ServerProcesses | None:
-        """Return the processes of the server of this backend. None: they are not on this
-        machine."""
+        """Return the processes of the server to which this backend belongs. None: the server is on
+        another machine."""
         try:
             postmaster = int(_stat(pid)[_PARENT])
             names = {(_PROC / str(one) / "comm").read_text() for one in (pid, postmaster)}
@@ -50,7 +50,7 @@ class ServerProcesses:
         return cls(postmaster) if names == {"postgres\n"} else None
 
     def cpu_seconds(self) -> float:
-        """Return the processor time of all of them, ended ones included.
+        """Return the processor time of all processes of the server, also of those that have ended.
 
         Raises:
             OSError: the server has ended.
@@ -67,5 +67,5 @@ class ServerProcesses:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields after the name. The name may contain any character."""
+    """Return the fields of /proc/PID/stat after the name, which may contain any character."""
     return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()

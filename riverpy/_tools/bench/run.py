@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
 
 QUEUE = "riverpy_bench"
-"""A queue of its own, so that no other worker takes part."""
+"""The queue of the benchmark, which no other worker works."""
 BATCH = 10_000
-"""Jobs in one COPY."""
+"""The number of jobs in one COPY."""
 PICKUPS = 200
-"""Single inserts into the idle worker."""
+"""The number of single inserts while the worker is idle."""
 PICKUP_INTERVAL = 0.02
-"""Seconds between two of these inserts."""
+"""Seconds between two of the single inserts."""
 STALL_TIMEOUT = 30.0
-"""Seconds without a finished job after which the measurement fails."""
+"""If no job ends for this many seconds, the measurement fails."""
 STATEMENT_TIMEOUT = 60.0
 
 
@@ -54,20 +54,20 @@ class Measurement(msgspec.Struct, frozen=True):
     slots: int
     insert_per_s: float
     work_per_s: float
-    """From the first claim to the last stored completion."""
+    """The rate from the first claim to the last stored completion."""
     client_cpu_us_per_job: float
-    """Processor time of this process during the work."""
+    """The processor time of this process while it works the jobs."""
     server_cpu_us_per_job: float | None
-    """Processor time of the server during the work. None: it is not on this machine."""
+    """The processor time of the server during that time. None: the server is on another machine."""
     occupancy: float | None
     """The share of slots in use while there is work for all slots. The time starts when as many
     jobs as slots have ended, and it ends when only that many have not started. None: jobs do not
     sleep, or there are too few."""
     pickup_p50_ms: float
-    """From the start of the insert to the start of the job, in an idle worker."""
+    """The median time from the start of an insert to the start of its job in an idle worker."""
     pickup_p99_ms: float
     rss_mib: float | None
-    """Memory of this process after the work."""
+    """The memory of this process after it has worked the jobs."""
     riverpy_version: str
     postgres_version: str
 
@@ -141,7 +141,7 @@ class Bench:
         workers = Workers()
         workers.job(self._noop)
         workers.job(self._sleep)
-        workers.job(self._pickup)
+        workers.job(self._record_pickup)
         self._client = Client(
             url,
             workers=workers,
@@ -150,27 +150,28 @@ class Bench:
         )
 
     async def _noop(self, job: Job[_Noop]) -> None:
-        self._count(job.id)
+        self._count_worked_job(job.id)
 
     async def _sleep(self, job: Job[_Sleep]) -> None:
         self._begun.append(time.perf_counter())
         await asyncio.sleep(job.args.seconds)  # noqa: TID251 (most jobs wait with it)
         self._ended.append(time.perf_counter())
-        self._count(job.id)
+        self._count_worked_job(job.id)
 
-    def _count(self, job_id: int) -> None:
+    def _count_worked_job(self, job_id: int) -> None:
         self._worked += 1
         if self._worked == self._load.jobs:
             self._last_id = job_id
             self._all_worked.set()
 
-    async def _pickup(self, job: Job[_Pickup]) -> None:
+    async def _record_pickup(self, job: Job[_Pickup]) -> None:
         self._picked_up_at[job.args.number] = time.perf_counter()
         if len(self._picked_up_at) == PICKUPS:
             self._all_picked_up.set()
 
     async def empty(self, *, force: bool) -> int:
-        """Delete all jobs if `force`. Return the number of deleted jobs."""
+        """Check that there are no jobs, or delete them if `force`. Return the number of deleted
+        jobs."""
         async with self._connected() as connection:
             await check_schema(connection, self._schema, url=self._url)
             ((count,),) = await self._fetch(connection, "bench_job_count")
@@ -189,13 +190,15 @@ class Bench:
             ((pid, is_local, postgres),) = await self._fetch(connection, "bench_server")
             self._server = ServerProcesses.of_backend(pid) if is_local else None
             async with self._client:
-                insert_seconds = await self._insert()
+                insert_seconds = await self._insert_jobs()
                 await self._fetch(connection, "bench_settle")
                 settle_collector()
-                work_seconds, client_cpu, server_cpu = await self._work()
+                work_seconds, client_cpu, server_cpu = await self._work_jobs()
                 rss = memory_mib()
-                await self._check(connection)
-                pickups = statistics.quantiles(await self._pick_up(), n=100, method="inclusive")
+                await self._check_completed(connection)
+                pickups = statistics.quantiles(
+                    await self._measure_pickups(), n=100, method="inclusive"
+                )
         jobs, slots = self._load.jobs, self._load.slots
         share = occupancy(self._begun, self._ended, slots)
         return Measurement(
@@ -225,22 +228,22 @@ class Bench:
         with anyio.fail_after(STATEMENT_TIMEOUT):
             return await query("bench", block, self._schema).fetch(connection, **values)
 
-    async def _insert(self) -> float:
+    async def _insert_jobs(self) -> float:
         """Insert the jobs. Return the seconds that it took."""
         began = time.perf_counter()
         for start in range(0, self._load.jobs, BATCH):
             count = min(BATCH, self._load.jobs - start)
             await self._client.insert_many_fast(
-                [InsertManyParams(self._args(), self._opts) for _ in range(count)]
+                [InsertManyParams(self._new_args(), self._opts) for _ in range(count)]
             )
         return time.perf_counter() - began
 
-    def _args(self) -> _Noop | _Sleep:
+    def _new_args(self) -> _Noop | _Sleep:
         if not self._load.sleep:
             return _Noop()
         return _Sleep(self._load.sleep * random.uniform(0.5, 1.5))  # noqa: S311 (no secret)
 
-    async def _work(self) -> list[float]:
+    async def _work_jobs(self) -> list[float]:
         """Work the jobs. Return the seconds, the processor time of this process and that of the
         server, from the first claim to the last stored result.
 
@@ -250,8 +253,8 @@ class Bench:
         costs: list[float] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(self._client.run, task_status=self))
-            await self._until_all_worked()
-            await self._until_last_stored()
+            await self._wait_until_all_worked()
+            await self._wait_until_last_stored()
             ended_at = self._read_clocks()
             self._client.stop()
             pairs = zip(self._started_at, ended_at, strict=True)
@@ -267,7 +270,7 @@ class Bench:
         server_cpu = self._server.cpu_seconds() if self._server else 0.0
         return time.perf_counter(), time.process_time(), server_cpu
 
-    async def _until_all_worked(self) -> None:
+    async def _wait_until_all_worked(self) -> None:
         worked = -1
         while not self._all_worked.is_set():
             if worked == self._worked:
@@ -280,14 +283,14 @@ class Bench:
             with anyio.move_on_after(STALL_TIMEOUT):
                 await self._all_worked.wait()
 
-    async def _until_last_stored(self) -> None:
+    async def _wait_until_last_stored(self) -> None:
         with anyio.fail_after(STALL_TIMEOUT):
             async with self._client.subscribe(EventKind.JOB_COMPLETED) as events:
                 async for event in events:
                     if event.job is not None and event.job.id == self._last_id:
                         return
 
-    async def _check(self, connection: Connection) -> None:
+    async def _check_completed(self, connection: Connection) -> None:
         ((completed,),) = await self._fetch(connection, "bench_completed", queue=QUEUE)
         if completed != self._load.jobs:
             raise ToolError(
@@ -295,7 +298,7 @@ class Bench:
                 "so the measurement is not valid"
             )
 
-    async def _pick_up(self) -> list[float]:
+    async def _measure_pickups(self) -> list[float]:
         """Insert single jobs into the idle worker. Return the seconds until each ran.
 
         An insert does not wait for the previous job, so a slow job does not delay other inserts.

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from riverpy._tools.doctor import server, session, snapshot, storage
 from riverpy._tools.doctor.finding import fail, set_check_name
 from riverpy.cli import main
-from riverpy.cli.doctor import _show
+from riverpy.cli.doctor import _print_finding
 from tests.cli.worker_process import RIVERPY, environment
 from tests.tools.doctor.conftest import (
     holding,
@@ -134,7 +134,7 @@ def test_wrapping(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("NO_COLOR", "1")
-    _show(finding)
+    _print_finding(finding)
     assert capsys.readouterr().out.splitlines() == [
         "FAIL  kinds         one two three four",
         "                    five six",
