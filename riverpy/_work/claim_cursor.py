@@ -34,7 +34,7 @@ COMMIT_DELAY_MAX = 1.0
 """Seconds. The cursor may skip a job that is committed more than this time after its
 `scheduled_at`."""
 PRIORITIES = range(1, 5)
-_order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
+_claim_order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
 
 class Position(NamedTuple):
@@ -65,8 +65,8 @@ class ClaimCursor:
         the index."""
         self._full_claim_at = 0.0
         """The time of the next claim from the beginning of the index."""
-        self._is_overdue = False
-        self._fastest = math.inf
+        self._is_full_claim_overdue = False
+        self._fastest_claim = math.inf
         self._was_slow = False
 
     def ranges(self, now: float) -> Sequence[QueueRange]:
@@ -75,7 +75,7 @@ class ClaimCursor:
         When it is time for a claim from the beginning of the index, the last range is the whole
         queue. If the ranges before it had enough jobs, the next call returns only the whole queue.
         """
-        if not self._positions or self._is_overdue:
+        if not self._positions or self._is_full_claim_overdue:
             return (WHOLE_QUEUE,)
         parts = [
             QueueRange(self._positions.get(priority, Position(priority, -(2**63), 0)), priority)
@@ -91,11 +91,11 @@ class ClaimCursor:
     def is_slow(self, part: QueueRange, rows: int, took: float) -> bool:
         """Record the duration of a claim in seconds. Return whether the last two claims of the
         whole queue were slow. Then the caller calls `start_skipping`."""
-        self._fastest = min(self._fastest, took)
+        self._fastest_claim = min(self._fastest_claim, took)
         if part != WHOLE_QUEUE:
             return False
         was_slow = self._was_slow
-        self._was_slow = took - self._fastest > SLOW + SLOW_PER_ROW * rows
+        self._was_slow = took - self._fastest_claim > SLOW + SLOW_PER_ROW * rows
         return was_slow and self._was_slow
 
     def start_skipping(
@@ -114,8 +114,8 @@ class ClaimCursor:
             now: the end of the claim, in monotonic seconds.
         """
         pause = min(max(took / FULL_SHARE, FULL_INTERVAL_MIN), FULL_INTERVAL_MAX)
-        self._full_claim_at, self._is_overdue = now + pause, False
-        last = max(map(_order, rows)) if is_full else None
+        self._full_claim_at, self._is_full_claim_overdue = now + pause, False
+        last = max(map(_claim_order, rows)) if is_full else None
         for priority in PRIORITIES:
             if last is not None and last[0] <= priority:
                 self._positions.setdefault(priority, Position(priority, -(2**63), 0))
@@ -132,8 +132,8 @@ class ClaimCursor:
         """Record a claim that was not slow."""
         if part == WHOLE_QUEUE:
             self._positions.clear()
-            self._is_overdue = False
+            self._is_full_claim_overdue = False
         elif is_full:
-            last = Position(*max(map(_order, rows)))
+            last = Position(*max(map(_claim_order, rows)))
             self._positions[last.priority] = last
-            self._is_overdue = now >= self._full_claim_at
+            self._is_full_claim_overdue = now >= self._full_claim_at

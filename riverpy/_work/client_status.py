@@ -74,8 +74,7 @@ class ClientStatusReporter:
             running: the running jobs.
             skipped_rows: returns the rows that the client skips, because their statements fail.
             has_state: whether the table has columns for the state and for skipped rows.
-            supports_domains: whether to write that the client supports domains. Only a client of
-                the domain `default` has to write this.
+            supports_domains: whether to write that the client supports domains.
         """
         self._running, self._heartbeat, self._skipped_rows = running, run.heartbeat, skipped_rows
         self._connection, self._schema = run.connections.reserved, run.schema

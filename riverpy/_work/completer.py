@@ -70,7 +70,7 @@ LOCKED_RETRY_MIN = timedelta(milliseconds=100)
 LOCKED_RETRY_MAX = timedelta(seconds=2)
 LOCK_LOG_DELAY = 1.0
 """Seconds. A result of a locked row is logged when it has waited for this time."""
-LOCKED = "another transaction holds locks on the rows: see `riverpy doctor`"
+LOCKED_ROWS_ADVICE = "another transaction holds locks on the rows: see `riverpy doctor`"
 RETRY_MIN = timedelta(milliseconds=20)
 RETRY_MAX = timedelta(seconds=2)
 UNSTORABLE_RETRY_DELAY = 60.0
@@ -111,7 +111,7 @@ class Completer:
             asyncio.Event(),
         )
         self._is_closing = False
-        self._is_cancelled = False
+        self._was_cancelled = False
         """Whether the task of the completer was cancelled. `asyncio.run` cancels all tasks at its
         end."""
         self._scope = anyio.CancelScope(shield=True)
@@ -181,7 +181,7 @@ class Completer:
                 self._has_results.set()
                 await wait(self._has_ended)
                 self._scope.cancel()
-                if self._is_cancelled:
+                if self._was_cancelled:
                     await finish(partial(self._run_again, wait))
 
     async def _send_until_closed(self) -> None:
@@ -192,7 +192,7 @@ class Completer:
                     self._has_results.clear()
                     await self._send_batches()
         except asyncio.CancelledError:
-            self._is_cancelled = True
+            self._was_cancelled = True
             raise
         finally:
             self._has_ended.set()
@@ -327,7 +327,7 @@ class Completer:
         now = time.monotonic()
         late = [attempt for attempt in attempts if now - attempt.ended >= LOCK_LOG_DELAY]
         if late and self._delayed.isdisjoint(attempts):
-            self._log_delayed(late, LOCKED)
+            self._log_delayed(late, LOCKED_ROWS_ADVICE)
         self._locked += attempts
 
     def _replace_result(self, attempt: Attempt, error: Exception) -> None:

@@ -61,7 +61,7 @@ UNCLASSIFIED_RETRY_DELAY = 60.0
 """Seconds until the retry of a job, if a fault prevents riverpy from choosing its outcome."""
 UNKNOWN_KIND = None, math.inf
 """The work unit and the timeout of a kind without a worker."""
-_start_order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
+_claim_order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
 
 class Executor:
@@ -130,7 +130,7 @@ class Executor:
         units, now = self._units, time.monotonic()
         attempts = [
             Attempt(row, units.get(row[JobColumn.KIND], UNKNOWN_KIND), free_slot, now)
-            for row in sorted(rows, key=_start_order)
+            for row in sorted(rows, key=_claim_order)
         ]
         self._running.add(attempts)
         self.start(attempts[:slots])

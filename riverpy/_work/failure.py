@@ -75,21 +75,10 @@ def trace_text(error: BaseException) -> str:
 
 
 def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> str:
-    """Return an entry for the column `errors` of a job, as JSON.
-
-    Args:
-        attempt: the number of the attempt.
-        seconds_ago: the seconds since the attempt started.
-        error: the text of the error.
-        trace: the traceback.
-    """
+    """Return an entry for the column `errors` of a job, as JSON. The attempt started `seconds_ago`
+    seconds ago."""
     at = datetime.now(UTC) - timedelta(seconds=seconds_ago)
-    entry = {
-        "at": json_time(at),
-        "attempt": attempt,
-        "error": error,
-        "trace": trace,
-    }
+    entry = {"at": json_time(at), "attempt": attempt, "error": error, "trace": trace}
     return msgspec.json.encode(entry).decode()
 
 

@@ -43,15 +43,8 @@ class WorkStack:
         running: RunningAttempts,
         run_code: Callable[[Attempt], Awaitable[None]],
     ) -> None:
-        """Create the work stack.
-
-        Args:
-            client: the client's hooks and middleware.
-            kind: the hooks and middleware of the args class.
-            unit: the worker; None: the kind has no worker.
-            running: the running attempts.
-            run_code: decodes the args of an attempt and runs its code.
-        """
+        """`client` and `kind` are the hooks and middleware of the client and of the args class.
+        `run_code` decodes the args of an attempt and runs its code."""
         self._worker_middleware = None if unit is None else unit.middleware
         self._middleware = [*client.work, *kind.work]
         self._begin_hooks = [*client.work_begin, *kind.work_begin]

@@ -37,31 +37,31 @@ class Prefetch:
         self._waiting: deque[tuple[float, Attempt]] = deque()
         """The kept jobs, the oldest first, each with the monotonic time of its release."""
         self._timer: asyncio.TimerHandle | None = None
-        self._ended = 0
-        self._window_began = time.monotonic()
-        self._wanted = 0
+        self._ended_count = 0
+        self._window_start = time.monotonic()
+        self._wanted_count = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def count_end(self) -> None:
         """Count a job of the queue that ended."""
-        self._ended += 1
+        self._ended_count += 1
 
     def extra_room(self) -> int:
         """Return how many jobs to claim in addition to the free slots."""
         now = time.monotonic()
-        elapsed = now - self._window_began
+        elapsed = now - self._window_start
         if elapsed >= WINDOW:
-            self._wanted = min(int(self._ended * WINDOW / elapsed), self._max)
-            self._window_began, self._ended = now, 0
-        return self._wanted - len(self._waiting)
+            self._wanted_count = min(int(self._ended_count * WINDOW / elapsed), self._max)
+            self._window_start, self._ended_count = now, 0
+        return self._wanted_count - len(self._waiting)
 
     def keep(self, attempts: Iterable[Attempt]) -> None:
         """Keep claimed jobs, in the order in which they start."""
         until = time.monotonic() + WAIT_MAX
         self._waiting.extend((until, attempt) for attempt in attempts)
-        self._arm()
+        self._start_timer()
 
     def take(self) -> Attempt | None:
         """Remove and return the next job; None: no job waits."""
@@ -77,7 +77,7 @@ class Prefetch:
         if attempts:
             self._release(attempts)
 
-    def _arm(self) -> None:
+    def _start_timer(self) -> None:
         if self._waiting and self._timer is None:
             delay = self._waiting[0][0] - time.monotonic()
             self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0), self._expire)
@@ -89,8 +89,8 @@ class Prefetch:
         late: list[Attempt] = []
         while self._waiting and self._waiting[0][0] <= now:
             late.append(self._waiting.popleft()[1])
-        self._arm()
+        self._start_timer()
         if late:
             # No slot became free in time, so keep no jobs until more jobs have ended.
-            self._window_began, self._ended, self._wanted = now, 0, 0
+            self._window_start, self._ended_count, self._wanted_count = now, 0, 0
             self._release(late)

@@ -68,12 +68,12 @@ ROWS_MAX = 5_000
 SEND_TIMEOUT = 15.0
 """Seconds. After this time, one step of a check starts no further statement. The remaining rows
 wait for the next check."""
-TURN_MAX = 90.0
+CHECK_TIMEOUT = 90.0
 """Seconds that all statements of one check may take."""
 SWEEP_MARGIN = 0.5
 """Seconds. A claim without an answer counts as lost this time after its timeout."""
-RUNNING = ("running",)
-PAGE = 1_000
+RUNNING_STATES = ("running",)
+PAGE_SIZE = 1_000
 """The number of jobs of an earlier run in one read."""
 Row = TypeVar("Row", bound="ClaimKey | Rescue | Attempt | str")
 
@@ -199,7 +199,7 @@ class Reconciler:
             if not is_done:
                 interval = RETRY
             wait = min(interval, max(self._next_claim_check - time.monotonic(), 0.0))
-            scope.expect_progress(within=wait + TURN_MAX)
+            scope.expect_progress(within=wait + CHECK_TIMEOUT)
             with anyio.move_on_after(wait):
                 await self._wakeup.wait()
             if self._wakeup.is_set():  # wait, so that one check follows several reconnects
@@ -331,7 +331,7 @@ class Reconciler:
                     skipped=skipped,
                 )
 
-            claimed = await self._damaged.read(connection, self._schema, RUNNING, read)
+            claimed = await self._damaged.read(connection, self._schema, RUNNING_STATES, read)
             known = self._active_claim_keys() | {rescue.claim_key for rescue in self._rescues.rows}
             lost = [claim_key for claim_key in claimed if claim_key not in known]
             if lost and not await self._heartbeat.is_current(connection):
@@ -388,18 +388,18 @@ class Reconciler:
                     client_ids=[self._client_id],
                     within=None,
                     after=after,
-                    limit=PAGE,
+                    limit=PAGE_SIZE,
                     skipped=skipped,
                 )
 
-            claims = await self._damaged.read(connection, self._schema, RUNNING, read)
+            claims = await self._damaged.read(connection, self._schema, RUNNING_STATES, read)
             active = self._active_claim_keys()
             if claims and not await self._heartbeat.is_current(connection):
                 return
         for claim_key, client_id in claims:
             if claim_key.attempted_at < registered_at and claim_key not in active:
                 self._rescues.add(Rescue(claim_key, client_id))
-        self._rescue_after_id = claims[-1].claim_key.id if len(claims) == PAGE else None
+        self._rescue_after_id = claims[-1].claim_key.id if len(claims) == PAGE_SIZE else None
 
     async def _rescue_rows(self, rescues: list[Rescue]) -> None:
         async with self._claims.acquire("rescuing jobs", STATEMENT_TIMEOUT) as connection:

@@ -89,12 +89,8 @@ class Run:
     """One run of a client. `stop` and `stop_hard` may be called at any time, also before `run`."""
 
     def __init__(self, client: ClientParts, *, abandoned: frozenset[ClaimKey]) -> None:
-        """Create the parts. Call this in the task of the run. It opens no connection.
-
-        Args:
-            client: the parts of the client.
-            abandoned: attempts of earlier runs in this process. Their code may still run.
-        """
+        """Create the parts, in the task of the run. They open no connection. `abandoned` are
+        attempts of earlier runs in this process, whose code may still run."""
         self._client, self._config = client, client.config
         config = client.config
         self._log = get_logger()
@@ -385,7 +381,7 @@ class Run:
                 with self.until_stop_requested():
                     await self._start_services(services)
                 try:
-                    await self._claim(task_status, drain=drain)
+                    await self._run_until_stopped(task_status, drain=drain)
                 finally:
                     self._report_stopping()
                     await self._drain()
@@ -442,7 +438,7 @@ class Run:
         if self._notifier is not None:
             await services.start(self._notifier)
 
-    async def _claim(self, task_status: TaskStatus[None], *, drain: bool) -> None:
+    async def _run_until_stopped(self, task_status: TaskStatus[None], *, drain: bool) -> None:
         """Claim jobs, take part in leader election and run singletons until stopped."""
         elections = () if self._leader_setup is None else self._leader_setup.elections
         async with ServiceGroup() as claiming:

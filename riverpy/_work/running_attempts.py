@@ -124,12 +124,8 @@ class RunningAttempts:
             await self._is_idle.wait()
 
     async def drain(self, soft: float | None, hard: Callable[[], float]) -> None:
-        """Wait for the attempts to end. Then cancel the remaining attempts and wait for their end.
-
-        Args:
-            soft: seconds until running attempts are cancelled; None: no limit.
-            hard: returns the seconds that cancelled attempts may take to end.
-        """
+        """Wait at most `soft` seconds for the attempts to end; None: no limit. Then cancel the
+        remaining attempts, and wait as many seconds for their end as `hard` returns."""
         if soft is not None:
             self._drain_scope.deadline = anyio.current_time() + soft
         try:

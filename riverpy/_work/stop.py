@@ -35,12 +35,8 @@ class StopTimeouts:
     """Computes the remaining seconds of each step of one stop."""
 
     def __init__(self, soft: timedelta | None, hard: timedelta) -> None:
-        """Create the timeouts. They start with `start`.
-
-        Args:
-            soft: how long jobs may keep running; None: no limit.
-            hard: how long cancelled jobs and the storing of results may take.
-        """
+        """`soft` limits how long jobs may keep running; None: no limit. `hard` limits how long
+        cancelled jobs and storing the results may take."""
         self._soft = math.inf if soft is None else soft.total_seconds()
         self._hard = hard.total_seconds()
         self._started_at: float | None = None

@@ -79,13 +79,7 @@ class UnclaimableJobs:
         return None if due is None else due.row
 
     def record_claim(self, count: int, limit: int, seconds: float) -> None:
-        """Record a successful claim.
-
-        Args:
-            count: the number of claimed jobs.
-            limit: the requested number of jobs.
-            seconds: the duration of the claim.
-        """
+        """Record a claim that has claimed `count` of `limit` requested jobs in `seconds`."""
         self._size.grow(count, seconds)
         if count < limit:
             self._size.end_search()
@@ -103,14 +97,10 @@ class UnclaimableJobs:
     def record_failure(
         self, limit: int, job_id: int | None, error: Exception, seconds: float
     ) -> bool:
-        """Record a failed claim. Returns whether to claim again at once.
+        """Record a failed claim that has requested `limit` jobs and has taken `seconds`. `job_id`
+        is the only job of the claim; None: there were several jobs, or the id was not read.
 
-        Args:
-            limit: the requested number of jobs.
-            job_id: the only job of the claim; None: the claim was for several jobs, or its id was
-                not read.
-            error: the error of the claim.
-            seconds: the duration of the claim.
+        Returns whether to claim again at once.
         """
         self._failures += job_id is None or job_id not in self._aside
         if not self._errors.may_be_of_rows(error):

@@ -68,9 +68,9 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
         await rig.schema.execute("TRUNCATE riverpy_client")
         await run._heartbeat.register()
         reporter = ClientStatusReporter(
-            run._context, run.running, list, has_state=True, is_marked=False
+            run._context, run.running, list, has_state=True, supports_domains=False
         )
-        again = await statements_of(sent, reporter._report)
+        again = await statements_of(sent, reporter._write_status)
     await run._connections.close()
     assert counts == [1] * len(steps)
     assert reporter._reported is not None
