@@ -21,7 +21,7 @@ from riverpy._clients.process import Opener
 from riverpy._clock import Clock
 from riverpy._dsn import validate_url
 from riverpy._insert.errors import translate_channel_error
-from riverpy._insert.inserter import ACQUIRE_TIMEOUT, NO_CONNECTION, Inserter
+from riverpy._insert.inserter import ACQUIRE_TIMEOUT, NO_CONNECTION_TEXT, Inserter
 from riverpy._insert.row import InsertRules
 from riverpy._leading.subscriptions import Leadership, LeadershipSubscription
 from riverpy._lifecycle import single_error
@@ -312,7 +312,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         pool = self._open_pool()
         reason = f"the call took longer than {STATEMENT_TIMEOUT:g} s"
         with anyio.fail_after(STATEMENT_TIMEOUT, reason=reason):
-            with anyio.fail_after(ACQUIRE_TIMEOUT, reason=NO_CONNECTION):
+            with anyio.fail_after(ACQUIRE_TIMEOUT, reason=NO_CONNECTION_TEXT):
                 connection = await pool.acquire()
             try:
                 with translate_channel_error():

@@ -56,7 +56,7 @@ SEND_TIMEOUT = 600.0
 """Seconds for one statement. A shorter timeout of the pool has precedence."""
 ACQUIRE_TIMEOUT = 10.0
 """Seconds to wait for a connection of the pool, which includes the start of the database."""
-NO_CONNECTION = (
+NO_CONNECTION_TEXT = (
     f"got no connection from the pool within {ACQUIRE_TIMEOUT:g} s: increase Config(pool_size=…), "
     "find the code that keeps connections, or check that the database answers"
 )
@@ -320,7 +320,7 @@ class Inserter:
         """Acquire a connection of the pool and send. Both steps use one cancel scope, because a
         second scope would make a single insert notably slower."""
         pooled: AbstractAsyncContextManager[Transaction] | None = None
-        reason = NO_CONNECTION
+        reason = NO_CONNECTION_TEXT
         try:
             with anyio.CancelScope() as scope, translate_errors(None):
                 scope.deadline = anyio.current_time() + ACQUIRE_TIMEOUT

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
     from riverpy._postgres.set_aside import SetAsideRow
 
-STAGGER = 1.0
+FIRST_DELAY_MAX = 1.0
 """The longest random delay before the first pass of a service, in seconds."""
 READ_TIMEOUT = 5.0
 """The timeout of a statement that only reads, in seconds."""
@@ -48,7 +48,7 @@ class MaintenanceService(ABC):
         self._wake_event = asyncio.Event()
         self._backoff = Backoff(RETRY_MIN, RETRY_MAX)
         self._failure_log = RepeatedFailureLog(self.log)
-        self.reports: list[Callable[[], list[SetAsideRow]]] = []
+        self.set_aside_reporters: list[Callable[[], list[SetAsideRow]]] = []
         """Functions that return the rows that the service skips for a while, because their
         statements fail."""
         self.pass_succeeded = TestSignal(f"{type(self).__name__}.pass_succeeded")
@@ -80,7 +80,7 @@ class MaintenanceService(ABC):
         await self.prepare()
         task_status.started()
         await self.context.all_started.wait()
-        await self.context.timer.sleep(random.uniform(0, STAGGER))  # noqa: S311 (no secret)
+        await self.context.timer.sleep(random.uniform(0, FIRST_DELAY_MAX))  # noqa: S311 (no secret)
         while True:
             self._wake_event.clear()
             delay = await self._run_pass(scope)

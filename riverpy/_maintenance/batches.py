@@ -92,7 +92,9 @@ class Batches(Generic[Row]):
         self._failed_statements = 0
         """The number of consecutive failed statements."""
         self._limited_log = self._log.limited()
-        service.reports.append(lambda: report_rows(purpose, self.aside.entries, self._row_name))
+        service.set_aside_reporters.append(
+            lambda: report_rows(purpose, self.aside.entries, self._row_name)
+        )
 
     def delay(self, interval: float) -> float:
         """Return the seconds until the next pass: `interval`, or less if a row that is set aside is

@@ -169,7 +169,7 @@ class LeaderSlot:
         """The rows that the services of the current term skip for a while."""
         if self.election.lease is None:
             return []
-        reports = [report for service in self._services for report in service.reports]
+        reports = [report for service in self._services for report in service.set_aside_reporters]
         return [row for report in reports for row in report()]
 
     def wake(self) -> None:

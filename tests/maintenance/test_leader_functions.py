@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Services begin, and begin again, without a delay."""
-    monkeypatch.setattr(base, "STAGGER", 0.0)
+    monkeypatch.setattr(base, "FIRST_DELAY_MAX", 0.0)
     monkeypatch.setattr(base, "RETRY_MIN", timedelta(milliseconds=50))
 
 
