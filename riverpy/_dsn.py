@@ -28,7 +28,7 @@ PG_VARIABLES = ("PGSERVICE", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE")
 UNKNOWN_USER = "?"
 """The user if no setting names one and the system has no name for the user id, as in some
 containers."""
-_ENVIRONMENT_URL = "postgresql://"
+_EMPTY_URL = "postgresql://"
 _PORT_DEFAULT = "5432"
 _PORT_MAX = 65535
 _ENCODING = "utf8"
@@ -39,19 +39,21 @@ _DEFAULT_HOSTS = "/run/postgresql, /var/run/postgresql, /tmp, localhost"
 
 # Each pattern takes linear time, even for a text that an attacker chose: it is applied to one word,
 # and each of its parts can match in only one way.
-_LOGINS = (
+_LOGIN_PATTERNS = (
     re.compile(r"://[\w.%+~-]*+:"),
     re.compile(r"(?i)\bpostgres(?:ql)?[:：]?/++[^\s:：/@]*+[:：]"),
     re.compile(r"(?:(?<![\w.%+~/:-])|(?<=[/:])\w*+[.%+~-])[\w.%+~-]*+:(?!//)"),
 )
 """A user and a colon, before a password: in a URL, in a mistyped URL, and outside a URL."""
-_SPACED_PASSWORD = re.compile(r"(?P<user>://[\w.%+~-]*+):(?!\*\*\*@)[^/?#\n]{1,200}(?=@)")
-_PASSWORD_PARAMETER = re.compile(r"(?i)(?<=[?&])((?:ssl)?(?:pass(?:w(?:or)?d)?|pwd))=[^&#\s]*")
-_PASSWORD_KEYWORD = re.compile(r"(?i)\b((?:ssl)?password\s*+=\s*+)('[^']*'|\S+)")
-_URL_START = re.compile(r"(?i)\bpostgres(?:ql)?://")
-_QUERY_END = re.compile("[^'\"`]*")
-_WORD = re.compile(r"\S+")
-_SECONDS = re.compile("-?[0-9]{1,9}")
+_SPACED_PASSWORD_PATTERN = re.compile(r"(?P<user>://[\w.%+~-]*+):(?!\*\*\*@)[^/?#\n]{1,200}(?=@)")
+_PASSWORD_PARAMETER_PATTERN = re.compile(
+    r"(?i)(?<=[?&])((?:ssl)?(?:pass(?:w(?:or)?d)?|pwd))=[^&#\s]*"
+)
+_PASSWORD_KEYWORD_PATTERN = re.compile(r"(?i)\b((?:ssl)?password\s*+=\s*+)('[^']*'|\S+)")
+_URL_START_PATTERN = re.compile(r"(?i)\bpostgres(?:ql)?://")
+_QUERY_END_PATTERN = re.compile("[^'\"`]*")
+_WORD_PATTERN = re.compile(r"\S+")
+_SECONDS_PATTERN = re.compile("-?[0-9]{1,9}")
 _SESSION_KINDS = "any, read-write, read-only, primary, standby, prefer-standby"
 """The values of `target_session_attrs`."""
 
@@ -108,14 +110,14 @@ _IGNORED_PARAMETERS: Mapping[str, frozenset[str] | None] = {
 }
 """Parameters that asyncpg does not support, with the values that can be ignored. None: all
 values."""
-_NO_CHANNEL_BINDING = (
+_CHANNEL_BINDING_MESSAGE = (
     "asyncpg does not support channel binding, which protects from another server in the middle: "
     "use sslmode=verify-full&sslrootcert=system instead, which verifies the server's certificate "
     "(sslrootcert=FILE with your own certificate authority)"
 )
 _NO_SCHEMA = "remove it, and set the schema with Config(schema=…) or --schema"
 _REFUSED_PARAMETERS: Mapping[str, str] = {
-    "channel_binding": _NO_CHANNEL_BINDING,
+    "channel_binding": _CHANNEL_BINDING_MESSAGE,
     "currentSchema": _NO_SCHEMA,
     "gssdelegation": "asyncpg cannot delegate credentials: remove it",
     "gssencmode": "asyncpg cannot encrypt with GSSAPI: use sslmode=require or "
@@ -179,21 +181,21 @@ _IGNORED_VARIABLES = (
 def mask_url(text: str) -> str:
     """Replace each password in a URL or a keyword list of a text with `***`, in linear time."""
     if "@" in text:
-        text = _WORD.sub(lambda word: _mask_login(word[0]), text)
+        text = _WORD_PATTERN.sub(lambda word: _mask_login(word[0]), text)
         if "://" in text:
-            text = _SPACED_PASSWORD.sub(r"\g<user>:***", text)
+            text = _SPACED_PASSWORD_PATTERN.sub(r"\g<user>:***", text)
     if "=" not in text:  # true for most log lines
         return text
-    text = _PASSWORD_PARAMETER.sub(r"\1=***", text)
+    text = _PASSWORD_PARAMETER_PATTERN.sub(r"\1=***", text)
     if "://" in text:
-        text = _WORD.sub(lambda word: _mask_queries(word[0]), text)
-    return _PASSWORD_KEYWORD.sub(r"\1***", text)
+        text = _WORD_PATTERN.sub(lambda word: _mask_queries(word[0]), text)
+    return _PASSWORD_KEYWORD_PATTERN.sub(r"\1***", text)
 
 
 def _mask_login(word: str) -> str:
     """Mask a password before an `@`. A password may contain an `@`, so everything up to the last
     `@` is masked."""
-    for pattern in _LOGINS:
+    for pattern in _LOGIN_PATTERNS:
         end = word.rfind("@")
         login = pattern.search(word, 0, max(end, 0))
         if login is not None and login.end() < end:
@@ -205,11 +207,11 @@ def _mask_queries(word: str) -> str:
     """Mask the parameters of each URL, except those in `_SHOWN_PARAMETERS`."""
     parts: list[str] = []
     done = 0
-    while url := _URL_START.search(word, done):
+    while url := _URL_START_PATTERN.search(word, done):
         start = word.find("?", url.end()) + 1
         if not start:
             break
-        query = _QUERY_END.match(word, start)
+        query = _QUERY_END_PATTERN.match(word, start)
         assert query is not None  # noqa: S101 (it matches an empty text)
         parts += [word[done:start], _mask_query(query[0])]
         done = query.end()
@@ -297,14 +299,14 @@ def _value_problem(query: Mapping[str, str]) -> str | None:
     for port in filter(None, query.get("port", "").split(",")):
         if reason := _port_problem(port):
             return reason
-    if (limit := query.get("connect_timeout")) and not _SECONDS.fullmatch(limit):
+    if (limit := query.get("connect_timeout")) and not _SECONDS_PATTERN.fullmatch(limit):
         return "its connect_timeout must be a number of seconds"
-    if _is_unknown_kind(query.get("target_session_attrs")):
+    if _is_unknown_session_attrs(query.get("target_session_attrs")):
         return f"its target_session_attrs must be one of {_SESSION_KINDS}"
     return None
 
 
-def _is_unknown_kind(target_session_attrs: str | None) -> bool:
+def _is_unknown_session_attrs(target_session_attrs: str | None) -> bool:
     return bool(target_session_attrs) and target_session_attrs not in _SESSION_KINDS.split(", ")
 
 
@@ -421,12 +423,12 @@ def environment_url(environ: Mapping[str, str] = os.environ) -> str:
     """Return a URL for the `PG*` variables. The URL contains the service of PGSERVICE, because
     asyncpg reads this variable too late."""
     service = environ.get("PGSERVICE")
-    return f"{_ENVIRONMENT_URL}?service={quote(service, safe='')}" if service else _ENVIRONMENT_URL
+    return f"{_EMPTY_URL}?service={quote(service, safe='')}" if service else _EMPTY_URL
 
 
 def show_url(url: str) -> str:
     """Return the URL without its password. For `environment_url`, return the server instead."""
-    if url.partition("?service=")[0] == _ENVIRONMENT_URL:
+    if url.partition("?service=")[0] == _EMPTY_URL:
         return str(server_of(url))
     return mask_url(url)
 
@@ -453,7 +455,7 @@ def split_url(url: str, environ: Mapping[str, str] = os.environ) -> SplitUrl:
     """
     base, _, query = url.partition("?")
     seconds = dict(parse_qsl(query)).get("connect_timeout") or environ.get("PGCONNECT_TIMEOUT")
-    if seconds and not _SECONDS.fullmatch(seconds):
+    if seconds and not _SECONDS_PATTERN.fullmatch(seconds):
         raise ConfigError("PGCONNECT_TIMEOUT must be a number of seconds")
     limit = int(seconds or 0)
     kept: list[str] = []
@@ -463,7 +465,7 @@ def split_url(url: str, environ: Mapping[str, str] = os.environ) -> SplitUrl:
         if name in _IGNORED_PARAMETERS or name in _REFUSED_PARAMETERS:
             ignored.append(name)
         elif name == "sslrootcert" and value == _SYSTEM_CERTIFICATES:
-            kept += _system_certificates(query)
+            kept += _system_certificate_parameters(query)
         elif name != "connect_timeout":
             kept.append(part)
     return SplitUrl(
@@ -481,7 +483,7 @@ def ignored_variables(url: str, environ: Mapping[str, str] = os.environ) -> tupl
             PGTARGETSESSIONATTRS has an invalid value.
     """
     query = dict(parse_qsl(urlsplit(url).query))
-    if "target_session_attrs" not in query and _is_unknown_kind(
+    if "target_session_attrs" not in query and _is_unknown_session_attrs(
         environ.get("PGTARGETSESSIONATTRS")
     ):
         raise ConfigError(f"PGTARGETSESSIONATTRS must be one of {_SESSION_KINDS}")
@@ -499,14 +501,14 @@ def ignored_variables(url: str, environ: Mapping[str, str] = os.environ) -> tupl
     return tuple(ignored)
 
 
-def _system_certificates(query: str) -> list[str]:
+def _system_certificate_parameters(query: str) -> list[str]:
     paths = ssl.get_default_verify_paths()
     found = quote(paths.cafile or paths.openssl_cafile, safe="")
     mode = [] if "sslmode" in dict(parse_qsl(query)) else ["sslmode=verify-full"]
     return [*mode, f"sslrootcert={found}"]
 
 
-def missing_file(url: str) -> str | None:
+def missing_tls_file_message(url: str) -> str | None:
     """Return a text about the first TLS file of the URL or the environment that is missing."""
     query = dict(parse_qsl(urlsplit(url).query))
     for name in _TLS_FILES:

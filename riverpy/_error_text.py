@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LEAVES_MAX = 20
+GROUP_ERRORS_MAX = 20
 """The maximum number of exceptions in the text of a group."""
 TEXT_LENGTH_MAX = 16 * 1024
 """The maximum number of characters of the text of an exception."""
@@ -17,10 +17,10 @@ _CUT_MARK = " … [truncated]"
 
 def error_text(error: BaseException) -> str:
     """Return the type and the message, such as `KeyError: 'user_id'`. For a group, return the
-    distinct texts of its leaves, such as `ValueError: no such order; TimeoutError`."""
-    found = list(islice(leaves(error), LEAVES_MAX + 1))
-    texts = list(dict.fromkeys(_describe_one(leaf) for leaf in found[:LEAVES_MAX]))
-    if len(found) > LEAVES_MAX:
+    distinct texts of its errors, such as `ValueError: no such order; TimeoutError`."""
+    found = list(islice(flatten_group(error), GROUP_ERRORS_MAX + 1))
+    texts = list(dict.fromkeys(_describe_one(one) for one in found[:GROUP_ERRORS_MAX]))
+    if len(found) > GROUP_ERRORS_MAX:
         texts.append("…")
     return cut("; ".join(texts), TEXT_LENGTH_MAX)
 
@@ -49,7 +49,7 @@ def cut(text: str, length: int, end: str = "") -> str:
     return text if len(text) <= length else f"{text[: length - len(_CUT_MARK)]}{_CUT_MARK}{end}"
 
 
-def leaves(error: BaseException) -> Iterator[BaseException]:
+def flatten_group(error: BaseException) -> Iterator[BaseException]:
     """Yield the exceptions of a group and its nested groups, or the error itself."""
     pending = [error]
     while pending:

@@ -343,8 +343,8 @@ _ESCAPE = re.compile(
     r"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w"  # a pair of surrogates
     r"|\\u(?:(?P<nul>0000)|(?P<surrogate>[dD][89a-fA-F]\w\w))|\\."
 )
-_NEEDS_ESCAPE_SCAN = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
-_NESTING = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*"')
+_REFUSED_ESCAPE_START = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
+_BRACKET_OR_STRING = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*"')
 
 
 def normalize(text: str, *, path: str = "$") -> str:
@@ -356,7 +356,7 @@ def normalize(text: str, *, path: str = "$") -> str:
         ArgsError: the text is not strict JSON, or PostgreSQL cannot store it.
     """
     try:
-        _check_text(text)
+        _check_is_json(text)
         compact = msgspec.json.format(text, indent=-1)
         return _escape(compact) if _SPECIAL_CHARACTER.search(compact) else compact
     except _EncodingError as error:
@@ -374,7 +374,7 @@ def normalize_object(text: str, *, path: str = "$", may_be_array: bool = False) 
     return compact
 
 
-def _check_text(text: str) -> None:
+def _check_is_json(text: str) -> None:
     _check_characters(text)
     try:
         json.loads(
@@ -385,7 +385,7 @@ def _check_text(text: str) -> None:
         )
     except json.JSONDecodeError as error:
         raise _EncodingError(f"the text is not JSON: {error}") from None
-    if _NEEDS_ESCAPE_SCAN.search(text):
+    if _REFUSED_ESCAPE_START.search(text):
         _check_escapes(text)
     if text.count("[") + text.count("{") > DEPTH_MAX:
         _check_nesting(text)
@@ -412,7 +412,7 @@ def _check_escapes(text: str) -> None:
 
 def _check_nesting(text: str) -> None:
     depth = 0
-    for match in _NESTING.finditer(text):
+    for match in _BRACKET_OR_STRING.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
         if depth > DEPTH_MAX:
             raise _depth_error()

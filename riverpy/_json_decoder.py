@@ -117,7 +117,7 @@ def _convert_durations(value: Any, info: inspect.Type) -> Any:
             except OverflowError:
                 return value  # msgspec then raises an error that names the place
         case inspect.UnionType(), _:
-            possible = [member for member in info.types if _is_possible(member, value)]
+            possible = [member for member in info.types if _can_have_type(member, value)]
             return _convert_durations(value, possible[0]) if len(possible) == 1 else value
         case inspect.Metadata(), _:
             return _convert_durations(value, info.type)
@@ -143,7 +143,7 @@ def _convert_durations(value: Any, info: inspect.Type) -> Any:
             return value
 
 
-def _is_possible(info: inspect.Type, value: object) -> bool:
+def _can_have_type(info: inspect.Type, value: object) -> bool:
     """Whether a decoded value may have this type, a member of a union."""
     match info:
         case inspect.TimeDeltaType() | inspect.IntType():

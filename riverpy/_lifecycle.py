@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup, TaskStatus
 
-SIGNAL_TIMEOUT = 30.0
+TEST_SIGNAL_TIMEOUT = 30.0
 """Seconds that a test waits for a signal before it fails."""
-PROGRESS_GRACE = 20.0
+PROGRESS_DELAY_MAX = 20.0
 """Seconds that a service may be late before it counts as stuck."""
 ResultT = TypeVar("ResultT")
 
@@ -62,8 +62,8 @@ class StopScope:
 
     def expect_progress(self, within: float) -> None:
         """Expect the next call of this method within `within` seconds. If it comes later by
-        `PROGRESS_GRACE`, the service is stuck."""
-        self.progress_due = time.monotonic() + within + PROGRESS_GRACE
+        `PROGRESS_DELAY_MAX`, the service is stuck."""
+        self.progress_due = time.monotonic() + within + PROGRESS_DELAY_MAX
 
     def expect_no_progress(self) -> None:
         """Expect no further call: the service waits for an event that may never happen."""
@@ -158,7 +158,7 @@ class ServiceGroup:
         now = time.monotonic()
         return [name for scope, name in self._members.items() if scope.progress_due < now]
 
-    def postpone(self, seconds: float) -> None:
+    def extend_progress_deadlines(self, seconds: float) -> None:
         """Expect the progress of all members later, because the event loop was blocked for these
         seconds."""
         for scope in self._members:
@@ -193,7 +193,7 @@ class ServiceGroup:
 
 
 @contextmanager
-def only_exceptions(name: str, *, is_awaited: bool = False) -> Generator[None]:
+def convert_base_exceptions(name: str, *, is_awaited: bool = False) -> Generator[None]:
     """Raise other exceptions of user code as RuntimeError, so that they do not end the process or
     look like a cancellation. With `is_awaited`, a cancellation of this task is raised unchanged."""
     try:
@@ -217,7 +217,7 @@ def is_cancelled(error: BaseException) -> bool:
     return is_cancellation and task is not None and task.cancelling() > 0
 
 
-async def cancelled_once(name: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
+async def await_in_separate_task(name: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
     """Await user code in a separate task. A cancellation of this task cancels the separate task
     once.
 
@@ -229,7 +229,7 @@ async def cancelled_once(name: str, call: Callable[[], Awaitable[ResultT]]) -> R
     """
 
     async def work() -> ResultT:
-        with only_exceptions(name, is_awaited=True):
+        with convert_base_exceptions(name, is_awaited=True):
             return await call()
 
     task = asyncio.get_running_loop().create_task(work(), name=f"riverpy {name}")
@@ -240,12 +240,12 @@ async def cancelled_once(name: str, call: Callable[[], Awaitable[ResultT]]) -> R
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task])
         if not task.cancelled():
-            with only_exceptions(name):  # also a GeneratorExit of the code
+            with convert_base_exceptions(name):  # also a GeneratorExit of the code
                 task.result()
         raise
     if task.cancelled():
         raise RuntimeError(f"{name} cancelled itself")
-    with only_exceptions(name):
+    with convert_base_exceptions(name):
         return task.result()
 
 
@@ -318,6 +318,6 @@ class TestSignal:
         """
         if self._emitted is None:
             raise RuntimeError(f"signal {self._name!r} was not initialised by the test")
-        reason = f"signal {self._name!r} did not come within {SIGNAL_TIMEOUT:g} s"
-        with anyio.fail_after(SIGNAL_TIMEOUT, reason=reason):
+        reason = f"signal {self._name!r} did not come within {TEST_SIGNAL_TIMEOUT:g} s"
+        with anyio.fail_after(TEST_SIGNAL_TIMEOUT, reason=reason):
             await self._emitted.acquire()

@@ -15,12 +15,12 @@ from riverpy._log_events import (
 )
 
 EVENTS_MAX = 10
-"""The maximum number of entries of one event that `LimitedLog` logs at their level in `WINDOW`."""
-WINDOW = 60.0
+"""How many entries of one event `LimitedLog` logs at their level within `EVENTS_WINDOW`."""
+EVENTS_WINDOW = 60.0
 """The length of the time in which entries of one event are counted, in seconds."""
 _NAME = "riverpy"
 _LEVELS = logging.getLevelNamesMapping()
-_STANDARD = {
+_STANDARD_ATTRIBUTES = {
     *vars(logging.LogRecord("", 0, "", 0, "", (), None)),
     *("message", "asctime", "taskName"),
 }
@@ -95,7 +95,9 @@ class Log:
         keys = {**keys, **self._keys, **keys}  # the keys of the event come first
         # The values are arguments: a handler that drops the record formats nothing.
         text = " ".join([event.replace("%", "%%"), *(f"{key}=%r" for key in keys)])
-        extra = {f"{key}_" if key in _STANDARD else key: value for key, value in keys.items()}
+        extra = {
+            f"{key}_" if key in _STANDARD_ATTRIBUTES else key: value for key, value in keys.items()
+        }
         values = tuple(keys.values())
         logger.log(
             number,
@@ -116,7 +118,7 @@ class LimitedLog(Log):
     """A logger of events about single jobs or rows, with a limit for each event.
 
     One cause can affect thousands of jobs. So an event is logged at its level up to `EVENTS_MAX`
-    times within `WINDOW`, then at debug. The first entry beyond the limit is announced.
+    times within `EVENTS_WINDOW`, then at debug. The first entry beyond the limit is announced.
     """
 
     __slots__ = ("_counts",)
@@ -133,7 +135,7 @@ class LimitedLog(Log):
         now = time.monotonic()
         until, count = self._counts.get(event, (0.0, 0))
         if now >= until:
-            until, count = now + WINDOW, 0
+            until, count = now + EVENTS_WINDOW, 0
         self._counts[event] = until, count + 1
         if count == EVENTS_MAX:
             self.warning(LOG_EVENTS_LIMITED, limited_event=event)

@@ -14,7 +14,7 @@ from typing import get_args
 
 from riverpy.errors import ConfigError
 
-QUEUE_LENGTH_MAX = 64
+QUEUE_NAME_LENGTH_MAX = 64
 KIND_LENGTH_MAX = 127
 TAG_LENGTH_MAX = 255
 CLIENT_ID_LENGTH_MAX = 100
@@ -30,20 +30,20 @@ DEFAULT_DOMAIN = "default"
 """The domain of clients without `leader_domain`. Its lease is the row in River's `river_leader`."""
 DISTRIBUTION = "riverpy-queue"
 """The name of the package on PyPI."""
-LEASE_LENGTH_MAX = 100
+LEASE_NAME_LENGTH_MAX = 100
 SCHEMA_LEASE = "@schema"
 """The name of the schema lease. If `default` has no riverpy leader, its holder does the maintenance
 that is done once for the whole schema."""
-USER_PREFIX = "s:"
+USER_LEASE_PREFIX = "s:"
 """The prefix of the names of leases of user code in the table of leases."""
 
-_QUEUE = re.compile(r"[a-z0-9]+(?:[_|\-][a-z0-9]+)*")
+_QUEUE_PATTERN = re.compile(r"[a-z0-9]+(?:[_|\-][a-z0-9]+)*")
 _QUEUE_RULE = "must have lower-case letters and digits, in groups joined by a single '_' or '-'"
-_KIND = re.compile(r"\w[\w\-\[\]<>/.\u00b7:+]+", re.ASCII)
-_TAG = re.compile(r"\w[\w\-]+\w", re.ASCII)
-_LEASE = re.compile(r"[!-~]+")
-_SCHEMA = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_STORABLE = re.compile(r"[^\0\ud800-\udfff]+")
+_KIND_PATTERN = re.compile(r"\w[\w\-\[\]<>/.\u00b7:+]+", re.ASCII)
+_TAG_PATTERN = re.compile(r"\w[\w\-]+\w", re.ASCII)
+_LEASE_PATTERN = re.compile(r"[!-~]+")
+_SCHEMA_PATTERN = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_STORABLE_PATTERN = re.compile(r"[^\0\ud800-\udfff]+")
 """Text that PostgreSQL can store."""
 _STORABLE_RULE = "must have no NUL and no lone surrogate"
 
@@ -51,18 +51,18 @@ _STORABLE_RULE = "must have no NUL and no lone surrogate"
 def validate_queue(name: str) -> None:
     """Raise ConfigError unless the name has at most 64 characters: lower-case letters and digits,
     in groups joined by `_` or `-`."""
-    _validate("a queue name", name, QUEUE_LENGTH_MAX, _QUEUE, _QUEUE_RULE)
+    _validate("a queue name", name, QUEUE_NAME_LENGTH_MAX, _QUEUE_PATTERN, _QUEUE_RULE)
 
 
 def validate_domain(name: str) -> None:
     """Raise ConfigError unless the name follows the rule of queue names."""
-    _validate("a domain name", name, QUEUE_LENGTH_MAX, _QUEUE, _QUEUE_RULE)
+    _validate("a domain name", name, QUEUE_NAME_LENGTH_MAX, _QUEUE_PATTERN, _QUEUE_RULE)
 
 
 def validate_lease_name(name: str) -> None:
     """Raise ConfigError unless the name has 1 to 100 printable ASCII characters and no space."""
     rule = "must have printable ASCII characters and no space"
-    _validate("the name of a lease", name, LEASE_LENGTH_MAX, _LEASE, rule)
+    _validate("the name of a lease", name, LEASE_NAME_LENGTH_MAX, _LEASE_PATTERN, rule)
 
 
 def domain_lease(domain: str) -> str:
@@ -77,14 +77,14 @@ def validate_kind(kind: str, noun: str = "a job kind") -> None:
         "must start with an ASCII letter, digit or '_', followed by one or more of these or of "
         "'-[]<>/.\u00b7:+'"
     )
-    _validate(noun, kind, KIND_LENGTH_MAX, _KIND, rule)
+    _validate(noun, kind, KIND_LENGTH_MAX, _KIND_PATTERN, rule)
 
 
 def validate_tag(tag: str) -> None:
     """Raise ConfigError unless the tag has 3 to 255 ASCII letters, digits, `_` and `-`, and no `-`
     at either end."""
     rule = "must have 3 or more ASCII letters, digits, '_' and '-', and no '-' at either end"
-    _validate("a tag", tag, TAG_LENGTH_MAX, _TAG, rule)
+    _validate("a tag", tag, TAG_LENGTH_MAX, _TAG_PATTERN, rule)
 
 
 def validate_schema(name: str) -> None:
@@ -93,7 +93,7 @@ def validate_schema(name: str) -> None:
     if isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         check_schema_length(name)
     rule = "must have ASCII letters, digits and '_', and no digit first"
-    _validate("a schema name", name, SCHEMA_LENGTH_MAX, _SCHEMA, rule)
+    _validate("a schema name", name, SCHEMA_LENGTH_MAX, _SCHEMA_PATTERN, rule)
 
 
 def check_schema_length(name: str) -> None:
@@ -104,7 +104,7 @@ def check_schema_length(name: str) -> None:
         raise ConfigError(f"{SCHEMA_TOO_LONG}, got {length}: {name[:80]!r}")
 
 
-def process_id(name: str | None) -> str:
+def make_unique_id(name: str | None) -> str:
     """Return a unique id `NAME:PID:RANDOM`. NAME is the host's name by default. It is shortened so
     that the id is a valid client id."""
     host = socket.gethostname() if name is None else name
@@ -117,12 +117,12 @@ def process_id(name: str | None) -> str:
 def validate_client_id(client_id: str, noun: str = "a client id") -> None:
     """Raise ConfigError unless the id has 1 to 100 characters that PostgreSQL can store. The error
     text begins with `noun`."""
-    _validate(noun, client_id, CLIENT_ID_LENGTH_MAX, _STORABLE, _STORABLE_RULE)
+    _validate(noun, client_id, CLIENT_ID_LENGTH_MAX, _STORABLE_PATTERN, _STORABLE_RULE)
 
 
 def validate_execution_key(key: str) -> None:
     """Raise ConfigError unless the key has 1 to 255 characters that PostgreSQL can store."""
-    _validate("a key", key, EXECUTION_KEY_LENGTH_MAX, _STORABLE, _STORABLE_RULE)
+    _validate("a key", key, EXECUTION_KEY_LENGTH_MAX, _STORABLE_PATTERN, _STORABLE_RULE)
 
 
 def expect_one_of(name: str, value: object, choices: object) -> None:

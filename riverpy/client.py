@@ -27,7 +27,7 @@ from riverpy._leading.subscriptions import Leadership, LeadershipSubscription
 from riverpy._lifecycle import single_error
 from riverpy._log import get_logger
 from riverpy._log_events import HELD_POOL_CONNECTIONS_CLOSED
-from riverpy._names import process_id
+from riverpy._names import make_unique_id
 from riverpy._plugins import Plugins
 from riverpy._postgres.driver import close_pool, create_pool, is_pool
 from riverpy._postgres.transactions import expect_transaction, savepoint
@@ -176,7 +176,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             return self._config.id
         pid = os.getpid()
         if self._made_id is None or self._made_id[0] != pid:
-            self._made_id = pid, process_id(self._config.name)
+            self._made_id = pid, make_unique_id(self._config.name)
         return self._made_id[1]
 
     def configure(

@@ -20,7 +20,7 @@ from riverpy._leases.memory import MemoryLeases, MemoryTransaction
 from riverpy._leases.store import UserLeaseTable
 from riverpy._leases.timing import LeaseTiming, expect_wait
 from riverpy._lifecycle import StopCause
-from riverpy._names import process_id, validate_client_id, validate_lease_name, validate_schema
+from riverpy._names import make_unique_id, validate_client_id, validate_lease_name, validate_schema
 from riverpy.config import ELECT_JITTER_SHARE, LEASE_TTL_MAX
 from riverpy.errors import ClientStateError, ConfigError
 
@@ -85,7 +85,7 @@ class LeaseManager:
             validate_client_id(holder, "a holder")
         if isinstance(database, str):
             validate_url(database)
-        self._holder = process_id(None) if holder is None else holder
+        self._holder = make_unique_id(None) if holder is None else holder
         store: LeaseStore = (
             database
             if isinstance(database, MemoryLeases)

@@ -19,7 +19,7 @@ from riverpy._postgres.driver import (
 )
 from riverpy._postgres.migration_step import Direction, StepRunner, bounded_transaction, record_text
 from riverpy._postgres.schema import (
-    LINES_VERSION,
+    LINE_COLUMN_VERSION,
     MAIN_LINE,
     Migration,
     SchemaState,
@@ -334,7 +334,7 @@ class Migrator:
         raising."""
         if self._line == MAIN_LINE or state.has_lines:
             return []
-        need = f"line {self._line!r} needs version {LINES_VERSION} of line {MAIN_LINE!r}"
+        need = f"line {self._line!r} needs version {LINE_COLUMN_VERSION} of line {MAIN_LINE!r}"
         if dry_run:
             return [f"{need} before it"]
         raise MigrationError(f"{need}: run `riverpy migrate up --line {MAIN_LINE}` first")
@@ -370,11 +370,11 @@ class Migrator:
             if version > (target or 0)
         ]
         others = sorted(state.applied.keys() - {MAIN_LINE})
-        if self._line == MAIN_LINE and others and LINES_VERSION in (m.version for m in plan):
+        if self._line == MAIN_LINE and others and LINE_COLUMN_VERSION in (m.version for m in plan):
             commands = [f"`riverpy migrate down --line {o} --to 0`" for o in others if o in lines()]
             raise MigrationError(
-                f"version {LINES_VERSION} of line {MAIN_LINE!r} cannot be undone while the lines "
-                f"{', '.join(others)} have migrations: migrate them down to 0 first"
+                f"version {LINE_COLUMN_VERSION} of line {MAIN_LINE!r} cannot be undone while the "
+                f"lines {', '.join(others)} have migrations: migrate them down to 0 first"
                 + "".join(f", with {command}" for command in commands)
             )
         return plan

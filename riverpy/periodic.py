@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias, cast
 
 import msgspec
 
-from riverpy._lifecycle import only_exceptions
+from riverpy._lifecycle import convert_base_exceptions
 from riverpy._names import expect_one_of, validate_kind
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import InsertOpts
@@ -101,7 +101,7 @@ class PeriodicJob:
             Exception: what the constructor raised.
         """
         constructor = self._constructor
-        with only_exceptions(f"the constructor of periodic job {self.id!r}"):
+        with convert_base_exceptions(f"the constructor of periodic job {self.id!r}"):
             run = constructor() if callable(constructor) else constructor
         if run is None:
             return None

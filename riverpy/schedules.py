@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeAlias, cast
 
 from riverpy._cron import cron_fields, cron_pattern, every_interval, split_time_zone, time_zone
 from riverpy._duration import format_duration, parse_duration
-from riverpy._lifecycle import only_exceptions
+from riverpy._lifecycle import convert_base_exceptions
 from riverpy._names import expect_one_of
 from riverpy.errors import ConfigError
 
@@ -236,7 +236,7 @@ def next_time(schedule: PeriodicSchedule, after: datetime) -> datetime | None:
         ConfigError: the schedule returned a naive time, or a time that is not after `after`.
         Exception: what the schedule raised.
     """
-    with only_exceptions(schedule_text(schedule)):
+    with convert_base_exceptions(schedule_text(schedule)):
         due = cast("object", schedule.next(after))
     if due is None:
         return None

@@ -18,7 +18,7 @@ import structlog.testing
 
 import riverpy
 from riverpy import _log as log_module
-from riverpy._log import EVENTS_MAX, WINDOW, RepeatedFailureLog, get_logger
+from riverpy._log import EVENTS_MAX, EVENTS_WINDOW, RepeatedFailureLog, get_logger
 from riverpy._log_events import JOB_FAILED
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def test_limited_log(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown[EVENTS_MAX]["limited_event"] == "it happened"
     assert [entry["event"] for entry in shown[EVENTS_MAX + 1 :]] == ["another thing happened"]
     assert len(log) == 1002
-    now += WINDOW
+    now += EVENTS_WINDOW
     with structlog.testing.capture_logs() as log:
         limited.error("it happened", job_id=1)
     assert [entry["log_level"] for entry in log] == ["error"]

@@ -33,7 +33,7 @@ from riverpy._postgres.executions import (
     exec_insert,
     exec_release,
 )
-from riverpy._postgres.schema import OWN_LINE, migrate_command
+from riverpy._postgres.schema import RIVERPY_LINE, migrate_command
 from riverpy.errors import ConfigError, SchemaMissingError
 from riverpy.executions import Claim, Execution, ExecutionState
 
@@ -318,7 +318,7 @@ class ExecutionCalls(ClientCalls):
             yield
         except UndefinedTableError:
             command = migrate_command(
-                f"riverpy migrate up --line {OWN_LINE}", self._config.schema, self.database_url
+                f"riverpy migrate up --line {RIVERPY_LINE}", self._config.schema, self.database_url
             )
             raise SchemaMissingError(
                 f"the table `riverpy_exec` is missing: run `{command}`"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from riverpy._calls.base import ClientCalls
 from riverpy._postgres import jobs
-from riverpy._postgres.damaged_jobs import naming_damage
+from riverpy._postgres.damaged_jobs import translate_damage_error
 from riverpy._postgres.driver import UniqueViolationError
 from riverpy.errors import NotFoundError, UniqueConflictError
 from riverpy.job import JobRow, encode_metadata_value
@@ -78,7 +78,7 @@ class JobCalls(ClientCalls):
         job_id: int,
         tx: Transaction | None,
     ) -> JobRow:
-        with naming_damage(job_id):
+        with translate_damage_error(job_id):
             async with self._transaction(tx) as connection:
                 row = await call(connection, self._config.schema, job_id)
         if row is None:

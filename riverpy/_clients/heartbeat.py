@@ -25,7 +25,7 @@ from riverpy._log_events import (
 )
 from riverpy._postgres.clients import (
     client_heartbeat,
-    client_is_current,
+    client_is_run_registered,
     client_register,
     client_unregister,
 )
@@ -178,7 +178,7 @@ class Heartbeat:
         """
         if self.registered_at is None:
             return True
-        return await client_is_current(
+        return await client_is_run_registered(
             connection,
             self._config.schema,
             client_id=self._registration.client_id,

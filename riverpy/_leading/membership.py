@@ -30,7 +30,7 @@ from riverpy._postgres.clients import client_heartbeats
 from riverpy._postgres.domains import (
     member_update,
     owner_claim,
-    owner_held,
+    owner_conflicts,
     owner_lock,
     owner_notify,
 )
@@ -132,7 +132,7 @@ class Membership:
             connection.transaction(isolation="read_committed"),
         ):
             await owner_lock(connection, schema)
-            held = await owner_held(connection, schema, queues=wanted, dead=dead)
+            held = await owner_conflicts(connection, schema, queues=wanted, dead=dead)
             foreign = [holder for holder in held if holder.domain != self._config.domain]
             left = {holder.queue for holder in foreign if not self._may_take_over(holder)}
             undecided = {

@@ -13,10 +13,10 @@ from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy._postgres.transactions import (
     CHECK_TIMEOUT,
-    elsewhere_error,
     expect_fenceable,
     expect_outermost,
     expect_read_committed,
+    wrong_database_error,
 )
 from riverpy.errors import FencedOutError
 
@@ -92,7 +92,7 @@ class LeaderTerm:
             is_held = await self._passes_fence(connection)
         if not is_held:
             if await self.lease.renew_in_store():
-                raise await elsewhere_error(connection, "this leader term")
+                raise await wrong_database_error(connection, "this leader term")
             raise self._fenced_out_error()
         if is_rivers_row:
             await expect_outermost(connection)

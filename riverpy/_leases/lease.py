@@ -142,7 +142,7 @@ class Lease:
             self.end(FENCE_REFUSED, may_be_held=False)
         else:
             if not is_held and await self.renew_in_store():
-                raise await self._store.elsewhere_error(connection, self.name)
+                raise await self._store.wrong_database_error(connection, self.name)
             if not is_held:
                 self.end(FENCE_REFUSED, may_be_held=False)
         self.expect_held()

@@ -182,7 +182,7 @@ class MemoryLeases(LeaseStore):
             row.fenced = {other for other in row.fenced if other.is_open} | {transaction}
             return True
 
-    async def elsewhere_error(self, transaction: object, name: str) -> TransactionError:
+    async def wrong_database_error(self, transaction: object, name: str) -> TransactionError:
         return TransactionError(f"lease {name!r} is kept by other leases in memory")
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:

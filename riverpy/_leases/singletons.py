@@ -15,7 +15,7 @@ import anyio
 
 from riverpy._clock import Backoff
 from riverpy._leases.lease_task import LeaseTask, error_keys
-from riverpy._lifecycle import StopCause, StopScope, cancelled_once, only_exceptions
+from riverpy._lifecycle import StopCause, StopScope, await_in_separate_task, convert_base_exceptions
 from riverpy._log import get_logger
 from riverpy._log_events import (
     SINGLETON_ENDED,
@@ -115,7 +115,7 @@ class SingletonRunner:
         if singleton.is_blocking:
             result = await _run_in_thread(name, call, lease)
         else:
-            result = await cancelled_once(name, call)
+            result = await await_in_separate_task(name, call)
         singleton.expect_ended(result)
 
     def _log_failure_at_stop(self, error: Exception) -> None:
@@ -201,7 +201,7 @@ async def _run_in_thread(name: str, function: Callable[[], object], lease: Lease
 
     def work() -> None:
         try:
-            with only_exceptions(name):
+            with convert_base_exceptions(name):
                 results.append(context.run(function))
         except Exception as error:
             errors.append(error)

@@ -10,13 +10,13 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from riverpy._names import USER_PREFIX, check_schema_length
+from riverpy._names import USER_LEASE_PREFIX, check_schema_length
 from riverpy._postgres.connection import (
     CallerDatabase,
     ConnectionOutage,
     DedicatedConnection,
     close_all,
-    connect_limited,
+    connect_with_statement_timeout,
 )
 from riverpy._postgres.driver import (
     LockNotAvailableError,
@@ -34,7 +34,7 @@ from riverpy._postgres.leases import (
     lease_renew,
 )
 from riverpy._postgres.schema import LEASES_VERSION, expect_feature, read_schema_state
-from riverpy._postgres.transactions import elsewhere_error, expect_fenceable
+from riverpy._postgres.transactions import expect_fenceable, wrong_database_error
 from riverpy.errors import ConfigError, TransactionError
 
 if TYPE_CHECKING:
@@ -127,10 +127,10 @@ class LeaseStore(ABC):
             TransactionError: `transaction` is not an open transaction of this store.
         """
 
-    async def elsewhere_error(self, transaction: object, name: str) -> TransactionError:
+    async def wrong_database_error(self, transaction: object, name: str) -> TransactionError:
         """Return the error for a transaction in another database or schema than the row of the held
         lease."""
-        return await elsewhere_error(expect_fenceable(transaction), f"lease {name!r}")
+        return await wrong_database_error(expect_fenceable(transaction), f"lease {name!r}")
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
         """Return the fence as a statement without parameters.
@@ -278,7 +278,7 @@ class UserLeaseTable(LeaseTable):
                 "leases take a database URL, an asyncpg pool or connection, or MemoryLeases(), got "
                 f"{type(database).__name__}"
             )
-        super().__init__(renewals, others, schema, prefix=USER_PREFIX)
+        super().__init__(renewals, others, schema, prefix=USER_LEASE_PREFIX)
 
     async def open(self) -> None:
         if self._own_connections:
@@ -304,7 +304,9 @@ class UserLeaseTable(LeaseTable):
 
 
 async def _connect(url: str, name: str, pooled: bool) -> Connection:
-    return await connect_limited(url, f"riverpy {name}", limit=STATEMENT_TIMEOUT, pooled=pooled)
+    return await connect_with_statement_timeout(
+        url, f"riverpy {name}", limit=STATEMENT_TIMEOUT, pooled=pooled
+    )
 
 
 def _expect_no_transaction(connection: Transaction) -> None:

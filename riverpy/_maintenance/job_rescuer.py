@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import UNSET
 
 from riverpy._clients.observer import HeartbeatObserver
-from riverpy._lifecycle import only_exceptions
+from riverpy._lifecycle import convert_base_exceptions
 from riverpy._log_events import (
     JOBS_OF_UNKNOWN_KIND_SKIPPED,
     JOBS_RESCUED,
@@ -262,7 +262,7 @@ class JobRescuer(MaintenanceService):
             self._unknown_kinds[job.kind] += 1
             return None
         try:
-            with only_exceptions(f"code of the worker of {job.kind!r}"):
+            with convert_base_exceptions(f"code of the worker of {job.kind!r}"):
                 job.decode(unit)
                 own_timeout = UNSET if unit.job_timeout is None else unit.job_timeout(job)
         except Exception as error:  # the args do not fit the class, or the user's code has failed

@@ -16,7 +16,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from riverpy._lifecycle import only_exceptions
+from riverpy._lifecycle import convert_base_exceptions
 from riverpy._log_events import (
     MISSED_PERIODIC_SLOTS_DROPPED,
     PERIODIC_JOB_INSERT_FAILED,
@@ -35,10 +35,9 @@ from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatemen
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy._postgres.periodic import (
     TABLE_MISSING,
-    PeriodicAdvance,
+    NextSlotChange,
     PeriodicRegistration,
     PeriodicRow,
-    periodic_advance,
     periodic_delete_unused,
     periodic_due,
     periodic_exists,
@@ -46,7 +45,8 @@ from riverpy._postgres.periodic import (
     periodic_mark_used,
     periodic_now,
     periodic_register,
-    periodic_set_ran,
+    periodic_store_last_runs,
+    periodic_store_next_slots,
     periodic_unused,
 )
 from riverpy._postgres.set_aside import SetAside
@@ -108,7 +108,7 @@ class Plan(NamedTuple):
     """The plan for one periodic job: the jobs to insert, and the change of the periodic job's
     row."""
 
-    advance: PeriodicAdvance
+    advance: NextSlotChange
     jobs: list[PlannedJob]
     error: Exception | None = None
     """Why the job of the next slot cannot be inserted. None: there was no error."""
@@ -179,7 +179,7 @@ class PeriodicEnqueuer(MaintenanceService):
             reason = f"the hook periodic_jobs_start took longer than {HOOK_TIMEOUT:g} s"
             with (
                 anyio.fail_after(HOOK_TIMEOUT, reason=reason),
-                only_exceptions("the hook periodic_jobs_start", is_awaited=True),
+                convert_base_exceptions("the hook periodic_jobs_start", is_awaited=True),
             ):
                 for hook in self._hooks:
                     await hook.periodic_jobs_start(start)
@@ -408,7 +408,7 @@ class PeriodicEnqueuer(MaintenanceService):
     # -- the transactions
 
     def _is_row_error(self, error: Exception) -> bool:
-        return isinstance(error, InsertError) or self._errors.may_be_of_rows(error)
+        return isinstance(error, InsertError) or self._errors.may_be_row_error(error)
 
     async def _send_plans(self, plans: list[Plan]) -> None:
         done = await self._execute_plans(plans)
@@ -429,7 +429,9 @@ class PeriodicEnqueuer(MaintenanceService):
         async with self.context.fence.transaction(
             self.context.connection, "inserting periodic jobs"
         ) as connection:
-            done = await periodic_advance(connection, self.schema, [plan.advance for plan in plans])
+            done = await periodic_store_next_slots(
+                connection, self.schema, [plan.advance for plan in plans]
+            )
             jobs = [job for plan in plans if plan.advance.id in done for job in plan.jobs]
             results = await self._insert([job.job for job in jobs], connection) if jobs else []
             inserted = {
@@ -438,7 +440,7 @@ class PeriodicEnqueuer(MaintenanceService):
                 if not result.unique_skipped_as_duplicate
             }
             if inserted:
-                await periodic_set_ran(connection, self.schema, inserted)
+                await periodic_store_last_runs(connection, self.schema, inserted)
         for job, result in zip(jobs, results, strict=True):
             if result.unique_skipped_as_duplicate:
                 self._log_skipped(job.row_id, job.slot, result.job)
@@ -471,10 +473,8 @@ class PeriodicEnqueuer(MaintenanceService):
             raise ConnectionError(describe(error.__cause__ or error)) from error
 
 
-def _make_advance(row: PeriodicRow, next_run_at: datetime | None) -> PeriodicAdvance:
-    return PeriodicAdvance(
-        row.id, row.next_run_at, row.run_requested_at, row.is_paused, next_run_at
-    )
+def _make_advance(row: PeriodicRow, next_run_at: datetime | None) -> NextSlotChange:
+    return NextSlotChange(row.id, row.next_run_at, row.run_requested_at, row.is_paused, next_run_at)
 
 
 def _has_slot(job: PeriodicJob, after: datetime, until: datetime) -> bool:

@@ -37,11 +37,11 @@ from riverpy._postgres.indexes import (
     index_artifacts,
     index_comment,
     index_drop,
-    index_limits,
     index_list,
     index_lock,
     index_now,
     index_rebuild,
+    index_set_timeouts,
 )
 from riverpy.schedules import cron, next_time
 
@@ -408,4 +408,6 @@ async def _set_limits(
     lock: timedelta | None = LOCK_LIMIT,
 ) -> None:
     """Set the server's timeouts for the next statements of the session."""
-    await _with_timeout(index_limits(connection, statement=statement, lock=lock, idle=IDLE_LIMIT))
+    await _with_timeout(
+        index_set_timeouts(connection, statement=statement, lock=lock, idle=IDLE_LIMIT)
+    )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from riverpy._lifecycle import cancelled_once
+from riverpy._lifecycle import await_in_separate_task
 from riverpy._log_events import LEADER_FUNCTION_ENDED
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.client_cleaner import ClientCleaner
@@ -42,7 +42,7 @@ class LeaderFunctionService(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """Run the function to its end. Raise what the function raises."""
-        await cancelled_once(self.name, lambda: self._function.fn(self.context.fence))
+        await await_in_separate_task(self.name, lambda: self._function.fn(self.context.fence))
         self.log.info(LEADER_FUNCTION_ENDED)
         return math.inf
 

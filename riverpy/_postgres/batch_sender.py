@@ -32,12 +32,12 @@ from riverpy._postgres.set_aside import SetAside
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable
 
-GROWTH_SHARE = 1 / 4
+GROWTH_TIME_SHARE_MAX = 1 / 4
 """A full batch that took less than this share of the time limit doubles the size of the next
 one."""
 SINGLE_ROWS_MAX = 100
 """The maximum rows of a failed batch that is sent again row by row."""
-NARROW_ROWS_MAX = 10
+SHRINK_TO_ONE_ROWS_MAX = 10
 """The maximum rows of a failed statement after which the next statement has one row. This is for
 statements that select their rows themselves."""
 REPEAT_WINDOW = 60.0
@@ -85,7 +85,7 @@ class StatementErrors:
         self._last_at: dict[str, float] = {}
         """The time of the last error of each kind, in monotonic seconds."""
 
-    def may_be_of_rows(self, error: Exception, *, is_retry: bool = False) -> bool:
+    def may_be_row_error(self, error: Exception, *, is_retry: bool = False) -> bool:
         """Record the error, and return whether a row may be the cause. `is_retry`: the statement
         had only one row, which has failed alone before."""
         if not isinstance(error, DATABASE_ERRORS):
@@ -116,28 +116,28 @@ class BatchSize:
         self.maximum = self.rows = maximum
         self._limit = limit
         self._suspect_rows = 0
-        """After `narrow`: how many of the next rows may include the failing row. Otherwise 0."""
+        """How many of the next rows may include the failing row, after `shrink_selection`."""
 
     def shrink(self, rows: int) -> None:
         """Halve the size after a statement over `rows` rows failed."""
         self.rows = max(rows // 2, 1)
 
-    def narrow(self, rows: int) -> None:
+    def shrink_selection(self, rows: int) -> None:
         """Shrink the size after a failed statement that selected its first `rows` rows itself. The
         next statement selects the same rows again. So the size grows again only after these
         rows."""
         self._suspect_rows = rows
-        self.rows = math.isqrt(rows) if rows > NARROW_ROWS_MAX else 1
+        self.rows = math.isqrt(rows) if rows > SHRINK_TO_ONE_ROWS_MAX else 1
 
     def grow(self, rows: int, seconds: float) -> None:
         """Double the size after a statement succeeded, if the batch was full and quick."""
         self._suspect_rows -= rows
         if self._suspect_rows > 0:
             return
-        if self.rows <= rows and seconds < self._limit * GROWTH_SHARE:
+        if self.rows <= rows and seconds < self._limit * GROWTH_TIME_SHARE_MAX:
             self.rows = min(self.rows * 2, self.maximum)
 
-    def end_search(self) -> None:
+    def allow_growth(self) -> None:
         """Let the size grow again, because the failing row was found or no longer exists."""
         self._suspect_rows = 0
 
@@ -195,7 +195,7 @@ class BatchSender(Generic[Row]):
         self._row_id, self._key = statement.row_id, statement.key or statement.row_id
         self.size = size
         self.aside: SetAside[Row] = SetAside() if aside is None else aside
-        self._keeps_failed = aside is not None
+        self._should_keep_failed_rows = aside is not None
         self._set_aside, self._recovered, self._too_slow = set_aside, recovered, too_slow
         self._failures_max = failures_max
         self._backoff = Backoff(PAUSE_MIN, PAUSE_MAX)
@@ -210,7 +210,7 @@ class BatchSender(Generic[Row]):
         self._pause_until = 0.0
         """The end of the pause, in monotonic seconds. A pause stops new rows and failed parts, but
         not retries of single rows."""
-        self._was_new = False
+        self._last_batch_was_new = False
         """Whether the last batch had new rows."""
 
     @property
@@ -306,7 +306,7 @@ class BatchSender(Generic[Row]):
     def _is_row_error(self, error: Exception, is_retry: bool) -> bool:
         if self._statement.is_row_error is not None:
             return self._statement.is_row_error(error)
-        return self._errors.may_be_of_rows(error, is_retry=is_retry)
+        return self._errors.may_be_row_error(error, is_retry=is_retry)
 
     def _take_rows(self) -> list[Row]:
         """Remove and return the rows of the next statement: new rows, a part of a failed batch, or
@@ -314,10 +314,10 @@ class BatchSender(Generic[Row]):
         is_paused = time.monotonic() < self._pause_until
         parts, new = not is_paused and self._parts, not is_paused and self._new
         retry = None if parts else self.aside.due()
-        if new and not (self._was_new and (parts or retry)):
-            self._was_new = True
+        if new and not (self._last_batch_was_new and (parts or retry)):
+            self._last_batch_was_new = True
             return self._take_new_rows()
-        self._was_new = False
+        self._last_batch_was_new = False
         if parts:
             return self._take_part()
         return [] if retry is None else [retry.row]
@@ -347,7 +347,7 @@ class BatchSender(Generic[Row]):
                 self._too_slow(self.size.rows, error)
             return
         row, key = rows[0], self._key(rows[0])
-        if not self._keeps_failed:
+        if not self._should_keep_failed_rows:
             self._set_aside(row, error)
             return
         tries = self.aside.add(key, row, error, seconds).tries

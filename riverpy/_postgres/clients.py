@@ -121,12 +121,12 @@ async def client_heartbeat(
     return bool(await statement.fetchval(connection, **values, registered_at=registered_at))
 
 
-async def client_is_current(
+async def client_is_run_registered(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> bool:
     """Whether the run that registered at `registered_at` is still registered under its client
     id."""
-    return await query(_FILE, "client_is_current", schema).fetchval(
+    return await query(_FILE, "client_is_run_registered", schema).fetchval(
         connection, client_id=client_id, registered_at=registered_at
     )
 

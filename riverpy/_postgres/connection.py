@@ -20,9 +20,9 @@ from riverpy._postgres.driver import (
     PostgresError,
     close,
     connect,
-    cut_on_error,
     describe,
     is_pool,
+    terminate_on_error,
 )
 from riverpy._postgres.sql_files import milliseconds, query
 from riverpy._postgres.tracing import untraced
@@ -50,7 +50,7 @@ SAME_OUTAGE_TIME = 60.0
 fails again after this time, a new outage is logged."""
 _BROKEN_SESSION_CLASSES = {"08", "53", "57", "58", "XX"}
 """SQLSTATE classes of errors after which a session may be unusable."""
-_READ_ONLY = "25006"
+_READ_ONLY_SQLSTATE = "25006"
 _STATEMENT_CANCELLED = "57014"
 _FATAL_SEVERITIES = {"FATAL", "PANIC"}
 
@@ -73,7 +73,7 @@ async def limit_statements(connection: Connection, limit: timedelta) -> None:
             await statement.execute(connection, name=name, milliseconds=milliseconds(value))
 
 
-async def connect_limited(
+async def connect_with_statement_timeout(
     url: str | None,
     name: str,
     *,
@@ -85,7 +85,7 @@ async def connect_limited(
     `pg_stat_activity`. A connection through a pooler has no limit and no settings."""
     connection = await connect(url, application_name=name, settings=settings, pooled=pooled)
     if not pooled:
-        with cut_on_error(connection):
+        with terminate_on_error(connection):
             await limit_statements(connection, limit)
     return connection
 
@@ -93,7 +93,7 @@ async def connect_limited(
 async def connect_maintenance(url: str | None, name: str, *, pooled: bool) -> Connection:
     """Make a connection for maintenance. It sets no `lock_timeout`: each transaction does."""
     # The planner overestimates these statements. To compile them would take longer than it saves.
-    return await connect_limited(
+    return await connect_with_statement_timeout(
         url, name, limit=MAINTENANCE_STATEMENT_LIMIT, pooled=pooled, settings={"jit": "off"}
     )
 
@@ -294,7 +294,9 @@ class DedicatedConnection:
         if isinstance(error, PostgresError):
             severity: str | None = getattr(error, "severity_en", None)
             sqlstate: str | None = getattr(error, "sqlstate", None)
-            return severity is None or severity in _FATAL_SEVERITIES or sqlstate == _READ_ONLY
+            return (
+                severity is None or severity in _FATAL_SEVERITIES or sqlstate == _READ_ONLY_SQLSTATE
+            )
         return isinstance(error, DATABASE_ERRORS) or not self._pooled
 
     def mark_unused(self) -> None:
@@ -340,7 +342,7 @@ class DedicatedConnection:
             try:
                 with anyio.fail_after(CONNECT_TIMEOUT):
                     connection = await self._connect()
-                    with cut_on_error(connection):
+                    with terminate_on_error(connection):
                         await expect_writable(connection)
                         self._check_open()
             except (*DATABASE_ERRORS, ConfigError) as error:  # the URL has worked before: retry
@@ -405,4 +407,4 @@ def _may_break_session(error: BaseException) -> bool:
     sqlstate: str = getattr(error, "sqlstate", None) or ""
     if sqlstate == _STATEMENT_CANCELLED:
         return False
-    return sqlstate == _READ_ONLY or sqlstate[:2] in _BROKEN_SESSION_CLASSES
+    return sqlstate == _READ_ONLY_SQLSTATE or sqlstate[:2] in _BROKEN_SESSION_CLASSES

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from riverpy._postgres.connection import (
     MAINTENANCE_STATEMENT_LIMIT,
-    connect_limited,
     connect_maintenance,
+    connect_with_statement_timeout,
 )
-from riverpy._postgres.driver import connect, cut_on_error, use_raw_timestamps
+from riverpy._postgres.driver import connect, terminate_on_error, use_raw_timestamps
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -47,7 +47,7 @@ class Connector:
     async def reserved(self) -> Connection:
         """Return a connection for leases, heartbeats and other statements that must not wait for
         jobs."""
-        return await connect_limited(
+        return await connect_with_statement_timeout(
             self._url, "riverpy reserved", limit=STATEMENT_LIMIT, pooled=self._config.pooler
         )
 
@@ -70,16 +70,18 @@ class Connector:
         if url is None and self._config.pooler:
             return None
         limit = MAINTENANCE_STATEMENT_LIMIT
-        return partial(connect_limited, url, "riverpy reindex", limit=limit, pooled=False)
+        return partial(
+            connect_with_statement_timeout, url, "riverpy reindex", limit=limit, pooled=False
+        )
 
     async def _connect_for_jobs(self, name: str, settings: dict[str, str]) -> Connection:
-        connection = await connect_limited(
+        connection = await connect_with_statement_timeout(
             self._url,
             name,
             limit=STATEMENT_LIMIT,
             pooled=self._config.pooler,
             settings={"plan_cache_mode": "force_custom_plan", **settings},
         )
-        with cut_on_error(connection):
+        with terminate_on_error(connection):
             await use_raw_timestamps(connection)
         return connection

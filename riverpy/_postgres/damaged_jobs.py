@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CANDIDATES_MAX = 100_000
 """The largest number of jobs of each state that are searched for damaged ones."""
-PAGE = 1_000
+PAGE_JOBS = 1_000
 """The number of jobs that are read at a time."""
 
 REMEDY = (
@@ -61,7 +61,7 @@ async def job_damage_check(connection: Transaction, schema: str | None, ids: Seq
 
 
 @contextmanager
-def naming_damage(job_id: int) -> Generator[None]:
+def translate_damage_error(job_id: int) -> Generator[None]:
     """Raise JobDamagedError with the job's id if the block fails to read the job."""
     try:
         yield
@@ -131,7 +131,7 @@ async def read_parts(
     """
     results: list[T] = []
     damaged: dict[int, str] = {}
-    parts = deque(list(ids[start : start + PAGE]) for start in range(0, len(ids), PAGE))
+    parts = deque(list(ids[start : start + PAGE_JOBS]) for start in range(0, len(ids), PAGE_JOBS))
     while parts:
         part = parts.popleft()
         try:

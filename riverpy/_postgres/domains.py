@@ -152,12 +152,12 @@ async def owner_lock(connection: Transaction, schema: str | None) -> None:
     await query(_FILE, "owner_lock", schema).execute(connection)
 
 
-async def owner_held(
+async def owner_conflicts(
     connection: Transaction, schema: str | None, *, queues: Sequence[str], dead: Mapping[str, bytes]
 ) -> list[QueueConflict]:
     """Return the given queues that a domain owns. `dead` maps the ids of dead clients to their last
     heartbeats."""
-    rows = await query(_FILE, "owner_held", schema).fetch(
+    rows = await query(_FILE, "owner_conflicts", schema).fetch(
         connection, queue=queues, client_id=list(dead), heartbeat=list(dead.values())
     )
     return [QueueConflict(*row) for row in rows]
@@ -219,11 +219,11 @@ async def member_update(
     return {row[0]: row[1] for row in rows}
 
 
-async def member_mark_aware(
+async def member_mark_supports_domains(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> None:
     """Store that the riverpy of this client of `default` supports domains."""
-    await query(_FILE, "member_mark_aware", schema).execute(
+    await query(_FILE, "member_mark_supports_domains", schema).execute(
         connection, client_id=client_id, registered_at=registered_at
     )
 
@@ -276,11 +276,11 @@ async def domain_lock(
     await owner_lock(connection, schema)
 
 
-async def domain_queue(
+async def domain_queue_ownership(
     connection: Transaction, schema: str | None, *, queue: str, domain: str
 ) -> QueueOwnership:
     """Return the owner of a queue that is to move to `domain`."""
-    (row,) = await query(_FILE, "domain_queue", schema).fetch(
+    (row,) = await query(_FILE, "domain_queue_ownership", schema).fetch(
         connection, queue=queue, domain=domain
     )
     return QueueOwnership(*row)

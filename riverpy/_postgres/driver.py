@@ -24,7 +24,7 @@ from riverpy._dsn import (
     environment_url,
     ignored_variables,
     mask_url,
-    missing_file,
+    missing_tls_file_message,
     server_of,
     split_url,
     validate_url,
@@ -125,7 +125,7 @@ def is_channel_too_long(error: BaseException) -> bool:
     )
 
 
-_TEMPORARY_CLASSES = {"", "08", "25", "40", "53", "55", "57", "58", "XX"}
+_TEMPORARY_SQLSTATE_CLASSES = {"", "08", "25", "40", "53", "55", "57", "58", "XX"}
 """SQLSTATE classes of temporary errors: the same statement may succeed later."""
 
 
@@ -133,7 +133,8 @@ def is_refusal(error: BaseException) -> bool:
     """Whether the server, or a trigger of the user, refuses the statement because of its content.
     The same statement would be refused again."""
     return is_data_error(error) or (
-        _sqlstate_class(error) not in _TEMPORARY_CLASSES and not is_notification_queue_full(error)
+        _sqlstate_class(error) not in _TEMPORARY_SQLSTATE_CLASSES
+        and not is_notification_queue_full(error)
     )
 
 
@@ -301,13 +302,13 @@ async def connect(
                 statement_cache_size=0 if pooled else 512,
                 server_settings=None if pooled else own_settings,
             )
-    with cut_on_error(connection):
+    with terminate_on_error(connection):
         check_server_version(connection)
     return connection
 
 
 @contextmanager
-def cut_on_error(connection: Connection) -> Generator[None]:
+def terminate_on_error(connection: Connection) -> Generator[None]:
     """Cut the connection if the block raises, because no other code closes it yet."""
     try:
         yield
@@ -397,7 +398,7 @@ def _failure_reason(error: Exception, target: _Target, timeout: float) -> str:
     if not isinstance(error, OSError):
         return describe(error)
     found = re.search(r"\[Errno (\d+)\]", str(error))
-    missing = missing_file(target.url) if isinstance(error, FileNotFoundError) else None
+    missing = missing_tls_file_message(target.url) if isinstance(error, FileNotFoundError) else None
     if missing is not None:
         return missing
     if isinstance(error, TimeoutError):
@@ -540,7 +541,7 @@ class Notice(NamedTuple):
 
 
 @contextmanager
-def warnings_of(connection: Connection, found: list[Notice]) -> Generator[None]:
+def collect_warnings(connection: Connection, found: list[Notice]) -> Generator[None]:
     """Append the warnings that the server sends on this connection during the block to `found`."""
 
     def append_notice(_connection: Any, message: Any) -> None:

@@ -50,11 +50,11 @@ async def index_lock(connection: Transaction, schema: str | None) -> bool:
     return bool(await query(_FILE, "index_lock", schema).fetchval(connection))
 
 
-async def index_limits(
+async def index_set_timeouts(
     connection: Transaction, *, statement: timedelta | None, lock: timedelta | None, idle: timedelta
 ) -> None:
     """Set the session's timeouts for a statement, for waiting for a lock, and for being idle."""
-    await query(_FILE, "index_limits", None).execute(
+    await query(_FILE, "index_set_timeouts", None).execute(
         connection,
         statement=_milliseconds(statement),
         lock=_milliseconds(lock),

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 _FILE = "river_job_insert"
-_NUMBERS = (JobColumn.ID, JobColumn.ATTEMPT, JobColumn.MAX_ATTEMPTS, JobColumn.PRIORITY)
-_BYTES = (
+_INTEGER_COLUMNS = (JobColumn.ID, JobColumn.ATTEMPT, JobColumn.MAX_ATTEMPTS, JobColumn.PRIORITY)
+_BINARY_COLUMNS = (
     JobColumn.ATTEMPTED_AT,
     JobColumn.CREATED_AT,
     JobColumn.FINALIZED_AT,
     JobColumn.SCHEDULED_AT,
     JobColumn.UNIQUE_KEY,
 )
-_EXISTED = JobColumn.UNIQUE_STATES + 1
-_NOTIFIED = JobColumn.UNIQUE_STATES + 2
+_DUPLICATE_COLUMN = JobColumn.UNIQUE_STATES + 1
+_NOTIFIED_COUNT_COLUMN = JobColumn.UNIQUE_STATES + 2
 _COPY_ROWS = 500
 """The number of jobs that are encoded for COPY at a time."""
 _COPY_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
@@ -70,17 +70,18 @@ async def job_insert(
     values["unique_key"] = [row.unique_key for row in rows]
     records = await query(_FILE, name, schema).fetch(connection, **values, notify=notify)
     results = [
-        InsertResult(_job_from_record(record), record[_EXISTED] == "t") for record in records
+        InsertResult(_job_from_record(record), record[_DUPLICATE_COLUMN] == "t")
+        for record in records
     ]
-    return results, int(records[0][_NOTIFIED])
+    return results, int(records[0][_NOTIFIED_COUNT_COLUMN])
 
 
 def _job_from_record(record: Record) -> JobRow:
     """Return a job from a record whose values are text."""
-    row = [*record[:_EXISTED]]
-    for column in _NUMBERS:
+    row = [*record[:_DUPLICATE_COLUMN]]
+    for column in _INTEGER_COLUMNS:
         row[column] = int(row[column])
-    for column in _BYTES:
+    for column in _BINARY_COLUMNS:
         if row[column] is not None:
             row[column] = bytes.fromhex(row[column])
     mask = row[JobColumn.UNIQUE_STATES]

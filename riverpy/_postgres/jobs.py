@@ -27,7 +27,7 @@ class ClaimKey(NamedTuple):
     attempted_at: int
 
 
-class Settlement(NamedTuple):
+class AttemptResult(NamedTuple):
     """The result of one attempt, for any outcome."""
 
     id: int
@@ -154,15 +154,15 @@ async def job_complete(
     return {row[0] for row in await _fetch_rows(connection, "job_complete", schema, **values)}
 
 
-async def job_settle(
-    connection: Transaction, schema: str | None, settlements: Sequence[Settlement]
+async def job_store_results(
+    connection: Transaction, schema: str | None, results: Sequence[AttemptResult]
 ) -> dict[int, str]:
     """Store attempts of any outcome. Return the new state of each job whose attempt was stored."""
-    rows = await _fetch_rows(connection, "job_settle", schema, **columns(settlements))
+    rows = await _fetch_rows(connection, "job_store_results", schema, **columns(results))
     return {row[0]: row[1] for row in rows}
 
 
-async def job_merge(
+async def job_merge_metadata(
     connection: Transaction,
     schema: str | None,
     *,
@@ -172,7 +172,7 @@ async def job_merge(
     """Merge objects, given as JSON text, into the metadata of jobs that another session cancelled
     or ended during these attempts. Return the rows. Locked rows are left out."""
     return await _fetch_rows(
-        connection, "job_merge", schema, **columns(claim_keys), updates=updates
+        connection, "job_merge_metadata", schema, **columns(claim_keys), updates=updates
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
-from riverpy._postgres.schema import LINES_VERSION, MAIN_LINE, READ_TIMEOUT, read_schema_state
+from riverpy._postgres.schema import LINE_COLUMN_VERSION, MAIN_LINE, READ_TIMEOUT, read_schema_state
 from riverpy._postgres.sql_files import blocks, milliseconds, query
 from riverpy.errors import MigrationError
 
@@ -114,7 +114,11 @@ def _record_block(line: str, version: int, direction: Direction) -> str | None:
     table have no column `line`. None: the migration drops the table."""
     up = direction is Direction.UP
     verb = "migration_insert" if up else "migration_delete"
-    if line != MAIN_LINE or version > LINES_VERSION or (up and version == LINES_VERSION):
+    if (
+        line != MAIN_LINE
+        or version > LINE_COLUMN_VERSION
+        or (up and version == LINE_COLUMN_VERSION)
+    ):
         return verb
     return f"{verb}_without_line" if up or version > 1 else None
 

@@ -231,13 +231,13 @@ class Notifier:
                     is_sent = await self._send_probe(self._connection, token)
                 else:
                     raise ConnectionError("there is no listening connection")
-                self._record_queue(not is_sent)
+                self._record_queue_fullness(not is_sent)
                 if is_sent:
                     await arrived.wait()
                 if self._lost.is_set():
                     raise ConnectionError("the listening connection is gone")
         except DATABASE_ERRORS as error:
-            self._record_queue(is_notification_queue_full(error))
+            self._record_queue_fullness(is_notification_queue_full(error))
             if is_sent and first and not self._lost.is_set():
                 self._log_failure()
             self.proven = False
@@ -256,7 +256,7 @@ class Notifier:
         statement = query("river_notification", "notify", None)
         return bool(await connection.fetch(statement.text, self._probe_channel, token))
 
-    def _record_queue(self, is_full: bool) -> None:
+    def _record_queue_fullness(self, is_full: bool) -> None:
         self._is_queue_full = is_full
         self._queue_log.report(is_full=is_full)
 

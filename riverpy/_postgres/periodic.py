@@ -52,7 +52,7 @@ class PeriodicRow(NamedTuple):
     """Seconds until `next_run_at`."""
 
 
-class PeriodicAdvance(NamedTuple):
+class NextSlotChange(NamedTuple):
     """A change of the next slot in a row. The change is made only if the other fields still match
     the row."""
 
@@ -120,22 +120,22 @@ async def periodic_due(
     return [PeriodicRow(*row) for row in rows]
 
 
-async def periodic_advance(
-    connection: Transaction, schema: str | None, advances: Sequence[PeriodicAdvance]
+async def periodic_store_next_slots(
+    connection: Transaction, schema: str | None, advances: Sequence[NextSlotChange]
 ) -> set[str]:
     """Store the new next slots, in the transaction that inserts the jobs. Return the ids of the
     changed rows. Rows that another session has changed since the read are left out."""
-    statement = query(_FILE, "periodic_advance", schema)
+    statement = query(_FILE, "periodic_store_next_slots", schema)
     rows = await statement.fetch(connection, **columns(advances))
     return {row[0] for row in rows}
 
 
-async def periodic_set_ran(
+async def periodic_store_last_runs(
     connection: Transaction, schema: str | None, ran: Mapping[str, datetime]
 ) -> None:
     """Store the slot of the newest inserted job of each id, in the transaction of
-    `periodic_advance`."""
-    await query(_FILE, "periodic_set_ran", schema).execute(
+    `periodic_store_next_slots`."""
+    await query(_FILE, "periodic_store_last_runs", schema).execute(
         connection, id=list(ran), ran_at=list(ran.values())
     )
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MAIN_LINE = "main"
 """The line of River's own tables."""
-OWN_LINE = "riverpy"
+RIVERPY_LINE = "riverpy"
 """The line of riverpy's own tables. River's clients do not need it, and riverpy works without
 it."""
 
@@ -58,12 +58,12 @@ FEATURES = {
     ),
 }
 """The features that need each version of line `riverpy`."""
-NEEDED_VERSION = 7
+NEEDED_MAIN_VERSION = 7
 """The newest version of line `main` that a client needs. Version 8 changes nothing on PostgreSQL,
 because River has it for SQLite."""
 EMPTY_VERSIONS = {MAIN_LINE: {8}}
 """The versions that change nothing on PostgreSQL, by line."""
-LINES_VERSION = 5
+LINE_COLUMN_VERSION = 5
 """The version of line `main` that adds the column `line` to `river_migration`."""
 READ_TIMEOUT = 10.0
 """Seconds for reading the catalog and `river_migration`."""
@@ -174,7 +174,7 @@ class SchemaState:
 
     def needed(self) -> list[int]:
         """Return the missing versions of line `main` that a client needs, lowest first."""
-        return [version for version in self.missing(MAIN_LINE) if version <= NEEDED_VERSION]
+        return [version for version in self.missing(MAIN_LINE) if version <= NEEDED_MAIN_VERSION]
 
     def gap(self, line: str) -> list[int]:
         """Return the missing versions of a line that are below an applied version, lowest first.
@@ -322,22 +322,22 @@ def expect_feature(
 ) -> None:
     """Raise SchemaMissingError with the command to run if a version of line `riverpy` is not
     applied."""
-    if version not in state.versions(OWN_LINE):
-        command = migrate_command(f"riverpy migrate up --line {OWN_LINE}", schema, url)
+    if version not in state.versions(RIVERPY_LINE):
+        command = migrate_command(f"riverpy migrate up --line {RIVERPY_LINE}", schema, url)
         raise SchemaMissingError(
-            f"schema {state.schema!r} lacks version {version} of line {OWN_LINE!r}, which "
+            f"schema {state.schema!r} lacks version {version} of line {RIVERPY_LINE!r}, which "
             f"{FEATURES[version]} need: run `{command}`"
         )
 
 
 def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str | None) -> None:
     """Log which features have no tables, and the command that creates these tables."""
-    if missing := state.missing(OWN_LINE):
+    if missing := state.missing(RIVERPY_LINE):
         _log.warning(
             RIVERPY_TABLES_NOT_FOUND,
             schema=state.schema,
             off=[FEATURES[version] for version in missing if version in FEATURES],
-            command=migrate_command(f"riverpy migrate up --line {OWN_LINE}", schema, url),
+            command=migrate_command(f"riverpy migrate up --line {RIVERPY_LINE}", schema, url),
         )
 
 

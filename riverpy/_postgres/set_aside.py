@@ -20,7 +20,7 @@ DELAY_MAX = 60.0
 """The default delays between two attempts for a row, in seconds."""
 LOCKED_DELAY_MAX = 2.0
 """The longest delay for a locked row, in seconds. Most locks end soon."""
-IDLE_SHARE = 4
+IDLE_FACTOR = 4
 """After a retry there is no other retry for this multiple of its time. With 4, slow rows take at
 most a fifth of the time."""
 
@@ -105,7 +105,7 @@ class SetAside(Generic[Row]):
         longest = LOCKED_DELAY_MAX if isinstance(error, LockNotAvailableError) else self._delay_max
         delay = min(self._delay_min * 2.0 ** min(tries - 1, 30), longest)
         if known is not None:
-            self._idle_until = now + IDLE_SHARE * seconds
+            self._idle_until = now + IDLE_FACTOR * seconds
         entry = self._entries[key] = SetAsideEntry(row, describe(error), since, tries, now + delay)
         return entry
 

@@ -132,7 +132,7 @@ async def expect_outermost(connection: Transaction) -> None:
         raise savepoint_error()
 
 
-async def elsewhere_error(connection: Transaction, what: str) -> TransactionError:
+async def wrong_database_error(connection: Transaction, what: str) -> TransactionError:
     """Return the error for a fence in a transaction of another database or schema. This process
     holds the lease, but the transaction does not find its row."""
     place = await _fetch_value(connection, "session_database")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET
 
-from riverpy._postgres.jobs import ClaimKey, Settlement, StoredOutcome
+from riverpy._postgres.jobs import AttemptResult, ClaimKey, StoredOutcome
 from riverpy.events import EventKind
 from riverpy.job import ERRORS_MAX, Job, JobColumn, JobState
 
@@ -193,11 +193,11 @@ class Attempt(Job[Any]):
         self.outcome = msgspec.structs.replace(outcome, error=error)
         return True
 
-    def settlement(self, now: float) -> Settlement:
+    def make_result(self, now: float) -> AttemptResult:
         """Return the values of the statement that stores the result. `now` is in monotonic
         seconds."""
         outcome = self.outcome
-        return Settlement(
+        return AttemptResult(
             *self.claim_key,
             state=self.target_state,
             finalize=True if outcome is None or outcome.final else None,

@@ -11,7 +11,7 @@ from riverpy._clients.process import own_process_name
 from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_STATUS_REPORT_FAILED
 from riverpy._postgres.clients import client_set_slots, client_set_state
-from riverpy._postgres.domains import member_mark_aware
+from riverpy._postgres.domains import member_mark_supports_domains
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class ClientStatusReporter:
                 if self._supports_domains and (
                     self._reported is None or self._reported.contacts != now.contacts
                 ):
-                    await member_mark_aware(
+                    await member_mark_supports_domains(
                         connection,
                         self._schema,
                         client_id=self._client_id,

@@ -417,8 +417,8 @@ class Completer:
         """Send one statement. Returns the stored state of each changed row, by job id."""
         now = time.monotonic()
         if not attempts[0].is_plain:
-            settlements = [attempt.settlement(now) for attempt in attempts]
-            return await jobs.job_settle(connection, self._schema, settlements)
+            results = [attempt.make_result(now) for attempt in attempts]
+            return await jobs.job_store_results(connection, self._schema, results)
         ids, numbers, times = map(
             list, zip(*[attempt.claim_key for attempt in attempts], strict=True)
         )
@@ -481,7 +481,7 @@ class Completer:
     ) -> list[Attempt]:
         """Store the recorded metadata of attempts whose jobs another session has cancelled,
         completed or discarded. Returns the attempts whose rows are locked."""
-        rows = await jobs.job_merge(
+        rows = await jobs.job_merge_metadata(
             connection,
             self._schema,
             claim_keys=[attempt.claim_key for attempt in attempts],

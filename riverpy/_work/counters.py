@@ -8,7 +8,7 @@ from bisect import bisect_left
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from riverpy._lifecycle import only_exceptions
+from riverpy._lifecycle import convert_base_exceptions
 from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import METRIC_HOOK_FAILED
 from riverpy.events import EventKind
@@ -179,7 +179,7 @@ class Metrics:
     def _emit(self, metric: Metric) -> None:
         for hook, failures in self._hooks:
             try:
-                with only_exceptions("metric_emit"):
+                with convert_base_exceptions("metric_emit"):
                     hook.metric_emit(metric)
             except Exception as error:
                 failures.failed(METRIC_HOOK_FAILED, hook=type(hook).__name__, error=repr(error))

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, TypeVar
 import msgspec
 
 from riverpy._attempt_errors import json_time
-from riverpy._error_text import cut, leaves, message
+from riverpy._error_text import cut, flatten_group, message
 from riverpy._error_text import error_text as typed_text
 from riverpy.errors import JobCancel, JobSnooze
 
@@ -85,12 +85,12 @@ def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> 
 def find(error: BaseException, wanted: type[ErrorT]) -> ErrorT | None:
     """Return the first exception of the wanted type in an exception group, or `error` itself if it
     is of this type."""
-    return next((leaf for leaf in leaves(error) if isinstance(leaf, wanted)), None)
+    return next((one for one in flatten_group(error) if isinstance(one, wanted)), None)
 
 
 def is_cancellation(error: BaseException) -> bool:
     """Whether the error is a cancellation, or a group of cancellations only."""
-    return all(isinstance(leaf, asyncio.CancelledError) for leaf in leaves(error))
+    return all(isinstance(one, asyncio.CancelledError) for one in flatten_group(error))
 
 
 def deciding_error(error: BaseException) -> BaseException:
@@ -102,7 +102,7 @@ def deciding_error(error: BaseException) -> BaseException:
     for wanted in (JobSnooze, JobCancel):
         if (found := find(error, wanted)) is not None:
             return found
-    return next(leaves(error)) if is_cancellation(error) else error
+    return next(flatten_group(error)) if is_cancellation(error) else error
 
 
 def ending(error: BaseException | None) -> Ending:

@@ -42,7 +42,7 @@ from riverpy._postgres.periodic import CHANGED_ACTION, EVENT_TOPIC
 from riverpy._postgres.schema import (
     CLIENTS_VERSION,
     DOMAINS_VERSION,
-    OWN_LINE,
+    RIVERPY_LINE,
     SLOTS_VERSION,
     STATE_VERSION,
     check_schema,
@@ -354,7 +354,7 @@ class Run:
         self._context.counters.loop_lag.add(seconds)
         if seconds > LAG_MIN:
             for group in self._groups:
-                group.postpone(seconds)
+                group.extend_progress_deadlines(seconds)
 
     # -- running
 
@@ -404,7 +404,7 @@ class Run:
         if self._membership is not None:
             expect_feature(state, DOMAINS_VERSION, schema, url=url)
         warn_of_missing_features(state, schema, url=url)
-        self._own_versions = frozenset(state.versions(OWN_LINE))
+        self._own_versions = frozenset(state.versions(RIVERPY_LINE))
         await self._singletons.prepare()
         await self._connections.claims.open()
         await self._connections.results.open()

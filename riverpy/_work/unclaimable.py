@@ -82,7 +82,7 @@ class UnclaimableJobs:
         """Record a claim that has claimed `count` of `limit` requested jobs in `seconds`."""
         self._size.grow(count, seconds)
         if count < limit:
-            self._size.end_search()
+            self._size.allow_growth()
         if count and self._failures:
             if self._failures >= RECOVERY_FAILURES:
                 self._aside.make_all_due()
@@ -103,12 +103,12 @@ class UnclaimableJobs:
         Returns whether to claim again at once.
         """
         self._failures += job_id is None or job_id not in self._aside
-        if not self._errors.may_be_of_rows(error):
+        if not self._errors.may_be_row_error(error):
             return False
         if job_id is not None:
             return self._set_aside(job_id, error, seconds)
         may_shrink = not self.is_stepping
-        self._size.narrow(limit)
+        self._size.shrink_selection(limit)
         if cause_of(error) is Cause.TIME:
             self._limited_log.warning(
                 CLAIM_SIZE_REDUCED,
@@ -121,7 +121,7 @@ class UnclaimableJobs:
         if self._aside.is_full and job_id not in self._aside:
             return False
         aside = self._aside.add(job_id, job_id, error, seconds)
-        self._size.end_search()
+        self._size.allow_growth()
         if job_id not in self._logged_ids and (aside.tries > 1 or cause_of(error) is Cause.ROWS):
             self._logged_ids.add(job_id)
             self._limited_log.warning(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
 import anyio
 
 from riverpy._postgres.driver import close, connect
-from riverpy._postgres.schema import OWN_LINE, check_schema, migrate_command
+from riverpy._postgres.schema import RIVERPY_LINE, check_schema, migrate_command
 from riverpy.errors import SchemaMissingError
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ class CommandConnection(NamedTuple):
 
     def has_version(self, version: int) -> bool:
         """Whether the database has this version of riverpy's own tables."""
-        return version in self.state.versions(OWN_LINE)
+        return version in self.state.versions(RIVERPY_LINE)
 
     def expect_version(self, version: int, tables: str) -> None:
         """Raise SchemaMissingError if riverpy's own tables do not have this version. The text names
         the missing `tables` and the command that creates them."""
         if not self.has_version(version):
-            up = f"riverpy migrate up --line {OWN_LINE}"
+            up = f"riverpy migrate up --line {RIVERPY_LINE}"
             command = migrate_command(up, self.schema, self.url)
             raise SchemaMissingError(f"the database lacks the {tables}: run `{command}`")
 

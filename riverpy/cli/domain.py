@@ -11,7 +11,7 @@ from riverpy._names import (
     SCHEMA_LEASE,
     domain_lease,
 )
-from riverpy._postgres.domains import domain_assign_queue, domain_lock, domain_queue
+from riverpy._postgres.domains import domain_assign_queue, domain_lock, domain_queue_ownership
 from riverpy._postgres.schema import DOMAINS_VERSION
 from riverpy._tools.doctor.domains import PendingWork, domain_problems
 from riverpy._tools.doctor.finding import LEVEL_NAMES, set_check_name
@@ -200,14 +200,14 @@ async def _try_to_assign(
     """Assign the queue, and return its old domain. Return None and change nothing if another
     session has moved the queue since it was read."""
     connection, schema = found.connection, found.schema
-    owner = await domain_queue(connection, schema, queue=queue, domain=to)
+    owner = await domain_queue_ownership(connection, schema, queue=queue, domain=to)
     before = owner.domain or DEFAULT_DOMAIN
     if before == to:
         raise CommandError(f"queue {queue!r} belongs to domain {to!r} already")
     check_owner(owner)
     async with connection.transaction(isolation="read_committed"):
         await domain_lock(connection, schema, domains=(before, to))
-        owner = await domain_queue(connection, schema, queue=queue, domain=to)
+        owner = await domain_queue_ownership(connection, schema, queue=queue, domain=to)
         if (owner.domain or DEFAULT_DOMAIN) != before:
             return None
         check_owner(owner)

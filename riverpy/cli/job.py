@@ -8,7 +8,7 @@ import anyio
 import click
 
 from riverpy._postgres import jobs
-from riverpy._postgres.damaged_jobs import damage_error, naming_damage, read_parts
+from riverpy._postgres.damaged_jobs import damage_error, read_parts, translate_damage_error
 from riverpy.cli._changes import ACTION_UNCHANGED, ItemResult, change_items
 from riverpy.cli._connected import connected
 from riverpy.cli._job_output import job_object, print_job, print_jobs
@@ -106,7 +106,7 @@ def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
     """
 
     async def read(connection: Connection) -> JobRow:
-        with naming_damage(job_id):
+        with translate_damage_error(job_id):
             row = await jobs.job_get(connection, database.schema, job_id)
         if row is None:
             raise NotFoundError(f"there is no job {job_id}")

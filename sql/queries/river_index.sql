@@ -12,7 +12,7 @@ from pg_class
 where oid = to_regclass($name$/* schema */ river_job$name$);
 
 
--- name: index_limits
+-- name: index_set_timeouts
 -- Set the timeouts of the session in milliseconds, 0 for none. Older servers lack some of them. A
 -- `transaction_timeout` of the role would end the session during a rebuild.
 select set_config(given.name, given.milliseconds::text, false)

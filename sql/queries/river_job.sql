@@ -79,7 +79,7 @@ where job.id = done.id and job.state = 'running'
 returning job.id;
 
 
--- name: job_settle
+-- name: job_store_results
 -- Store attempts of any outcome. A job with a cancel mark that would run again is cancelled instead. The mark is read
 -- from the row itself: a joined copy is outdated if the mark is set while this statement waits. The first and the
 -- newest 99 errors are kept. Updates are merged as `||` merges them, so that metadata that are no object are kept
@@ -142,9 +142,9 @@ from unnest(@queue::text[]) as given (queue)
 where (select pg_notification_queue_usage() < 0.9);
 
 
--- name: job_merge
--- Merge the metadata of late attempts into rows that other sessions made final during these attempts, as job_settle
--- does, and return the rows. Locked rows are left out.
+-- name: job_merge_metadata
+-- Merge the metadata of late attempts into rows that other sessions made final during these attempts. Merge them as
+-- job_store_results does, and return the rows. Locked rows are left out.
 with locked as (
   select job.id, done.updates
   from /* schema */ river_job as job
@@ -197,7 +197,7 @@ where job.state = 'running' and job.queue = any(@queue::text[])
 
 -- name: job_release
 -- Release claimed attempts. They do not count, because they have not ended. The queues are notified. A job with a
--- cancel mark is cancelled, and keeps its attempt and time as in job_settle.
+-- cancel mark is cancelled, and keeps its attempt and time as in job_store_results.
 with given_back as (
   update /* schema */ river_job as job
   set
@@ -369,7 +369,7 @@ left join notified on true;
 
 
 -- name: job_update
--- Merge an object into the metadata of a job in any state, as job_settle does.
+-- Merge an object into the metadata of a job in any state, as job_store_results does.
 update /* schema */ river_job as job
 set metadata = case
   when jsonb_typeof(job.metadata) in ('object', 'array') then job.metadata || @updates::text::jsonb

@@ -57,7 +57,7 @@ where client.started_at = excluded.started_at
 returning true;
 
 
--- name: client_is_current
+-- name: client_is_run_registered
 -- Whether a run still has its id.
 select exists (
   select from /* schema */ riverpy_client

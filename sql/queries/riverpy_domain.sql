@@ -35,7 +35,7 @@ select pg_advisory_xact_lock(
 );
 
 
--- name: owner_held
+-- name: owner_conflicts
 -- The given queues that a domain owns, the clients of that domain with a recent heartbeat by the server's clock,
 -- and its other clients, except for those whose last heartbeat is the given one: they are known to be dead.
 select
@@ -110,7 +110,7 @@ from /* schema */ riverpy_queue_owner as owner
 where owner.queue = any(@queue::text[]);
 
 
--- name: member_mark_aware
+-- name: member_mark_supports_domains
 -- Write that a client of `default` is of a version that supports domains. A leader may write at the same time: this
 -- changes only the client's own row.
 update /* schema */ riverpy_client
@@ -211,7 +211,7 @@ select from /* schema */ river_leader where name = 'default' for update;
 select from /* schema */ riverpy_lease where name = any(@name::text[]) order by name for update;
 
 
--- name: domain_queue
+-- name: domain_queue_ownership
 -- The owner of a queue, or null; the number of its clients with a recent heartbeat; whether a row, a client or a job
 -- names the queue; and whether a client or a queue belongs to the domain that is to get the queue.
 select

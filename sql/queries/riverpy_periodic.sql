@@ -93,7 +93,7 @@ where id = any(@id::text[]) and (next_run_at is not null or run_requested_at is 
 order by periodic.next_run_at, periodic.id;
 
 
--- name: periodic_advance
+-- name: periodic_store_next_slots
 -- In the fenced transaction that inserts the jobs. Store the next slots of rows that are still as they were
 -- read, and return the ids of these rows.
 with given as (
@@ -122,8 +122,8 @@ where periodic.id = given.id
 returning periodic.id;
 
 
--- name: periodic_set_ran
--- In the transaction of periodic_advance, after the insert: store the newest slots whose jobs were inserted.
+-- name: periodic_store_last_runs
+-- In the transaction of periodic_store_next_slots, after the insert: store the newest slots whose jobs were inserted.
 update /* schema */ riverpy_periodic as periodic
 set last_run_at = given.ran_at
 from unnest(@id::text[], @ran_at::timestamptz[]) as given (id, ran_at)
@@ -170,7 +170,7 @@ returning periodic.id;
 
 
 -- name: periodic_pause
--- Pause one row. Any session may do this: periodic_advance skips a row whose pause or request has changed since it
+-- Pause one row. Any session may do this: periodic_store_next_slots skips a row whose pause or request has changed since it
 -- was read.
 update /* schema */ riverpy_periodic
 set paused_at = coalesce(paused_at, now()), updated_at = now()
@@ -190,7 +190,7 @@ returning id;
 
 
 -- name: periodic_run
--- Request a run of one row. Any session may do this, as periodic_pause: periodic_advance does not undo a new request.
+-- Request a run of one row. Any session may do this, as periodic_pause: periodic_store_next_slots does not undo a new request.
 update /* schema */ riverpy_periodic
 set run_requested_at = coalesce(run_requested_at, now()), updated_at = now()
 where id = @id

@@ -16,7 +16,13 @@ import pytest
 import riverpy._clock
 import riverpy._lifecycle
 from riverpy._clock import Backoff, Clock
-from riverpy._lifecycle import ServiceGroup, StopCause, StopScope, TestSignal, cancelled_once
+from riverpy._lifecycle import (
+    ServiceGroup,
+    StopCause,
+    StopScope,
+    TestSignal,
+    await_in_separate_task,
+)
 from tests._time import settle
 
 if TYPE_CHECKING:
@@ -95,7 +101,7 @@ async def test_cancelled_once(error: Exception | None) -> None:
 
     async def host() -> None:
         with scope:
-            await cancelled_once("work", work)
+            await await_in_separate_task("work", work)
 
     hosted = asyncio.get_running_loop().create_task(host())
     await began.wait()
@@ -116,7 +122,7 @@ async def test_cancelled_by_itself() -> None:
         await settle()
 
     with pytest.raises(RuntimeError, match="work cancelled itself"):
-        await cancelled_once("work", work)
+        await await_in_separate_task("work", work)
 
 
 async def test_cancellation_of_somebody_else_passes() -> None:
@@ -295,7 +301,7 @@ async def test_signal() -> None:
 async def test_signal_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait without a signal fails with the name of the signal. A wait for a signal without init
     fails too."""
-    monkeypatch.setattr(riverpy._lifecycle, "SIGNAL_TIMEOUT", 0.01)
+    monkeypatch.setattr(riverpy._lifecycle, "TEST_SIGNAL_TIMEOUT", 0.01)
     signal = TestSignal("Something.happened")
     with pytest.raises(RuntimeError, match=r"Something.happened"):
         await signal.wait()

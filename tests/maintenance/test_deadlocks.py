@@ -18,7 +18,7 @@ from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._postgres.driver import use_raw_timestamps
-from riverpy._postgres.jobs import Settlement, job_claim, job_complete, job_settle
+from riverpy._postgres.jobs import AttemptResult, job_claim, job_complete, job_store_results
 from riverpy._work.claim_cursor import WHOLE_QUEUE
 from tests.leading.term_context import held_term
 
@@ -99,8 +99,8 @@ async def work(connection: asyncpg.Connection[Any], schema: str, chance: random.
         attempted_ats=[row["attempted_at"] for row in done],
         ages=[1.0] * len(done),
     )
-    settlements = [
-        Settlement(
+    results = [
+        AttemptResult(
             id=row["id"],
             attempt=row["attempt"],
             attempted_at=row["attempted_at"],
@@ -114,8 +114,8 @@ async def work(connection: asyncpg.Connection[Any], schema: str, chance: random.
         )
         for row in failed
     ]
-    if settlements:
-        await job_settle(connection, schema, settlements)
+    if results:
+        await job_store_results(connection, schema, results)
 
 
 async def lead(held: HeldTerm, chance: random.Random) -> None:

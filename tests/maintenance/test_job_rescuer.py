@@ -21,7 +21,7 @@ from riverpy._maintenance import batches, job_rescuer
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._postgres import clients, job_maintenance
 from riverpy._postgres.driver import use_raw_timestamps
-from riverpy._postgres.jobs import ClaimKey, Settlement, job_complete, job_settle
+from riverpy._postgres.jobs import AttemptResult, ClaimKey, job_complete, job_store_results
 from riverpy.errors import FencedOutError
 from tests.leading.term_context import QuickTimer, held_term
 from tests.maintenance.dead_clients import BEAT, in_contact, observed, register
@@ -582,11 +582,11 @@ async def test_maintenance_and_completer_do_not_deadlock(schema: Schema) -> None
             attempted_ats=[claim_key.attempted_at for claim_key in plain],
             ages=[0.0] * len(plain),
         )
-        await job_settle(
+        await job_store_results(
             connection,
             schema.name,
             [
-                Settlement(*claim_key, "retryable", None, 0.0, 1, 0.0, None, None)
+                AttemptResult(*claim_key, "retryable", None, 0.0, 1, 0.0, None, None)
                 for claim_key in others
             ],
         )

@@ -35,7 +35,7 @@ from riverpy._maintenance.reindexer import (
     without_postponement,
 )
 from riverpy._postgres.connection import limit_statements
-from riverpy._postgres.driver import close, connect, cut_on_error
+from riverpy._postgres.driver import close, connect, terminate_on_error
 from riverpy.errors import ConfigError, FencedOutError
 from tests.leading.term_context import held_term
 from tests.maintenance.reindexing import (
@@ -96,7 +96,7 @@ def reindexer_of(
 
     async def direct() -> Connection:
         connection = await connect(held.schema.url, application_name=SESSION, settings=settings)
-        with cut_on_error(connection):
+        with terminate_on_error(connection):
             await limit_statements(connection, timedelta(seconds=5))
             if role is not None:
                 await connection.execute(f"SET ROLE {role}")

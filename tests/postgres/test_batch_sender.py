@@ -194,17 +194,17 @@ async def test_search_among_the_first_rows() -> None:
     """A statement that takes the first rows that it finds does not grow before it got past those
     that failed it."""
     size = BatchSize(500, LIMIT)
-    size.narrow(500)
+    size.shrink_selection(500)
     assert size.rows == 22
     for _ in range(21):
         size.grow(22, 0.0)
     assert size.rows == 22
-    size.narrow(22)
-    size.narrow(4)
+    size.shrink_selection(22)
+    size.shrink_selection(4)
     assert size.rows == 1
     size.grow(1, 0.0)
     assert size.rows == 1
-    size.end_search()
+    size.allow_growth()
     size.grow(1, 0.0)
     assert size.rows == 2
 
@@ -403,23 +403,23 @@ def test_causes() -> None:
     assert [cause_of(error) for error in (REFUSED, TOO_SLOW, DAMAGED, AWAY)] == list(Cause)
     assert cause_of(StatementTimeoutError("storing took longer than 10 s")) is Cause.TIME
     assert cause_of(LOCKED) is Cause.ROWS
-    assert errors.may_be_of_rows(REFUSED)
-    assert errors.may_be_of_rows(TOO_SLOW)
-    assert not errors.may_be_of_rows(AWAY)
-    assert not errors.may_be_of_rows(AWAY)
-    assert not errors.may_be_of_rows(DAMAGED)
-    assert not errors.may_be_of_rows(LOST)
-    assert errors.may_be_of_rows(DAMAGED)
-    assert errors.may_be_of_rows(ConnectionResetError())
+    assert errors.may_be_row_error(REFUSED)
+    assert errors.may_be_row_error(TOO_SLOW)
+    assert not errors.may_be_row_error(AWAY)
+    assert not errors.may_be_row_error(AWAY)
+    assert not errors.may_be_row_error(DAMAGED)
+    assert not errors.may_be_row_error(LOST)
+    assert errors.may_be_row_error(DAMAGED)
+    assert errors.may_be_row_error(ConnectionResetError())
 
 
 def test_causes_of_a_row_that_is_tried_again() -> None:
     """An error of any class may be the row's fault at once, since it failed alone before; but a
     connection that is lost once is not."""
-    assert StatementErrors().may_be_of_rows(DAMAGED, is_retry=True)
+    assert StatementErrors().may_be_row_error(DAMAGED, is_retry=True)
     errors = StatementErrors()
-    assert not errors.may_be_of_rows(LOST, is_retry=True)
-    assert errors.may_be_of_rows(LOST, is_retry=True)
+    assert not errors.may_be_row_error(LOST, is_retry=True)
+    assert errors.may_be_row_error(LOST, is_retry=True)
 
 
 def test_which_errors_are_the_same() -> None:
@@ -427,19 +427,19 @@ def test_which_errors_are_the_same() -> None:
     errors = StatementErrors()
     first, second = asyncpg.PostgresError("one"), asyncpg.PostgresError("two")
     first.sqlstate, second.sqlstate = "XX001", "XX002"
-    assert not errors.may_be_of_rows(first)
-    assert not errors.may_be_of_rows(second)
-    assert errors.may_be_of_rows(first)
+    assert not errors.may_be_row_error(first)
+    assert not errors.may_be_row_error(second)
+    assert errors.may_be_row_error(first)
     for _ in range(2):
-        assert not errors.may_be_of_rows(ValueError("ours"))
+        assert not errors.may_be_row_error(ValueError("ours"))
 
 
 def test_repetition_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that comes again after a long time is not repeated."""
     errors = StatementErrors()
-    assert not errors.may_be_of_rows(LOST)
+    assert not errors.may_be_row_error(LOST)
     monkeypatch.setattr(batch_sender, "REPEAT_WINDOW", 0.0)
-    assert not errors.may_be_of_rows(LOST)
+    assert not errors.may_be_row_error(LOST)
 
 
 def test_split() -> None:

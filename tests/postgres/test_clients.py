@@ -13,7 +13,7 @@ from riverpy._postgres.clients import (
     client_set_state,
     client_unregister,
 )
-from riverpy._postgres.domains import member_mark_aware, member_update
+from riverpy._postgres.domains import member_mark_supports_domains, member_update
 from riverpy._postgres.set_aside import SetAsideRow
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ async def test_row_of_another_run(schema: Schema) -> None:
         await client_set_state(
             connection, name, **run, state="stopping", process=None, aside=aside, aside_count=1
         )
-        await member_mark_aware(connection, name, **run)
+        await member_mark_supports_domains(connection, name, **run)
         await member_update(
             connection,
             name,

@@ -10,12 +10,12 @@ import pytest
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.job_maintenance import Rescue, job_rescue
 from riverpy._postgres.jobs import (
+    AttemptResult,
     ClaimKey,
-    Settlement,
     job_complete,
-    job_merge,
+    job_merge_metadata,
     job_release,
-    job_settle,
+    job_store_results,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ async def _complete(connection: Any, schema: str, key: ClaimKey) -> object:
 
 
 async def _settle(connection: Any, schema: str, key: ClaimKey) -> object:
-    settlement = Settlement(
+    result = AttemptResult(
         *key,
         state="retryable",
         finalize=None,
@@ -46,7 +46,7 @@ async def _settle(connection: Any, schema: str, key: ClaimKey) -> object:
         error=None,
         updates=None,
     )
-    return await job_settle(connection, schema, [settlement])
+    return await job_store_results(connection, schema, [result])
 
 
 async def _release(connection: Any, schema: str, key: ClaimKey) -> object:
@@ -58,7 +58,7 @@ async def _rescue(connection: Any, schema: str, key: ClaimKey) -> object:
 
 
 async def _merge(connection: Any, schema: str, key: ClaimKey) -> object:
-    return await job_merge(connection, schema, claim_keys=[key], updates=['{"a": 1}'])
+    return await job_merge_metadata(connection, schema, claim_keys=[key], updates=['{"a": 1}'])
 
 
 @pytest.mark.parametrize(

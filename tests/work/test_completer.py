@@ -95,18 +95,18 @@ async def test_group_commit(rig: Rig, gate: Gate, monkeypatch: pytest.MonkeyPatc
     """Jobs that end together are stored by one statement, separately for plain completions and
     others. Rows go in the order of their ids."""
     batches: list[list[int]] = []
-    complete, settle = jobs.job_complete, jobs.job_settle
+    complete, settle = jobs.job_complete, jobs.job_store_results
 
     async def spy_complete(*args: Any, **values: Any) -> set[int]:
         batches.append(values["ids"])
         return await complete(*args, **values)
 
-    async def spy_settle(connection: Any, schema: Any, settlements: Any) -> dict[int, str]:
-        batches.append([one.id for one in settlements])
-        return await settle(connection, schema, settlements)
+    async def spy_settle(connection: Any, schema: Any, results: Any) -> dict[int, str]:
+        batches.append([one.id for one in results])
+        return await settle(connection, schema, results)
 
     monkeypatch.setattr(jobs, "job_complete", spy_complete)
-    monkeypatch.setattr(jobs, "job_settle", spy_settle)
+    monkeypatch.setattr(jobs, "job_store_results", spy_settle)
     await rig.insert_rows(30)
     await rig.schema.execute("""UPDATE river_job SET args = '{"n": -1}' WHERE id % 3 = 0""")
     async with rig.working(slots=30) as client:

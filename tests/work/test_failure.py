@@ -16,7 +16,7 @@ import riverpy._work.executor
 from riverpy import EventKind, InsertOpts, Job, JobCancel, JobSnooze
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.job_maintenance import Rescue, job_rescue
-from riverpy._postgres.jobs import ClaimKey, Settlement, job_settle
+from riverpy._postgres.jobs import AttemptResult, ClaimKey, job_store_results
 from tests.work.rig import Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
@@ -403,10 +403,10 @@ async def test_errors_are_bounded(rig: Rig) -> None:
 
 
 async def _settle(connection: Any, schema: str, keys: list[ClaimKey], error: str) -> None:
-    settlements = [
-        Settlement(*key, "retryable", None, 0.0, key.attempt, 60.0, error, None) for key in keys
+    results = [
+        AttemptResult(*key, "retryable", None, 0.0, key.attempt, 60.0, error, None) for key in keys
     ]
-    await job_settle(connection, schema, settlements)
+    await job_store_results(connection, schema, results)
 
 
 async def _rescue(connection: Any, schema: str, keys: list[ClaimKey], _error: str) -> None:

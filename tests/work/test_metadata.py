@@ -15,11 +15,11 @@ from riverpy import EventKind, Job, JobCancel, JobSnooze
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.job_maintenance import Rescue, job_rescue, job_schedule
 from riverpy._postgres.jobs import (
+    AttemptResult,
     ClaimKey,
-    Settlement,
     job_cancel_marks,
     job_release,
-    job_settle,
+    job_store_results,
 )
 from riverpy.cli import main
 from riverpy.job import JobState
@@ -118,10 +118,10 @@ async def test_text_is_no_mark(schema: Schema) -> None:
     async with schema.connected() as connection:
         await use_raw_timestamps(connection)
         assert await job_cancel_marks(connection, schema.name, list(jobs)) == []
-        settled = await job_settle(
+        settled = await job_store_results(
             connection,
             schema.name,
-            [Settlement(*one, "retryable", None, 0.0, 1, 1.0, ERROR, None) for one in running],
+            [AttemptResult(*one, "retryable", None, 0.0, 1, 1.0, ERROR, None) for one in running],
         )
         assert settled == dict.fromkeys(jobs, "retryable")
         await schema.execute("UPDATE river_job SET state = 'running'")
@@ -142,10 +142,13 @@ async def test_updates_of_any_metadata(schema: Schema) -> None:
     async with schema.connected() as connection:
         await use_raw_timestamps(connection)
         updates = '{"output": 5}'
-        settled = await job_settle(
+        settled = await job_store_results(
             connection,
             schema.name,
-            [Settlement(*one, "completed", True, 0.0, 1, None, None, updates) for one in running],
+            [
+                AttemptResult(*one, "completed", True, 0.0, 1, None, None, updates)
+                for one in running
+            ],
         )
     assert settled == dict.fromkeys(jobs, "completed")
     for job_id, text in jobs.items():

@@ -166,7 +166,7 @@ async def test_job_settle(large: asyncpg.Connection[Any]) -> None:
     states = TEXTS.replace("x,", "completed,").replace("x}", "completed}")
     nodes = await plan_of(
         large,
-        "job_settle",
+        "job_store_results",
         IDS_LITERAL,
         ONES,
         TIMES,

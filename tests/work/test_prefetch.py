@@ -339,7 +339,7 @@ async def test_lost_answer_of_a_return(
     rig: Rig, ahead: None, patient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A release whose answer is lost is known as stored, and nothing is published about it."""
-    settle = riverpy._work.completer.jobs.job_settle
+    settle = riverpy._work.completer.jobs.job_store_results
     lost: list[int] = []
 
     async def lose(*args: Any, **values: Any) -> dict[int, str]:
@@ -349,7 +349,7 @@ async def test_lost_answer_of_a_return(
             raise TimeoutError("the answer is lost")
         return states
 
-    monkeypatch.setattr(riverpy._work.completer.jobs, "job_settle", lose)
+    monkeypatch.setattr(riverpy._work.completer.jobs, "job_store_results", lose)
     blocked = Blocked(rig)
     due = await insert(rig)
     async with rig.working(queues=QUEUES) as client:

@@ -156,13 +156,13 @@ async def test_locked_table(rig: Rig) -> None:
 async def test_large_results_go_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """One statement carries only as much as it can store in its time, and at least one result."""
     parts: list[int] = []
-    settle = jobs.job_settle
+    settle = jobs.job_store_results
 
-    async def spy(connection: Any, schema: Any, settlements: Any) -> dict[int, str]:
-        parts.append(sum(len(one.updates or "") for one in settlements))
-        return await settle(connection, schema, settlements)
+    async def spy(connection: Any, schema: Any, results: Any) -> dict[int, str]:
+        parts.append(sum(len(one.updates or "") for one in results))
+        return await settle(connection, schema, results)
 
-    monkeypatch.setattr(jobs, "job_settle", spy)
+    monkeypatch.setattr(jobs, "job_store_results", spy)
     monkeypatch.setattr(riverpy._work.completer, "STATEMENT_SIZE_MAX", 1000)
 
     @rig.job

@@ -38,14 +38,14 @@ class Storing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.go_on = asyncio.Event(), asyncio.Event()
-        settle = riverpy._work.completer.jobs.job_settle
+        settle = riverpy._work.completer.jobs.job_store_results
 
         async def late(*args: Any) -> dict[int, str]:
             self.reached.set()
             await self.go_on.wait()
             return await settle(*args)
 
-        monkeypatch.setattr(riverpy._work.completer.jobs, "job_settle", late)
+        monkeypatch.setattr(riverpy._work.completer.jobs, "job_store_results", late)
 
 
 @asynccontextmanager

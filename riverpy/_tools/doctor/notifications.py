@@ -22,11 +22,11 @@ from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     PostgresError,
     close,
+    collect_warnings,
     connect,
     describe,
     is_notification_queue_full,
     listen,
-    warnings_of,
 )
 from riverpy._tools.doctor.clients import is_on_time
 from riverpy._tools.doctor.finding import Finding, Level, ok, warn
@@ -114,7 +114,7 @@ async def _blocking_pid(snapshot: DatabaseSnapshot) -> int | None:
 
 async def _pid_of_warning(snapshot: DatabaseSnapshot) -> int | None:
     found: list[Notice] = []
-    with warnings_of(await snapshot.session.connection(), found):
+    with collect_warnings(await snapshot.session.connection(), found):
         try:
             async with snapshot.session.reading() as connection:
                 await doctor_show_warnings(connection)

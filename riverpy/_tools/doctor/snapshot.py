@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from riverpy._postgres.schema import (
     CLIENTS_VERSION,
     DOMAINS_VERSION,
-    OWN_LINE,
     PERIODIC_VERSION,
+    RIVERPY_LINE,
     SchemaState,
 )
 from riverpy._tools.doctor.statements import (
@@ -131,7 +131,7 @@ class DatabaseSnapshot:
 
     def has_migration(self, version: int) -> bool:
         """Return whether the database has this migration of riverpy's own tables."""
-        return version in self.state.versions(OWN_LINE)
+        return version in self.state.versions(RIVERPY_LINE)
 
     @_read_once
     async def clients(self) -> list[ClientRow] | None:

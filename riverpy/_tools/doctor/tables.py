@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._names import SCHEMA_LENGTH_MAX, SCHEMA_TOO_LONG
-from riverpy._postgres.schema import FEATURES, MAIN_LINE, OWN_LINE, migrate_command, migrations
+from riverpy._postgres.schema import FEATURES, MAIN_LINE, RIVERPY_LINE, migrate_command, migrations
 from riverpy._postgres.sql_files import quote_identifier
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.statements import doctor_relations, doctor_schema
@@ -75,18 +75,18 @@ def _check_main_line(state: SchemaState, command: str) -> Finding:
 
 
 def _check_own_line(state: SchemaState, command: str) -> Finding:
-    newest, found = max(migrations(OWN_LINE)), state.versions(OWN_LINE)
-    missing = state.missing(OWN_LINE)
+    newest, found = max(migrations(RIVERPY_LINE)), state.versions(RIVERPY_LINE)
+    missing = state.missing(RIVERPY_LINE)
     off = [FEATURES[version] for version in missing if version in FEATURES]
-    data = _line_data(state, OWN_LINE)
+    data = _line_data(state, RIVERPY_LINE)
     if missing:
         text = (
             f"riverpy's own tables are at version {max(found, default=0)} of {newest}. Off: "
             f"{'; '.join(off) or 'the new features'}"
         )
         return warn(text, f"run `{command}`", **data, off=off)
-    if state.unknown(OWN_LINE):
-        return _unknown_version(state, OWN_LINE, "riverpy's own tables", off=off)
+    if state.unknown(RIVERPY_LINE):
+        return _unknown_version(state, RIVERPY_LINE, "riverpy's own tables", off=off)
     return ok(f'riverpy {newest} of {newest} in "{state.schema}"', **data, off=off)
 
 
@@ -107,7 +107,7 @@ def _line_data(state: SchemaState, line: str) -> dict[str, object]:
 async def check_tables(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report tables that were dropped although their migration is recorded."""
     relations = await snapshot.session.read(doctor_relations, snapshot.schema)
-    applied = snapshot.state.versions(OWN_LINE)
+    applied = snapshot.state.versions(RIVERPY_LINE)
     own = [table for version, table in _OWN_TABLES.items() if version in applied]
     missing = [table for table in (*_MAIN_TABLES, *own) if table not in relations]
     if not missing:
@@ -123,7 +123,8 @@ async def check_tables(snapshot: DatabaseSnapshot) -> list[Finding]:
         record = f"{place}.river_migration"
         fix += (
             ". Or create riverpy's own tables again, without their data: DROP TABLE IF EXISTS "  # noqa: S608 (a text for a person)
-            f"{tables}; DELETE FROM {record} WHERE line = '{OWN_LINE}'; then `riverpy migrate up`"
+            f"{tables}; DELETE FROM {record} WHERE line = '{RIVERPY_LINE}'; then "
+            "`riverpy migrate up`"
         )
     return [fail(text, fix, schema=snapshot.schema, missing_tables=missing)]
 

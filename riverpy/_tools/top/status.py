@@ -13,7 +13,7 @@ import msgspec
 from riverpy._postgres.damaged_jobs import damaged_of
 from riverpy._postgres.driver import close, connect
 from riverpy._postgres.jobs import FINAL_STATES
-from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, OWN_LINE, check_schema
+from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, RIVERPY_LINE, check_schema
 from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.domain_map import read_permitted_domains
 from riverpy._tools.reads import client_list, read_jobs, read_leader
@@ -215,7 +215,7 @@ class StatusReader:
             self._connection = await connect(self._url, pooled=True)
             await expect_primary(self._connection)
             state = await check_schema(self._connection, self._schema, url=self._url)
-            versions = state.versions(OWN_LINE)
+            versions = state.versions(RIVERPY_LINE)
             self._has_clients = CLIENTS_VERSION in versions
             self._has_domains = DOMAINS_VERSION in versions
         return self._connection

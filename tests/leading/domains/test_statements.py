@@ -27,7 +27,7 @@ SENT = {
     "client_unregister",
     "client_register",
     "index_artifacts",
-    "index_limits",
+    "index_set_timeouts",
     "index_list",
     "index_lock",
     "job_claim",
@@ -91,7 +91,7 @@ async def test_default_leader_needs_no_domains(
         await Migrator(rig.url, schema=rig.schema.name, line="riverpy").down(target=3)
         expected = SENT | {"exec_exists", "owner_exists"}
     else:
-        own = {"client_set_state", "member_mark_aware", "owner_exists", "owner_read"}
+        own = {"client_set_state", "member_mark_supports_domains", "owner_exists", "owner_read"}
         expected = SENT | EXECUTIONS | own
     sent = record_statements(monkeypatch)
     async with member(rig, "a", None, "default", dead_after=SHORT) as a:
@@ -114,4 +114,4 @@ def test_statements_of_a_leader_name_no_domain() -> None:
     known = texts(None)
     assert not {name for name in SENT if DOMAIN_WORDS.search(known[name])}
     assert DOMAIN_WORDS.search(known["owner_read"])
-    assert DOMAIN_WORDS.search(known["member_mark_aware"])
+    assert DOMAIN_WORDS.search(known["member_mark_supports_domains"])
