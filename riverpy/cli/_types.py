@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -54,6 +55,18 @@ def parse_queues(text: str) -> dict[str, int]:
 def format_queues(queues: Mapping[str, object]) -> str:
     """Return a text that `parse_queues` accepts."""
     return ",".join(f"{name}:{slots}" for name, slots in queues.items())
+
+
+class NumberType(click.FloatRange):
+    """A number within limits."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):  # no comparison with a limit refuses it
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 class IntegerType(click.IntRange):

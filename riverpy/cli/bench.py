@@ -10,7 +10,7 @@ from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import DatabaseSettings, database_options, json_option
 from riverpy.cli._output import print_json, print_note, print_table
 from riverpy.cli._run import run
-from riverpy.cli._types import IntegerType
+from riverpy.cli._types import IntegerType, NumberType
 from riverpy.config import MAX_WORKERS_MAX
 from riverpy.migrate import migrate_all
 
@@ -50,7 +50,7 @@ Ctrl-C.
 )
 @click.option(
     "--sleep-ms",
-    type=click.FloatRange(0, 10_000),
+    type=NumberType(0, 10_000),
     default=0.0,
     help="Milliseconds that a job sleeps, on average; each varies by up to half of it. Default: 0.",
 )

@@ -142,6 +142,7 @@ async def test_jobs_there(schema: Schema) -> None:
         (["-n", "0", "--embedded"], "'0' is not a whole number from 1"),
         (["--slots", "0", "--embedded"], "'0' is not a whole number from 1 to 10000"),
         (["--slots", "10001", "--embedded"], "'10001' is not a whole number"),
+        (["--sleep-ms", "nan", "--embedded"], "'nan' is not a number"),
         (["--embedded", "--database-url", "postgres://u:s3cret@h/d"], "exclude each other"),
     ],
 )

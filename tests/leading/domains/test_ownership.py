@@ -210,7 +210,7 @@ async def test_claims_wait_for_each_other(rig: Rig) -> None:
         ({"domain_queues": ["mail"]}, "requires leader_domain"),
         ({"leader_domain": "default", "domain_queues": ["a"]}, "requires leader_domain"),
         ({"leader_domain": "a", "leader_ttl": timedelta(days=2)}, "leader_ttl must be 1 day"),
-        ({"on_domain_conflict": "fight"}, "must be 'error', 'warn' or 'takeover'"),
+        ({"on_domain_conflict": "fight"}, "must be one of 'error', 'warn', 'takeover'"),
     ],
 )
 def test_bad_settings(settings: Any, text: str) -> None:
