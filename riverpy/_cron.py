@@ -15,7 +15,7 @@ from cronsim import CronSim, CronSimError
 from riverpy.errors import ConfigError
 
 _ZONE_HINT = "use a name such as Europe/Berlin"
-_EVERY = "@every "
+_EVERY_PREFIX = "@every "
 _ZONE_PREFIXES = ("TZ=", "CRON_TZ=")
 _MACROS = {
     "@annually": "0 0 1 1 *",
@@ -26,12 +26,11 @@ _MACROS = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-_STARS = ("*", "?")
+_WILDCARDS = ("*", "?")
 _DIGITS_MAX = 19
 """A number with this many digits is too large for Go."""
-_PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
-_DURATION_PART = re.compile(_PART)
-_DURATION = re.compile(rf"[+-]?(?:(?:{_PART})+|0)")
+_DURATION_PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
+_DURATION = re.compile(rf"[+-]?(?:(?:{_DURATION_PART})+|0)")
 _NANOSECONDS = {
     "ns": 1,
     "us": 10**3,
@@ -105,9 +104,9 @@ def every_interval(expression: str) -> timedelta | None:
     Raises:
         ConfigError: the duration is not valid.
     """
-    if not expression.startswith(_EVERY):
+    if not expression.startswith(_EVERY_PREFIX):
         return None
-    nanoseconds = _go_duration(expression.removeprefix(_EVERY))
+    nanoseconds = _go_duration(expression.removeprefix(_EVERY_PREFIX))
     if nanoseconds is None:
         raise ConfigError(
             f"cron expression {expression[:80]!r} is not allowed: use a duration with the units "
@@ -120,7 +119,7 @@ def _go_duration(text: str) -> int | None:
     """Return the nanoseconds of a duration in Go's form; None: the text is not a duration."""
     if not _DURATION.fullmatch(text):
         return None
-    parts = _DURATION_PART.findall(text)
+    parts = re.findall(_DURATION_PART, text)
     try:
         total = sum(int(Fraction(number) * _NANOSECONDS[unit]) for number, unit in parts)
     except ValueError:  # Python refuses numbers with thousands of digits
@@ -172,12 +171,12 @@ def _field_values(text: str, field: _Field) -> str:
     listed.
     """
     values: set[int] = set()
-    is_star = False
+    is_unrestricted = False
     for item in filter(None, text.split(",")):
         found = _item_values(item, field)
         values.update(found)
-        is_star = is_star or (item.startswith(_STARS) and found.step == 1)
-    return "*" if is_star else ",".join(map(str, sorted(values)))
+        is_unrestricted = is_unrestricted or (item.startswith(_WILDCARDS) and found.step == 1)
+    return "*" if is_unrestricted else ",".join(map(str, sorted(values)))
 
 
 def _item_values(item: str, field: _Field) -> range:
@@ -189,7 +188,7 @@ def _item_values(item: str, field: _Field) -> range:
     span, *steps = item.split("/")
     start, *ends = span.split("-")
     step = _parse_number(steps[0]) if steps else 1
-    if start in _STARS:  # robfig/cron ignores the end in `*-5`
+    if start in _WILDCARDS:  # robfig/cron ignores the end in `*-5`
         low, high = field.first, field.last
     else:
         low = _parse_value(start, field)

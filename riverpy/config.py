@@ -44,17 +44,17 @@ LEASE_TTL_MAX = timedelta(days=1)
 LEADER_DURATION_MIN = timedelta(milliseconds=100)
 """The shortest duration for leases and heartbeats. With a shorter duration, a slow round trip or a
 busy event loop would end a leader's term."""
-_ZERO = (timedelta(0), "zero")
-_MILLISECOND = (timedelta(milliseconds=1), "one millisecond")
-_LEADER_MIN = (LEADER_DURATION_MIN, "100 milliseconds")
+_ZERO_MINIMUM = (timedelta(0), "zero")  # a minimum, and its text in errors
+_MILLISECOND_MINIMUM = (timedelta(milliseconds=1), "one millisecond")
+_LEADER_MINIMUM = (LEADER_DURATION_MIN, "100 milliseconds")
 _DURATION_MINIMUMS = {
-    "fetch_cooldown": _ZERO,
-    "soft_stop_timeout": _ZERO,
-    "elect_interval": _LEADER_MIN,
-    "leader_ttl": _LEADER_MIN,
-    "dead_after": _LEADER_MIN,
+    "fetch_cooldown": _ZERO_MINIMUM,
+    "soft_stop_timeout": _ZERO_MINIMUM,
+    "elect_interval": _LEADER_MINIMUM,
+    "leader_ttl": _LEADER_MINIMUM,
+    "dead_after": _LEADER_MINIMUM,
 }
-"""The shortest values of some settings. The shortest value of all others is `_MILLISECOND`."""
+"""The shortest values of some durations. The others are at least `_MILLISECOND_MINIMUM`."""
 _NUMBER_MAXIMA = {
     "max_workers": MAX_WORKERS_MAX,
     "max_attempts": MAX_ATTEMPTS_MAX,
@@ -102,7 +102,7 @@ class JobRetention(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             value: timedelta | None = getattr(self, name)
             if value is not None:
-                _check_duration(f"the retention of {name} jobs", value, _ZERO)
+                _check_duration(f"the retention of {name} jobs", value, _ZERO_MINIMUM)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -394,7 +394,7 @@ def _check_fields(settings: QueueConfig | Config) -> None:
             continue
         value: Any = getattr(settings, name)
         if type_name == "timedelta":
-            _check_duration(name, value, _DURATION_MINIMUMS.get(name, _MILLISECOND))
+            _check_duration(name, value, _DURATION_MINIMUMS.get(name, _MILLISECOND_MINIMUM))
         elif type_name == "int":
             _expect_type(name, value, int)
             maximum = _NUMBER_MAXIMA.get(name)

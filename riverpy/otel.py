@@ -46,13 +46,17 @@ NAMES_MAX = 1000
 """The maximum number of kinds, and of queues, in metrics. Further names become `_OTHER`."""
 ERROR_TYPES_MAX = 10
 """The maximum number of error types in the metrics of one kind."""
-_OTHER = "_OTHER"
-_SYSTEM = {"messaging.system": "river"}
-_INSERT = {**_SYSTEM, "messaging.operation.name": "insert", "messaging.operation.type": "send"}
-_CLAIM = {**_SYSTEM, "messaging.operation.name": "claim", "messaging.operation.type": "receive"}
-_WORK = {**_SYSTEM, "messaging.operation.name": "work", "messaging.operation.type": "process"}
-_QUEUE, _ERROR_TYPE = "messaging.destination.name", "error.type"
-_KIND, _OUTCOME = "river.job.kind", "river.job.outcome"
+_OTHER_NAME = "_OTHER"
+_INSERT_ATTRIBUTES, _CLAIM_ATTRIBUTES, _WORK_ATTRIBUTES = (
+    {
+        "messaging.system": "river",
+        "messaging.operation.name": name,
+        "messaging.operation.type": operation_type,
+    }
+    for name, operation_type in (("insert", "send"), ("claim", "receive"), ("work", "process"))
+)
+_QUEUE_KEY, _ERROR_TYPE_KEY = "messaging.destination.name", "error.type"
+_KIND_KEY, _OUTCOME_KEY = "river.job.kind", "river.job.outcome"
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """The limits of the histogram buckets in OpenTelemetry's conventions, in seconds."""
 _LONG_BUCKETS = (*_BUCKETS, 30.0, 60.0, 300.0, 1800.0, 3600.0)
@@ -125,9 +129,9 @@ class OpenTelemetryPlugin:
         """Create the span of an insert."""
         queues = list(dict.fromkeys(job.queue for job in params))
         kinds = sorted({job.kind for job in params})
-        attributes: dict[str, AttributeValue] = {**_INSERT, "river.job.kinds": kinds}
+        attributes: dict[str, AttributeValue] = {**_INSERT_ATTRIBUTES, "river.job.kinds": kinds}
         if len(queues) == 1:
-            attributes[_QUEUE] = queues[0]
+            attributes[_QUEUE_KEY] = queues[0]
         if len(params) > 1:
             attributes["messaging.batch.message_count"] = len(params)
         name = f"insert {queues[0]}" if len(queues) == 1 else "insert"
@@ -158,10 +162,10 @@ class OpenTelemetryPlugin:
         insert_context = _propagator.extract(_string_values(job.metadata), context=Context())
         insert_span = get_current_span(insert_context).get_span_context()
         attributes: dict[str, AttributeValue] = {
-            **_WORK,
-            _QUEUE: job.queue,
+            **_WORK_ATTRIBUTES,
+            _QUEUE_KEY: job.queue,
             "messaging.message.id": str(job.id),
-            _KIND: job.kind,
+            _KIND_KEY: job.kind,
             "river.job.attempt": job.attempt,
             "river.job.priority": job.priority,
         }
@@ -182,13 +186,13 @@ class OpenTelemetryPlugin:
                     _set_error(span, raised)
                 raise
             finally:
-                span.set_attribute(_OUTCOME, ending(error))
+                span.set_attribute(_OUTCOME_KEY, ending(error))
                 self._record_attempt(job, time.monotonic() - started, error)
                 error = None  # the traceback of the error would keep this frame alive
 
     def metric_emit(self, metric: Metric, /) -> None:
         """Record the duration of a claim, or the number of jobs that a claim returned."""
-        attributes = {**_CLAIM, _QUEUE: self._queue_names(metric.queue)}
+        attributes = {**_CLAIM_ATTRIBUTES, _QUEUE_KEY: self._queue_names(metric.queue)}
         if not isinstance(metric, JobGetAvailableCount):
             self._operation_duration.record(metric.duration.total_seconds(), attributes)
         elif metric.count:
@@ -203,24 +207,24 @@ class OpenTelemetryPlugin:
     ) -> None:
         """Record an insert. After an error, `inserted` has all jobs. `queues` has the queues of all
         jobs, with those of duplicates."""
-        attributes: dict[str, AttributeValue] = dict(_INSERT)
+        attributes: dict[str, AttributeValue] = dict(_INSERT_ATTRIBUTES)
         if error is not None:
-            attributes[_ERROR_TYPE] = self._error_type("", error)
+            attributes[_ERROR_TYPE_KEY] = self._error_type("", error)
         for queue, count in Counter(self._queue_names(job.queue) for job in inserted).items():
-            self._inserted_jobs.add(count, {**attributes, _QUEUE: queue})
+            self._inserted_jobs.add(count, {**attributes, _QUEUE_KEY: queue})
         if len(queues) == 1:
-            attributes[_QUEUE] = self._queue_names(queues[0])
+            attributes[_QUEUE_KEY] = self._queue_names(queues[0])
         self._operation_duration.record(seconds, attributes)
 
     def _record_attempt(self, job: Job[Any], seconds: float, error: BaseException | None) -> None:
         kind = self._kind_names(job.kind)
-        attributes = {**_WORK, _QUEUE: self._queue_names(job.queue), _KIND: kind}
+        attributes = {**_WORK_ATTRIBUTES, _QUEUE_KEY: self._queue_names(job.queue), _KIND_KEY: kind}
         if (claimed_at := job.attempted_at) is not None:
             wait = (claimed_at - max(job.scheduled_at, job.created_at)).total_seconds()
             self._queue_wait.record(max(wait, 0.0), attributes)
-        attributes[_OUTCOME] = outcome = ending(error)
+        attributes[_OUTCOME_KEY] = outcome = ending(error)
         if error is not None and outcome == "failed":
-            attributes[_ERROR_TYPE] = self._error_type(kind, error)
+            attributes[_ERROR_TYPE_KEY] = self._error_type(kind, error)
         self._attempt_duration.record(seconds, attributes)
 
     def _error_type(self, kind: str, error: BaseException) -> str:
@@ -249,7 +253,7 @@ def _without_duplicates(
 def _set_error(span: Span, error: BaseException) -> None:
     with suppress(Exception):  # the error's text comes from user code, which may fail
         span.record_exception(error)
-    span.set_attribute(_ERROR_TYPE, _type_name(error))
+    span.set_attribute(_ERROR_TYPE_KEY, _type_name(error))
     span.set_status(StatusCode.ERROR, _type_name(error))
 
 
@@ -268,6 +272,6 @@ class _NameLimit:
     def __call__(self, name: str) -> str:
         if name not in self._names:
             if len(self._names) >= self._maximum:
-                return _OTHER
+                return _OTHER_NAME
             self._names.add(name)
         return name

@@ -19,9 +19,9 @@ INTERVAL_MAX = timedelta(days=365_000)
 
 _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
-_EVERY, _CRON = "every ", "cron "
-_STARS = ("*", "?")
-_AS_RIVER = " clock_changes=river"
+_EVERY_PREFIX, _CRON_PREFIX = "every ", "cron "
+_WILDCARDS = ("*", "?")
+_RIVER_CLOCK_SUFFIX = " clock_changes=river"
 
 
 class PeriodicSchedule(Protocol):
@@ -62,8 +62,8 @@ class IntervalSchedule:
 
     def __str__(self) -> str:
         if self.expression is not None:
-            return f"{_CRON}{self.expression} UTC"
-        return _EVERY + format_duration(self.interval)
+            return f"{_CRON_PREFIX}{self.expression} UTC"
+        return _EVERY_PREFIX + format_duration(self.interval)
 
 
 class CronSchedule:
@@ -85,22 +85,24 @@ class CronSchedule:
         self.clock_changes: ClockChanges = clock_changes
         self._pattern = cron_pattern(fields, expression)
         minute, hour = fields[:2]
-        recurs = minute.startswith(_STARS) or hour.startswith(_STARS)
+        recurs = minute.startswith(_WILDCARDS) or hour.startswith(_WILDCARDS)
         is_hourly = len(self._pattern.hours) == 24
         self._has_fixed_times = clock_changes == "once" and not recurs and not is_hourly
 
     def next(self, after: datetime, /) -> datetime | None:
         """Return the first matching time after `after`."""
         try:
-            return self._next_fixed(after) if self._has_fixed_times else self._next_elapsed(after)
+            if self._has_fixed_times:
+                return self._next_fixed_time(after)
+            return self._next_matching_instant(after)
         except OverflowError:  # the end of the calendar
             return None
 
     def __str__(self) -> str:
-        suffix = _AS_RIVER if self.clock_changes == "river" else ""
-        return f"{_CRON}{self.expression} {self.timezone}{suffix}"
+        suffix = _RIVER_CLOCK_SUFFIX if self.clock_changes == "river" else ""
+        return f"{_CRON_PREFIX}{self.expression} {self.timezone}{suffix}"
 
-    def _next_fixed(self, after: datetime) -> datetime | None:
+    def _next_fixed_time(self, after: datetime) -> datetime | None:
         local_time: datetime | None = self._local_time(after)
         while (local_time := self._next_local_time(local_time)) is not None:
             due = self._instant_of(local_time)
@@ -108,7 +110,7 @@ class CronSchedule:
                 return due
         return None
 
-    def _next_elapsed(self, after: datetime) -> datetime | None:
+    def _next_matching_instant(self, after: datetime) -> datetime | None:
         start = after.astimezone(UTC).replace(microsecond=0)
         local_time = self._local_time(start)
         while (local_time := self._next_local_time(local_time)) is not None:
@@ -208,14 +210,14 @@ def parse_schedule(text: str) -> PeriodicSchedule | None:
         ConfigError: this version of riverpy cannot read the text, or this machine lacks its time
             zone.
     """
-    if text.startswith(_EVERY):
+    if text.startswith(_EVERY_PREFIX):
         try:
-            return every(parse_duration(text.removeprefix(_EVERY)))
+            return every(parse_duration(text.removeprefix(_EVERY_PREFIX)))
         except ValueError as error:
             raise ConfigError(str(error)) from None
-    if text.startswith(_CRON):
-        changes: ClockChanges = "river" if text.endswith(_AS_RIVER) else "once"
-        text = text.removeprefix(_CRON).removesuffix(_AS_RIVER)
+    if text.startswith(_CRON_PREFIX):
+        changes: ClockChanges = "river" if text.endswith(_RIVER_CLOCK_SUFFIX) else "once"
+        text = text.removeprefix(_CRON_PREFIX).removesuffix(_RIVER_CLOCK_SUFFIX)
         expression, _, timezone = text.rpartition(" ")
         return cron(expression, timezone=timezone, clock_changes=changes)
     return None

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-KEPT_DEFAULT = timedelta(days=30)
+KEY_RETENTION_DEFAULT = timedelta(days=30)
 """The default time for which a key is stored."""
-WAIT_DEFAULT = timedelta(seconds=10)
+KEY_WAIT_DEFAULT = timedelta(seconds=10)
 """The default time for which a call waits for another call with the same key."""
-EXPIRES_AFTER_DEFAULT = timedelta(minutes=5)
+CLAIM_EXPIRY_DEFAULT = timedelta(minutes=5)
 """The default time after which a claim of `run_at_least_once` expires."""
-CLAIM_MARGIN_SHARE = 1 / 15
+CANCEL_MARGIN_SHARE = 1 / 15
 """The function is cancelled before the claim expires, earlier by this share of `expires_after`. The
 clocks of client and server may run at different rates."""
 DURATION_MAX = timedelta(days=36_500)
@@ -58,7 +58,8 @@ RELEASE_TIMEOUT = 2.0
 COMPLETE_TIMEOUT = 10.0
 """The time to record that an effect is complete, with all retries, in seconds."""
 _RETRY_DELAY_MIN, _RETRY_DELAY_MAX = timedelta(milliseconds=100), timedelta(seconds=2)
-_LOCKED_DELAY_MIN, _LOCKED_DELAY_MAX = timedelta(milliseconds=5), timedelta(milliseconds=200)
+_LOCKED_KEY_DELAY_MIN = timedelta(milliseconds=5)
+_LOCKED_KEY_DELAY_MAX = timedelta(milliseconds=200)
 
 _log = get_logger()
 ResultT = TypeVar("ResultT")
@@ -77,8 +78,8 @@ class ExecutionCalls(ClientCalls):
         key: str,
         fn: Callable[[Transaction], Awaitable[ResultT]],
         *,
-        kept: timedelta | None = KEPT_DEFAULT,
-        wait: timedelta = WAIT_DEFAULT,
+        kept: timedelta | None = KEY_RETENTION_DEFAULT,
+        wait: timedelta = KEY_WAIT_DEFAULT,
         tx: Transaction | None = None,
     ) -> Execution[ResultT]:
         """Run an effect on the database once for this key. `await fn(connection)` and the record of
@@ -124,7 +125,7 @@ class ExecutionCalls(ClientCalls):
     ) -> Execution[ResultT]:
         schema = self._config.schema
         async with self._transaction(tx, isolation=None) as connection:
-            with self._limiting_wait(wait, can_retry_conflicts=tx is None):
+            with self._limit_key_wait(wait, can_retry_conflicts=tx is None):
                 transaction_id = await exec_insert(
                     connection, schema, key=key, claimed_by=self.id, kept=kept
                 )
@@ -140,7 +141,7 @@ class ExecutionCalls(ClientCalls):
         key: str,
         fn: Callable[[Claim], Awaitable[ResultT]],
         *,
-        kept: timedelta | None = KEPT_DEFAULT,
+        kept: timedelta | None = KEY_RETENTION_DEFAULT,
     ) -> Execution[ResultT]:
         """Run an effect outside the database, such as sending a mail, at most once for this key.
         After a crash or an error it may or may not have happened. It does not run again.
@@ -166,7 +167,7 @@ class ExecutionCalls(ClientCalls):
         """
         _validate_arguments(key, kept=kept)
         attempt = partial(self._try_to_claim, key, None, kept)
-        claim = await _retry_while_locked(WAIT_DEFAULT, attempt)
+        claim = await _retry_while_locked(KEY_WAIT_DEFAULT, attempt)
         if not isinstance(claim, Claim):
             return claim
         return await self._record_end(claim, await fn(claim), kept)
@@ -176,8 +177,8 @@ class ExecutionCalls(ClientCalls):
         key: str,
         fn: Callable[[Claim], Awaitable[ResultT]],
         *,
-        expires_after: timedelta = EXPIRES_AFTER_DEFAULT,
-        kept: timedelta | None = KEPT_DEFAULT,
+        expires_after: timedelta = CLAIM_EXPIRY_DEFAULT,
+        kept: timedelta | None = KEY_RETENTION_DEFAULT,
     ) -> Execution[ResultT]:
         """Run an effect outside the database until it succeeds once for this key. After a crash or
         an error another call runs it again, so the effect may happen twice.
@@ -211,11 +212,11 @@ class ExecutionCalls(ClientCalls):
                 f"kept ({kept}) must be at least expires_after ({expires_after}): otherwise the "
                 "key is deleted before its claim expires"
             )
-        seconds = expires_after.total_seconds() * (1 - CLAIM_MARGIN_SHARE)
+        seconds = expires_after.total_seconds() * (1 - CANCEL_MARGIN_SHARE)
         reason = f"run_at_least_once({key!r}) took longer than its claim lasts"
         deadline = anyio.current_time() + seconds
         attempt = partial(self._try_to_claim, key, expires_after, kept)
-        claim = await _retry_while_locked(WAIT_DEFAULT, attempt)
+        claim = await _retry_while_locked(KEY_WAIT_DEFAULT, attempt)
         if not isinstance(claim, Claim):
             return claim
         try:
@@ -236,7 +237,7 @@ class ExecutionCalls(ClientCalls):
         claim: Claim | None = None
         try:
             async with self._transaction(None) as connection:
-                with self._limiting_wait(wait, can_retry_conflicts=True):
+                with self._limit_key_wait(wait, can_retry_conflicts=True):
                     epoch = await exec_claim(
                         connection,
                         schema,
@@ -291,7 +292,7 @@ class ExecutionCalls(ClientCalls):
             _log.warning(EXECUTION_CLAIM_RELEASE_FAILED, error=describe(error))
 
     @contextmanager
-    def _limiting_wait(self, wait: float, *, can_retry_conflicts: bool) -> Generator[None]:
+    def _limit_key_wait(self, wait: float, *, can_retry_conflicts: bool) -> Generator[None]:
         """Limit a statement that waits for another transaction with the same key to `wait` seconds.
 
         Raises:
@@ -301,7 +302,7 @@ class ExecutionCalls(ClientCalls):
             SchemaMissingError: line `riverpy` is not migrated.
         """
         try:
-            with self._naming_missing_table(), anyio.move_on_after(wait) as scope:
+            with self._translate_missing_table(), anyio.move_on_after(wait) as scope:
                 yield
         except (LockNotAvailableError, QueryCanceledError) as error:
             raise _KeyLockedError from error
@@ -313,7 +314,7 @@ class ExecutionCalls(ClientCalls):
             raise _KeyLockedError
 
     @contextmanager
-    def _naming_missing_table(self) -> Generator[None]:
+    def _translate_missing_table(self) -> Generator[None]:
         try:
             yield
         except UndefinedTableError:
@@ -331,7 +332,7 @@ async def _retry_while_locked(
     """Call `attempt(remaining_seconds)` until it succeeds or `wait` has passed. Several calls are
     needed if the session has a short lock timeout or an old snapshot."""
     deadline = anyio.current_time() + wait.total_seconds()
-    backoff = Backoff(_LOCKED_DELAY_MIN, _LOCKED_DELAY_MAX)
+    backoff = Backoff(_LOCKED_KEY_DELAY_MIN, _LOCKED_KEY_DELAY_MAX)
     while True:
         try:
             return await attempt(deadline - anyio.current_time())

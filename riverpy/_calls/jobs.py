@@ -28,7 +28,7 @@ class JobCalls(ClientCalls):
             NotFoundError: there is no job with this id.
             JobDamagedError: the server cannot read the job.
         """
-        return await self._one_job(jobs.job_get, job_id, tx)
+        return await self._execute_for_job(jobs.job_get, job_id, tx)
 
     async def job_cancel(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
         """Cancel a job. Returns the job.
@@ -40,7 +40,7 @@ class JobCalls(ClientCalls):
         Raises:
             NotFoundError, JobDamagedError: as `job_get`.
         """
-        return await self._one_job(jobs.job_cancel, job_id, tx)
+        return await self._execute_for_job(jobs.job_cancel, job_id, tx)
 
     async def job_retry(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
         """Make a job available now, with one more attempt if it has none left. Returns the job. A
@@ -51,7 +51,7 @@ class JobCalls(ClientCalls):
             UniqueConflictError: another job has the same unique key now.
         """
         try:
-            return await self._one_job(jobs.job_retry, job_id, tx)
+            return await self._execute_for_job(jobs.job_retry, job_id, tx)
         except UniqueViolationError:
             raise UniqueConflictError(
                 f"job {job_id} cannot be retried: another job has the same unique key"
@@ -70,9 +70,9 @@ class JobCalls(ClientCalls):
             NotFoundError, JobDamagedError: as `job_get`.
         """
         updates = f'{{"output":{encode_metadata_value(output)}}}'
-        return await self._one_job(partial(jobs.job_update, updates=updates), job_id, tx)
+        return await self._execute_for_job(partial(jobs.job_update, updates=updates), job_id, tx)
 
-    async def _one_job(
+    async def _execute_for_job(
         self,
         call: Callable[[Transaction, str | None, int], Awaitable[Any]],
         job_id: int,

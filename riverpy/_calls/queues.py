@@ -37,7 +37,7 @@ class QueueCalls(ClientCalls):
         async with self._transaction(tx) as connection:
             found = await queues.queue_get(connection, self._config.schema, name)
         if found is None:
-            raise _no_queue(name)
+            raise _queue_missing_error(name)
         return found
 
     async def queue_list(
@@ -96,7 +96,7 @@ class QueueCalls(ClientCalls):
         async with self._transaction(tx) as connection:
             found = await queues.queue_update(connection, self._config.schema, name, text)
             if found is None:
-                raise _no_queue(name)
+                raise _queue_missing_error(name)
             await queues.control_notify(connection, self._config.schema, payload)
         return found
 
@@ -107,7 +107,7 @@ class QueueCalls(ClientCalls):
         Raises:
             NotFoundError: no client has worked a queue with this name.
         """
-        await self._control(queues.queue_pause, "pause", name, tx)
+        await self._pause_or_resume(queues.queue_pause, "pause", name, tx)
 
     async def queue_resume(self, name: str, *, tx: Transaction | None = None) -> None:
         """Let all clients claim jobs of a paused queue again, or of all queues with `*`.
@@ -115,9 +115,9 @@ class QueueCalls(ClientCalls):
         Raises:
             NotFoundError: no client has worked a queue with this name.
         """
-        await self._control(queues.queue_resume, "resume", name, tx)
+        await self._pause_or_resume(queues.queue_resume, "resume", name, tx)
 
-    async def _control(
+    async def _pause_or_resume(
         self,
         call: Callable[[Transaction, str | None, str], Awaitable[list[str]]],
         action: str,
@@ -127,10 +127,10 @@ class QueueCalls(ClientCalls):
         async with self._transaction(tx) as connection:
             found = await call(connection, self._config.schema, name)
             if not found and name != "*":
-                raise _no_queue(name)
+                raise _queue_missing_error(name)
             payload = msgspec.json.encode({"action": action, "queue": name}).decode()
             await queues.control_notify(connection, self._config.schema, payload)
 
 
-def _no_queue(name: str) -> NotFoundError:
+def _queue_missing_error(name: str) -> NotFoundError:
     return NotFoundError(f"there is no queue {name!r}: a queue exists after a client has worked it")

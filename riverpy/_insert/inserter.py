@@ -172,7 +172,9 @@ class Inserter:
         """
         return await self._insert(tx, *self._prepare(params), self._send_statement)
 
-    def prepare_due(self, args: Args, opts: InsertOpts, *, due_at: datetime) -> PreparedJob:
+    def prepare_periodic_job(
+        self, args: Args, opts: InsertOpts, *, due_at: datetime
+    ) -> PreparedJob:
         """Check and encode a periodic job. `due_at` is the time at which the job is due, by the
         server's clock. This time also decides the unique period.
 
@@ -187,7 +189,8 @@ class Inserter:
     async def insert_prepared(
         self, jobs: list[PreparedJob], *, tx: Transaction | None
     ) -> list[InsertResult]:
-        """Insert jobs that `prepare_due` returned, in a transaction of riverpy; see `insert_many`.
+        """Insert jobs that `prepare_periodic_job` returned, in a transaction of riverpy; see
+        `insert_many`.
 
         Raises:
             InsertError: a job is not allowed, a hook or middleware failed, or the hooks and

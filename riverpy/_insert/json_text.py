@@ -24,7 +24,7 @@ def args_text(args: JobArgs | RawArgs) -> str:
         ArgsError: PostgreSQL cannot store the args, or a worker could not decode them.
     """
     if isinstance(args, RawArgs):
-        return raw_text("RawArgs", args.json)
+        return compact_json("RawArgs", args.json)
     text = _checked_size("args", _json.encode(args))
     if not text.startswith("{"):
         raise ArgsError(f"args must be a JSON object, got {text[:80]}")
@@ -60,7 +60,7 @@ def _decoder_of(cls: type[object]) -> Callable[[str], object] | None:
         return None
 
 
-def raw_text(owner: str, given: object) -> str:
+def compact_json(owner: str, given: object) -> str:
     """Return JSON text that the caller encoded, in compact form.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from riverpy import _json
-from riverpy._insert.json_text import args_text, encode_job_metadata, raw_text
+from riverpy._insert.json_text import args_text, compact_json, encode_job_metadata
 from riverpy._insert.unique_key import (
     check_unique_opts,
     unique_key,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _KEY_SIZE = 32
-_STATES = (JobState.AVAILABLE, JobState.PENDING, JobState.SCHEDULED)
+_INSERTABLE_STATES = (JobState.AVAILABLE, JobState.PENDING, JobState.SCHEDULED)
 _NO_OPTS = InsertOpts()
 _NOT_UNIQUE = UniqueOpts()
 
@@ -195,10 +195,10 @@ def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> 
     is_same_metadata = params.metadata == _decode_metadata(old.metadata)
     time = _checked_time(params.scheduled_at)
     state = _expect("state", params.state, JobState)
-    if state not in _STATES:
-        raise InsertError(f"state must be one of {', '.join(_STATES)}, got {state}")
+    if state not in _INSERTABLE_STATES:
+        raise InsertError(f"state must be one of {', '.join(_INSERTABLE_STATES)}, got {state}")
     row = _checked_row(
-        args=old.args if is_same_text else raw_text("encoded_args", params.encoded_args),
+        args=old.args if is_same_text else compact_json("encoded_args", params.encoded_args),
         kind=_checked_kind(_expect("kind", params.kind, str), rules),
         metadata=old.metadata if is_same_metadata else encode_job_metadata(params.metadata),
         queue=params.queue,

@@ -28,7 +28,7 @@ PERIOD_MIN = timedelta(seconds=1)
 """The shortest unique period."""
 
 _PERIOD_EPOCH = datetime(1, 1, 1, tzinfo=UTC)
-_NOT_VERBATIM = re.compile(r"[^ !#-\[\]-\x7f]")
+_CHARACTER_TO_ESCAPE = re.compile(r"[^ !#-\[\]-\x7f]")
 _ARRAY_INDEX_MAX = 1000
 _WARNINGS_MAX = 1000
 
@@ -158,7 +158,7 @@ def _iterate_members(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _encode_key(key: str) -> str:
-    return _json.string(key) if _NOT_VERBATIM.search(key) else f'"{key}"'
+    return _json.string(key) if _CHARACTER_TO_ESCAPE.search(key) else f'"{key}"'
 
 
 # Fields marked `Unique`

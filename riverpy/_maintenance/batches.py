@@ -30,7 +30,7 @@ PAUSE_MIN = 0.05
 PAUSE_MAX = 5.0
 """The shortest and the longest pause between two batches, in seconds. The pause gives the database
 time for the workers. A pause is never longer than the time that the batch before it took."""
-SET_ASIDE_MAX = 1_000
+SET_ASIDE_ROWS_MAX = 1_000
 """The largest number of rows that are set aside. At this limit the oldest row is forgotten, and a
 later pass reads that row again."""
 SET_ASIDE_DELAY_MIN = 5.0
@@ -77,13 +77,13 @@ class Batches(Generic[Row]):
         self._purpose, self._row_name = purpose, name or key
         self._connection = connection or self._context.connection
         self._send_rows = send
-        self.aside: SetAside[Row] = SetAside(
-            SET_ASIDE_MAX, delay_min=SET_ASIDE_DELAY_MIN, delay_max=SET_ASIDE_DELAY_MAX
+        self.set_aside_rows: SetAside[Row] = SetAside(
+            SET_ASIDE_ROWS_MAX, delay_min=SET_ASIDE_DELAY_MIN, delay_max=SET_ASIDE_DELAY_MAX
         )
         self._sender = BatchSender(
-            BatchStatement(self._send_counted, row_id=key),
+            BatchStatement(self._count_and_send, row_id=key),
             size=BatchSize(size or BATCH_SIZE, self._context.fence.limit.total_seconds()),
-            aside=self.aside,
+            aside=self.set_aside_rows,
             set_aside=self._log_set_aside,
             recovered=self._log_recovered,
             failures_max=FAILURES_MAX,
@@ -93,13 +93,13 @@ class Batches(Generic[Row]):
         """The number of consecutive failed statements."""
         self._limited_log = self._log.limited()
         service.set_aside_reporters.append(
-            lambda: report_rows(purpose, self.aside.entries, self._row_name)
+            lambda: report_rows(purpose, self.set_aside_rows.entries, self._row_name)
         )
 
     def delay(self, interval: float) -> float:
         """Return the seconds until the next pass: `interval`, or less if a row that is set aside is
         due earlier."""
-        return min(interval, max(self.aside.next_due - time.monotonic(), PASS_DELAY_MIN))
+        return min(interval, max(self.set_aside_rows.next_due - time.monotonic(), PASS_DELAY_MIN))
 
     @property
     def row_limit(self) -> int:
@@ -111,8 +111,8 @@ class Batches(Generic[Row]):
         another leader may maintain those rows now."""
         if scope != self._scope:
             self._scope = scope
-            for aside in self.aside.entries:
-                self._sender.forget(aside.row)
+            for entry in self.set_aside_rows.entries:
+                self._sender.forget(entry.row)
 
     async def handle_rows(self, rows: Iterable[Row]) -> bool:
         """Handle rows, except for those that are set aside and not due. Return False if too many
@@ -163,7 +163,7 @@ class Batches(Generic[Row]):
         """Return a transaction that fails if the term has ended; see `TermFence.transaction`."""
         return self._context.fence.transaction(self._connection, self._purpose)
 
-    async def _send_counted(self, rows: list[Row]) -> None:
+    async def _count_and_send(self, rows: list[Row]) -> None:
         self._failed_statements += 1
         await self._send_rows(rows)
         self._failed_statements = 0
@@ -175,8 +175,8 @@ class Batches(Generic[Row]):
             row=self._row_name(row),
             error=describe(error),
         )
-        if len(self.aside) > SET_ASIDE_MAX:
-            self._sender.forget(self.aside.entries[0].row)
+        if len(self.set_aside_rows) > SET_ASIDE_ROWS_MAX:
+            self._sender.forget(self.set_aside_rows.entries[0].row)
 
     def _log_recovered(self, row: Row) -> None:
         self._log.info(ROW_RECOVERED, purpose=self._purpose, row=self._row_name(row))

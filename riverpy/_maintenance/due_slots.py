@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from riverpy.periodic import Missed
     from riverpy.schedules import PeriodicSchedule
 
-LATE_MAX = timedelta(seconds=30)
+MISSED_AFTER = timedelta(seconds=30)
 """A slot with a longer delay counts as missed. A change of the leader takes less time."""
 MISSED_MAX = 1000
 """The largest number of missed slots of one periodic job that get a job."""
-STEPS_MAX = 10_000
+SLOT_STEPS_MAX = 10_000
 """The largest number of slots of a user's own schedule that are computed one by one."""
 _SEARCH_SPAN_MIN = timedelta(milliseconds=1)
 
@@ -50,7 +50,7 @@ def due_slots(
         slots.append(due)
         due = next_time(schedule, due)
     has_dropped_slots = missed == "all" and bool(slots) and slots[0] != slot
-    if missed == "skip" and slots and now - slots[-1] > LATE_MAX:
+    if missed == "skip" and slots and now - slots[-1] > MISSED_AFTER:
         slots.clear()
     return DueSlots(list(slots), due, has_dropped_slots)
 
@@ -62,13 +62,13 @@ def _skip_old_slots(
     After a long gap there are too many slots to compute each one.
 
     The function searches backwards from `now`, which assumes that slots do not depend on earlier
-    slots. The slots of an interval do. The slots of a user's schedule may, so up to `STEPS_MAX` of
-    them are computed one by one.
+    slots. The slots of an interval do. The slots of a user's schedule may, so up to
+    `SLOT_STEPS_MAX` of them are computed one by one.
     """
     if isinstance(schedule, IntervalSchedule):
         passed = (now - slot) // schedule.interval
         return slot + max(passed + 1 - count, 0) * schedule.interval
-    if not (isinstance(schedule, CronSchedule) or has_slots(schedule, slot, now, STEPS_MAX)):
+    if not (isinstance(schedule, CronSchedule) or has_slots(schedule, slot, now, SLOT_STEPS_MAX)):
         return slot
     span = _SEARCH_SPAN_MIN
     while now - slot > span:  # `now - span` must not leave the calendar

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 INTERVAL = 30.0
 """Seconds between two passes."""
-SWEEP_INTERVAL = 3600.0
+FULL_READ_INTERVAL = 3600.0
 """Seconds after which the cleaner reads the jobs of a rule from the beginning again. An earlier
 pass may have skipped jobs that were locked, or that another rule keeps longer."""
-_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
+_FINISHED_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
 
 
 class Rule(NamedTuple):
@@ -52,7 +52,7 @@ def retention_rules(config: Config, scope: QueueScope) -> list[Rule]:
         return []
     return [
         Rule(state, retention, jobs)
-        for state in _STATES
+        for state in _FINISHED_STATES
         for retention, jobs in _scopes_by_retention(config, scope, state)
     ]
 
@@ -113,7 +113,7 @@ class JobCleaner(MaintenanceService):
         beginning, because the rule may match jobs that were skipped."""
         self._unfinished_rules: set[Rule] = set()
         """The rules whose jobs were not yet read to the end."""
-        self._swept_at = context.timer.boottime()
+        self._last_full_read_at = context.timer.boottime()
         """The time at which all positions were last set to the beginning."""
         self._deleted_count = 0
         """The number of jobs that were deleted for the current rule."""
@@ -134,9 +134,9 @@ class JobCleaner(MaintenanceService):
         """Keep the position of each rule. Once an hour, set all positions to the beginning."""
         now = self.context.timer.boottime()
         cursors = self._cursors
-        if now - self._swept_at >= SWEEP_INTERVAL:
+        if now - self._last_full_read_at >= FULL_READ_INTERVAL:
             cursors = {rule: cursors.get(rule) for rule in self._unfinished_rules}
-            self._swept_at = now
+            self._last_full_read_at = now
         self._cursors = {rule: cursors.get(rule) for rule in rules}
         self._unfinished_rules.intersection_update(rules)
 
@@ -156,7 +156,7 @@ class JobCleaner(MaintenanceService):
         """Read the jobs of a rule page by page, and delete them. The jobs of a rule without a scope
         are always read from the beginning, since only jobs that are set aside are skipped. If too
         many jobs are set aside, reading continues at the position of the rule."""
-        if rule.scope is None and not self.batches.aside.is_full:
+        if rule.scope is None and not self.batches.set_aside_rows.is_full:
             self._cursors[rule] = None
         self._unfinished_rules.add(rule)
         self._deleted_count = 0

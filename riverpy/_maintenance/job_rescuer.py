@@ -44,20 +44,20 @@ if TYPE_CHECKING:
     from riverpy.worker import WorkUnit
 
 INTERVAL_MAX = 30.0
-INTERVAL_SHARE = 1 / 5
+INTERVAL_SHARE_OF_DEAD_AFTER = 1 / 5
 """The time between two reads of all heartbeats is this share of `dead_after`, but at most
 `INTERVAL_MAX` seconds. A dead client is found with at most this delay."""
 TIMER_MARGIN = 0.01
 """Seconds by which a timer may end too early."""
 STUCK_INTERVAL = 30.0
-STUCK_SHARE = 1 / 12
+INTERVAL_SHARE_OF_RESCUE_AFTER = 1 / 12
 """The time between two searches for jobs that run for too long is `STUCK_INTERVAL` seconds, as in
 River, but at most this share of `rescue_after`."""
 READ_SIZE = 1_000
 """The largest number of stuck jobs that are read at a time, with all their columns."""
 _RUNNING_STATES = ("running",)
-CLIENT_DEAD = "its client is dead"
-TOO_LONG = "it ran for too long"
+REASON_CLIENT_DEAD = "its client is dead"
+REASON_RAN_TOO_LONG = "it ran for too long"
 """Reasons for a rescue, for the log."""
 _PURPOSE = "looking for jobs to rescue"
 
@@ -65,12 +65,12 @@ _PURPOSE = "looking for jobs to rescue"
 class _StuckJob(Job[Any]):
     """A job that has been running for too long. The job's worker class gets this object."""
 
-    __slots__ = ("age",)
+    __slots__ = ("running_seconds",)
 
     def __init__(self, row: Record) -> None:
         self._row = row
         self._updates = None
-        self.age: float = row[-1]
+        self.running_seconds: float = row[-1]
         """Seconds since the job was claimed."""
 
     @property
@@ -116,9 +116,9 @@ class JobRescuer(MaintenanceService):
         self._observer = None if contact is None else HeartbeatObserver(context.timer, contact)
         self._config = context.config
         self._dead_after = self._config.dead_after.total_seconds()
-        self._interval = min(INTERVAL_MAX, self._dead_after * INTERVAL_SHARE)
+        self._interval = min(INTERVAL_MAX, self._dead_after * INTERVAL_SHARE_OF_DEAD_AFTER)
         rescue_age = self._config.rescue_age.total_seconds()
-        self._stuck_interval = min(STUCK_INTERVAL, rescue_age * STUCK_SHARE)
+        self._stuck_interval = min(STUCK_INTERVAL, rescue_age * INTERVAL_SHARE_OF_RESCUE_AFTER)
         self._next_stuck_search = 0.0
         """The time of the next search for stuck jobs."""
         self.batches: Batches[LostAttempt] = Batches(
@@ -128,8 +128,8 @@ class JobRescuer(MaintenanceService):
             key=lambda attempt: attempt.rescue.claim_key,
             name=lambda attempt: attempt.rescue.claim_key.id,
         )
-        self.reads: Batches[int] = Batches(
-            self, "reading stuck jobs", self._read_stuck, key=int, size=READ_SIZE
+        self.stuck_job_reads: Batches[int] = Batches(
+            self, "reading stuck jobs", self._read_stuck_jobs, key=int, size=READ_SIZE
         )
         self._damaged = DamagedJobs("finding jobs of dead clients", self.log)
         self.set_aside_reporters.append(lambda: self._damaged.set_aside)
@@ -147,17 +147,17 @@ class JobRescuer(MaintenanceService):
         now = self.context.timer.boottime()
         filters = (await self.context.scope()).filters()
         self.batches.begin_pass(filters)
-        self.reads.begin_pass(filters)
-        next_in = await self._rescue_dead(filters)
+        self.stuck_job_reads.begin_pass(filters)
+        next_in = await self._rescue_jobs_of_dead_clients(filters)
         if now >= self._next_stuck_search:
-            await self._rescue_stuck(filters)
+            await self._rescue_stuck_jobs(filters)
             self._next_stuck_search = now + self._stuck_interval
         await self.batches.handle_rows(())  # retries rows that are set aside
         return min(next_in, self._next_stuck_search - now)
 
     # -- by heartbeat
 
-    async def _rescue_dead(self, filters: Sequence[QueueFilter | None]) -> float:
+    async def _rescue_jobs_of_dead_clients(self, filters: Sequence[QueueFilter | None]) -> float:
         """Rescue the jobs of dead clients. Return the seconds until another client may count as
         dead."""
         if self._observer is None or not filters:
@@ -201,11 +201,11 @@ class JobRescuer(MaintenanceService):
 
     # -- by age
 
-    async def _rescue_stuck(self, filters: Sequence[QueueFilter | None]) -> None:
+    async def _rescue_stuck_jobs(self, filters: Sequence[QueueFilter | None]) -> None:
         self._unknown_kinds.clear()
         for within in filters:
             self._stuck_attempts.clear()
-            await self.reads.handle_pages(partial(self._read_stuck_ids, within))
+            await self.stuck_job_reads.handle_pages(partial(self._read_stuck_ids, within))
             await self.batches.handle_rows(self._stuck_attempts)
         for kind, count in sorted(self._unknown_kinds.items()):
             if kind not in self._logged_kinds:
@@ -225,20 +225,21 @@ class JobRescuer(MaintenanceService):
                 limit=limit,
             )
 
-    async def _read_stuck(self, ids: list[int]) -> None:
-        """Read all columns of stuck jobs, and choose the jobs to rescue. `reads` calls this again
-        with fewer ids after an error, so a damaged job does not make the read of others fail."""
+    async def _read_stuck_jobs(self, ids: list[int]) -> None:
+        """Read all columns of stuck jobs, and choose the jobs to rescue. After an error
+        `stuck_job_reads` calls this again with fewer ids, so a damaged job does not make the read
+        of others fail."""
         async with self.read_connection(_PURPOSE) as connection:
             rows = await job_stuck_rows(
                 connection, self.schema, ids=ids, age=self._config.rescue_age
             )
-        for job in await self._keep_unregistered([_StuckJob(row) for row in rows]):
+        for job in await self._jobs_of_unregistered_clients([_StuckJob(row) for row in rows]):
             delay = self._rescue_delay(job)
             if delay is not None:
                 rescue = Rescue(job.claim_key, job.client_id, delay.total_seconds())
                 self._stuck_attempts.append(LostAttempt(rescue, None))
 
-    async def _keep_unregistered(self, jobs: list[_StuckJob]) -> list[_StuckJob]:
+    async def _jobs_of_unregistered_clients(self, jobs: list[_StuckJob]) -> list[_StuckJob]:
         """Return the jobs of clients that are not registered. Jobs of a registered client are
         rescued only if the client is dead."""
         ids = {job.client_id for job in jobs}
@@ -269,7 +270,7 @@ class JobRescuer(MaintenanceService):
             self.log.debug(STUCK_JOB_DECODING_FAILED, job_id=job.id, error=describe(error))
             return self._retry_delay(job, None)
         timeout = unit.resolve_timeout(self._config.job_timeout, own_timeout)
-        if timeout is None or job.age < timeout.total_seconds():
+        if timeout is None or job.running_seconds < timeout.total_seconds():
             return None
         return self._retry_delay(job, unit)
 
@@ -306,7 +307,7 @@ class JobRescuer(MaintenanceService):
             self.log.warning(
                 JOBS_RESCUED,
                 count=len(states),
-                reason=CLIENT_DEAD if heartbeats else TOO_LONG,
+                reason=REASON_CLIENT_DEAD if heartbeats else REASON_RAN_TOO_LONG,
                 states=dict(Counter(states.values())),
                 client_ids=sorted(filter(None, clients)),
             )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 INTERVAL = 5.0
 """Seconds between two passes."""
-AHEAD = timedelta(seconds=INTERVAL)
+SCHEDULE_AHEAD = timedelta(seconds=INTERVAL)
 """How far ahead jobs are made available: jobs that are due before the next pass are included.
 Workers do not claim a job before it is due."""
 LOCK_LIMIT = timedelta(milliseconds=50)
@@ -36,39 +36,40 @@ class JobScheduler(MaintenanceService):
         self.batches: Batches[int] = Batches(
             self, "making due jobs available", self._schedule_jobs, key=int
         )
-        self._unchanged: list[int] = []
+        self._unchanged_job_ids: list[int] = []
         """The ids of jobs that this pass could not change, because they are locked, or another job
         has their unique key."""
 
     async def run_once(self, scope: StopScope) -> float:
         """Make all due jobs available."""
-        self._unchanged = []
+        self._unchanged_job_ids = []
         queues = await self.context.scope()
         self.batches.begin_pass(queues)
         for within in queues.filters():
-            if not await self.batches.handle_pages(partial(self._read_due, within)):
+            if not await self.batches.handle_pages(partial(self._read_due_jobs, within)):
                 break
         return INTERVAL
 
-    async def _read_due(
+    async def _read_due_jobs(
         self, within: QueueFilter | None, _after: int | None, limit: int
     ) -> list[int]:
         """Read the first due jobs. The jobs of earlier pages are available now, or skipped."""
         self.context.fence.expect_held()
+        set_aside_ids = [entry.row for entry in self.batches.set_aside_rows.entries]
         async with self.read_connection("finding due jobs") as connection:
             return await job_due(
                 connection,
                 self.schema,
                 within=within,
-                ahead=AHEAD,
-                skipped=[*self._unchanged, *(aside.row for aside in self.batches.aside.entries)],
+                ahead=SCHEDULE_AHEAD,
+                skipped=self._unchanged_job_ids + set_aside_ids,
                 limit=limit,
             )
 
     async def _schedule_jobs(self, ids: list[int]) -> None:
         async with self.batches.transaction() as connection:
             await job_lock_limit(connection, LOCK_LIMIT)
-            scheduled = await job_schedule(connection, self.schema, ids=ids, ahead=AHEAD)
-        self._unchanged += scheduled.unchanged
+            scheduled = await job_schedule(connection, self.schema, ids=ids, ahead=SCHEDULE_AHEAD)
+        self._unchanged_job_ids += scheduled.unchanged
         if scheduled.discarded:
             self.log.info(DUPLICATE_JOBS_DISCARDED, count=scheduled.discarded)

@@ -77,11 +77,11 @@ HOOK_TIMEOUT = 30.0
 """The timeout of all hooks `periodic_jobs_start` together, in seconds."""
 BATCH_MAX = 100
 """The largest number of periodic jobs whose slots are inserted in one transaction."""
-ROWS_MAX = 1000
+TRANSACTION_JOBS_MAX = 1000
 """The number of jobs at which no further periodic job is added to a transaction."""
 PLAN_TIME = 0.05
 """Seconds of planning after which the planned jobs are inserted, before planning continues."""
-MARK_INTERVAL = 3600.0
+MARK_USED_INTERVAL = 3600.0
 """Seconds between two updates that mark the rows as used."""
 DELETE_AFTER = timedelta(days=30)
 """Time after which a row that no leader uses is deleted."""
@@ -108,7 +108,7 @@ class Plan(NamedTuple):
     """The plan for one periodic job: the jobs to insert, and the change of the periodic job's
     row."""
 
-    advance: NextSlotChange
+    slot_change: NextSlotChange
     jobs: list[PlannedJob]
     error: Exception | None = None
     """Why the job of the next slot cannot be inserted. None: there was no error."""
@@ -140,29 +140,29 @@ class PeriodicEnqueuer(MaintenanceService):
             delay_min=RETRY_MIN, delay_max=RETRY_MAX, now=context.timer.boottime
         )
         """The periodic jobs that failed, by the id of their row."""
-        self._lost_slot_ids: set[str] = set()
+        self._row_ids_with_lost_slots: set[str] = set()
         """The ids of rows for which the warning about lost slots was logged."""
-        self._moved_count = 0
+        self._moved_row_count = 0
         """The number of rows that this pass has moved to another slot."""
         self._errors = StatementErrors()
         self._sender: BatchSender[Plan] = BatchSender(
             BatchStatement(
                 self._send_plans,
-                row_id=lambda plan: plan.advance.id,
+                row_id=lambda plan: plan.slot_change.id,
                 is_row_error=self._is_row_error,
             ),
             size=BatchSize(BATCH_MAX, context.fence.limit.total_seconds()),
             aside=None,
-            set_aside=lambda plan, error: self._postpone(plan.advance.id, error),
+            set_aside=lambda plan, error: self._postpone(plan.slot_change.id, error),
             failures_max=FAILURES_MAX,
         )
-        self._registrations: Batches[NewJob] = Batches(
+        self._registration_batches: Batches[NewJob] = Batches(
             self, "registering periodic jobs", self._register_rows, key=lambda new: new.row.id
         )
-        self._marks: Batches[str] = Batches(
-            self, "marking periodic jobs as used", self._mark_rows, key=str
+        self._mark_batches: Batches[str] = Batches(
+            self, "marking periodic jobs as used", self._mark_rows_used, key=str
         )
-        self._deletions: Batches[str] = Batches(
+        self._deletion_batches: Batches[str] = Batches(
             self, "deleting unused periodic jobs", self._delete_rows, key=str
         )
         self._has_table = False
@@ -194,15 +194,15 @@ class PeriodicEnqueuer(MaintenanceService):
         if not await self._find_table():
             return MISSING_TABLE_RETRY_DELAY
         await self._register()
-        await self._mark_used()
+        await self._maintain_rows_hourly()
         if not self._registered:
             return READ_INTERVAL
         async with self.read_connection("looking for due periodic jobs") as connection:
             rows = await periodic_due(connection, self.schema, list(self._registered))
-        self._moved_count = 0
+        self._moved_row_count = 0
         self._sender.discard()
         await self._insert_due(rows)
-        return 0.0 if self._moved_count else self._seconds_until_next(rows)
+        return 0.0 if self._moved_row_count else self._seconds_until_next(rows)
 
     async def _insert_due(self, rows: Sequence[PeriodicRow]) -> None:
         """Plan and insert jobs in parts. A part is small enough to block neither the event loop nor
@@ -213,7 +213,7 @@ class PeriodicEnqueuer(MaintenanceService):
                 self._sender.add(plan)
                 count += len(plan.jobs)
             is_long = self.context.timer.boottime() - began >= PLAN_TIME
-            if is_long or count >= ROWS_MAX or len(self._sender) >= BATCH_MAX:
+            if is_long or count >= TRANSACTION_JOBS_MAX or len(self._sender) >= BATCH_MAX:
                 await self._sender.send_all()
                 await anyio.lowlevel.checkpoint()
                 count, began = 0, self.context.timer.boottime()
@@ -274,7 +274,7 @@ class PeriodicEnqueuer(MaintenanceService):
             return
         async with self.read_connection("registering periodic jobs") as connection:
             now = await periodic_now(connection)
-        await self._registrations.handle_rows(
+        await self._registration_batches.handle_rows(
             NewJob(registration, job)
             for job in new
             if (registration := self._make_registration(job, now)) is not None
@@ -294,7 +294,7 @@ class PeriodicEnqueuer(MaintenanceService):
         def ids_to_start(when: str) -> list[str]:
             return [row_id for row_id, job in jobs.items() if job.run_on_start == when]
 
-        async with self._registrations.transaction() as connection:
+        async with self._registration_batches.transaction() as connection:
             done = await periodic_register(
                 connection,
                 self.schema,
@@ -304,17 +304,17 @@ class PeriodicEnqueuer(MaintenanceService):
             )
         self._registered.update({row_id: jobs[row_id] for row_id in done})
 
-    async def _mark_used(self) -> None:
+    async def _maintain_rows_hourly(self) -> None:
         """Mark the rows as used, and delete unused rows, once an hour."""
         now = self.context.timer.boottime()
-        if self._last_marked_at is not None and now - self._last_marked_at < MARK_INTERVAL:
+        if self._last_marked_at is not None and now - self._last_marked_at < MARK_USED_INTERVAL:
             return
-        await self._marks.handle_rows(list(self._registered))
-        await self._deletions.handle_pages(self._read_unused)
+        await self._mark_batches.handle_rows(list(self._registered))
+        await self._deletion_batches.handle_pages(self._read_unused)
         self._last_marked_at = now
 
-    async def _mark_rows(self, ids: list[str]) -> None:
-        async with self._marks.transaction() as connection:
+    async def _mark_rows_used(self, ids: list[str]) -> None:
+        async with self._mark_batches.transaction() as connection:
             await periodic_mark_used(connection, self.schema, ids)
 
     async def _read_unused(self, after: str | None, limit: int) -> list[str]:
@@ -329,7 +329,7 @@ class PeriodicEnqueuer(MaintenanceService):
             )
 
     async def _delete_rows(self, ids: list[str]) -> None:
-        async with self._deletions.transaction() as connection:
+        async with self._deletion_batches.transaction() as connection:
             deleted = await periodic_delete_unused(
                 connection, self.schema, ids=ids, age=DELETE_AFTER
             )
@@ -354,20 +354,20 @@ class PeriodicEnqueuer(MaintenanceService):
         except Exception as error:
             self._postpone(row.id, error)
             return None
-        if plan.error is not None and plan.advance.next_run_at == row.next_run_at:
+        if plan.error is not None and plan.slot_change.next_run_at == row.next_run_at:
             self._postpone(row.id, plan.error)
             return None
         return plan
 
     def _plan_request(self, job: PeriodicJob, row: PeriodicRow, at: datetime) -> Plan:
         """Plan a run that an operator requested. Due slots wait for the next pass."""
-        return Plan(_make_advance(row, row.next_run_at), self._make_jobs(job, row, at))
+        return Plan(_make_slot_change(row, row.next_run_at), self._make_jobs(job, row, at))
 
     def _plan_slots(self, job: PeriodicJob, row: PeriodicRow, first: datetime) -> Plan:
         """Plan the due slots, up to the first one whose job cannot be made."""
         due = due_slots(job.schedule, job.missed, first, row.read_at)
         if row.is_paused:
-            return Plan(_make_advance(row, due.following), [])
+            return Plan(_make_slot_change(row, due.following), [])
         if due.has_dropped_slots:
             self.log.warning(MISSED_PERIODIC_SLOTS_DROPPED, periodic_job_id=job.id)
         jobs: list[PlannedJob] = []
@@ -377,8 +377,8 @@ class PeriodicEnqueuer(MaintenanceService):
             try:
                 jobs += self._make_jobs(job, row, slot)
             except Exception as error:
-                return Plan(_make_advance(row, slot), jobs, error)
-        return Plan(_make_advance(row, due.following), jobs)
+                return Plan(_make_slot_change(row, slot), jobs, error)
+        return Plan(_make_slot_change(row, due.following), jobs)
 
     def _make_jobs(self, job: PeriodicJob, row: PeriodicRow, due_at: datetime) -> list[PlannedJob]:
         """Return the job of a slot, or no job if the user's constructor returns None."""
@@ -388,7 +388,7 @@ class PeriodicEnqueuer(MaintenanceService):
         args, opts = constructed
         metadata = {**(opts.metadata or {}), "periodic": True, "river:periodic_job_id": job.id}
         opts = msgspec.structs.replace(opts, metadata=metadata)
-        prepared = self._inserter.prepare_due(args, opts, due_at=due_at)
+        prepared = self._inserter.prepare_periodic_job(args, opts, due_at=due_at)
         return [PlannedJob(row.id, due_at, prepared)]
 
     def _postpone(self, row_id: str, error: Exception) -> None:
@@ -412,9 +412,9 @@ class PeriodicEnqueuer(MaintenanceService):
 
     async def _send_plans(self, plans: list[Plan]) -> None:
         done = await self._execute_plans(plans)
-        self._moved_count += len(done)
+        self._moved_row_count += len(done)
         for plan in plans:
-            row_id = plan.advance.id
+            row_id = plan.slot_change.id
             if row_id not in done:
                 continue
             if plan.error is not None:
@@ -426,13 +426,12 @@ class PeriodicEnqueuer(MaintenanceService):
     async def _execute_plans(self, plans: Sequence[Plan]) -> set[str]:
         """Move rows to their next slots, and insert the jobs of the slots before. Return the ids of
         the moved rows."""
+        changes = [plan.slot_change for plan in plans]
         async with self.context.fence.transaction(
             self.context.connection, "inserting periodic jobs"
         ) as connection:
-            done = await periodic_store_next_slots(
-                connection, self.schema, [plan.advance for plan in plans]
-            )
-            jobs = [job for plan in plans if plan.advance.id in done for job in plan.jobs]
+            done = await periodic_store_next_slots(connection, self.schema, changes)
+            jobs = [job for plan in plans if plan.slot_change.id in done for job in plan.jobs]
             results = await self._insert([job.job for job in jobs], connection) if jobs else []
             inserted = {
                 job.row_id: job.slot
@@ -453,8 +452,8 @@ class PeriodicEnqueuer(MaintenanceService):
         job = self._registered[row_id]
         is_lost = existing.finalized_at is not None and _has_slot(job, existing.scheduled_at, slot)
         log = self.log.debug
-        if is_lost and row_id not in self._lost_slot_ids:
-            self._lost_slot_ids.add(row_id)
+        if is_lost and row_id not in self._row_ids_with_lost_slots:
+            self._row_ids_with_lost_slots.add(row_id)
             log = self.log.warning
         log(
             PERIODIC_SLOT_SKIPPED,
@@ -473,7 +472,7 @@ class PeriodicEnqueuer(MaintenanceService):
             raise ConnectionError(describe(error.__cause__ or error)) from error
 
 
-def _make_advance(row: PeriodicRow, next_run_at: datetime | None) -> NextSlotChange:
+def _make_slot_change(row: PeriodicRow, next_run_at: datetime | None) -> NextSlotChange:
     return NextSlotChange(row.id, row.next_run_at, row.run_requested_at, row.is_paused, next_run_at)
 
 

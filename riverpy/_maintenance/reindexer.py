@@ -74,17 +74,17 @@ IDLE_LIMIT = timedelta(seconds=30)
 """The server's timeouts for the session: of a statement, of a wait for a lock, and of an idle
 session. They do not apply to a rebuild. If the process is frozen or unreachable, the server ends
 the idle session, which releases the session's lock."""
-ANSWER_MARGIN = 5.0
+CLIENT_TIMEOUT_MARGIN = 5.0
 """Seconds between the server's timeout of a statement and our own timeout, which cuts the
 session."""
 CLEAN_UP_LIMIT = 15.0
 """The longest time in seconds that a stop takes to drop the indexes of an interrupted rebuild."""
-DROP_RETRY = 0.1
+DROP_RETRY_DELAY = 0.1
 """Seconds between two attempts to drop the indexes that a rebuild left."""
 LOCKED_RETRY_DELAY = 5.0
 """Seconds until the next attempt to lock, while another reindexer has the lock. The server needs a
 moment to release the lock of a killed process."""
-CLOCK_INTERVAL = 3600.0
+CLOCK_READ_INTERVAL = 3600.0
 """The longest time between two reads of the server's clock in seconds."""
 POSTPONED_DAYS = (1, 2, 4)
 """Days for which an index is postponed after the first timeout, after the second consecutive one,
@@ -171,7 +171,7 @@ class Reindexer(MaintenanceService):
             self._has_begun, self._run_at = True, now
             self._next_run = next_time(self._schedule, now)
         elif self._next_run is not None and now >= self._next_run:  # one run replaces missed runs
-            self._run_at = max(self._next_run, now - timedelta(seconds=CLOCK_INTERVAL))
+            self._run_at = max(self._next_run, now - timedelta(seconds=CLOCK_READ_INTERVAL))
             self._pending_names = list(self._names)
             self._next_run = next_time(self._schedule, now)
         if self._pending_names or not self._has_dropped_leftovers:
@@ -179,8 +179,8 @@ class Reindexer(MaintenanceService):
                 return LOCKED_RETRY_DELAY
             now = await self._now()
         if self._next_run is None:
-            return CLOCK_INTERVAL
-        return min(max((self._next_run - now).total_seconds(), 0.0), CLOCK_INTERVAL)
+            return CLOCK_READ_INTERVAL
+        return min(max((self._next_run - now).total_seconds(), 0.0), CLOCK_READ_INTERVAL)
 
     async def _rebuild_pending(self, scope: StopScope) -> bool:
         """Drop indexes that interrupted rebuilds left, and rebuild the pending indexes. Return
@@ -191,7 +191,7 @@ class Reindexer(MaintenanceService):
             if not await self._try_lock(connection):
                 return False
             indexes = await self._drop_all_leftovers(connection)
-            self._skip_foreign({index.name for index in indexes if not index.is_owner})
+            self._skip_indexes_of_other_owners(indexes)
             while self._pending_names:
                 await self._rebuild_if_possible(connection, self._pending_names.pop(0), scope)
         self._has_dropped_leftovers = True
@@ -232,13 +232,13 @@ class Reindexer(MaintenanceService):
         """Drop the indexes that interrupted rebuilds of any process left. Return the configured
         indexes that exist."""
         indexes = await self._read_indexes(connection, self._names)
-        self._warn_of_missing({index.name for index in indexes})
+        self._warn_of_missing_indexes({index.name for index in indexes})
         for index in indexes:
             if not index.is_held:
                 await self._drop_leftovers(connection, index.name, must_lead=True)
         return indexes
 
-    def _warn_of_missing(self, found: set[str]) -> None:
+    def _warn_of_missing_indexes(self, found: set[str]) -> None:
         missing = [name for name in self._names if name not in found]
         if missing and missing != self._missing_names:
             self.log.warning(
@@ -246,11 +246,12 @@ class Reindexer(MaintenanceService):
             )
         self._missing_names = missing
 
-    def _skip_foreign(self, foreign: set[str]) -> None:
+    def _skip_indexes_of_other_owners(self, indexes: Sequence[Index]) -> None:
         """Do not rebuild the indexes that this role does not own."""
-        skipped = [name for name in self._pending_names if name in foreign]
+        not_owned = {index.name for index in indexes if not index.is_owner}
+        skipped = [name for name in self._pending_names if name in not_owned]
         if skipped:
-            self._pending_names = [name for name in self._pending_names if name not in foreign]
+            self._pending_names = [name for name in self._pending_names if name not in not_owned]
             self.log.warning(
                 INDEXES_OF_ANOTHER_OWNER_SKIPPED,
                 advice="make the client's role the owner of the tables, or set "
@@ -289,7 +290,7 @@ class Reindexer(MaintenanceService):
                 while True:
                     if await self._drop_leftovers(connection, name, must_lead=False):
                         return
-                    await anyio.sleep(DROP_RETRY)
+                    await anyio.sleep(DROP_RETRY_DELAY)
             except DATABASE_ERRORS as error:
                 self.log.debug(INDEX_CLEANUP_FAILED, index=name, error=describe(error))
         self.log.warning(INDEX_ARTIFACTS_LEFT_BEHIND, index=name)
@@ -398,7 +399,7 @@ async def _with_timeout(
 ) -> ResultT:
     """Return the result of a statement. Our timeout is a little longer than `limit`, the server's
     timeout of the statement."""
-    with anyio.fail_after(None if limit is None else limit.total_seconds() + ANSWER_MARGIN):
+    with anyio.fail_after(None if limit is None else limit.total_seconds() + CLIENT_TIMEOUT_MARGIN):
         return await statement
 
 

@@ -99,7 +99,7 @@ def schema_services(
 def _queue_services(context: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
     return [
         JobScheduler(context),
-        JobRescuer(context, _contact(heartbeat)),
+        JobRescuer(context, _contact_function(heartbeat)),
         JobCleaner(context),
         QueueCleaner(context),
     ]
@@ -107,10 +107,10 @@ def _queue_services(context: TermContext, heartbeat: Heartbeat) -> list[Maintena
 
 def _riverpy_table_services(context: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
     """Return the services for the tables of line `riverpy`, which River does not have."""
-    contact = _contact(heartbeat)
+    contact = _contact_function(heartbeat)
     cleaners = [] if contact is None else [ClientCleaner(context, contact)]
     return [ExecutionCleaner(context), *cleaners]
 
 
-def _contact(heartbeat: Heartbeat) -> Callable[[], float] | None:
+def _contact_function(heartbeat: Heartbeat) -> Callable[[], float] | None:
     return None if heartbeat.registered_at is None else heartbeat.contact

@@ -204,9 +204,8 @@ settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=WorkerSetting
 recorder = Recorder(settings.history_url, settings.name)
 usual_services = candidacy.domain_services
 candidacy.domain_services = _with_term_writer
-base.FIRST_DELAY_MAX = min(
-    base.FIRST_DELAY_MAX, settings.leader_ttl / 15
-)  # even a short term makes a pass
+# Even a short term makes a pass.
+base.FIRST_DELAY_MAX = min(base.FIRST_DELAY_MAX, settings.leader_ttl / 15)
 stepping_clock = SteppingClock()
 _log.EVENTS_MAX = EVENTS_MAX
 workers = riverpy.Workers()

@@ -57,9 +57,8 @@ notes = os.open(settings.notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 numbers = count(1)
 workers = riverpy.Workers()
 usual_services = candidacy.domain_services
-base.FIRST_DELAY_MAX = min(
-    base.FIRST_DELAY_MAX, settings.leader_ttl / 15
-)  # even a short term makes a pass
+# Even a short term makes a pass.
+base.FIRST_DELAY_MAX = min(base.FIRST_DELAY_MAX, settings.leader_ttl / 15)
 
 
 class Nothing(msgspec.Struct, frozen=True):

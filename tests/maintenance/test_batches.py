@@ -80,12 +80,12 @@ async def test_all_refused(monkeypatch: pytest.MonkeyPatch, log: list[dict[str, 
     """Where all rows are refused a pass does not try each of them, which one line says; it
     remembers so many as set aside, and names ten."""
     monkeypatch.setattr(batches, "FAILURES_MAX", 100)
-    monkeypatch.setattr(batches, "SET_ASIDE_MAX", 50)
+    monkeypatch.setattr(batches, "SET_ASIDE_ROWS_MAX", 50)
     numbers = Numbers(lambda _number: REFUSAL)
     assert not await numbers.batches.handle_rows(range(10_000))
     assert len(numbers.sizes) == 100
     assert await numbers.batches.handle_rows(())
-    assert len(numbers.batches.aside) <= 50
+    assert len(numbers.batches.set_aside_rows) <= 50
     warnings = [entry["event"] for entry in log if entry["log_level"] == "warning"]
     assert warnings.count(MAINTENANCE_RUN_CUT_SHORT) == 1
     assert len(warnings) == 12  # with one that the other lines are at debug
@@ -100,7 +100,7 @@ async def test_errors_that_are_not_of_rows(error: Exception) -> None:
         with pytest.raises(type(error)):
             await numbers.batches.handle_rows(range(10))
     assert numbers.sizes == [10] * 5
-    assert len(numbers.batches.aside) == 0
+    assert len(numbers.batches.set_aside_rows) == 0
 
 
 async def test_change_of_scope() -> None:
@@ -108,6 +108,6 @@ async def test_change_of_scope() -> None:
     numbers = Numbers(lambda number: REFUSAL if number == 3 else None)
     for scope, kept in (("all", 1), ("all", 1), ("some", 0)):
         numbers.batches.begin_pass(scope)
-        assert len(numbers.batches.aside) == (kept if numbers.sizes else 0)
+        assert len(numbers.batches.set_aside_rows) == (kept if numbers.sizes else 0)
         if not numbers.sizes:
             await numbers.batches.handle_rows(range(10))

@@ -13,7 +13,7 @@ from riverpy._clock import Clock
 from riverpy._leading.queue_scope import NO_QUEUES, only_queues
 from riverpy._lifecycle import ServiceGroup
 from riverpy._maintenance import batches
-from riverpy._maintenance.job_cleaner import INTERVAL, SWEEP_INTERVAL, JobCleaner
+from riverpy._maintenance.job_cleaner import FULL_READ_INTERVAL, INTERVAL, JobCleaner
 from riverpy.config import DURATION_MAX
 from riverpy.errors import FencedOutError
 from tests.leading.term_context import held_term
@@ -218,7 +218,7 @@ async def test_sweeps(schema: Schema) -> None:
         ids = await ids_of(schema)
         assert hidden in ids
         assert newer not in ids
-        held.timer.skipped = SWEEP_INTERVAL
+        held.timer.skipped = FULL_READ_INTERVAL
         await held.run(cleaner)
         assert hidden not in await ids_of(schema)
 

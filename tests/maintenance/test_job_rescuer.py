@@ -134,7 +134,7 @@ async def test_outcomes(quick: HeldTerm, log: list[dict[str, Any]]) -> None:
     (entry,) = [entry for entry in log if entry["event"] == JOBS_RESCUED]
     assert entry["client_ids"] == ["dead"]
     assert entry["states"] == {"available": 2, "discarded": 1, "cancelled": 1}
-    assert entry["reason"] == job_rescuer.CLIENT_DEAD
+    assert entry["reason"] == job_rescuer.REASON_CLIENT_DEAD
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ async def test_refused_row(
             rescuer = await observing(held)
             for _ in range(2):
                 await held.run(rescuer)
-                rescuer.batches.aside.make_all_due()
+                rescuer.batches.set_aside_rows.make_all_due()
     finally:
         await schema.execute("DROP FUNCTION refuse CASCADE")
     rows = await schema.jobs()

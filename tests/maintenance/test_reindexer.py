@@ -26,7 +26,7 @@ from riverpy._log_events import (
 )
 from riverpy._maintenance import reindexer as module
 from riverpy._maintenance.reindexer import (
-    CLOCK_INTERVAL,
+    CLOCK_READ_INTERVAL,
     INDEX_NAMES_DEFAULT,
     LOCKED_RETRY_DELAY,
     SCHEDULE_DEFAULT,
@@ -214,7 +214,7 @@ async def test_first_pass_rebuilds_nothing(schema: Schema, log: Log) -> None:
     before = await oid(schema, KIND)
     async with contexts(schema, KIND, reindexer_schedule=Never()) as held:
         reindexer = reindexer_of(held)
-        assert [await held.run(reindexer) for _ in range(3)] == [CLOCK_INTERVAL] * 3
+        assert [await held.run(reindexer) for _ in range(3)] == [CLOCK_READ_INTERVAL] * 3
     assert await oid(schema, KIND) == before
     assert log == []
 
@@ -533,7 +533,7 @@ async def test_timeout(schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(module, "close", spy)
     monkeypatch.setattr(module, "index_rebuild", limited_if_slow)
-    monkeypatch.setattr(module, "ANSWER_MARGIN", 20.0)
+    monkeypatch.setattr(module, "CLIENT_TIMEOUT_MARGIN", 20.0)
     limit = timedelta(seconds=1)
     async with slow_index(schema) as slow:
         await schema.execute(f"""COMMENT ON INDEX "{slow}" IS 'ours'""")
