@@ -109,7 +109,7 @@ class DomainMember(NamedTuple):
     settings: str | None
     """A digest of the client's maintenance settings. It shows whether clients of one domain differ.
     None: the client's riverpy does not support domains."""
-    running: float
+    uptime: float
     """Seconds since the start of the client."""
     is_stopping: bool = False
 

@@ -38,7 +38,7 @@ class DomainMap:
         return sorted(known - {DEFAULT_DOMAIN, SCHEMA_LEASE})
 
     @property
-    def clients_of_others(self) -> set[str]:
+    def client_ids_of_other_domains(self) -> set[str]:
         """The ids of the live clients of domains other than `default`."""
         return {member.client_id for member in self.members if member.domain != DEFAULT_DOMAIN}
 

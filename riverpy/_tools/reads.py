@@ -25,7 +25,7 @@ ResultT = TypeVar("ResultT")
 class SetAsideRow(msgspec.Struct, frozen=True):
     """A row that a client skips for a while, because statements for this row fail."""
 
-    what: str
+    operation: str = msgspec.field(name="what")
     """The operation that fails for the row."""
     row: str
     """The id or the key of the row."""
@@ -49,14 +49,14 @@ class ClientRow(NamedTuple):
     client_id: str
     queues: list[str]
     kinds: list[str]
-    candidate: bool
+    is_candidate: bool
     """Whether the client takes part in leader election, and is not stopping."""
     poll_only: bool
     version: str
     started_at: datetime
-    running: float
+    uptime: float
     """Seconds since the start of the client."""
-    silent: float
+    heartbeat_age: float
     """Seconds since the client's last heartbeat, by the server's clock; negative: this clock was
     set back."""
     dead_after: float
@@ -64,14 +64,14 @@ class ClientRow(NamedTuple):
     slots: list[int] | None
     """The number of slots of each queue, in the order of `queues`; None: an older version of
     riverpy does not report slots."""
-    stuck: list[int]
+    stuck_job_ids: list[int]
     """The ids of the jobs that still run after their cancellation."""
     set_aside: SetAside | None
 
     @property
     def is_alive(self) -> bool:
         """Whether the last heartbeat is younger than `dead_after`, by the server's clock."""
-        return abs(self.silent) <= self.dead_after
+        return abs(self.heartbeat_age) <= self.dead_after
 
 
 class Leader(NamedTuple):
@@ -96,7 +96,7 @@ async def client_list(
         ClientRow(
             *row[:-3],
             slots=msgspec.json.decode(row["slots"] or "null", type=list[int] | None),
-            stuck=msgspec.json.decode(row["stuck"] or "[]", type=list[int]),
+            stuck_job_ids=msgspec.json.decode(row["stuck"] or "[]", type=list[int]),
             set_aside=msgspec.json.decode(row["set_aside"] or "null", type=SetAside | None),
         )
         for row in rows

@@ -33,7 +33,7 @@ _SQL_TOKEN = re.compile(
 the end of the text. This is so in a nested comment, and where a backslash stands before a quote."""
 
 
-def span(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Return a duration with its two largest units, such as `1h5m`."""
     if seconds < 10:
         return f"{max(seconds, 0):.1f}".removesuffix(".0") + "s"
@@ -45,7 +45,7 @@ def span(seconds: float) -> str:
     return f"{whole}s"
 
 
-def size(number: float) -> str:
+def format_size(number: float) -> str:
     """Return a number of bytes with a unit, such as `12 MB`."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if number < 10_000:
@@ -54,53 +54,55 @@ def size(number: float) -> str:
     return f"{number:,.0f} TB"
 
 
-def count(number: int, noun: str, *, plural: str | None = None, limit: int | None = None) -> str:
+def format_count(
+    number: int, noun: str, *, plural: str | None = None, limit: int | None = None
+) -> str:
     """Return `1 job`, `2 jobs`, or, if counting ended at `limit`, `at least 1,000 jobs`."""
     prefix = "at least " if limit is not None and number >= limit else ""
     return f"{prefix}{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def waiting(number: int, noun: str, *, of: str = "", is_partial: bool = False) -> str:
+def format_waiting_count(number: int, noun: str, *, of: str = "", is_partial: bool = False) -> str:
     """Return a text such as `1 job waits` or `2 jobs wait`, with `of` before the verb. `is_partial`
     is whether counting ended at a limit."""
     limit = number if is_partial else None
-    return f"{count(number, noun, limit=limit)}{of} wait{'s' if number == 1 else ''}"
+    return f"{format_count(number, noun, limit=limit)}{of} wait{'s' if number == 1 else ''}"
 
 
-def names(values: Iterable[str]) -> str:
+def format_names(values: Iterable[str]) -> str:
     """Return a text with the first names in quotes, and the number of further names."""
-    return _limited_list([f'"{value}"' for value in values])
+    return _format_list([f'"{value}"' for value in values])
 
 
-def jobs(ids: Iterable[int]) -> str:
+def format_job_ids(ids: Iterable[int]) -> str:
     """Return a text such as `job 1` or `jobs 1, 2`, and the number of further jobs."""
     found = [str(value) for value in ids]
-    return f"job{'s' * (len(found) != 1)} {_limited_list(found)}"
+    return f"job{'s' * (len(found) != 1)} {_format_list(found)}"
 
 
-def _limited_list(values: list[str]) -> str:
+def _format_list(values: list[str]) -> str:
     more = len(values) - NAMES_MAX
     return ", ".join(values[:NAMES_MAX]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def one_error(text: str) -> str:
+def format_error(text: str) -> str:
     """Return the start of a job's error in one line, without passwords."""
-    return shortened(mask_url(" ".join(text.split())), ERROR_LENGTH_MAX)
+    return shorten_line(mask_url(" ".join(text.split())), ERROR_LENGTH_MAX)
 
 
-def shortened(line: str, length: int) -> str:
+def shorten_line(line: str, length: int) -> str:
     """Return the line, cut to `length` characters."""
     return line if len(line) <= length else line[: length - 1] + "…"
 
 
-def masked_query(text: str) -> str:
+def mask_query(text: str) -> str:
     """Return the start of a statement in one line, without strings and comments, which may contain
     private data or a password."""
-    line = mask_url(" ".join(_SQL_TOKEN.sub(_masked_token, text).split()))
-    return shortened(line, QUERY_LENGTH_MAX)
+    line = mask_url(" ".join(_SQL_TOKEN.sub(_mask_token, text).split()))
+    return shorten_line(line, QUERY_LENGTH_MAX)
 
 
-def _masked_token(token: re.Match[str]) -> str:
+def _mask_token(token: re.Match[str]) -> str:
     if token["comment"] is not None:
         return " "
     return token["name"] or f"{token['escape'] or ''}'…'"

@@ -100,7 +100,7 @@ def bench(
 
 async def _measure(url: str, schema: str | None, load: Load, force: bool) -> Measurement:
     measured = Bench(url, schema, load)
-    if deleted := await measured.empty(force=force):
+    if deleted := await measured.ensure_no_jobs(force=force):
         print_note(f"deleted {deleted:,} jobs from the table")
     return await measured.measure()
 

@@ -16,7 +16,7 @@ from riverpy._postgres.schema import DOMAINS_VERSION
 from riverpy._tools.doctor.domains import PendingWork, domain_problems
 from riverpy._tools.doctor.finding import LEVEL_NAMES, set_check_name
 from riverpy._tools.domain_map import DomainMap, read_domains
-from riverpy._tools.text import count, span
+from riverpy._tools.text import format_count, format_seconds
 from riverpy.cli._connected import connected, with_timeout
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_table, print_text, printable
@@ -141,7 +141,8 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
         if owner.living and not force:
             raise CommandError(
                 f"queue {queue!r} belongs to domain {owner.domain!r}, which has "
-                f"{count(owner.living, 'running client')}: stop them, or take it with --force"
+                f"{format_count(owner.living, 'running client')}: stop them, or take it with "
+                "--force"
             )
 
     if to == DEFAULT_DOMAIN:
@@ -262,7 +263,7 @@ def _leader_cells(leader: DomainLeader | None) -> tuple[str, int | None, str | N
         return "none", None, None, None
     owner = leader.holder if leader.is_registered else f"{leader.holder} (not riverpy)"
     since = format_time(leader.elected_at.replace(microsecond=0))
-    return owner, leader.epoch, since, f"{span(leader.remaining or 0)} left"
+    return owner, leader.epoch, since, f"{format_seconds(leader.remaining or 0)} left"
 
 
 def _domain_row(seen: DomainMap, name: str) -> tuple[object, ...]:

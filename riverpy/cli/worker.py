@@ -31,7 +31,7 @@ from riverpy._log_events import (
 from riverpy._names import DISTRIBUTION
 from riverpy._postgres.connection import expect_writable
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS, close, connect
-from riverpy._tools.bench.process_cost import settle_collector
+from riverpy._tools.bench.process_cost import relax_garbage_collector
 from riverpy._tools.health.probes import liveness
 from riverpy._tools.health.systemd import Systemd
 from riverpy._tools.health.worker_health import WorkerHealth
@@ -227,7 +227,7 @@ class _WorkerProcess:
         with anyio.CancelScope() as self._start_scope:
             async with (
                 self._health_server.server.serving() if self._health_server else nullcontext(),
-                self._systemd.watched(self._is_alive),
+                self._systemd.ping_watchdog(self._is_alive),
             ):
                 return await self._work_jobs(target)
         return 0
@@ -328,7 +328,7 @@ class _WorkerProcess:
             leader_domain=config.domain,
         )
         self._systemd.notify(READY=1, STATUS=f"working {', '.join(client.queues)}")
-        settle_collector()
+        relax_garbage_collector()
 
     async def _exit_after_abandoned_jobs(self, client: Client, report: StopReport) -> NoReturn:
         """Release the jobs that did not end, and exit. Otherwise the code of these jobs would

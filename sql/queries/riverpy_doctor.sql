@@ -1,8 +1,8 @@
--- What `riverpy doctor` reads. No statement writes. Each runs in a read-only transaction after `doctor_limits`. Each
--- reads a limited number of rows of a large table, and jobs only through the index on (state, queue, …).
+-- What `riverpy doctor` reads. No statement writes. Each runs in a read-only transaction after `doctor_set_timeouts`.
+-- Each reads a limited number of rows of a large table, and jobs only through the index on (state, queue, …).
 
 
--- name: doctor_limits
+-- name: doctor_set_timeouts
 -- For this transaction only, because a pooler does not keep settings of a session.
 select
   set_config('application_name', 'riverpy doctor', true),

@@ -2,7 +2,7 @@
 -- and every search uses an index.
 
 
--- name: top_limits
+-- name: top_set_timeout
 -- For this transaction only, because a pooler does not keep settings of a session. An index scan ends at the cap, while
 -- a bitmap scan or a sequential scan reads everything first. The planner would choose one for a queue that was small at
 -- the last ANALYZE.
@@ -194,7 +194,7 @@ cross join lateral (
 order by given.name;
 
 
--- name: top_ended
+-- name: top_ended_jobs
 -- The jobs of each queue that ended in the last @window seconds, up to @cap of each state. If the cap ends the count,
 -- the time is shorter: the time of the counted jobs. Waits are those of the last attempt. A job that completed after a
 -- failure in this time has started twice. Errors of the @skipped jobs are not read, because these jobs are damaged.
@@ -263,7 +263,7 @@ cross join lateral (
 ) as counted;
 
 
--- name: top_moment
+-- name: top_read_time
 -- The server's time, and about how many jobs there are, as of the last ANALYZE. Null before the first one.
 select
   now() as at,

@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process: few pickups, and the garbage collector as it is."""
     monkeypatch.setattr(_bench_run, "PICKUPS", 5)
-    monkeypatch.setattr(_bench_run, "settle_collector", lambda: None)
+    monkeypatch.setattr(_bench_run, "relax_garbage_collector", lambda: None)
 
 
 def bench(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -54,7 +54,7 @@ def bench(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
 async def measure(schema: Schema, *, jobs: int = 300, slots: int = 20, **load: Any) -> Measurement:
     """A measurement in this process, on an empty table."""
     measured = Bench(schema.url, schema.name, Load(jobs=jobs, slots=slots, **load))
-    assert await measured.empty(force=False) == 0
+    assert await measured.ensure_no_jobs(force=False) == 0
     return await measured.measure()
 
 
@@ -92,9 +92,9 @@ def test_object(embedded_directory: Path) -> None:
 
 async def test_jobs(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """All jobs went through the worker, in a queue of their own, and stay in the table."""
-    monkeypatch.setattr(_bench_run, "BATCH", 500)
-    found = await measure(schema, jobs=_bench_run.BATCH + 1)
-    assert found.jobs == _bench_run.BATCH + 1
+    monkeypatch.setattr(_bench_run, "COPY_SIZE", 500)
+    found = await measure(schema, jobs=_bench_run.COPY_SIZE + 1)
+    assert found.jobs == _bench_run.COPY_SIZE + 1
     rows = await schema.fetch(
         "SELECT queue, state, attempt, cardinality(attempted_by) AS by, count(*) AS jobs"
         " FROM river_job GROUP BY 1, 2, 3, 4"
@@ -158,7 +158,7 @@ def test_wrong_usage(args: list[str], message: str) -> None:
 async def test_no_tables(fresh_database_url: str) -> None:
     """Without River's tables the error names the command that creates them."""
     with pytest.raises(SchemaMissingError, match="riverpy migrate up"):
-        await Bench(fresh_database_url, None, Load(jobs=1, slots=1)).empty(force=False)
+        await Bench(fresh_database_url, None, Load(jobs=1, slots=1)).ensure_no_jobs(force=False)
 
 
 async def test_one_job(schema: Schema) -> None:

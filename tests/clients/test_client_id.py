@@ -238,4 +238,4 @@ async def test_stopping(rig: Rig, version: int) -> None:
     assert look.has_candidate is is_candidate
     assert [one.client_id for one in candidates] == (["me"] if is_candidate else [])
     assert (member.candidate, member.is_stopping) == (is_candidate, not is_candidate)
-    assert (row.candidate, row.is_stopping) == (is_candidate, not is_candidate)
+    assert (row.is_candidate, row.is_stopping) == (is_candidate, not is_candidate)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from riverpy._tools.health.metrics import render
+from riverpy._tools.health.metrics import render_metrics
 from riverpy.cli import _COMMANDS, main
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT, SOFT_STOP_TIMEOUT_DEFAULT
 from riverpy.stats import ClientStats
@@ -97,7 +97,7 @@ def test_manifests() -> None:
 def test_alerts() -> None:
     """A worker exports each metric of an alert."""
     stats = ClientStats(client_id="c", state="starting")
-    page = "".join(render(stats, process_started_at=0.0, lags=None))
+    page = "".join(render_metrics(stats, process_started_at=0.0, lags=None))
     told = set(re.findall(r"^# TYPE (\w+) ", page, re.MULTILINE))
     (alerts,) = [document["groups"] for document in documents() if "groups" in document]
     rules = [rule for group in alerts for rule in group["rules"]]

@@ -25,7 +25,7 @@ from riverpy._names import (
     validate_tag,
 )
 from riverpy._tools.health.http import Address, HttpError, parse_request
-from riverpy._tools.text import masked_query
+from riverpy._tools.text import mask_query
 from riverpy._work.outcomes import SNOOZES_KEY, next_snoozes
 from riverpy.errors import RiverError
 from riverpy.insert_opts import UniqueOpts
@@ -110,7 +110,7 @@ def _snoozes(text: str) -> None:
     "read",
     [
         mask_url,
-        masked_query,
+        mask_query,
         _parse_head,
         validate_url,
         parse_duration,

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from riverpy._tools.doctor.finding import Level, fail, warn, worst_level
-from riverpy._tools.text import count, masked_query, names, size, span
+from riverpy._tools.text import (
+    format_count,
+    format_names,
+    format_seconds,
+    format_size,
+    mask_query,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,20 +35,20 @@ from riverpy._tools.text import count, masked_query, names, size, span
 )
 def test_masked_query(text: str, shown: str) -> None:
     """The start of a statement contains no string (SE-02)."""
-    assert masked_query(text) == shown
+    assert mask_query(text) == shown
 
 
 def test_numbers_and_names() -> None:
     """Durations, sizes, counts and names are written for people."""
-    assert [span(n) for n in (-1, 0.04, 2, 9.96, 61, 3725, 3630, 200_000)] == [
+    assert [format_seconds(n) for n in (-1, 0.04, 2, 9.96, 61, 3725, 3630, 200_000)] == [
         *("0s", "0s", "2s", "10s", "1m1s", "1h2m", "1h", "2d7h"),
     ]
-    assert [size(n) for n in (0, 9_999, 20_480, 5e7, 2e10, 2e16)] == [
+    assert [format_size(n) for n in (0, 9_999, 20_480, 5e7, 2e10, 2e16)] == [
         *("0 bytes", "9,999 bytes", "20 kB", "48 MB", "19 GB", "18,190 TB"),
     ]
-    assert count(1, "job") == "1 job"
-    assert count(2_000, "index", plural="indexes") == "2,000 indexes"
-    assert count(10, "job", limit=10) == "at least 10 jobs"
-    assert names("abcdefg") == '"a", "b", "c", "d", "e" and 2 more'
+    assert format_count(1, "job") == "1 job"
+    assert format_count(2_000, "index", plural="indexes") == "2,000 indexes"
+    assert format_count(10, "job", limit=10) == "at least 10 jobs"
+    assert format_names("abcdefg") == '"a", "b", "c", "d", "e" and 2 more'
     assert worst_level([]) is Level.OK
     assert worst_level([fail("", ""), warn("", "")]) is Level.FAIL

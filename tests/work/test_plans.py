@@ -228,7 +228,7 @@ TOP_LITERALS = {
     "window": "10",
     "skipped": "'{7}'",
 }
-TOP_BLOCKS = ("top_queue_names", "top_queues", "top_ended", "top_totals", "top_running")
+TOP_BLOCKS = ("top_queue_names", "top_queues", "top_ended_jobs", "top_totals", "top_running")
 
 
 @pytest.mark.parametrize("name", TOP_BLOCKS)
@@ -237,7 +237,7 @@ async def test_top(large: asyncpg.Connection[Any], name: str) -> None:
     queue and state, whatever the history (PF-01)."""
     literals = [TOP_LITERALS[one] for one in query("top", name, None).parameters]
     async with large.transaction():
-        await large.execute(query("top", "top_limits", None).text.replace("$1", "5000"))
+        await large.execute(query("top", "top_set_timeout", None).text.replace("$1", "5000"))
         nodes = await plan_of(large, name, *literals, file="top")
         types = {node["Node Type"] for node in nodes if node.get("Relation Name") == "river_job"}
         assert not types & {"Seq Scan", "Bitmap Heap Scan"}

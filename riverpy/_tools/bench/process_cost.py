@@ -9,11 +9,17 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _MIB = 2**20
-_PARENT, _USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM = 1, 11, 12, 13, 14
+(
+    _PARENT_PID_FIELD,
+    _USER_TIME_FIELD,
+    _SYSTEM_TIME_FIELD,
+    _CHILDREN_USER_TIME_FIELD,
+    _CHILDREN_SYSTEM_TIME_FIELD,
+) = 1, 11, 12, 13, 14
 """The positions of these fields in /proc/PID/stat, counted after the name."""
 
 
-def settle_collector() -> None:
+def relax_garbage_collector() -> None:
     """Let the garbage collector ignore all present objects and run less often.
 
     Call it when the process has started: most objects that it creates later are soon free.
@@ -43,7 +49,7 @@ class ServerProcesses:
         """Return the processes of the server to which this backend belongs. None: the server is on
         another machine."""
         try:
-            postmaster = int(_stat(pid)[_PARENT])
+            postmaster = int(_read_stat_fields(pid)[_PARENT_PID_FIELD])
             names = {(_PROC / str(one) / "comm").read_text() for one in (pid, postmaster)}
         except OSError:
             return None
@@ -55,17 +61,17 @@ class ServerProcesses:
         Raises:
             OSError: the server has ended.
         """
-        own = _stat(self._postmaster)
-        ticks = sum(map(int, own[_USER : _CHILDREN_SYSTEM + 1]))
+        own = _read_stat_fields(self._postmaster)
+        ticks = sum(map(int, own[_USER_TIME_FIELD : _CHILDREN_SYSTEM_TIME_FIELD + 1]))
         for entry in _PROC.iterdir():
             if entry.name.isdigit():
                 with suppress(OSError):
-                    stat = _stat(int(entry.name))
-                    if int(stat[_PARENT]) == self._postmaster:
-                        ticks += int(stat[_USER]) + int(stat[_SYSTEM])
+                    stat = _read_stat_fields(int(entry.name))
+                    if int(stat[_PARENT_PID_FIELD]) == self._postmaster:
+                        ticks += int(stat[_USER_TIME_FIELD]) + int(stat[_SYSTEM_TIME_FIELD])
         return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _stat(pid: int) -> list[str]:
+def _read_stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat after the name, which may contain any character."""
     return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()

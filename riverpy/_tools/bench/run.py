@@ -18,7 +18,7 @@ from riverpy._names import DISTRIBUTION
 from riverpy._postgres.driver import close, connect
 from riverpy._postgres.schema import check_schema
 from riverpy._postgres.sql_files import query
-from riverpy._tools.bench.process_cost import ServerProcesses, memory_mib, settle_collector
+from riverpy._tools.bench.process_cost import ServerProcesses, memory_mib, relax_garbage_collector
 from riverpy._tools.errors import ToolError
 from riverpy.client import Client
 from riverpy.config import Config, QueueConfig
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 QUEUE = "riverpy_bench"
 """The queue of the benchmark, which no other worker works."""
-BATCH = 10_000
+COPY_SIZE = 10_000
 """The number of jobs in one COPY."""
 PICKUPS = 200
 """The number of single inserts while the worker is idle."""
@@ -128,8 +128,8 @@ class Bench:
 
     def __init__(self, url: str, schema: str | None, load: Load) -> None:
         self._url, self._schema, self._load = url, schema, load
-        self._begun: list[float] = []
-        self._ended: list[float] = []
+        self._began_at: list[float] = []
+        self._ended_at: list[float] = []
         self._opts = InsertOpts(queue=QUEUE)
         self._worked = 0
         self._last_id = 0
@@ -139,8 +139,8 @@ class Bench:
         self._server: ServerProcesses | None = None
         self._started_at = (0.0, 0.0, 0.0)
         workers = Workers()
-        workers.job(self._noop)
-        workers.job(self._sleep)
+        workers.job(self._work_noop)
+        workers.job(self._work_sleep)
         workers.job(self._record_pickup)
         self._client = Client(
             url,
@@ -149,13 +149,13 @@ class Bench:
             config=Config(schema=schema),
         )
 
-    async def _noop(self, job: Job[_Noop]) -> None:
+    async def _work_noop(self, job: Job[_Noop]) -> None:
         self._count_worked_job(job.id)
 
-    async def _sleep(self, job: Job[_Sleep]) -> None:
-        self._begun.append(time.perf_counter())
+    async def _work_sleep(self, job: Job[_Sleep]) -> None:
+        self._began_at.append(time.perf_counter())
         await asyncio.sleep(job.args.seconds)  # noqa: TID251 (most jobs wait with it)
-        self._ended.append(time.perf_counter())
+        self._ended_at.append(time.perf_counter())
         self._count_worked_job(job.id)
 
     def _count_worked_job(self, job_id: int) -> None:
@@ -169,10 +169,10 @@ class Bench:
         if len(self._picked_up_at) == PICKUPS:
             self._all_picked_up.set()
 
-    async def empty(self, *, force: bool) -> int:
+    async def ensure_no_jobs(self, *, force: bool) -> int:
         """Check that there are no jobs, or delete them if `force`. Return the number of deleted
         jobs."""
-        async with self._connected() as connection:
+        async with self._open_connection() as connection:
             await check_schema(connection, self._schema, url=self._url)
             ((count,),) = await self._fetch(connection, "bench_job_count")
             if count and not force:
@@ -186,13 +186,13 @@ class Bench:
 
     async def measure(self) -> Measurement:
         """Insert jobs and work them."""
-        async with self._connected() as connection:
+        async with self._open_connection() as connection:
             ((pid, is_local, postgres),) = await self._fetch(connection, "bench_server")
             self._server = ServerProcesses.of_backend(pid) if is_local else None
             async with self._client:
                 insert_seconds = await self._insert_jobs()
                 await self._fetch(connection, "bench_settle")
-                settle_collector()
+                relax_garbage_collector()
                 work_seconds, client_cpu, server_cpu = await self._work_jobs()
                 rss = memory_mib()
                 await self._check_completed(connection)
@@ -200,7 +200,7 @@ class Bench:
                     await self._measure_pickups(), n=100, method="inclusive"
                 )
         jobs, slots = self._load.jobs, self._load.slots
-        share = occupancy(self._begun, self._ended, slots)
+        share = occupancy(self._began_at, self._ended_at, slots)
         return Measurement(
             jobs=jobs,
             slots=slots,
@@ -217,7 +217,7 @@ class Bench:
         )
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncGenerator[Connection]:
+    async def _open_connection(self) -> AsyncGenerator[Connection]:
         connection = await connect(self._url, application_name="riverpy bench")
         try:
             yield connection
@@ -231,8 +231,8 @@ class Bench:
     async def _insert_jobs(self) -> float:
         """Insert the jobs. Return the seconds that it took."""
         began = time.perf_counter()
-        for start in range(0, self._load.jobs, BATCH):
-            count = min(BATCH, self._load.jobs - start)
+        for start in range(0, self._load.jobs, COPY_SIZE):
+            count = min(COPY_SIZE, self._load.jobs - start)
             await self._client.insert_many_fast(
                 [InsertManyParams(self._new_args(), self._opts) for _ in range(count)]
             )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from riverpy.job import JobArgs
 
-CHUNK = 1024 * 1024
+READ_SIZE = 1024 * 1024
 RETRY_DELAY = timedelta(milliseconds=500)
 SNOOZE_DELAY = timedelta(seconds=1)
 
@@ -120,7 +120,7 @@ class DemoJobs:
         digest, compressor = hashlib.sha256(), zlib.compressobj()
         bytes_in = bytes_out = 0
         with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
+            while chunk := file.read(READ_SIZE):
                 if self._stopped.is_set():
                     raise RuntimeError("the demo was stopped")  # OSError: a file that is unreadable
                 digest.update(chunk)

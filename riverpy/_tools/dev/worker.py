@@ -16,12 +16,12 @@ import signal
 import sys
 import threading
 
-_orphaned = threading.Event()
+_parent_ended = threading.Event()
 
 
-def _end_with_parent(pipe: int, timeout: float) -> None:
+def _stop_when_parent_ends(pipe: int, timeout: float) -> None:
     os.read(pipe, 1)  # returns when the parent ends, because the parent writes nothing
-    _orphaned.set()
+    _parent_ended.set()
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(timeout)
     os.killpg(0, signal.SIGKILL)
@@ -29,14 +29,16 @@ def _end_with_parent(pipe: int, timeout: float) -> None:
 
 def _end_group() -> None:
     """Kill the process group of this worker, if the parent has ended and cannot kill it."""
-    if _orphaned.is_set():
+    if _parent_ended.is_set():
         os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    number, seconds = int(sys.argv[1]), float(sys.argv[2])
-    os.set_inheritable(number, False)
+    parent_pipe, kill_timeout = int(sys.argv[1]), float(sys.argv[2])
+    os.set_inheritable(parent_pipe, False)
     atexit.register(_end_group)  # atexit calls this function last, because it is registered first
-    threading.Thread(target=_end_with_parent, args=(number, seconds), daemon=True).start()
+    threading.Thread(
+        target=_stop_when_parent_ends, args=(parent_pipe, kill_timeout), daemon=True
+    ).start()
     sys.argv = ["riverpy", *sys.argv[3:]]
     runpy.run_module("riverpy", run_name="__main__")

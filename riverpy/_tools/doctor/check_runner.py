@@ -93,7 +93,7 @@ class CheckRunner:
         report: Callable[[Finding], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._request, self._report_finding, self._failed = request, report, failed
+        self._request, self._report_finding, self._on_error = request, report, failed
         self._session = Session(request.url)
         self._skipped_checks: dict[str, dict[str, str]] = {PRIVILEGE_MISSING: {}, TABLE_MISSING: {}}
         """The checks that could not run, each with the server's error, by the code of the error."""
@@ -106,7 +106,7 @@ class CheckRunner:
                 await self._check_all(row)
                 self._report_skipped_checks(row.role)
         except SessionLostError as error:
-            self._failed(error)
+            self._on_error(error)
             text = f"the connection was lost and cannot be made again: {error}"
             self._report("connect", fail(text, _UNREACHABLE_FIX))
         finally:
@@ -116,7 +116,7 @@ class CheckRunner:
         try:
             row, finding = await server.check_server(self._session)
         except (*DATABASE_ERRORS, RiverError) as error:
-            self._failed(error)
+            self._on_error(error)
             self._report("connect", fail(describe(error), _connection_fix(error)))
             return None
         self._report("connect", finding)
@@ -138,7 +138,7 @@ class CheckRunner:
         try:
             state = await self._session.read(read_schema_state, schema)
         except (*DATABASE_ERRORS, RiverError) as error:
-            self._failed(error)
+            self._on_error(error)
             fix = "name the schema with --schema, create it, or let this role use it (`grants`)"
             self._report("schema", fail(describe(error), fix))
             return None
@@ -156,14 +156,14 @@ class CheckRunner:
             await self._run_check(name, partial(check, snapshot))
         program = self._request.program
         if program is not None:
-            await self._run_check("code", partial(kinds.check_program, program, snapshot))
+            await self._run_check("code", partial(kinds.check_kinds_of_program, program, snapshot))
 
     async def _run_check(self, name: str, check: Callable[[], Awaitable[list[Finding]]]) -> None:
         findings: list[Finding] = []
         try:
             findings = await check()
         except (*DATABASE_ERRORS, ConfigError) as error:
-            self._failed(error)
+            self._on_error(error)
             skipped = self._skipped_checks.get(getattr(error, "sqlstate", None) or "")
             if skipped is not None:
                 skipped[name] = describe(error)

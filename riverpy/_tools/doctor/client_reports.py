@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from riverpy._postgres.schema import SLOTS_VERSION, STATE_VERSION
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.text import NAMES_MAX, count, jobs, names, one_error, span
+from riverpy._tools.text import (
+    NAMES_MAX,
+    format_count,
+    format_error,
+    format_job_ids,
+    format_names,
+    format_seconds,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,10 +40,10 @@ async def check_stuck(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report jobs that still run after their cancellation, and the slots of these jobs."""
     if not snapshot.has_migration(SLOTS_VERSION):
         return [ok("not known: the columns for it are missing (see `schema`)", stuck=None)]
-    reporting = [client for client in await snapshot.live_clients() if client.stuck]
+    reporting = [client for client in await snapshot.live_clients() if client.stuck_job_ids]
     if not reporting:
         return [ok("no cancelled job still runs", stuck=0)]
-    rows = [row for row in await snapshot.running() if row.is_stuck]
+    rows = [row for row in await snapshot.running_jobs() if row.is_stuck]
     return [
         _stuck_jobs(client, [row for row in rows if row.client_id == client.client_id])
         for client in reporting
@@ -44,17 +51,22 @@ async def check_stuck(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _stuck_jobs(client: ClientRow, rows: Sequence[RunningRow]) -> Finding:
-    number, slots = len(client.stuck), None if client.slots is None else sum(client.slots)
+    number, slots = len(client.stuck_job_ids), None if client.slots is None else sum(client.slots)
     full_queues = _full_queues(client, rows)
     is_full = slots is not None and number >= slots
-    used = count(number, "slot") if slots is None else f"{number:,} of {count(slots, 'slot')}"
-    text = f"{client.client_id}: cancelled jobs that still run use {used}: {jobs(client.stuck)}"
+    used = (
+        format_count(number, "slot")
+        if slots is None
+        else f"{number:,} of {format_count(slots, 'slot')}"
+    )
+    jobs = format_job_ids(client.stuck_job_ids)
+    text = f"{client.client_id}: cancelled jobs that still run use {used}: {jobs}"
     if rows:
         text += f" ({'; '.join(map(_described_group, rows[:NAMES_MAX]))})"
     if is_full:
         text += ". This client can work no other job"
     elif full_queues:
-        text += f". This client can work no other job of queue {names(full_queues)}"
+        text += f". This client can work no other job of queue {format_names(full_queues)}"
     kinds: Counter[str] = Counter()
     for row in rows:
         kinds[row.kind] += row.jobs
@@ -64,9 +76,9 @@ def _stuck_jobs(client: ClientRow, rows: Sequence[RunningRow]) -> Finding:
         client_id=client.client_id,
         stuck=number,
         slots=slots,
-        job_ids=client.stuck,
+        job_ids=client.stuck_job_ids,
         kinds=dict(kinds),
-        longest=max((round(row.longest, 3) for row in rows), default=None),
+        longest=max((round(row.longest_run, 3) for row in rows), default=None),
         full_queues=full_queues,
     )
 
@@ -74,7 +86,7 @@ def _stuck_jobs(client: ClientRow, rows: Sequence[RunningRow]) -> Finding:
 def _described_group(row: RunningRow) -> str:
     limit = "" if row.jobs == 1 else "up to "
     place = f'kind "{row.kind}" in queue "{row.queue}"'
-    return f"{row.jobs:,} of {place} for {limit}{span(row.longest)}"
+    return f"{row.jobs:,} of {place} for {limit}{format_seconds(row.longest_run)}"
 
 
 def _full_queues(client: ClientRow, rows: Sequence[RunningRow]) -> list[str]:
@@ -96,7 +108,7 @@ async def check_set_aside(snapshot: DatabaseSnapshot) -> list[Finding]:
     for client in await snapshot.live_clients():
         if client.set_aside is not None:
             for row in client.set_aside.rows:
-                groups.setdefault((client.client_id, row.what, row.error), []).append(row)
+                groups.setdefault((client.client_id, row.operation, row.error), []).append(row)
             unnamed[client.client_id] = client.set_aside.count - len(client.set_aside.rows)
     findings = [
         _set_aside_rows(client_id, rows, unnamed[client_id])
@@ -108,18 +120,18 @@ async def check_set_aside(snapshot: DatabaseSnapshot) -> list[Finding]:
 def _set_aside_rows(client_id: str, rows: Sequence[SetAsideRow], unnamed: int) -> Finding:
     first, tries = min(rows, key=lambda row: row.since), max(row.tries for row in rows)
     text = (
-        f"{client_id}: {count(len(rows), 'row')} set aside ({first.what}): "
-        f"{names(row.row for row in rows)}, since {first.since}, "
-        f"{'up to ' if len(rows) > 1 else ''}{count(tries, 'try', plural='tries')}: "
-        f"{one_error(first.error)}"
+        f"{client_id}: {format_count(len(rows), 'row')} set aside ({first.operation}): "
+        f"{format_names(row.row for row in rows)}, since {first.since}, "
+        f"{'up to ' if len(rows) > 1 else ''}{format_count(tries, 'try', plural='tries')}: "
+        f"{format_error(first.error)}"
     )
     if unnamed:
-        text += f". This client has set {count(unnamed, 'more row')} aside"
+        text += f". This client has set {format_count(unnamed, 'more row')} aside"
     return warn(
         text,
         _SET_ASIDE_FIX,
         client_id=client_id,
-        what=first.what,
+        what=first.operation,
         rows=[row.row for row in rows],
         since=first.since,
         tries=tries,

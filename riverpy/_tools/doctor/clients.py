@@ -9,7 +9,7 @@ from riverpy._postgres.domains import ORPHANED_AFTER
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.leader import heartbeat_age
 from riverpy._tools.doctor.snapshot import RUNNING_LIMIT
-from riverpy._tools.text import count, names, span
+from riverpy._tools.text import format_count, format_names, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
     leader = await snapshot.leader()
     if clients is None:
         return [ok("not known: the table of clients is missing (see `schema`)", clients=None)]
-    running = await snapshot.running()
+    running = await snapshot.running_jobs()
     domains = await snapshot.domains()
     jobs = {
         client.client_id: sum(row.jobs for row in running if row.client_id == client.client_id)
@@ -45,9 +45,9 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
     if live:
         total = sum(jobs[client.client_id] for client in live)
         text = (
-            f"{count(len(live), 'client')} with "
-            f"{count(total, 'running job', limit=RUNNING_LIMIT)}: "
-            f"{names(client.client_id for client in live)}"
+            f"{format_count(len(live), 'client')} with "
+            f"{format_count(total, 'running job', limit=RUNNING_LIMIT)}: "
+            f"{format_names(client.client_id for client in live)}"
         )
         summary = ok(text, clients=facts)
     elif leader is not None and not leader.has_expired and not leader.is_registered:
@@ -64,8 +64,8 @@ def _client_facts(client: ClientRow, jobs: int) -> dict[str, object]:
         "client_id": client.client_id,
         "version": client.version,
         "alive": client.is_alive,
-        "silent": round(client.silent, 3),
-        "candidate": client.candidate,
+        "silent": round(client.heartbeat_age, 3),
+        "candidate": client.is_candidate,
         "stopping": client.is_stopping,
         "poll_only": client.poll_only,
         "queues": client.queues,
@@ -77,17 +77,17 @@ def _client_facts(client: ClientRow, jobs: int) -> dict[str, object]:
 def is_on_time(client: ClientRow) -> bool:
     """Return whether the last heartbeat is younger than half of `dead_after`. A client writes six
     heartbeats in `dead_after`."""
-    return client.silent <= client.dead_after / 2
+    return client.heartbeat_age <= client.dead_after / 2
 
 
 def _late_heartbeat(client: ClientRow) -> Finding:
     return warn(
         f"{client.client_id} {heartbeat_age(client)}. A leader treats it as dead when the leader "
-        f"itself has seen no heartbeat for {span(client.dead_after)}",
+        f"itself has seen no heartbeat for {format_seconds(client.dead_after)}",
         "its event loop is blocked, its process or machine is stopped, or it has no connection to "
         "the database: read its log",
         client_id=client.client_id,
-        silent=round(client.silent, 3),
+        silent=round(client.heartbeat_age, 3),
     )
 
 
@@ -97,18 +97,21 @@ def _unreleased_jobs(
     """Return a text for each domain in which no leader releases the jobs of a dead client."""
     if domains is None or not domains.other_domains:
         return []
-    is_recent = client.silent - client.dead_after < RELEASE_TIMEOUT
+    is_recent = client.heartbeat_age - client.dead_after < RELEASE_TIMEOUT
     found: list[str] = []
     for domain, unmaintained in domains.unmaintained_queues(sorted(queues)).items():
         live = domains.live_clients(domain)
         if domain == DEFAULT_DOMAIN or (is_recent and any(one.candidate for one in live)):
             continue
-        text = f'those of queue {names(unmaintained)}, because domain "{domain}" has no leader'
+        text = (
+            f'those of queue {format_names(unmaintained)}, because domain "{domain}" has no leader'
+        )
         if not live and domains.has_orphan_maintainer():
             silent = min(
                 row.silent for row in domains.owned_queues(domain) if row.queue in unmaintained
             )
-            text += f" (the leader of default releases them in {span(ORPHANED_AFTER - silent)})"
+            wait = format_seconds(ORPHANED_AFTER - silent)
+            text += f" (the leader of default releases them in {wait})"
         found.append(text)
     return found
 
@@ -117,21 +120,22 @@ def _dead_client(client: ClientRow, jobs: int, unreleased: Sequence[str]) -> Fin
     text = f"{client.client_id} is dead: it {heartbeat_age(client)}"
     data: dict[str, object] = {
         "client_id": client.client_id,
-        "silent": round(client.silent, 3),
+        "silent": round(client.heartbeat_age, 3),
         "running_jobs": jobs,
     }
     if not jobs:
         fix = "nothing: it left no running job, and a leader deletes its row 10 minutes after this"
         return warn(text, fix, **data)
-    text += f". {count(jobs, 'job')} that it claimed {'is' if jobs == 1 else 'are'} still running"
+    verb = "is" if jobs == 1 else "are"
+    text += f". {format_count(jobs, 'job')} that it claimed {verb} still running"
     if unreleased:
         text += f". No leader releases {'; '.join(unreleased)}"
         fix = "start a client of that domain. It releases the jobs: see `domains`"
         return fail(text, fix, **data)
-    if client.silent - client.dead_after < RELEASE_TIMEOUT:
+    if client.heartbeat_age - client.dead_after < RELEASE_TIMEOUT:
         fix = (
             "wait: a riverpy leader releases the jobs after it has seen no heartbeat for "
-            f"{span(client.dead_after)}"
+            f"{format_seconds(client.dead_after)}"
         )
         return warn(text, fix, **data)
     return fail(

@@ -12,7 +12,7 @@ from riverpy._postgres.domains import ORPHANED_AFTER
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.leader import CANDIDATE_FIX, ELECTION_TIMEOUT, no_election_finding
 from riverpy._tools.doctor.waiting_jobs import late_periodic_jobs
-from riverpy._tools.text import count, names, span
+from riverpy._tools.text import format_count, format_names, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class PendingWork:
     """The jobs and periodic jobs that wait for a leader or a worker."""
 
-    due: Sequence[str] = ()
+    queues_with_due_jobs: Sequence[str] = ()
     """The names of the queues with due jobs."""
     running: Mapping[str, int] = field(default_factory=dict[str, int])
     """The number of running jobs of dead clients, by queue."""
@@ -50,18 +50,18 @@ async def check_domains(snapshot: DatabaseSnapshot) -> list[Finding]:
         for domain in domains.other_domains
     }
     others = domains.other_domains
-    text = f"{count(len(others), 'domain')} beside default: {names(others)}"
+    text = f"{format_count(len(others), 'domain')} beside default: {format_names(others)}"
     return [ok(text, domains=facts), *domain_problems(domains, await _pending_work(snapshot))]
 
 
 async def _pending_work(snapshot: DatabaseSnapshot) -> PendingWork:
     dead = {client.client_id for client in await snapshot.clients() or () if not client.is_alive}
     running: Counter[str] = Counter()
-    for row in await snapshot.running():
+    for row in await snapshot.running_jobs():
         if row.client_id in dead:
             running[row.queue] += row.jobs
     periodic: dict[str, list[str]] = {}
-    for row in late_periodic_jobs(await snapshot.periodic()):
+    for row in late_periodic_jobs(await snapshot.periodic_jobs()):
         periodic.setdefault(row.domain, []).append(row.id)
     due = [row.queue for row in await snapshot.backlogs() if (row.due_for or 0) >= 0]
     return PendingWork(due, running, periodic)
@@ -122,29 +122,35 @@ def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork
     facts: list[str] = []
     if early:
         facts.append(
-            f"no leader maintains queue {names(early)} until {span(ORPHANED_AFTER)} have passed"
+            f"no leader maintains queue {format_names(early)} until "
+            f"{format_seconds(ORPHANED_AFTER)} have passed"
         )
     if orphans and domains.has_orphan_maintainer():
         holder = SCHEMA_LEASE if domains.has_leader(SCHEMA_LEASE) else DEFAULT_DOMAIN
-        facts.append(f"the leader of {holder} maintains queue {names(orphans)} until it is back")
+        facts.append(
+            f"the leader of {holder} maintains queue {format_names(orphans)} until it is back"
+        )
     elif orphans:
         facts.append(
-            f"no leader maintains queue {names(orphans)}, because default has no riverpy leader"
+            f"no leader maintains queue {format_names(orphans)}, because default has no riverpy "
+            "leader"
         )
     unmaintained = early if domains.has_orphan_maintainer() else queues
-    due = [queue for queue in unmaintained if queue in pending.due]
+    due = [queue for queue in unmaintained if queue in pending.queues_with_due_jobs]
     running = {queue: pending.running[queue] for queue in unmaintained if queue in pending.running}
     late = pending.periodic.get(domain, [])
     if due:
-        facts.append(f"jobs are due in {names(due)}")
+        facts.append(f"jobs are due in {format_names(due)}")
     if running:
-        jobs = count(sum(running.values()), "running job")
-        facts.append(f"{jobs} of dead clients in {names(running)} are not released")
+        jobs = format_count(sum(running.values()), "running job")
+        facts.append(f"{jobs} of dead clients in {format_names(running)} are not released")
     if late:
-        facts.append(f"no other leader inserts its periodic jobs, which are late: {names(late)}")
+        facts.append(
+            f"no other leader inserts its periodic jobs, which are late: {format_names(late)}"
+        )
     return [
         (fail if due or running or late else warn)(
-            f'no client of domain "{domain}" wrote a heartbeat for {span(silent)}: '
+            f'no client of domain "{domain}" wrote a heartbeat for {format_seconds(silent)}: '
             + "; ".join(facts),
             f"start a worker of it (riverpy worker --leader-domain {quote(domain)}), or give its "
             f"queues away: riverpy domain move {quote(queues[0])} --to {DEFAULT_DOMAIN}",
@@ -172,8 +178,8 @@ def _check_different_settings(domains: DomainMap, domain: str) -> list[Finding]:
     return [
         warn(
             f'clients of domain "{domain}" have {len(by_settings)} different sets of periodic jobs '
-            f"or retention, and only the leader's set is used: {names(first)} against "
-            f"{names(second)}",
+            f"or retention, and only the leader's set is used: {format_names(first)} against "
+            f"{format_names(second)}",
             "while a new version is rolled out, nothing. Otherwise give all of them the same set, "
             "or domains of their own",
             domain=domain,
@@ -198,7 +204,7 @@ def _check_shared_queues(domains: DomainMap) -> list[Finding]:
         found.append(
             warn(
                 f'queue "{row.queue}" belongs to domain "{row.domain}", whose leader maintains it. '
-                f"Clients of {names(names_of_others)} also work it: {names(ids)}",
+                f"Clients of {format_names(names_of_others)} also work it: {format_names(ids)}",
                 "if that is intended (on_domain_conflict), nothing. Otherwise remove the queue "
                 f"from these clients, or move it: riverpy domain move {quote(row.queue)} --to "
                 f"{quote(names_of_others[0])}",
@@ -223,8 +229,8 @@ def _check_unowned_queues(domains: DomainMap) -> list[Finding]:
         queues = sorted(worked - owned)
         if queues:
             text = (
-                f'clients of domain "{domain}" work queue {names(queues)}, which belongs to no '
-                f"domain: {effect}"
+                f'clients of domain "{domain}" work queue {format_names(queues)}, which belongs to '
+                f"no domain: {effect}"
             )
             command = f"riverpy domain claim {quote(queues[0])} --domain {quote(domain)}"
             fix = f"if that is intended, nothing. Otherwise: {command}"
@@ -243,9 +249,9 @@ def _check_foreign_leader(domains: DomainMap) -> list[Finding]:
     return [
         warn(
             f"{leader.holder} is the leader of default. It is not a riverpy client and does not "
-            f"support domains: it also maintains queue {names(queues)}, with its own retention, "
-            "and it discards jobs that run for long if it has no worker for them. At risk: "
-            f"{names(kinds) or 'no kind'}",
+            f"support domains: it also maintains queue {format_names(queues)}, with its own "
+            "retention, and it discards jobs that run for long if it has no worker for them. At "
+            f"risk: {format_names(kinds) or 'no kind'}",
             "register stubs for these kinds in Go (docs/go.md), let only riverpy clients take part "
             "in leader election, or give these queues a schema of their own (docs/domains.md)",
             leader_id=leader.holder,
@@ -268,17 +274,17 @@ def _check_old_clients(domains: DomainMap) -> list[Finding]:
     if leader is None and not candidates:
         return []
     queues = [row.queue for row in domains.owners]
-    affected = f"queue {names(queues)}" if queues else "the queues of domains"
+    affected = f"queue {format_names(queues)}" if queues else "the queues of domains"
     if leader is None:
         text = (
             "clients that could become leader of default do not report support for domains: "
-            f"{names(candidates)}"
+            f"{format_names(candidates)}"
         )
         effect = f"An older version would also maintain {affected}"
     else:
         text = f"{leader} is the leader of default and does not report support for domains"
         if candidates:
-            text += f". The same holds for {names(candidates)}, which could become leader"
+            text += f". The same holds for {format_names(candidates)}, which could become leader"
         effect = f"An older version also maintains {affected}"
     return [
         warn(
@@ -298,7 +304,7 @@ def _check_schema_leader(domains: DomainMap) -> list[Finding]:
     candidates = [client for client in domains.members if client.candidate]
     if not candidates or domains.has_orphan_maintainer():
         return []
-    if max(client.running for client in candidates) < ELECTION_TIMEOUT:
+    if max(client.uptime for client in candidates) < ELECTION_TIMEOUT:
         return []
     effect = "rows of dead clients are not deleted, and queues of gone domains are not maintained"
     if not domains.has_leader(DEFAULT_DOMAIN):
@@ -307,7 +313,7 @@ def _check_schema_leader(domains: DomainMap) -> list[Finding]:
     return [
         warn(
             f"default has no riverpy leader, and no client holds {SCHEMA_LEASE}: {effect}",
-            f"read the log of {names(ids)}, and see `grants` and `locks` here",
+            f"read the log of {format_names(ids)}, and see `grants` and `locks` here",
             candidates=ids,
         )
     ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from riverpy._tools.text import count
+from riverpy._tools.text import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,7 +77,7 @@ def limit_problems(findings: Iterable[Finding]) -> list[Finding]:
     problems = [finding for finding in ordered if finding.level is not Level.OK]
     shown = ordered[len(problems) :] + problems[:FINDINGS_MAX]
     if more := problems[FINDINGS_MAX:]:
-        text = f"and {count(len(more), 'more like this', plural='more like these')}"
+        text = f"and {format_count(len(more), 'more like this', plural='more like these')}"
         level, fix = worst_level(more), more[0].fix
         shown.append(Finding(level=level, text=text, fix=fix, data={"more": len(more)}))
     return shown

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from riverpy._log_events import JOBS_FAILED
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.doctor.snapshot import KINDS_LIMIT, QUEUE_TOUCH_MAX_AGE, kinds_limit
+from riverpy._tools.doctor.snapshot import KINDS_LIMIT, QUEUE_ROW_AGE_MAX, kinds_limit
 from riverpy._tools.doctor.statements import doctor_discarded
-from riverpy._tools.text import count, names, one_error, waiting
+from riverpy._tools.text import format_count, format_error, format_names, format_waiting_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ FAILED_JOBS_WARN = 10
 """A kind is reported if this number of its failed jobs wait for their next attempt, or more."""
 
 
-async def check_program(program: Program, snapshot: DatabaseSnapshot) -> list[Finding]:
+async def check_kinds_of_program(program: Program, snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the kinds of waiting jobs that the program would claim and fail."""
     backlogs = [
         row
@@ -39,10 +39,10 @@ async def check_program(program: Program, snapshot: DatabaseSnapshot) -> list[Fi
     ]
     rows = await snapshot.kinds(backlogs)
     missing = [row for row in rows if row.kind not in program.kinds]
-    where = f"queue {names(sorted(program.queues))}" if program.queues else "any queue"
+    where = f"queue {format_names(sorted(program.queues))}" if program.queues else "any queue"
     summary = ok(
-        f"{program.name} has {count(len(program.kinds), 'kind')}. Jobs of "
-        f"{count(len(rows), 'kind')} wait in {where}",
+        f"{program.name} has {format_count(len(program.kinds), 'kind')}. Jobs of "
+        f"{format_count(len(rows), 'kind')} wait in {where}",
         kinds=sorted(program.kinds),
         queues=sorted(program.queues),
         missing_kinds=[row.kind for row in missing],
@@ -79,7 +79,7 @@ async def check_kinds(snapshot: DatabaseSnapshot) -> list[Finding]:
     foreign = await _foreign_queues(snapshot, live) if unknown else set[str]()
     known = {row.kind: row.kind in worked for row in rows}
     return [
-        ok(f"{count(len(rows), 'kind')} of waiting jobs", kinds=known),
+        ok(f"{format_count(len(rows), 'kind')} of waiting jobs", kinds=known),
         *(_unknown_kind(row, backlogs, live, foreign) for row in unknown),
     ]
 
@@ -94,7 +94,9 @@ async def _foreign_queues(snapshot: DatabaseSnapshot, live: Sequence[ClientRow])
         return {row.name for row in rows}
     worked = {queue for client in live for queue in client.queues}
     return {
-        row.name for row in rows if row.touched < QUEUE_TOUCH_MAX_AGE and row.name not in worked
+        row.name
+        for row in rows
+        if row.seconds_since_update < QUEUE_ROW_AGE_MAX and row.name not in worked
     }
 
 
@@ -114,7 +116,7 @@ def _unknown_kind(
         text += (
             f". Clients without this kind claim the jobs and fail them. {number} of them failed "
             f"already{_attempts_left(row)}. After the last attempt a job is discarded. The newest "
-            f"error: {one_error(row.error or '')}"
+            f"error: {format_error(row.error or '')}"
         )
         fix = (
             f"stop the failures now with {pause}, which also stops all other jobs of the queue. "
@@ -138,16 +140,14 @@ def _waiting_jobs(row: KindRow, backlogs: Sequence[BacklogRow]) -> str:
     """Return a sentence about the waiting jobs of a kind."""
     limit = kinds_limit(backlogs)
     is_partial = any(one.jobs > limit for one in backlogs if one.queue in row.queues)
-    return (
-        f"{waiting(row.jobs, 'job', of=' of this kind', is_partial=is_partial)} in queue "
-        f"{names(row.queues)}, for example job {row.example_id}"
-    )
+    jobs = format_waiting_count(row.jobs, "job", of=" of this kind", is_partial=is_partial)
+    return f"{jobs} in queue {format_names(row.queues)}, for example job {row.example_id}"
 
 
 def _attempts_left(row: KindRow) -> str:
     if row.attempts_left is None:
         return ""
-    return f", and one has only {count(row.attempts_left, 'attempt')} left"
+    return f", and one has only {format_count(row.attempts_left, 'attempt')} left"
 
 
 async def check_failing(snapshot: DatabaseSnapshot) -> list[Finding]:
@@ -162,8 +162,8 @@ async def check_failing(snapshot: DatabaseSnapshot) -> list[Finding]:
     failed = sum(row.failed for row in rows.values())
     text = "no failed job waits for its next attempt"
     if rows:
-        of = f" of {count(len(rows), 'kind')}"
-        text = f"{waiting(failed, 'failed job', of=of)} for the next attempt"
+        of = f" of {format_count(len(rows), 'kind')}"
+        text = f"{format_waiting_count(failed, 'failed job', of=of)} for the next attempt"
     failures = {kind: row.failed for kind, row in rows.items()}
     found = [
         _failing_kind(kind, rows.get(kind), discarded.get(kind, 0))
@@ -183,14 +183,14 @@ def _failing_kind(kind: str, row: KindRow | None, discarded: int) -> Finding | N
         return None
     facts: list[str] = []
     if discarded:
-        jobs = count(discarded, "job was", plural="jobs were", limit=KINDS_LIMIT)
+        jobs = format_count(discarded, "job was", plural="jobs were", limit=KINDS_LIMIT)
         facts.append(f"{jobs} discarded in the last hour")
     if row is not None:
-        jobs = waiting(failed, "job", of=" failed and")
+        jobs = format_waiting_count(failed, "job", of=" failed and")
         facts.append(f"{jobs} for the next attempt{_attempts_left(row)}")
     text = f'kind "{kind}" fails: {"; ".join(facts)}'
     if row is not None and row.error:
-        text += f". The newest error: {one_error(row.error)}"
+        text += f". The newest error: {format_error(row.error)}"
     return warn(
         text,
         f"read the errors in the workers' logs (`{JOBS_FAILED}`) or with riverpy job show ID. "

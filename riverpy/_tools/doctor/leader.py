@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.text import count, names, span
+from riverpy._tools.text import format_count, format_names, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,19 +49,19 @@ async def check_leader(snapshot: DatabaseSnapshot) -> list[Finding]:
             return [
                 warn(
                     f"{text}, but it {heartbeat_age(client)}",
-                    f"if its process has ended, its lease expires in {span(row.remaining)}. "
-                    "Otherwise read its log",
+                    "if its process has ended, its lease expires in "
+                    f"{format_seconds(row.remaining)}. Otherwise read its log",
                     **data,
                 )
             ]
-    return [ok(f"{text}, lease for {span(row.remaining)}", **data)]
+    return [ok(f"{text}, lease for {format_seconds(row.remaining)}", **data)]
 
 
 async def _check_no_leader(
     snapshot: DatabaseSnapshot, leader: Leader | None, clients: Sequence[ClientRow] | None
 ) -> Finding:
     domains = await snapshot.domains()
-    others = set[str]() if domains is None else domains.clients_of_others
+    others = set[str]() if domains is None else domains.client_ids_of_other_domains
     if domains is not None and others:
         clients = [client for client in clients or () if client.client_id not in others]
         if not any(client.is_alive for client in clients):
@@ -71,9 +71,10 @@ async def _check_no_leader(
             )
     text = "there is no leader"
     if leader is not None:
-        text += f": the lease of {leader.row.leader_id} expired {span(-leader.row.remaining)} ago"
+        age = format_seconds(-leader.row.remaining)
+        text += f": the lease of {leader.row.leader_id} expired {age} ago"
     live = [client for client in clients or () if client.is_alive]
-    candidates = [client for client in live if client.candidate]
+    candidates = [client for client in live if client.is_candidate]
     data: dict[str, object] = {
         "leader_id": None,
         "candidates": [client.client_id for client in candidates],
@@ -81,7 +82,7 @@ async def _check_no_leader(
     if candidates:
         return no_election_finding(text, candidates, "river_leader", **data)
     if live and all(client.is_stopping for client in live):
-        ids = names(client.client_id for client in live)
+        ids = format_names(client.client_id for client in live)
         text += f", and all running clients are stopping ({ids}): {_NO_LEADER_EFFECT}"
         return warn(text, _START_WORKER_FIX, **data)
     if live:
@@ -97,9 +98,9 @@ def no_election_finding(
 ) -> Finding:
     """Return the finding that no candidate has become leader. `text` is its start, and `table` is
     the table of the lease."""
-    ids = names(client.client_id for client in candidates)
-    text = f"{text}, although {count(len(candidates), 'client')} could become leader: {ids}"
-    if max(client.running for client in candidates) < ELECTION_TIMEOUT:
+    ids = format_names(client.client_id for client in candidates)
+    text = f"{text}, although {format_count(len(candidates), 'client')} could become leader: {ids}"
+    if max(client.uptime for client in candidates) < ELECTION_TIMEOUT:
         return warn(text, "wait some seconds: the clients have just started", **data)
     return fail(
         text,
@@ -115,8 +116,8 @@ def _default_without_clients(unmaintained: Sequence[str]) -> Finding:
     if not unmaintained:
         return ok(text, **data)
     return warn(
-        f"{text}. Jobs wait in queue {names(unmaintained)}, which belongs to no domain: scheduled "
-        "jobs and retries do not become available",
+        f"{text}. Jobs wait in queue {format_names(unmaintained)}, which belongs to no domain: "
+        "scheduled jobs and retries do not become available",
         "start a worker without a domain, or give the queue to a domain: riverpy domain claim "
         "QUEUE --domain D",
         **data,
@@ -130,7 +131,8 @@ def _foreign_leader(text: str, clients: Sequence[ClientRow], data: dict[str, obj
         return ok(f"{text}. It is not a riverpy client. No client has kinds here", **data)
     return warn(
         f"{text}. It is not a riverpy client: it does not insert Python's periodic jobs, and it "
-        f"discards jobs that run for long if it has no worker for them. At risk: {names(kinds)}",
+        f"discards jobs that run for long if it has no worker for them. At risk: "
+        f"{format_names(kinds)}",
         "register stubs for these kinds in Go (docs/go.md), or let only riverpy clients take part "
         "in leader election",
         **data,
@@ -139,9 +141,9 @@ def _foreign_leader(text: str, clients: Sequence[ClientRow], data: dict[str, obj
 
 def heartbeat_age(client: ClientRow) -> str:
     """Return the end of a sentence about a client's heartbeat. The sentence begins with the id."""
-    if client.silent < 0:
+    if client.heartbeat_age < 0:
         return (
-            f"wrote a heartbeat that is {span(-client.silent)} in the future: the server's clock "
-            "was set back"
+            f"wrote a heartbeat that is {format_seconds(-client.heartbeat_age)} in the future: the "
+            "server's clock was set back"
         )
-    return f"wrote no heartbeat for {span(client.silent)} by the server's clock"
+    return f"wrote no heartbeat for {format_seconds(client.heartbeat_age)} by the server's clock"

@@ -8,7 +8,7 @@ from riverpy._names import USER_LEASE_PREFIX
 from riverpy._postgres.leases import lease_list
 from riverpy._postgres.schema import LEASES_VERSION
 from riverpy._tools.doctor.finding import Finding, ok, warn
-from riverpy._tools.text import count, names, span
+from riverpy._tools.text import format_count, format_names, format_seconds
 
 if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
@@ -37,14 +37,14 @@ async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
         elif EXPIRED_AGE_MIN <= -row.remaining < EXPIRED_AGE_MAX:
             expired[name] = -row.remaining
             last_holders[row.holder] = None
-    text = count(len(holders), "lease") + " of user code"
-    text += f": {names(sorted(holders))}" if holders else ""
+    text = format_count(len(holders), "lease") + " of user code"
+    text += f": {format_names(sorted(holders))}" if holders else ""
     findings = [ok(text, leases=holders)]
     if expired:
         findings.append(
             warn(
-                f"expired up to {span(max(expired.values()))} ago and not acquired again: "
-                f"{names(expired)}. Last holder: {names(last_holders)}",
+                f"expired up to {format_seconds(max(expired.values()))} ago and not acquired "
+                f"again: {format_names(expired)}. Last holder: {format_names(last_holders)}",
                 "start a process that uses the lease or runs the singleton. If it is no longer "
                 "needed, do nothing: this warning ends after a day",
                 expired={name: round(seconds, 3) for name, seconds in expired.items()},

@@ -37,7 +37,7 @@ from riverpy._tools.doctor.statements import (
     doctor_sessions,
     doctor_show_warnings,
 )
-from riverpy._tools.text import count, names, span
+from riverpy._tools.text import format_count, format_names, format_seconds
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ _LISTENING_NOT_TRIED = warn(
 async def check_notification_queue(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report how full the notification queue is, and which session blocks it."""
     usage = await snapshot.session.read(doctor_notification_usage)
-    snapshot.is_queue_full = usage >= USAGE_FULL
+    snapshot.is_notification_queue_full = usage >= USAGE_FULL
     text = f"the server's notification queue is {usage:.0%} full"
     if usage <= USAGE_WARN:
         return [ok(text, usage=usage)]
@@ -78,7 +78,7 @@ async def check_notification_queue(snapshot: DatabaseSnapshot) -> list[Finding]:
     )
     verb = "blocks" if pid is not None else "probably blocks"
     effect = ""
-    if snapshot.is_queue_full:
+    if snapshot.is_notification_queue_full:
         effect = ". riverpy sends no notifications now, so clients find jobs by polling"
     return [
         warn(
@@ -94,7 +94,7 @@ async def check_notification_queue(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _described_session(row: SessionRow) -> str:
-    since = "" if row.seconds is None else f", in a transaction for {span(row.seconds)}"
+    since = "" if row.seconds is None else f", in a transaction for {format_seconds(row.seconds)}"
     state = f", {row.state}" if row.state else ""
     return (
         f'session {row.pid} ("{row.application}", role "{row.role}", database "{row.database}"'
@@ -105,14 +105,14 @@ def _described_session(row: SessionRow) -> str:
 async def _blocking_pid(snapshot: DatabaseSnapshot) -> int | None:
     """Return the process id of the session that blocks the queue; None: not known. The server names
     this session in a warning to a session that notifies."""
-    pid = await _pid_of_warning(snapshot)
+    pid = await _pid_from_warning(snapshot)
     if pid is None:
         await anyio.sleep(WARNING_INTERVAL)
-        pid = await _pid_of_warning(snapshot)
+        pid = await _pid_from_warning(snapshot)
     return pid
 
 
-async def _pid_of_warning(snapshot: DatabaseSnapshot) -> int | None:
+async def _pid_from_warning(snapshot: DatabaseSnapshot) -> int | None:
     found: list[Notice] = []
     with collect_warnings(await snapshot.session.connection(), found):
         try:
@@ -132,7 +132,11 @@ async def _pid_of_warning(snapshot: DatabaseSnapshot) -> int | None:
 async def check_listening(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Send a notification, and report whether it arrives. Without notifications a job waits for the
     next poll, by default at most one second."""
-    finding = _LISTENING_NOT_TRIED if snapshot.is_queue_full else await _try_listening(snapshot)
+    finding = (
+        _LISTENING_NOT_TRIED
+        if snapshot.is_notification_queue_full
+        else await _try_listening(snapshot)
+    )
     snapshot.notifications_arrive = finding.level is Level.OK
     return [finding]
 
@@ -171,17 +175,19 @@ async def check_listeners(snapshot: DatabaseSnapshot) -> list[Finding]:
     expected = [client for client in clients if is_on_time(client) and not client.poll_only]
     data: dict[str, object] = {"listeners": listeners, "needed": len(expected)}
     if listeners >= len(expected):
-        text = f"{count(listeners, 'client')} of this database listen{'s' * (listeners == 1)}"
+        text = (
+            f"{format_count(listeners, 'client')} of this database listen{'s' * (listeners == 1)}"
+        )
         return [ok(text, **data)]
     if not snapshot.notifications_arrive:  # the check `listen` has reported the cause
-        text = f"{listeners} for {count(len(expected), 'client')}: see `listen`"
+        text = f"{listeners} for {format_count(len(expected), 'client')}: see `listen`"
         return [ok(text, **data)]
     return [
         warn(
-            f"{count(len(expected), 'client')} should listen, but there "
-            f"{'is' if listeners == 1 else 'are'} only {count(listeners, 'connection')} for "
+            f"{format_count(len(expected), 'client')} should listen, but there "
+            f"{'is' if listeners == 1 else 'are'} only {format_count(listeners, 'connection')} for "
             "LISTEN. A client without one finds jobs by polling. The clients are "
-            f"{names(client.client_id for client in expected)}",
+            f"{format_names(client.client_id for client in expected)}",
             f"search their logs for `{NOTIFICATIONS_NOT_RECEIVED}` and for `{CONNECTION_LOST}` of "
             "the listener, and try their listen URL with --listen-url. A killed client counts "
             "until half of its dead_after has passed",

@@ -10,7 +10,13 @@ from riverpy._log_events import JOB_RESULTS_REJECTED
 from riverpy._postgres.damaged_jobs import REMEDY
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.snapshot import RUNNING_LIMIT
-from riverpy._tools.text import count, jobs, names, one_error, span
+from riverpy._tools.text import (
+    format_count,
+    format_error,
+    format_job_ids,
+    format_names,
+    format_seconds,
+)
 from riverpy.config import RESCUE_AFTER_DEFAULT
 
 if TYPE_CHECKING:
@@ -22,19 +28,19 @@ async def check_running(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report jobs that run for longer than `stuck_after`. doctor does not use the timeouts of jobs,
     because the database does not have them. The check `clients` reports the jobs of dead clients.
     """
-    rows = await snapshot.running()
+    rows = await snapshot.running_jobs()
     total = sum(row.jobs for row in rows)
-    text = count(total, "job", limit=RUNNING_LIMIT)
+    text = format_count(total, "job", limit=RUNNING_LIMIT)
     if rows:
         first = rows[0]
         text += (
-            f', the longest for {span(first.longest)}: job {first.oldest_id}, kind "{first.kind}", '
-            f"client {first.client_id or 'unknown'}"
+            f", the longest for {format_seconds(first.longest_run)}: job {first.oldest_id}, "
+            f'kind "{first.kind}", client {first.client_id or "unknown"}'
         )
     summary = ok(
         text,
         running=total,
-        longest=round(rows[0].longest, 3) if rows else None,
+        longest=round(rows[0].longest_run, 3) if rows else None,
         job_id=rows[0].oldest_id if rows else None,
     )
     live: set[str | None] = {client.client_id for client in await snapshot.live_clients()}
@@ -48,8 +54,9 @@ def _long_running(row: RunningRow) -> Finding:
     more = f" (and {row.long_jobs - 1:,} more like it)" if row.long_jobs > 1 else ""
     return warn(
         f'job {row.oldest_id} of kind "{row.kind}" in queue "{row.queue}"{more} runs for '
-        f"{span(row.longest)} in {row.client_id}, and no cancellation is known. Either its code "
-        "needs that long, or it hangs, or it has ended and its result cannot be stored",
+        f"{format_seconds(row.longest_run)} in {row.client_id}, and no cancellation is known. "
+        "Either its code needs that long, or it hangs, or it has ended and its result cannot be "
+        "stored",
         f"search the log of that worker for `{JOB_RESULTS_REJECTED}`: a trigger of yours or a "
         "damaged row can prevent that a result is stored. If the job hangs: riverpy job cancel "
         f"{row.oldest_id}. If it still runs after that, restart the worker, because code that "
@@ -59,7 +66,7 @@ def _long_running(row: RunningRow) -> Finding:
         kind=row.kind,
         queue=row.queue,
         client_id=row.client_id,
-        seconds=round(row.longest, 3),
+        seconds=round(row.longest_run, 3),
     )
 
 
@@ -70,7 +77,7 @@ async def check_unregistered(snapshot: DatabaseSnapshot) -> list[Finding]:
     if clients is None:
         return []
     known = {client.client_id for client in clients}
-    rows = [row for row in await snapshot.running() if row.client_id not in known]
+    rows = [row for row in await snapshot.running_jobs() if row.client_id not in known]
     if not rows:
         return []
     worked = {kind for client in await snapshot.live_clients() for kind in client.kinds}
@@ -79,23 +86,24 @@ async def check_unregistered(snapshot: DatabaseSnapshot) -> list[Finding]:
     for row in foreign:
         unknown[row.kind] += row.jobs
     total = sum(row.jobs for row in rows)
-    ids = names(sorted({row.client_id or "unknown" for row in rows}))
-    text = f"{count(total, 'job', limit=RUNNING_LIMIT)} of clients that are not registered: {ids}"
+    ids = format_names(sorted({row.client_id or "unknown" for row in rows}))
+    jobs = format_count(total, "job", limit=RUNNING_LIMIT)
+    text = f"{jobs} of clients that are not registered: {ids}"
     data: dict[str, object] = {
         "running": total,
         "clients": sorted({row.client_id or "" for row in rows}),
         "unknown_kinds": dict(unknown),
     }
-    old = [row for row in foreign if row.longest >= RESCUE_AFTER_DEFAULT.total_seconds()]
+    old = [row for row in foreign if row.longest_run >= RESCUE_AFTER_DEFAULT.total_seconds()]
     if not old:
         text += " (clients in another language, or older than the table of clients)"
         return [ok(text, **data)]
-    longest = max(row.longest for row in old)
+    kinds = format_names(sorted({row.kind for row in old}))
+    longest = format_seconds(max(row.longest_run for row in old))
     return [
         warn(
-            f"{text}. Those of kind {names(sorted({row.kind for row in old}))} run for up to "
-            f"{span(longest)}. No leader releases them: a riverpy leader releases only kinds that "
-            "it has",
+            f"{text}. Those of kind {kinds} run for up to {longest}. No leader releases them: a "
+            "riverpy leader releases only kinds that it has",
             "if their client is gone, register a worker for these kinds in Python, if only a stub "
             "(docs/go.md), or let a Go client that has these kinds become leader",
             **data,
@@ -106,9 +114,9 @@ async def check_unregistered(snapshot: DatabaseSnapshot) -> list[Finding]:
 async def check_damaged(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the jobs that the server could not read in earlier checks. This check reads no further
     job, because a table may have many large jobs."""
-    ids = sorted(snapshot.damaged)
+    ids = sorted(snapshot.damaged_jobs)
     if not ids:
         return [ok("no damaged job found (args and metadata are not read)", job_ids=ids)]
-    error = one_error(snapshot.damaged[ids[0]])
-    text = f"the server cannot read {jobs(ids)} ({error}). It read all others"
+    error = format_error(snapshot.damaged_jobs[ids[0]])
+    text = f"the server cannot read {format_job_ids(ids)} ({error}). It read all others"
     return [fail(text, REMEDY, job_ids=ids)]

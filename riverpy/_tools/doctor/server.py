@@ -14,7 +14,7 @@ from riverpy._tools.doctor.statements import (
     doctor_server,
     doctor_settings,
 )
-from riverpy._tools.text import span
+from riverpy._tools.text import format_seconds
 from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _HARMLESS_VALUES = {
     "track_activities": ("on", "doctor cannot check snapshots and locks"),
 }
 """The harmless value of each of these settings, and the effect of another value."""
-_SET_BY_CLIENT = {"client", "environment variable"}
+_CLIENT_SOURCES = {"client", "environment variable"}
 
 
 def now() -> datetime:
@@ -75,7 +75,7 @@ async def expect_primary(connection: Transaction) -> None:
 async def check_server(session: Session) -> tuple[ServerRow, Finding]:
     """Connect, and report the server and its role. Raises the errors of `Session.connection`."""
     server = await session.await_with_timeout(doctor_server(await session.connection()))
-    latency, _ = await session.read(_measured_clock)
+    latency, _ = await session.read(_measure_latency_and_skew)
     return server, _check_connection(server, latency)
 
 
@@ -129,7 +129,7 @@ async def check_settings(session: Session, role: str) -> list[Finding]:
     names = [*MIN_TIMEOUTS, *_HARMLESS_VALUES]
     findings = [
         warn(
-            f"{setting.name} is {_shown_value(setting)}, set by the {setting.source}: {effect}",
+            f"{setting.name} is {_format_value(setting)}, set by the {setting.source}: {effect}",
             _settings_fix(setting, role),
             setting=setting.name,
             value=setting.value,
@@ -153,13 +153,13 @@ def _harmful_effect(setting: SettingRow) -> str | None:
     return f"it {what} of normal work. riverpy has its own timeouts"
 
 
-def _shown_value(setting: SettingRow) -> str:
-    return setting.value if setting.seconds is None else span(setting.seconds)
+def _format_value(setting: SettingRow) -> str:
+    return setting.value if setting.seconds is None else format_seconds(setting.seconds)
 
 
 def _settings_fix(setting: SettingRow, role: str) -> str:
     """Return the command that corrects the setting for the sessions of the role."""
-    if setting.source in _SET_BY_CLIENT:
+    if setting.source in _CLIENT_SOURCES:
         return f"remove {setting.name} from the URL or from PGOPTIONS"
     if setting.name in _HARMLESS_VALUES:
         value = f"'{_HARMLESS_VALUES[setting.name][0]}'"
@@ -171,7 +171,7 @@ def _settings_fix(setting: SettingRow, role: str) -> str:
 
 async def check_clock(session: Session) -> list[Finding]:
     """Report the difference between the clock of this machine and the clock of the server."""
-    round_trip, skew = await session.read(_measured_clock)
+    round_trip, skew = await session.read(_measure_latency_and_skew)
     error = round_trip / 2
     data: dict[str, object] = {"skew": round(skew, 6), "error": round(error, 6)}
     text = (
@@ -184,7 +184,7 @@ async def check_clock(session: Session) -> list[Finding]:
     return [warn(text, "synchronise both clocks (NTP: chronyd or systemd-timesyncd)", **data)]
 
 
-async def _measured_clock(connection: Transaction) -> tuple[float, float]:
+async def _measure_latency_and_skew(connection: Transaction) -> tuple[float, float]:
     """Return the duration of a round trip to the server in seconds, and the seconds by which this
     machine's clock is ahead of the server's clock."""
     measured: list[tuple[float, float]] = []
@@ -200,10 +200,10 @@ async def check_connections(session: Session) -> list[Finding]:
     """Report how many of the server's connections are in use."""
     row = await session.read(doctor_connections)
     text = (
-        f"{row.used:,} of the server's {row.limit:,} connections are used, {row.own:,} of them by "
-        "riverpy, in all databases"
+        f"{row.used:,} of the server's {row.limit:,} connections are used, "
+        f"{row.riverpy_connections:,} of them by riverpy, in all databases"
     )
-    data = row._asdict()
+    data = {"used": row.used, "limit": row.limit, "own": row.riverpy_connections}
     share = row.used / max(row.limit, 1)
     if share < CONNECTIONS_WARN:
         return [ok(text, **data)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 import anyio
 
 from riverpy._postgres.driver import DATABASE_ERRORS, close, connect, describe
-from riverpy._tools.doctor.statements import doctor_limits
+from riverpy._tools.doctor.statements import doctor_set_timeouts
 from riverpy.errors import RiverError
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ class Session:
         try:
             with anyio.fail_after(READ_TIMEOUT, reason=f"no answer within {READ_TIMEOUT:g} s"):
                 async with connection.transaction(readonly=True):
-                    await doctor_limits(connection, statement=STATEMENT_TIMEOUT, lock=LOCK_TIMEOUT)
+                    await doctor_set_timeouts(
+                        connection, statement=STATEMENT_TIMEOUT, lock=LOCK_TIMEOUT
+                    )
                     yield connection
         except TimeoutError:
             connection.terminate()  # a statement may still be running on the connection
@@ -88,7 +90,7 @@ class Session:
 
     async def await_with_timeout(self, answer: Awaitable[ResultT]) -> ResultT:
         """Return the result of one statement outside a transaction. There the session has its own
-        settings, not those of `doctor_limits`.
+        settings, not those of `doctor_set_timeouts`.
 
         Raises:
             TimeoutError: there was no result within READ_TIMEOUT.

@@ -46,7 +46,7 @@ COUNT_LIMIT = 10_001
 COUNT_TOTAL_LIMIT = 100_000
 """The maximum number of jobs that are counted in all queues and states. With many queues, fewer
 jobs of each queue are counted."""
-QUEUE_TOUCH_MAX_AGE = 1200.0
+QUEUE_ROW_AGE_MAX = 1200.0
 """Seconds. If the row of a queue was not updated for this time, no client works the queue. Clients
 in every language update the row every 10 minutes."""
 KINDS_LIMIT = 1_000
@@ -117,9 +117,9 @@ class DatabaseSnapshot:
     request: Request
     notifications_arrive: bool = True
     """Whether the notification that the check `listen` sent arrived."""
-    is_queue_full: bool = False
+    is_notification_queue_full: bool = False
     """Whether the server's notification queue is so full that riverpy sends no notifications."""
-    damaged: dict[int, str] = field(default_factory=dict[int, str])
+    damaged_jobs: dict[int, str] = field(default_factory=dict[int, str])
     """The ids of the jobs that the server could not read, each with the server's error."""
     results: dict[object, Any] = field(default_factory=dict[object, Any])
     """The results of the methods that read the database only once."""
@@ -172,7 +172,7 @@ class DatabaseSnapshot:
         return await self.session.read(doctor_queues, self.schema)
 
     @_read_once
-    async def periodic(self) -> list[PeriodicRow]:
+    async def periodic_jobs(self) -> list[PeriodicRow]:
         """Return the periodic jobs. If the table of periodic jobs is missing, the list is empty."""
         if not self.has_migration(PERIODIC_VERSION):
             return []
@@ -184,21 +184,21 @@ class DatabaseSnapshot:
             read_jobs,
             self.schema,
             WAITING_STATES,
-            self.damaged,
+            self.damaged_jobs,
             doctor_kinds,
             backlogs=backlogs,
             limit=kinds_limit(backlogs),
         )
 
     @_read_once
-    async def running(self) -> list[RunningRow]:
+    async def running_jobs(self) -> list[RunningRow]:
         """Return the running jobs in groups, the longest-running first. The reports of the clients
         decide which jobs are stuck."""
         return await self.session.read(
             read_jobs,
             self.schema,
             ["running"],
-            self.damaged,
+            self.damaged_jobs,
             doctor_running,
             clients=await self.clients() or (),
             long=self.request.stuck_after,

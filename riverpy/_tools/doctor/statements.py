@@ -47,7 +47,7 @@ class ConnectionsRow(NamedTuple):
 
     used: int
     limit: int
-    own: int
+    riverpy_connections: int
     """The number of riverpy's connections."""
 
 
@@ -82,7 +82,7 @@ class RunningRow(NamedTuple):
     jobs: int
     long_jobs: int
     """The number of jobs in the group that run for at least the time `long` of `doctor_running`."""
-    longest: float
+    longest_run: float
     """The run time of the oldest job."""
     oldest_id: int
 
@@ -120,7 +120,7 @@ class QueueRow(NamedTuple):
 
     name: str
     paused_for: float | None
-    touched: float
+    seconds_since_update: float
     """The time since a client that works the queue last updated the row."""
 
 
@@ -129,7 +129,7 @@ class PeriodicRow(NamedTuple):
 
     id: str
     paused_for: float | None
-    late: float | None
+    seconds_late: float | None
     """The time since the periodic job became due, or since a run was requested; negative: it is not
     due yet."""
     is_used: bool
@@ -158,11 +158,11 @@ class IndexRow(NamedTuple):
 class TableRow(NamedTuple):
     """The numbers of live and dead rows of the table of jobs, and the state of its vacuum."""
 
-    live: int
-    dead: int
-    vacuumed: float | None
+    live_rows: int
+    dead_rows: int
+    seconds_since_vacuum: float | None
     """The time since the last vacuum; None: there was no vacuum."""
-    waited: float
+    seconds_without_vacuum: float
     """The time since the last vacuum, the creation of the table or the start of the server,
     whichever was last."""
     is_vacuum_running: bool
@@ -192,7 +192,7 @@ class ReferenceRow(NamedTuple):
 
     table: str
     """The referenced table."""
-    referring: str
+    referring_table: str
     """The table that has the foreign key."""
     name: str
 
@@ -212,9 +212,11 @@ class LockRow(NamedTuple):
     waiting_sessions: int
 
 
-async def doctor_limits(connection: Transaction, *, statement: timedelta, lock: timedelta) -> None:
+async def doctor_set_timeouts(
+    connection: Transaction, *, statement: timedelta, lock: timedelta
+) -> None:
     """Set the statement timeout and the lock timeout of the open transaction."""
-    await query(_FILE, "doctor_limits", None).execute(
+    await query(_FILE, "doctor_set_timeouts", None).execute(
         connection,
         statement=round(statement.total_seconds() * 1000),
         lock=round(lock.total_seconds() * 1000),
@@ -223,12 +225,12 @@ async def doctor_limits(connection: Transaction, *, statement: timedelta, lock: 
 
 async def doctor_server(connection: Transaction) -> ServerRow:
     """Return the properties of the server, and the role and process of the session."""
-    return (await _rows(ServerRow, connection, "doctor_server"))[0]
+    return (await _fetch_rows(ServerRow, connection, "doctor_server"))[0]
 
 
 async def doctor_settings(connection: Transaction, names: Sequence[str]) -> list[SettingRow]:
     """Return the settings with these names. Settings that the server does not have are left out."""
-    return await _rows(SettingRow, connection, "doctor_settings", name=list(names))
+    return await _fetch_rows(SettingRow, connection, "doctor_settings", name=list(names))
 
 
 async def doctor_now(connection: Transaction) -> datetime:
@@ -238,7 +240,7 @@ async def doctor_now(connection: Transaction) -> datetime:
 
 async def doctor_connections(connection: Transaction) -> ConnectionsRow:
     """Return the used and the allowed number of connections of the server."""
-    return (await _rows(ConnectionsRow, connection, "doctor_connections"))[0]
+    return (await _fetch_rows(ConnectionsRow, connection, "doctor_connections"))[0]
 
 
 async def doctor_listeners(connection: Transaction) -> int:
@@ -264,12 +266,12 @@ async def doctor_show_warnings(connection: Transaction) -> None:
 async def doctor_sessions(connection: Transaction, pid: int | None) -> list[SessionRow]:
     """Return the session with a process id; None: up to three sessions with the oldest
     transactions."""
-    return await _rows(SessionRow, connection, "doctor_sessions", pid=pid)
+    return await _fetch_rows(SessionRow, connection, "doctor_sessions", pid=pid)
 
 
 async def doctor_relations(connection: Transaction, schema: str) -> dict[str, RelationRow]:
     """Return the privileges of the role on each table and sequence, by name."""
-    rows = await _rows(RelationRow, connection, "doctor_relations", schema=schema)
+    rows = await _fetch_rows(RelationRow, connection, "doctor_relations", schema=schema)
     return {row.name: row for row in rows}
 
 
@@ -291,8 +293,8 @@ async def doctor_running(
     """Return at most `limit` running jobs in groups, the longest-running first. The reports of the
     clients decide which jobs are stuck. `long` is the time after which a job counts as long.
     `skipped` has the ids of damaged jobs, whose column with the client is not read."""
-    stuck = [(client.client_id, job_id) for client in clients for job_id in client.stuck]
-    return await _rows(
+    stuck = [(client.client_id, job_id) for client in clients for job_id in client.stuck_job_ids]
+    return await _fetch_rows(
         RunningRow,
         connection,
         "doctor_running",
@@ -310,7 +312,7 @@ async def doctor_backlogs(
 ) -> list[BacklogRow]:
     """Return how many jobs wait in each queue and state. At most `limit` jobs of each queue and
     state are counted, and about `total_limit` jobs in total."""
-    return await _rows(
+    return await _fetch_rows(
         BacklogRow, connection, "doctor_backlogs", schema, limit=limit, total_limit=total_limit
     )
 
@@ -325,7 +327,7 @@ async def doctor_kinds(
 ) -> list[KindRow]:
     """Return the kinds of the first `limit` jobs of each backlog. `skipped` has the ids of damaged
     jobs, whose errors are not read."""
-    return await _rows(
+    return await _fetch_rows(
         KindRow,
         connection,
         "doctor_kinds",
@@ -349,17 +351,17 @@ async def doctor_discarded(
 
 async def doctor_queues(connection: Transaction, schema: str) -> list[QueueRow]:
     """Return the rows of River's table of queues."""
-    return await _rows(QueueRow, connection, "doctor_queues", schema)
+    return await _fetch_rows(QueueRow, connection, "doctor_queues", schema)
 
 
 async def doctor_periodic(connection: Transaction, schema: str) -> list[PeriodicRow]:
     """Return the periodic jobs."""
-    return await _rows(PeriodicRow, connection, "doctor_periodic", schema)
+    return await _fetch_rows(PeriodicRow, connection, "doctor_periodic", schema)
 
 
 async def doctor_indexes(connection: Transaction, schema: str) -> list[IndexRow]:
     """Return the indexes of River's and riverpy's tables."""
-    return await _rows(IndexRow, connection, "doctor_indexes", schema=schema)
+    return await _fetch_rows(IndexRow, connection, "doctor_indexes", schema=schema)
 
 
 async def doctor_table(
@@ -367,28 +369,28 @@ async def doctor_table(
 ) -> TableRow | None:
     """Return the dead rows and the vacuum of the table of jobs; None: the table is missing.
     `made_at` is the time at which the table was created."""
-    rows = await _rows(TableRow, connection, "doctor_table", schema=schema, made_at=made_at)
+    rows = await _fetch_rows(TableRow, connection, "doctor_table", schema=schema, made_at=made_at)
     return rows[0] if rows else None
 
 
 async def doctor_snapshots(connection: Transaction) -> list[SnapshotRow]:
     """Return the sessions, prepared transactions and replication slots that prevent the removal of
     dead rows. The oldest comes first."""
-    return await _rows(SnapshotRow, connection, "doctor_snapshots")
+    return await _fetch_rows(SnapshotRow, connection, "doctor_snapshots")
 
 
 async def doctor_locks(connection: Transaction, schema: str) -> list[LockRow]:
     """Return the open transactions that hold locks on River's tables, the oldest first."""
-    return await _rows(LockRow, connection, "doctor_locks", schema=schema)
+    return await _fetch_rows(LockRow, connection, "doctor_locks", schema=schema)
 
 
 async def doctor_references(connection: Transaction, schema: str) -> list[ReferenceRow]:
     """Return the foreign keys that can prevent the deletion of rows of River's and riverpy's
     tables."""
-    return await _rows(ReferenceRow, connection, "doctor_references", schema=schema)
+    return await _fetch_rows(ReferenceRow, connection, "doctor_references", schema=schema)
 
 
-async def _rows(
+async def _fetch_rows(
     row_type: Callable[..., RowT],
     connection: Transaction,
     block: str,

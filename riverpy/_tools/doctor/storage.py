@@ -15,7 +15,14 @@ from riverpy._tools.doctor.statements import (
     doctor_snapshots,
     doctor_table,
 )
-from riverpy._tools.text import count, masked_query, names, size, span, waiting
+from riverpy._tools.text import (
+    format_count,
+    format_names,
+    format_seconds,
+    format_size,
+    format_waiting_count,
+    mask_query,
+)
 
 if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
@@ -52,12 +59,12 @@ async def check_references(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the tables whose foreign keys refer to rows that a leader deletes."""
     findings = [
         warn(
-            f'table {row.referring} refers to {row.table} by "{row.name}". The leader cannot '
+            f'table {row.referring_table} refers to {row.table} by "{row.name}". The leader cannot '
             "delete the rows that it refers to, and tries again and again",
             "add ON DELETE CASCADE or SET NULL to the foreign key, or drop it. The leader's log "
             f"names the rows (`{ROW_SET_ASIDE}`)",
             table=row.table,
-            referring=row.referring,
+            referring=row.referring_table,
             constraint=row.name,
         )
         for row in await snapshot.session.read(doctor_references, snapshot.schema)
@@ -69,11 +76,11 @@ async def check_indexes(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report indexes that are missing, invalid, left by a rebuild, or too large."""
     rows = await snapshot.session.read(doctor_indexes, snapshot.schema)
     total = sum(row.size for row in rows)
-    text = f"{count(len(rows), 'index', plural='indexes')}, {size(total)}"
+    text = f"{format_count(len(rows), 'index', plural='indexes')}, {format_size(total)}"
     findings = [ok(text, indexes={row.name: row.size for row in rows})]
     findings += [finding for row in rows if (finding := _check_index(snapshot, row)) is not None]
     if missing := sorted(NEEDED_INDEXES - {row.name for row in rows}):
-        text = f"{names(missing)} is missing. Without it every claim reads the whole table"
+        text = f"{format_names(missing)} is missing. Without it every claim reads the whole table"
         fix = "create it as `riverpy migrate sql` shows, with CREATE INDEX CONCURRENTLY"
         findings.append(fail(text, fix, missing=missing))
     return findings
@@ -87,7 +94,7 @@ def _check_index(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
     if row.is_rebuild_remnant and not row.is_valid:
         return warn(
             f"an interrupted rebuild left {row.name}. No query uses it, but it slows writes and "
-            f"uses {size(row.size)} of disk",
+            f"uses {format_size(row.size)} of disk",
             "a leader that owns the indexes drops it at its next run, at midnight UTC. To drop it "
             f"now: DROP INDEX CONCURRENTLY {name}",
             **data,
@@ -100,8 +107,8 @@ def _check_index(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
         )
     if row.estimate and row.size >= BLOAT_SIZE_MIN and row.size >= row.estimate * BLOAT_FACTOR:
         return warn(
-            f"{row.name} is bloated: it has {size(row.size)}, and a new one would have about "
-            f"{size(row.estimate)} (estimated from the planner's statistics)",
+            f"{row.name} is bloated: it has {format_size(row.size)}, and a new one would have "
+            f"about {format_size(row.estimate)} (estimated from the planner's statistics)",
             f"REINDEX INDEX CONCURRENTLY {name}, or let the leader own the indexes, so that it "
             "rebuilds them each night. Find out what prevents the removal of dead rows: "
             "`snapshots`, `vacuum`",
@@ -116,16 +123,26 @@ async def check_vacuum(snapshot: DatabaseSnapshot) -> list[Finding]:
     row = await snapshot.session.read(doctor_table, snapshot.schema, made_at=made_at)
     if row is None:
         return []
-    ago = "never" if row.vacuumed is None else f"{span(row.vacuumed)} ago"
-    text = f"river_job has {row.live:,} rows and {row.dead:,} dead rows, vacuumed {ago}"
-    data: dict[str, object] = {"live": row.live, "dead": row.dead, "vacuumed": row.vacuumed}
+    ago = (
+        "never"
+        if row.seconds_since_vacuum is None
+        else f"{format_seconds(row.seconds_since_vacuum)} ago"
+    )
+    text = f"river_job has {row.live_rows:,} rows and {row.dead_rows:,} dead rows, vacuumed {ago}"
+    data: dict[str, object] = {
+        "live": row.live_rows,
+        "dead": row.dead_rows,
+        "vacuumed": row.seconds_since_vacuum,
+    }
     if row.is_vacuum_running:
         text += "; a vacuum runs now"
     problem = _vacuum_problem(row, f'"{snapshot.schema}".river_job')
     if problem is not None:
         why, fix = problem
         return [warn(f"{text}: {why}", fix, **data)]
-    if row.dead > row.live and any(map(_is_old, await snapshot.session.read(doctor_snapshots))):
+    if row.dead_rows > row.live_rows and any(
+        map(_is_old, await snapshot.session.read(doctor_snapshots))
+    ):
         text += ". An older snapshot prevents their removal (`snapshots`)"
     return [ok(text, **data)]
 
@@ -142,8 +159,8 @@ def _vacuum_problem(row: TableRow, table: str) -> tuple[str, str] | None:
             "autovacuum is off on this server",
             "ALTER SYSTEM SET autovacuum = on and track_counts = on, then SELECT pg_reload_conf()",
         )
-    is_late = row.waited >= VACUUM_WAIT_MAX and not row.is_vacuum_running
-    if row.dead >= DEAD_ROWS_WARN and row.dead > row.live and is_late:
+    is_late = row.seconds_without_vacuum >= VACUUM_WAIT_MAX and not row.is_vacuum_running
+    if row.dead_rows >= DEAD_ROWS_WARN and row.dead_rows > row.live_rows and is_late:
         fix = (
             f"VACUUM {table}. If the dead rows stay, see `snapshots`. If they come back: ALTER "
             f"TABLE {table} SET (autovacuum_vacuum_scale_factor = 0.02, "
@@ -159,7 +176,9 @@ async def check_snapshots(snapshot: DatabaseSnapshot) -> list[Finding]:
     old = [row for row in rows if _is_old(row)]
     if not old:
         longest = max((row.seconds or 0 for row in rows), default=0)
-        text = f"{count(len(rows), 'open snapshot')}, the oldest for {span(longest)}"
+        text = (
+            f"{format_count(len(rows), 'open snapshot')}, the oldest for {format_seconds(longest)}"
+        )
         text = text if rows else "no open snapshot"
         return [ok(text, oldest=round(longest, 3))]
     return [_old_snapshot(row) for row in old]
@@ -174,8 +193,8 @@ def _is_old(row: SnapshotRow) -> bool:
 
 
 def _old_snapshot(row: SnapshotRow) -> Finding:
-    since = "" if row.seconds is None else f" for {span(row.seconds)}"
-    started = count(
+    since = "" if row.seconds is None else f" for {format_seconds(row.seconds)}"
+    started = format_count(
         row.transactions or 0, "transaction has started", plural="transactions have started"
     )
     effect = (
@@ -207,13 +226,13 @@ def _old_snapshot(row: SnapshotRow) -> Finding:
         state=row.state,
         seconds=row.seconds,
         transactions=row.transactions,
-        query=masked_query(row.statement),
+        query=mask_query(row.statement),
     )
 
 
 def _described_session(row: SnapshotRow | LockRow) -> str:
     application = f", {row.application!r}" if row.application else ""
-    text = f": {masked_query(row.statement)}" if row.statement else ""
+    text = f": {mask_query(row.statement)}" if row.statement else ""
     role, state = row.role or "unknown role", row.state or "unknown state"
     return f"session {row.id} ({role}{application}, {state}{text})"
 
@@ -223,8 +242,8 @@ async def check_locks(snapshot: DatabaseSnapshot) -> list[Finding]:
     findings = [
         warn(
             f"{_described_session(row)} locks {'all' if row.is_whole_table else 'rows'} of "
-            f"{names(row.tables)} for {span(row.seconds)}; "
-            f"{waiting(row.waiting_sessions, 'session')} for it",
+            f"{format_names(row.tables)} for {format_seconds(row.seconds)}; "
+            f"{format_waiting_count(row.waiting_sessions, 'session')} for it",
             f"let the program commit sooner, or end it: SELECT pg_terminate_backend({row.id})",
             pid=row.id,
             role=row.role,
@@ -233,7 +252,7 @@ async def check_locks(snapshot: DatabaseSnapshot) -> list[Finding]:
             seconds=round(row.seconds, 3),
             tables=row.tables,
             waiting=row.waiting_sessions,
-            query=masked_query(row.statement),
+            query=mask_query(row.statement),
         )
         for row in await snapshot.session.read(doctor_locks, snapshot.schema)
         if row.seconds >= (LOCK_AGE_WITH_WAITERS_WARN if row.waiting_sessions else LOCK_AGE_WARN)

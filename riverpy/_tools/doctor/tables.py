@@ -42,13 +42,13 @@ def check_migrations(state: SchemaState, schema: str | None, url: str) -> list[F
     """Report the migrations of River's tables and of riverpy's own tables. `schema` is the schema
     that the user named; None: the user named no schema."""
     command = migrate_command("riverpy migrate up", schema, url)
-    main = _check_main_line(state, command)
+    main = _check_river_migrations(state, command)
     if state.needed() or state.is_unrecorded():
         return [main]
-    return [main, _check_own_line(state, command)]
+    return [main, _check_own_migrations(state, command)]
 
 
-def _check_main_line(state: SchemaState, command: str) -> Finding:
+def _check_river_migrations(state: SchemaState, command: str) -> Finding:
     newest, found = max(migrations(MAIN_LINE)), state.versions(MAIN_LINE)
     data = _line_data(state, MAIN_LINE)
     if len(state.schema.encode()) > SCHEMA_LENGTH_MAX:
@@ -74,7 +74,7 @@ def _check_main_line(state: SchemaState, command: str) -> Finding:
     return ok(text, **data)
 
 
-def _check_own_line(state: SchemaState, command: str) -> Finding:
+def _check_own_migrations(state: SchemaState, command: str) -> Finding:
     newest, found = max(migrations(RIVERPY_LINE)), state.versions(RIVERPY_LINE)
     missing = state.missing(RIVERPY_LINE)
     off = [FEATURES[version] for version in missing if version in FEATURES]

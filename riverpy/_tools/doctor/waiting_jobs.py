@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.schema import PERIODIC_VERSION
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.doctor.snapshot import QUEUE_TOUCH_MAX_AGE
-from riverpy._tools.text import count, names, span, waiting
+from riverpy._tools.doctor.snapshot import QUEUE_ROW_AGE_MAX
+from riverpy._tools.text import (
+    format_count,
+    format_names,
+    format_seconds,
+    format_waiting_count,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -52,10 +57,12 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
     ]
     jobs = sum(backlog.jobs for backlog in backlogs.values())
     limit = jobs if any(backlog.is_partial for backlog in backlogs.values()) else None
-    text = f"{count(len(queues), 'queue')}, {count(jobs, 'job', limit=limit)} available"
+    text = (
+        f"{format_count(len(queues), 'queue')}, {format_count(jobs, 'job', limit=limit)} available"
+    )
     if jobs:
         oldest = max((backlog.due_for or 0 for backlog in backlogs.values()), default=0)
-        text += f", the oldest due for {span(oldest)}"
+        text += f", the oldest due for {format_seconds(oldest)}"
     return [ok(text, queues=facts), *(finding for finding in problems if finding is not None)]
 
 
@@ -85,20 +92,20 @@ def _check_queue(
     if lag < 0:
         return None
     of = f' of queue "{backlog.queue}"'
-    text = waiting(backlog.jobs, "job", of=of, is_partial=backlog.is_partial)
+    text = format_waiting_count(backlog.jobs, "job", of=of, is_partial=backlog.is_partial)
     data = {"queue": backlog.queue, **facts}
     if row is not None and row.paused_for is not None:
-        text += f". The queue is paused for {span(row.paused_for)}"
+        text += f". The queue is paused for {format_seconds(row.paused_for)}"
         fix = f"if it should run again: riverpy queue resume {quote(backlog.queue)}"
         return warn(text, fix, **data)
-    text += f", the oldest for {span(lag)}"
+    text += f", the oldest for {format_seconds(lag)}"
     if facts["clients"] == 0:
-        is_touched = row is not None and row.touched < QUEUE_TOUCH_MAX_AGE
+        is_touched = row is not None and row.seconds_since_update < QUEUE_ROW_AGE_MAX
         is_failure = lag >= max_lag * UNWORKED_LAG_FACTOR and not is_touched
         other = ". A client in another language may work it" if is_touched else ""
         return (fail if is_failure else warn)(
             f"{text}, and no riverpy client works the queue{other}",
-            f"start a worker that has {f'kind {names(kinds)}' if kinds else 'its kinds'}: "
+            f"start a worker that has {f'kind {format_names(kinds)}' if kinds else 'its kinds'}: "
             f"riverpy worker MODULE:ATTR -q {quote(backlog.queue)}:50",
             **data,
         )
@@ -122,11 +129,11 @@ async def check_scheduled(snapshot: DatabaseSnapshot) -> list[Finding]:
     oldest = max((row.due_for or 0 for row in late), default=0)
     data: dict[str, object] = {"waiting": jobs, "late": round(oldest, 3), "queues": queues}
     if not late:
-        text = count(jobs, "scheduled job or retry", plural="scheduled jobs and retries")
+        text = format_count(jobs, "scheduled job or retry", plural="scheduled jobs and retries")
         return [ok(f"{text}, none late", **data)]
     text = (
-        f"scheduled jobs or retries of queue {names(queues)} are late by up to {span(oldest)}. "
-        "They do not become available"
+        f"scheduled jobs or retries of queue {format_names(queues)} are late by up to "
+        f"{format_seconds(oldest)}. They do not become available"
     )
     missing = await _missing_leaders(snapshot, queues)
     if missing is None:
@@ -141,7 +148,7 @@ async def _missing_leaders(snapshot: DatabaseSnapshot, queues: Sequence[str]) ->
     domains = await snapshot.domains()
     if domains is not None and domains.other_domains:
         unmaintained = domains.unmaintained_queues(queues)
-        return f"domain {names(unmaintained)} has no leader" if unmaintained else None
+        return f"domain {format_names(unmaintained)} has no leader" if unmaintained else None
     leader = await snapshot.leader()
     return "there is no leader" if leader is None or leader.has_expired else None
 
@@ -150,12 +157,12 @@ async def check_periodic(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report periodic jobs that are paused or late."""
     if not snapshot.has_migration(PERIODIC_VERSION):
         return [ok("off: their table is missing (see `schema`)", periodic_jobs=None)]
-    rows = await snapshot.periodic()
+    rows = await snapshot.periodic_jobs()
     paused = [row.id for row in rows if row.paused_for is not None]
     late = late_periodic_jobs(rows)
     findings = [
         ok(
-            count(len(rows), "periodic job"),
+            format_count(len(rows), "periodic job"),
             periodic_jobs=len(rows),
             paused=paused,
             late=[row.id for row in late],
@@ -163,7 +170,7 @@ async def check_periodic(snapshot: DatabaseSnapshot) -> list[Finding]:
     ]
     if paused:
         longest = max(row.paused_for or 0 for row in rows)
-        text = f"paused, for up to {span(longest)}: {names(paused)}"
+        text = f"paused, for up to {format_seconds(longest)}: {format_names(paused)}"
         fix = "if they should run again: riverpy periodic resume ID"
         findings.append(warn(text, fix, paused=paused))
     return findings + await _late_by_domain(snapshot, late)
@@ -171,7 +178,7 @@ async def check_periodic(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 def late_periodic_jobs(rows: Iterable[PeriodicRow]) -> list[PeriodicRow]:
     """Return the periodic jobs that are late."""
-    return [row for row in rows if row.is_used and (row.late or 0) >= PERIODIC_LATE_WARN]
+    return [row for row in rows if row.is_used and (row.seconds_late or 0) >= PERIODIC_LATE_WARN]
 
 
 async def _late_by_domain(snapshot: DatabaseSnapshot, late: Sequence[PeriodicRow]) -> list[Finding]:
@@ -183,7 +190,7 @@ async def _late_by_domain(snapshot: DatabaseSnapshot, late: Sequence[PeriodicRow
     findings: list[Finding] = []
     for domain in sorted({row.domain for row in late}):
         rows = [row for row in late if row.domain == domain]
-        text = f"late by up to {span(max(row.late or 0 for row in rows))}"
+        text = f"late by up to {format_seconds(max(row.seconds_late or 0 for row in rows))}"
         if domain == DEFAULT_DOMAIN:
             fix = (
                 "see `leader` and its log. The leader inserts only the periodic jobs that it has. "
@@ -199,5 +206,5 @@ async def _late_by_domain(snapshot: DatabaseSnapshot, late: Sequence[PeriodicRow
             command = f"riverpy worker --leader-domain {quote(domain)}"
             fix = f"start a client of domain {domain} that can lead ({command}), and see `domains`"
         ids = [row.id for row in rows]
-        findings.append(warn(f"{text}: {names(ids)}", fix, late=ids))
+        findings.append(warn(f"{text}: {format_names(ids)}", fix, late=ids))
     return findings

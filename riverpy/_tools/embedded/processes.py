@@ -201,7 +201,7 @@ class _Supervisor:
             report_start("the server ended at once")
             return
         report_start("")
-        threading.Thread(target=self._end_with_server, daemon=True).start()
+        threading.Thread(target=self._exit_when_server_ends, daemon=True).start()
         self._stop_when_unused()
 
     def _start(self) -> None:
@@ -243,7 +243,7 @@ class _Supervisor:
             return self._process.poll() is not None
         return postmaster_pid(self._data) is None
 
-    def _end_with_server(self) -> None:
+    def _exit_when_server_ends(self) -> None:
         """Exit when the server ends, so that the next start makes a new supervisor."""
         if self._process is not None:
             self._process.wait()

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from riverpy._tools.embedded import processes
 from riverpy._tools.embedded.account import server_account
-from riverpy._tools.embedded.binaries import find_binaries, runnable_by
+from riverpy._tools.embedded.binaries import find_binaries, make_runnable_by
 from riverpy.errors import ConfigError, DatabaseError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class EmbeddedPostgres:
         """The URL of the database `postgres` for its superuser. It does not depend on a running
         server."""
         self._account: Final[Account] = server_account(self._data)
-        self._hold: int | None = None
+        self._client_lock: int | None = None
 
     @classmethod
     def existing(cls, name: str, *, base_dir: Path | None = None) -> list[EmbeddedPostgres]:
@@ -145,9 +145,11 @@ class EmbeddedPostgres:
                 f"{self.binaries} have version {self.version[0]}: set RIVERPY_PG_BIN to others"
             )
         try:
-            with self._starting() as start_lock:
-                if self._hold is None:
-                    self._hold = processes.lock_file(self.directory / "clients.lock", fcntl.LOCK_SH)
+            with self._locked_start() as start_lock:
+                if self._client_lock is None:
+                    self._client_lock = processes.lock_file(
+                        self.directory / "clients.lock", fcntl.LOCK_SH
+                    )
                 if not self._data.exists():
                     self._init_cluster(start_lock)
                 self._ensure_running()
@@ -159,7 +161,7 @@ class EmbeddedPostgres:
     def release(self) -> None:
         """Release the server, if this object holds it. The server stops when no process holds
         it."""
-        hold, self._hold = self._hold, None
+        hold, self._client_lock = self._client_lock, None
         if hold is not None:
             os.close(hold)
 
@@ -169,9 +171,9 @@ class EmbeddedPostgres:
         Raises:
             DatabaseError: this object does not hold the server.
         """
-        if self._hold is None:
+        if self._client_lock is None:
             raise DatabaseError(f"the embedded server {self.name!r} is not held: start it first")
-        os.set_inheritable(self._hold, True)
+        os.set_inheritable(self._client_lock, True)
 
     def keep(self) -> None:
         """Start the server and keep it running until `stop`, also after the end of this process.
@@ -180,7 +182,7 @@ class EmbeddedPostgres:
             DatabaseError: the server does not start.
         """
         self.start()
-        with self._starting():
+        with self._locked_start():
             self._detach("hold", str(self.directory))
 
     def stop(self) -> bool:
@@ -191,8 +193,8 @@ class EmbeddedPostgres:
         """
         if not self.directory.exists():
             return False
-        with self._starting():
-            return self._stop()
+        with self._locked_start():
+            return self._stop_server()
 
     def remove(self) -> None:
         """Stop the server, even if other processes hold it, and delete its data and its log.
@@ -202,8 +204,8 @@ class EmbeddedPostgres:
         """
         if not self.directory.exists():
             return
-        with self._starting():
-            self._stop()
+        with self._locked_start():
+            self._stop_server()
             shutil.rmtree(self._socket_directory)
             shutil.rmtree(self.directory)
 
@@ -235,7 +237,7 @@ class EmbeddedPostgres:
     # --- start and stop
 
     @contextmanager
-    def _starting(self) -> Generator[int]:
+    def _locked_start(self) -> Generator[int]:
         """Hold the lock for starting, stopping and removing this server. Yields the file descriptor
         of the lock."""
         try:
@@ -272,7 +274,7 @@ class EmbeddedPostgres:
 
     @cached_property
     def _programs(self) -> Binaries:
-        return runnable_by(self._account, self._binaries, self._base)
+        return make_runnable_by(self._account, self._binaries, self._base)
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -373,7 +375,7 @@ class EmbeddedPostgres:
         fatal = [line for line in lines if "FATAL" in line] or lines
         return f": {fatal[-1]} (see {self.log_path})" if fatal else ""
 
-    def _stop(self) -> bool:
+    def _stop_server(self) -> bool:
         ran = processes.stop_postmaster(self._data)
         self.release()
         # The supervisor and the holder end after the server.

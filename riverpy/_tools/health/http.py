@@ -70,7 +70,7 @@ class Request(msgspec.Struct, frozen=True):
     """The `Host` header, with or without a port; empty: the request has no such header."""
 
     @property
-    def is_for_local(self) -> bool:
+    def is_host_local(self) -> bool:
         """Whether the host is `localhost` or an IP address. This protects against DNS rebinding: a
         web page that reaches this server through its own DNS name sends that name."""
         name = self.host.rpartition(":")[0] if re.search(r":\d*$", self.host) else self.host

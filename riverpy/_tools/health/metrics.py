@@ -26,7 +26,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _ATTEMPT_OUTCOMES = ("completed", "failed", "snoozed", "cancelled", "interrupted")
 
 
-def render(
+def render_metrics(
     stats: ClientStats, *, process_started_at: float, lags: Mapping[str, timedelta] | None
 ) -> Iterator[str]:
     """Yield the page of one client in parts of some lines, because a whole page at once could block
@@ -35,7 +35,7 @@ def render(
     yield from _process_metrics(stats, process_started_at)
     yield from _database_metrics(stats)
     waits = {queue: wait.total_seconds() for queue, wait in (lags or {}).items()}
-    yield from _labelled(
+    yield from _labelled_metric(
         "queue_lag_seconds", "gauge", "Wait of the oldest due job.", "queue", waits
     )
     yield from _queue_metrics(stats.queues)
@@ -46,40 +46,46 @@ def render(
 
 def _process_metrics(stats: ClientStats, started_at: float) -> Iterator[str]:
     info = {version(DISTRIBUTION): 1}
-    yield from _labelled("info", "gauge", "The version of riverpy.", "version", info)
+    yield from _labelled_metric("info", "gauge", "The version of riverpy.", "version", info)
     states = {name: stats.state == name for name in ("starting", "working", "stopping", "stopped")}
     text = "1 for the current state of the worker."
-    yield from _labelled("state", "gauge", text, "state", states)
+    yield from _labelled_metric("state", "gauge", text, "state", states)
     text = "1 while the worker is the leader of its domain."
-    yield from _labelled("leader", "gauge", text, "domain", {stats.domain: stats.is_leader})
+    yield from _labelled_metric("leader", "gauge", text, "domain", {stats.domain: stats.is_leader})
     text = "Start of the process, seconds since 1970."
-    yield from _unlabelled("process_start_time_seconds", "gauge", text, started_at)
+    yield from _unlabelled_metric("process_start_time_seconds", "gauge", text, started_at)
     text = "Delay of the event loop."
-    yield from _unlabelled("event_loop_lag_seconds", "histogram", text, stats.loop_lag)
-    yield from _unlabelled("stuck_services", "gauge", "Services that are stuck.", len(stats.stuck))
+    yield from _unlabelled_metric("event_loop_lag_seconds", "histogram", text, stats.loop_lag)
+    yield from _unlabelled_metric(
+        "stuck_services", "gauge", "Services that are stuck.", len(stats.stuck)
+    )
     text = "Jobs that still run after their cancellation."
-    yield from _unlabelled("stuck_jobs", "gauge", text, stats.stuck_jobs)
+    yield from _unlabelled_metric("stuck_jobs", "gauge", text, stats.stuck_jobs)
     text = "Events that were dropped for slow subscribers."
-    yield from _unlabelled("events_dropped_total", "counter", text, stats.dropped_events)
+    yield from _unlabelled_metric("events_dropped_total", "counter", text, stats.dropped_events)
 
 
 def _database_metrics(stats: ClientStats) -> Iterator[str]:
     text = "1 while the connection works."
-    yield from _labelled("connection_up", "gauge", text, "purpose", stats.connections)
+    yield from _labelled_metric("connection_up", "gauge", text, "purpose", stats.connections)
     renewals = {"renewed": stats.lease_renewals, "failed": stats.lease_renewal_failures}
     text = "Renewals of the leader's lease, by result."
-    yield from _labelled("lease_renewals_total", "counter", text, "result", renewals)
+    yield from _labelled_metric("lease_renewals_total", "counter", text, "result", renewals)
     is_proven = None if stats.listener == "off" else stats.listener == "proven"
-    yield from _unlabelled("listener_proven", "gauge", "1 while notifications arrive.", is_proven)
+    yield from _unlabelled_metric(
+        "listener_proven", "gauge", "1 while notifications arrive.", is_proven
+    )
     text = "Time since the last heartbeat."
-    yield from _unlabelled("heartbeat_age_seconds", "gauge", text, stats.heartbeat_age)
-    yield from _unlabelled("outages_total", "counter", "Losses of the database.", stats.outages)
+    yield from _unlabelled_metric("heartbeat_age_seconds", "gauge", text, stats.heartbeat_age)
+    yield from _unlabelled_metric(
+        "outages_total", "counter", "Losses of the database.", stats.outages
+    )
     text = "Results that are not stored yet."
-    yield from _unlabelled("results_waiting", "gauge", text, stats.backlog)
+    yield from _unlabelled_metric("results_waiting", "gauge", text, stats.backlog)
     text = "Results that the database refuses or stores too slowly."
-    yield from _unlabelled("results_set_aside", "gauge", text, len(stats.results_set_aside))
+    yield from _unlabelled_metric("results_set_aside", "gauge", text, len(stats.results_set_aside))
     text = "Results of attempts that the worker no longer owned."
-    yield from _unlabelled("results_refused_total", "counter", text, stats.results_refused)
+    yield from _unlabelled_metric("results_refused_total", "counter", text, stats.results_refused)
 
 
 def _queue_metrics(queues: Mapping[str, QueueStats]) -> Iterator[str]:
@@ -99,10 +105,10 @@ def _queue_metrics(queues: Mapping[str, QueueStats]) -> Iterator[str]:
         ),
     ):
         values = {queue: getattr(stats, attribute) for queue, stats in queues.items()}
-        yield from _labelled(name, kind, text, "queue", values)
+        yield from _labelled_metric(name, kind, text, "queue", values)
     numbers = {queue: len(stats.set_aside) for queue, stats in queues.items()}
     text = "Jobs that cannot be claimed."
-    yield from _labelled("queue_jobs_set_aside", "gauge", text, "queue", numbers)
+    yield from _labelled_metric("queue_jobs_set_aside", "gauge", text, "queue", numbers)
 
 
 def _kind_metrics(kinds: Mapping[str, KindStats]) -> Iterator[str]:
@@ -115,19 +121,19 @@ def _kind_metrics(kinds: Mapping[str, KindStats]) -> Iterator[str]:
     yield from _metric_lines("attempts_total", "counter", text, attempts)
     discarded = {kind: stats.discarded for kind, stats in kinds.items()}
     text = "Jobs whose last attempt failed."
-    yield from _labelled("jobs_discarded_total", "counter", text, "kind", discarded)
+    yield from _labelled_metric("jobs_discarded_total", "counter", text, "kind", discarded)
     runs = {kind: stats.runs for kind, stats in kinds.items()}
-    yield from _labelled("run_seconds", "histogram", "Duration of attempts.", "kind", runs)
+    yield from _labelled_metric("run_seconds", "histogram", "Duration of attempts.", "kind", runs)
 
 
 def _lease_metrics(leases: LeaseStats) -> Iterator[str]:
     text = "Leases of user code that are held."
-    yield from _unlabelled("leases_held", "gauge", text, leases.held)
+    yield from _unlabelled_metric("leases_held", "gauge", text, leases.held)
     renewals = {"renewed": leases.renewals, "failed": leases.renewal_failures}
     text = "Renewals of these leases, by result."
-    yield from _labelled("leases_renewals_total", "counter", text, "result", renewals)
+    yield from _labelled_metric("leases_renewals_total", "counter", text, "result", renewals)
     text = "Duration of their last renewal."
-    yield from _unlabelled("leases_renewal_seconds", "gauge", text, leases.renewal_seconds)
+    yield from _unlabelled_metric("leases_renewal_seconds", "gauge", text, leases.renewal_seconds)
 
 
 def _singleton_metrics(stats: ClientStats) -> Iterator[str]:
@@ -140,15 +146,15 @@ def _singleton_metrics(stats: ClientStats) -> Iterator[str]:
         ("wait_seconds", "gauge", "Wait before its last start.", "waited"),
     ):
         values = {key: getattr(one, attribute) for key, one in stats.singletons.items()}
-        yield from _labelled(f"singleton_{name}", kind, text, "singleton", values)
+        yield from _labelled_metric(f"singleton_{name}", kind, text, "singleton", values)
 
 
-def _unlabelled(name: str, kind: str, text: str, value: SampleValue) -> Iterator[str]:
+def _unlabelled_metric(name: str, kind: str, text: str, value: SampleValue) -> Iterator[str]:
     """Yield a metric with one sample without labels."""
     return _metric_lines(name, kind, text, [({}, value)])
 
 
-def _labelled(
+def _labelled_metric(
     name: str, kind: str, text: str, label: str, values: Mapping[str, SampleValue]
 ) -> Iterator[str]:
     """Yield a metric with a sample for each value of one label."""

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from riverpy._tools.domain_map import DomainMap
     from riverpy.stats import ClientStats, QueueStats
 
-CLAIM_AGE_POLLS = 3
+CLAIM_AGE_MAX_POLL_INTERVALS = 3
 """A worker with free slots is ready if its last claim is younger than this number of poll
 intervals."""
 CLAIM_AGE_MARGIN = 1.0
-"""Seconds that are added to `CLAIM_AGE_POLLS` poll intervals, which may be short."""
+"""Seconds that are added to `CLAIM_AGE_MAX_POLL_INTERVALS`, which may be short."""
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ def check_leaders(limit: timedelta, domains: DomainMap) -> Check:
         if not candidates:
             reason = ", whose clients are stopping" if members else ", which has no client"
         facts.append(f"no leader of {domain}{reason}")
-        seconds = max((member.running for member in candidates), default=0.0)
+        seconds = max((member.uptime for member in candidates), default=0.0)
         if lead is not None and lead.remaining is not None:
             seconds = min(seconds, -lead.remaining)
         if seconds > limit.total_seconds():
@@ -141,5 +141,5 @@ def _check_queue(queue: QueueStats) -> Check:
     age = queue.claim_age
     if age is None:
         return Check(False, "no claim yet")
-    limit = CLAIM_AGE_POLLS * queue.poll_interval + CLAIM_AGE_MARGIN
+    limit = CLAIM_AGE_MAX_POLL_INTERVALS * queue.poll_interval + CLAIM_AGE_MARGIN
     return Check(age <= limit, f"last claim {age:.1f} s ago, the limit is {limit:g} s")

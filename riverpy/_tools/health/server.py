@@ -61,7 +61,7 @@ class Server:
         self, address: Address, routes: Mapping[str, Callable[[Request], Awaitable[Response]]]
     ) -> None:
         self._address, self._routes = address, routes
-        self._connections: dict[anyio.CancelScope, bool] = {}
+        self._has_request_by_scope: dict[anyio.CancelScope, bool] = {}
         """The cancel scope of each connection, and whether its request has arrived."""
         self._log = get_logger()
 
@@ -115,15 +115,19 @@ class Server:
             failures.recovered()
             self._close_oldest_at_limit()
             scope = anyio.CancelScope()
-            self._connections[scope] = False
+            self._has_request_by_scope[scope] = False
             tasks.start_soon(self._serve, stream, scope, name="riverpy health connection")
 
     def _close_oldest_at_limit(self) -> None:
-        if len(self._connections) >= CONNECTIONS_MAX:
-            waiting = (scope for scope, has_request in self._connections.items() if not has_request)
-            oldest = next(waiting, next(iter(self._connections)))
+        if len(self._has_request_by_scope) >= CONNECTIONS_MAX:
+            waiting = (
+                scope
+                for scope, has_request in self._has_request_by_scope.items()
+                if not has_request
+            )
+            oldest = next(waiting, next(iter(self._has_request_by_scope)))
             oldest.cancel()
-            del self._connections[oldest]
+            del self._has_request_by_scope[oldest]
 
     async def _serve(self, stream: SocketStream, scope: anyio.CancelScope) -> None:
         try:
@@ -134,7 +138,7 @@ class Server:
         except Exception:  # a failed request must not end the worker
             self._log.exception(HEALTH_REQUEST_FAILED)
         finally:
-            self._connections.pop(scope, None)
+            self._has_request_by_scope.pop(scope, None)
             with anyio.CancelScope(shield=True):  # `aclose` returns at once
                 await stream.aclose()
 
@@ -142,12 +146,12 @@ class Server:
         is_head_only = False
         try:
             request = parse_request(await _read_head(stream))
-            self._connections[scope] = True
+            self._has_request_by_scope[scope] = True
             is_head_only = request.method == "HEAD"
             response = await self._route_request(request)
         except HttpError as refused:
             response = refused.response
-        self._connections[scope] = True
+        self._has_request_by_scope[scope] = True
         try:
             await _send(stream, response.head())
             if not is_head_only:
@@ -161,7 +165,7 @@ class Server:
             await _wait_for_close(stream)
 
     async def _route_request(self, request: Request) -> Response:
-        if self._address.is_loopback and not request.is_for_local:
+        if self._address.is_loopback and not request.is_host_local:
             raise HttpError(HTTPStatus.FORBIDDEN, "use localhost or an IP address as the host")
         route = self._routes.get(request.path)
         if route is None:

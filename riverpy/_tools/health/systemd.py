@@ -40,20 +40,20 @@ class Systemd:
             sender.sendto(text.encode(), self._path)
 
     @asynccontextmanager
-    async def watched(self, is_alive: Callable[[], bool]) -> AsyncGenerator[None]:
+    async def ping_watchdog(self, is_alive: Callable[[], bool]) -> AsyncGenerator[None]:
         """Notify the watchdog from the event loop while `is_alive` returns true."""
         if not self._path or not self._interval:
             yield
             return
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._ping, is_alive, name="riverpy watchdog")
+                tasks.start_soon(self._ping_repeatedly, is_alive, name="riverpy watchdog")
                 yield
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise single_error(group) from None
 
-    async def _ping(self, is_alive: Callable[[], bool]) -> None:
+    async def _ping_repeatedly(self, is_alive: Callable[[], bool]) -> None:
         while True:
             if is_alive():
                 self.notify(WATCHDOG=1)

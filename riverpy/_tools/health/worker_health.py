@@ -14,7 +14,7 @@ from riverpy._duration import parse_duration
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._tools.health import event_stream
 from riverpy._tools.health.http import HttpError, Response
-from riverpy._tools.health.metrics import CONTENT_TYPE, render
+from riverpy._tools.health.metrics import CONTENT_TYPE, render_metrics
 from riverpy._tools.health.probes import check_lag, liveness, readiness
 from riverpy._tools.health.server import Server
 from riverpy.errors import RiverError
@@ -50,7 +50,7 @@ class WorkerHealth:
         self._lags: Mapping[str, timedelta] | None = None
         self._lags_at = -LAG_MAX_AGE
         self._lags_lock = anyio.Lock()
-        self._streams = 0
+        self._open_streams = 0
         self.server = Server(
             address,
             {
@@ -86,7 +86,7 @@ class WorkerHealth:
 
     async def _metrics(self, request: Request) -> Response:
         lags = await self._read_lags()
-        pieces = render(
+        pieces = render_metrics(
             self._stats() or ClientStats(client_id="", state="starting"),
             process_started_at=self._started_at,
             lags=lags,
@@ -109,27 +109,29 @@ class WorkerHealth:
             return self._lags
 
     async def _events(self, request: Request) -> Response:
-        if self.client is None or self._streams >= STREAMS_MAX:
+        if self.client is None or self._open_streams >= STREAMS_MAX:
             reason = "no client yet" if self.client is None else f"{STREAMS_MAX} readers already"
             raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}: try again later")
         try:
             lines = event_stream.stream_events(self.client, request.params)
         except ValueError as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from None
-        counted = self._counted(lines)
+        counted = self._count_as_open_stream(lines)
         await anext(counted)  # count this stream before another request runs
         return Response(HTTPStatus.OK, "application/x-ndjson", counted)
 
-    async def _counted(self, lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async def _count_as_open_stream(
+        self, lines: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
         """Yield an empty part, then the lines. From the empty part to the end of the lines, the
         reader of this stream counts as one of `STREAMS_MAX`."""
-        self._streams += 1
+        self._open_streams += 1
         try:
             yield b""
             async for line in lines:
                 yield line
         finally:
-            self._streams -= 1
+            self._open_streams -= 1
             await lines.aclose()
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class ReadTime(NamedTuple):
     """The time of a read, and the size of the table of jobs."""
 
-    at: datetime
-    about: int | None
+    read_at: datetime
+    estimated_jobs: int | None
     """The number of jobs in the table at the last ANALYZE; None: there was no ANALYZE."""
 
 
@@ -36,7 +36,7 @@ class RunningRow(NamedTuple):
     """The running jobs of one client."""
 
     jobs: int
-    longest: float | None
+    longest_run: float | None
     """The run time of the oldest job, in seconds; None: no job runs."""
 
 
@@ -75,16 +75,16 @@ class EndedRow(NamedTuple):
     """The 95th percentile of the time from when a job was due to its start, in seconds."""
 
 
-async def top_limits(connection: Transaction, limit: timedelta) -> None:
+async def top_set_timeout(connection: Transaction, limit: timedelta) -> None:
     """Set the statement timeout of the open transaction."""
-    await query("top", "top_limits", None).execute(
+    await query("top", "top_set_timeout", None).execute(
         connection, milliseconds=round(limit.total_seconds() * 1000)
     )
 
 
-async def top_moment(connection: Transaction, schema: str | None) -> ReadTime:
+async def top_read_time(connection: Transaction, schema: str | None) -> ReadTime:
     """Return the server's time and the size of the table of jobs."""
-    (row,) = await query("top", "top_moment", schema).fetch(connection, schema=schema)
+    (row,) = await query("top", "top_read_time", schema).fetch(connection, schema=schema)
     return ReadTime(*row)
 
 
@@ -141,7 +141,7 @@ async def top_queues(
     return [QueueRow(*row) for row in rows]
 
 
-async def top_ended(
+async def top_ended_jobs(
     connection: Transaction,
     schema: str | None,
     *,
@@ -152,7 +152,7 @@ async def top_ended(
     """Return the jobs of each queue that ended within `window`. If more than `cap` jobs of a state
     ended, the time is shorter. If no job ended, there is one row without a queue. `skipped` has the
     ids of damaged jobs, whose errors are not read."""
-    rows = await query("top", "top_ended", schema).fetch(
+    rows = await query("top", "top_ended_jobs", schema).fetch(
         connection, window=window.total_seconds(), cap=cap, skipped=skipped
     )
     return [EndedRow(*row) for row in rows]

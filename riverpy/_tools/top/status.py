@@ -22,13 +22,13 @@ from riverpy._tools.top.statements import (
     QueueRow,
     RunningRow,
     UnworkedKind,
-    top_ended,
+    top_ended_jobs,
     top_kinds,
-    top_limits,
-    top_moment,
     top_queue_names,
     top_queues,
+    top_read_time,
     top_running,
+    top_set_timeout,
     top_totals,
 )
 
@@ -181,7 +181,7 @@ class StatusReader:
         self._url, self._schema = url, schema
         self._connection: Connection | None = None
         self._has_clients = self._has_domains = False
-        self._damaged: dict[int, str] = {}
+        self._damaged_jobs: dict[int, str] = {}
         """The ids of the jobs that the server cannot read, each with the server's error."""
 
     async def read(self) -> FleetStatus:
@@ -194,10 +194,10 @@ class StatusReader:
         reason = f"reading took longer than {STATUS_TIMEOUT:g} s"
         try:
             with anyio.fail_after(STATUS_TIMEOUT, reason=reason):
-                connection = await self._connected()
+                connection = await self._open_connection()
                 async with connection.transaction(isolation="repeatable_read", readonly=True):
-                    await top_limits(connection, STATEMENT_TIMEOUT)
-                    return await self._read(connection, began)
+                    await top_set_timeout(connection, STATEMENT_TIMEOUT)
+                    return await self._read_status(connection, began)
         except BaseException:
             if self._connection is not None:
                 self._connection.terminate()
@@ -210,7 +210,7 @@ class StatusReader:
         if connection is not None:
             await close(connection)
 
-    async def _connected(self) -> Connection:
+    async def _open_connection(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._url, pooled=True)
             await expect_primary(self._connection)
@@ -220,9 +220,9 @@ class StatusReader:
             self._has_domains = DOMAINS_VERSION in versions
         return self._connection
 
-    async def _read(self, connection: Connection, began: float) -> FleetStatus:
+    async def _read_status(self, connection: Connection, began: float) -> FleetStatus:
         schema = self._schema
-        moment = await top_moment(connection, schema)
+        moment = await top_read_time(connection, schema)
         clients = None
         if self._has_clients:
             clients = await client_list(connection, schema, limit=CLIENTS_MAX)
@@ -236,16 +236,16 @@ class StatusReader:
         if self._has_domains:
             domains = await read_permitted_domains(connection, schema)
         return FleetStatus(
-            at=moment.at,
+            at=moment.read_at,
             leader=await self._leader(connection),
             candidates=None if clients is None else _candidate_count(clients, domains),
             domains=[] if domains is None else domain_statuses(domains),
             kinds_without_worker=await self._unworked_kinds(connection, names),
-            damaged=sorted(self._damaged),
-            queues=queue_statuses(moment.at, rows, ended, clients),
+            damaged=sorted(self._damaged_jobs),
+            queues=queue_statuses(moment.read_at, rows, ended, clients),
             workers=worker_statuses(clients or [], running),
             totals=totals,
-            jobs_about=moment.about,
+            jobs_about=moment.estimated_jobs,
             cap=cap,
             rates_over=round(ended[0].seconds, 3),
             took=round(time.monotonic() - began, 4),
@@ -255,13 +255,13 @@ class StatusReader:
         self, connection: Connection, names: Sequence[str], cap: int
     ) -> tuple[list[EndedRow], list[QueueRow], dict[str, RunningRow]]:
         schema = self._schema
-        self._damaged = await damaged_of(connection, schema, list(self._damaged))
+        self._damaged_jobs = await damaged_of(connection, schema, list(self._damaged_jobs))
         ended = await read_jobs(
             connection,
             schema,
             sorted(FINAL_STATES),
-            self._damaged,
-            top_ended,
+            self._damaged_jobs,
+            top_ended_jobs,
             window=RATE_WINDOW,
             cap=COUNT_LIMIT,
         )
@@ -269,7 +269,7 @@ class StatusReader:
             connection,
             schema,
             ("available", "running", "retryable"),
-            self._damaged,
+            self._damaged_jobs,
             top_queues,
             names=names,
             since=ended[0].since,
@@ -277,7 +277,7 @@ class StatusReader:
             cap=cap,
         )
         running = await read_jobs(
-            connection, schema, ("running",), self._damaged, top_running, cap=COUNT_LIMIT
+            connection, schema, ("running",), self._damaged_jobs, top_running, cap=COUNT_LIMIT
         )
         return ended, rows, running
 
@@ -313,9 +313,9 @@ class StatusReader:
 
 def _candidate_count(clients: Sequence[ClientRow], domains: DomainMap | None) -> int:
     """Return how many live clients take part in the leader election of `default`."""
-    others = set[str]() if domains is None else domains.clients_of_others
+    others = set[str]() if domains is None else domains.client_ids_of_other_domains
     return sum(
-        client.candidate and client.is_alive and client.client_id not in others
+        client.is_candidate and client.is_alive and client.client_id not in others
         for client in clients
     )
 
@@ -393,21 +393,21 @@ def worker_statuses(
             client_id=client.client_id,
             state=_worker_state(client),
             running=running.get(client.client_id, idle).jobs,
-            longest=_rounded_seconds(running.get(client.client_id, idle).longest),
+            longest=_rounded_seconds(running.get(client.client_id, idle).longest_run),
             slots=None if client.slots is None else sum(client.slots),
-            stuck=len(client.stuck),
+            stuck=len(client.stuck_job_ids),
             aside=0 if client.set_aside is None else client.set_aside.count,
             version=client.version,
             queues=client.queues,
-            candidate=client.candidate,
+            candidate=client.is_candidate,
             started_at=client.started_at,
-            silent_for=_rounded_seconds(client.silent),
+            silent_for=_rounded_seconds(client.heartbeat_age),
         )
         for client in clients
     ]
     known = {client.client_id for client in clients}
     return registered + [
-        WorkerStatus(client_id, "unregistered", row.jobs, _rounded_seconds(row.longest))
+        WorkerStatus(client_id, "unregistered", row.jobs, _rounded_seconds(row.longest_run))
         for client_id, row in running.items()
         if client_id not in known
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from riverpy._tools.text import jobs
+from riverpy._tools.text import format_job_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
-_RESET = "\x1b[0m"
+_CURSOR_HOME, _CLEAR_REST_OF_LINE, _CLEAR_REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+_RESET_STYLE = "\x1b[0m"
 _ROUNDED_COUNT_MIN = 10_000
 """The number from which a count that ended at its limit is shown in thousands."""
 _COLORS = {"bad": "\x1b[31m", "warn": "\x1b[33m", "head": "\x1b[1m", "": ""}
@@ -62,7 +62,7 @@ class Line:
         text = self.text
         if width is not None and len(text) > width:
             text = text[: max(width - 1, 0)] + "…"
-        return f"{_COLORS[self.style]}{text}{_RESET}" if color and self.style else text
+        return f"{_COLORS[self.style]}{text}{_RESET_STYLE}" if color and self.style else text
 
 
 def frame(lines: Sequence[Line], *, width: int, height: int, color: bool) -> str:
@@ -71,8 +71,8 @@ def frame(lines: Sequence[Line], *, width: int, height: int, color: bool) -> str
     shown = list(lines)
     if len(shown) > limit:
         shown = [*shown[: limit - 1], Line(f"… {len(lines) - limit + 1} more lines", "head")]
-    text = "".join(f"{line.render(width, color=color)}{_END_OF_LINE}\n" for line in shown)
-    return f"{_HOME}{text}{_END_OF_SCREEN}"
+    text = "".join(f"{line.render(width, color=color)}{_CLEAR_REST_OF_LINE}\n" for line in shown)
+    return f"{_CURSOR_HOME}{text}{_CLEAR_REST_OF_SCREEN}"
 
 
 def view(
@@ -88,7 +88,9 @@ def view(
     if status.kinds_without_worker:
         lines.append(_unworked_kinds_line(status.kinds_without_worker))
     if status.damaged:
-        text = f"the server cannot read {jobs(status.damaged)}: docs/faults.md#damaged-rows"
+        text = (
+            f"the server cannot read {format_job_ids(status.damaged)}: docs/faults.md#damaged-rows"
+        )
         lines.append(Line(f"damaged   {text}", "bad"))
     lines.append(Line(""))
     lines += _table_lines(_queue_columns(status.cap), status.queues, _queue_style, width)
@@ -105,7 +107,7 @@ def view(
 
 def no_answer_line(error: str, age: float) -> Line:
     """Return the line about a failed read. `age` is the seconds since the last successful read."""
-    return Line(f"NO ANSWER for {_duration(age)}: {error}", "bad")
+    return Line(f"NO ANSWER for {_duration_text(age)}: {error}", "bad")
 
 
 def _leader_line(status: FleetStatus) -> Line:
@@ -132,8 +134,8 @@ def _domain_line(domain: DomainStatus, status: FleetStatus) -> Line:
 
 
 def _leader_text(leader: LeaderStatus, status: FleetStatus) -> str:
-    since = _duration((status.at - leader.elected_at).total_seconds())
-    return f"{leader.leader_id}, for {since}, lease expires in {_duration(leader.expires_in)}"
+    since = _duration_text((status.at - leader.elected_at).total_seconds())
+    return f"{leader.leader_id}, for {since}, lease expires in {_duration_text(leader.expires_in)}"
 
 
 def _totals_text(status: FleetStatus) -> str:
@@ -152,7 +154,7 @@ def _queue_columns(cap: int) -> dict[str, Callable[[QueueStatus], str]]:
         "QUEUE": lambda queue: f"{queue.name} (paused)" if queue.paused else queue.name,
         "WORKERS": lambda queue: _number_text(queue.workers),
         "AVAILABLE": lambda queue: _count_text(queue.available, cap),
-        "DUE FOR": lambda queue: _duration(queue.due_for),
+        "DUE FOR": lambda queue: _duration_text(queue.due_for),
         "RUNNING": lambda queue: _count_text(queue.running, cap),
         "SLOTS": lambda queue: _number_text(queue.slots),
         "SCHEDULED": lambda queue: _count_text(queue.scheduled, cap),
@@ -161,7 +163,7 @@ def _queue_columns(cap: int) -> dict[str, Callable[[QueueStatus], str]]:
         "START/S": lambda queue: _rate_text(queue.started_per_s),
         "DONE/S": lambda queue: _rate_text(queue.completed_per_s),
         "FAIL/S": lambda queue: _rate_text(queue.failed_per_s),
-        "WAIT P95": lambda queue: _duration(queue.wait_p95),
+        "WAIT P95": lambda queue: _duration_text(queue.wait_p95),
     }
 
 
@@ -178,9 +180,9 @@ _WORKER_COLUMNS: Mapping[str, Callable[[WorkerStatus], str]] = {
     "STUCK": lambda worker: str(worker.stuck),
     "ASIDE": lambda worker: str(worker.aside),
     "SLOTS": lambda worker: _number_text(worker.slots),
-    "LONGEST": lambda worker: _duration(worker.longest),
+    "LONGEST": lambda worker: _duration_text(worker.longest),
     "SEEN": lambda worker: (
-        "-" if worker.silent_for is None else f"{_duration(worker.silent_for)} ago"
+        "-" if worker.silent_for is None else f"{_duration_text(worker.silent_for)} ago"
     ),
     "VERSION": lambda worker: worker.version or "-",
     "CANDIDATE": lambda worker: {None: "?", True: "yes", False: "no"}[worker.candidate],
@@ -254,7 +256,7 @@ def _rate_text(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
-def _duration(seconds: float | None) -> str:
+def _duration_text(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     if seconds < 1:

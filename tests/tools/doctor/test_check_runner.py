@@ -178,7 +178,7 @@ async def test_timeouts(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None
     continues over a new connection."""
 
     limits: dict[str, object] = {"STATEMENT_TIMEOUT": timedelta(milliseconds=50)}
-    running = snapshot.DatabaseSnapshot.running
+    running = snapshot.DatabaseSnapshot.running_jobs
 
     async def limited(*args: Any) -> list[Any]:
         """Run this read with short timeouts."""

@@ -97,21 +97,21 @@ async def test_vacuum(schema: Schema, doctor: Doctor, monkeypatch: pytest.Monkey
     """Autovacuum that is off, for the table or the server, is reported, and so are dead rows
     that it should have removed (PF-03)."""
     dead = TableRow(
-        live=10,
-        dead=100_001,
-        vacuumed=7200.0,
-        waited=7200.0,
+        live_rows=10,
+        dead_rows=100_001,
+        seconds_since_vacuum=7200.0,
+        seconds_without_vacuum=7200.0,
         is_vacuum_running=False,
         is_autovacuum_on=True,
         is_autovacuum_off_for_table=False,
     )
     rows = {
         "dead": dead,
-        "new": dead._replace(vacuumed=None, waited=599.0),
+        "new": dead._replace(seconds_since_vacuum=None, seconds_without_vacuum=599.0),
         "under way": dead._replace(is_vacuum_running=True),
-        "off": dead._replace(dead=1, is_autovacuum_on=False),
-        "held": dead._replace(dead=20),
-        "live": dead._replace(live=300_000, dead=200_000),
+        "off": dead._replace(dead_rows=1, is_autovacuum_on=False),
+        "held": dead._replace(dead_rows=20),
+        "live": dead._replace(live_rows=300_000, dead_rows=200_000),
     }
     await schema.execute("ALTER TABLE river_job SET (autovacuum_enabled = off)")
     try:

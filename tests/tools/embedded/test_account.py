@@ -13,7 +13,7 @@ import pytest
 
 from riverpy._tools.embedded import account as _account
 from riverpy._tools.embedded.account import Account
-from riverpy._tools.embedded.binaries import runnable_by
+from riverpy._tools.embedded.binaries import make_runnable_by
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.errors import DatabaseError
 from tests.tools.embedded._help import mode, postmaster_pid, query, wait_for_end
@@ -104,7 +104,7 @@ def test_ordinary_user_runs_it(base: Path, server: EmbeddedPostgres) -> None:
     place.mkdir()
     os.chown(place, user, user)
     account = Account("nobody", user, user)
-    programs = runnable_by(account, server._binaries, base).directory
+    programs = make_runnable_by(account, server._binaries, base).directory
     assert run_as(user, STARTS, place, programs) == str(user)
     assert mode(next(place.glob("u-pg*"))) == 0o700
 

@@ -18,7 +18,7 @@ import riverpy
 from riverpy import ClientStats, Histogram, KindStats, LeaseStats, QueueStats, SingletonStats
 from riverpy._tools.health import worker_health
 from riverpy._tools.health.http import Address, Request
-from riverpy._tools.health.metrics import render
+from riverpy._tools.health.metrics import render_metrics
 from riverpy._tools.health.worker_health import WorkerHealth
 from riverpy._work.counters import BATCH_BOUNDS, RUN_BOUNDS, HistogramBuilder
 from riverpy.stats import UNKNOWN_KINDS
@@ -51,7 +51,7 @@ def samples(page: str) -> dict[Sample, float]:
 
 def page_of(stats: ClientStats, lags: dict[str, timedelta] | None = None) -> dict[Sample, float]:
     """Return the samples of the page of these stats."""
-    return samples("".join(render(stats, process_started_at=1.5, lags=lags)))
+    return samples("".join(render_metrics(stats, process_started_at=1.5, lags=lags)))
 
 
 def value(page: dict[Sample, float], name: str, **labels: str) -> float | None:
@@ -93,7 +93,7 @@ def test_labels_are_escaped(name: str) -> None:
 
 def test_metrics_are_declared_once() -> None:
     """Each metric has its help and type once (OP-12)."""
-    text = "".join(render(ClientStats(client_id="c"), process_started_at=0, lags=None))
+    text = "".join(render_metrics(ClientStats(client_id="c"), process_started_at=0, lags=None))
     families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     helped = [line.split()[2] for line in text.splitlines() if line.startswith("# HELP")]
     assert families == helped
@@ -143,7 +143,7 @@ def test_each_metric_is_on_the_page() -> None:
     named: set[str] = set()
     for cell in re.findall(r"^\| (`riverpy_.*?) \|", PAGE.read_text("utf-8"), re.MULTILINE):
         named |= set(re.findall(r"`(\w+)`", cell))
-    page = "".join(render(ClientStats(client_id="c"), process_started_at=0, lags=None))
+    page = "".join(render_metrics(ClientStats(client_id="c"), process_started_at=0, lags=None))
     assert named == set(re.findall(r"^# TYPE (\w+)", page, re.MULTILINE))
 
 

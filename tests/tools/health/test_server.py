@@ -202,7 +202,7 @@ async def test_stream_ends_when_its_reader_resets() -> None:
             writer.write(get("/stream"))
             await site.asked.wait()
             reset(writer)
-            while site.server._connections:
+            while site.server._has_request_by_scope:
                 await asyncio.sleep(0.01)
         assert log == []
 
@@ -218,7 +218,7 @@ async def test_slow_requests_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
             _reader, writer = await site.connect()
             writer.transport.pause_reading()
             writer.write(get("/large"))
-            while site.server._connections:
+            while site.server._has_request_by_scope:
                 await asyncio.sleep(0.01)
             writer.transport.abort()
 

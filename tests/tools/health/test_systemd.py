@@ -39,7 +39,7 @@ async def test_no_receiver(environ: dict[str, str]) -> None:
     """Without a manager, or after it has ended, nothing happens."""
     systemd = Systemd({**environ, "WATCHDOG_USEC": "1000"})
     systemd.notify(READY=1)
-    async with systemd.watched(lambda: True):
+    async with systemd.ping_watchdog(lambda: True):
         await asyncio.sleep(0)
 
 
@@ -55,7 +55,7 @@ async def test_watchdog_while_alive(tmp_path: Path) -> None:
 
     with listening(path) as manager:
         systemd = Systemd({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "3000"})
-        async with systemd.watched(check):
+        async with systemd.ping_watchdog(check):
             assert await asyncio.to_thread(manager.recv, 100) == b"WATCHDOG=1"
             is_alive = False
             for _ in range(2):  # what was sent before is in the socket then
@@ -85,5 +85,5 @@ async def test_no_watchdog(tmp_path: Path, environ: dict[str, str]) -> None:
     path = str(tmp_path / "notify")
     with listening(path):
         systemd = Systemd({"NOTIFY_SOCKET": path, **environ})
-        async with systemd.watched(lambda: pytest.fail("the watchdog asked")):
+        async with systemd.ping_watchdog(lambda: pytest.fail("the watchdog asked")):
             await asyncio.sleep(0.005)
