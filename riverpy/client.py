@@ -63,8 +63,8 @@ STATEMENT_TIMEOUT = 30.0
 
 
 class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls):
-    """A River client. `async with client:` opens its pool; `client.working()` works jobs beside
-    other code.
+    """A River client. `async with client:` opens its pool; `client.working()` works jobs while your
+    other code runs.
 
     A client without queues only inserts jobs and runs singletons.
     """
@@ -81,9 +81,9 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         """Create a client. It opens no connection.
 
         Args:
-            database: a `postgres://` URL, or an asyncpg pool. A pool is used for inserts and other
-                calls, and is not closed. A client that works jobs needs a URL. None: only calls
-                with `tx=` work, until `configure` sets a URL.
+            database: a `postgres://` URL, or an asyncpg pool. The client uses a pool for inserts
+                and other calls, and does not close it. A client that works jobs needs a URL. None:
+                only calls with `tx=` work, until `configure` sets a URL.
             workers: the workers by kind. A client with workers refuses to insert other kinds unless
                 it is configured to accept them.
             queues: the queues to work, by name.
@@ -275,8 +275,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """End all leases, and close the pool unless it is the caller's. Connections that are still
-        in use are closed after a moment, with a warning."""
+        """End all leases, and close the pool unless the caller created it. Connections that are
+        still in use are closed after a short wait, with a warning."""
         pool, self._pool = self._pool, None
         opener, self._opener = self._opener, None
         if opener is None or not opener.is_this_process:
@@ -326,7 +326,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
     @cached_property
     def _inserter(self) -> Inserter:
         return Inserter(
-            # The inserter has a timeout. A timeout of asyncpg would start a task for each insert.
+            # The inserter has its own timeout. A timeout in asyncpg would start a task for each
+            # insert.
             lambda: self._open_pool().acquire(),
             schema=self._config.schema,
             rules=InsertRules(
@@ -433,10 +434,11 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
 
         Args:
             drain: stop when the queues have no more jobs to work.
-            task_status: for `await tasks.start(client.run)`, which returns when the client works.
+            task_status: for `await tasks.start(client.run)`, which returns when the client has
+                started to work.
 
         Raises:
-            ConfigError: there are no queues or no workers, and no singletons.
+            ConfigError: there are no queues and no singletons, or there are queues but no workers.
             ClientStateError: the client runs already.
             Exception: the client could not start, or riverpy itself has a fault.
         """

@@ -63,7 +63,7 @@ _NUMBER_MAXIMA = {
 """The largest values of settings that are numbers. The smallest value is 1."""
 ELECT_JITTER_SHARE = 0.2
 """The largest random time that is added to `elect_interval` between two attempts to become leader,
-as a share of `elect_interval`."""
+as a fraction of `elect_interval`."""
 RESCUE_AFTER_DEFAULT = timedelta(hours=1)
 RETENTION_DEFAULT = timedelta(hours=24)
 
@@ -79,10 +79,10 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How often an idle queue is polled. Default None: as in `Config`."""
     prefetch: bool = False
     """Claim a few jobs before slots are free, if jobs are so short that slots would otherwise wait
-    for the database. Default False. Such a job is `running` in the database while it waits here, so
-    more than `max_workers` jobs can be `running`. It waits at most 50 ms. After that, and at a stop
-    or pause, it is released and the attempt does not count. `attempted_at` is the time of the
-    claim. The job's timeout starts when its code starts."""
+    for the database. Default False. Such a job is `running` in the database while it waits in this
+    process, so more than `max_workers` jobs can be `running`. It waits at most 50 ms. After that,
+    or at a stop or pause, the job becomes available again, and the attempt does not count.
+    `attempted_at` is the time of the claim. The job's timeout starts when its code starts."""
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -106,16 +106,16 @@ class JobRetention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a client beyond its database, workers and queues."""
+    """The settings of a client other than its database, workers and queues."""
 
     schema: str | None = None
     """The schema of River's tables. Default None: the first schema of the search path that has
     these tables."""
     id: str | None = None
-    """The client's id, at most 100 characters. Each running client needs its own. Default None:
+    """The client's id, at most 100 characters. Each running client needs its own id. Default None:
     `NAME:PID:RANDOM`."""
     name: str | None = None
-    """NAME in the default id. Default None: the host's name."""
+    """The NAME part of the default id. Default None: the host's name."""
     job_timeout: timedelta | None = JOB_TIMEOUT_DEFAULT
     """How long a job may run. A worker or a job can override it. Default 1 minute. None: no
     limit."""
@@ -126,8 +126,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     error_handler: ErrorHandler | None = None
     """Called after each failed attempt. It may cancel the job. Default None."""
     job_stuck_threshold: timedelta = timedelta(seconds=10)
-    """How long a job may keep running after it was cancelled. After that it is stuck, which is
-    logged. Default 10 seconds."""
+    """How long a job may keep running after it was cancelled. After that the job is stuck, and this
+    is logged. Default 10 seconds."""
     job_stuck_handler: JobStuckHandler | None = None
     """Called for each stuck job. It may free the job's slot. Default None: the slot stays taken."""
     soft_stop_timeout: timedelta | None = SOFT_STOP_TIMEOUT_DEFAULT
@@ -153,14 +153,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     pool_size: int = 10
     """The maximum number of connections for inserts and other calls: 1 to 1,000. Default 10."""
     durable_claims: bool = False
-    """Wait for the disk at each claim. Default False: if the server crashes, a job that was claimed
-    just before may run twice. Only one result is stored."""
+    """Wait until each claim is on the server's disk. Default False: if the server crashes, a job
+    that was claimed just before the crash may run twice. Only one result is stored."""
     insert_notify: bool = True
     """Whether inserts notify the workers. If False, jobs wait for the next poll. Default True."""
     known_kinds_only: bool = True
     """Claim only jobs whose kind, or an alias of it, has a worker when the client starts. Jobs of
     other kinds stay in the queue for other clients. Default True. If False, as in River, jobs of
-    every kind are claimed and an attempt at an unknown kind fails."""
+    every kind are claimed, and the attempts of unknown kinds fail."""
     skip_unknown_job_check: bool = False
     """Allow a client with workers to insert kinds without a worker. Default False."""
     skip_job_kind_validation: bool = False
@@ -176,8 +176,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """How often the leader renews its lease and other clients try to acquire it. Default 5 seconds,
     at least 100 ms."""
     leader_ttl: timedelta = timedelta(seconds=15)
-    """How long a lease lasts without a renewal. Default 15 seconds. At least 2.4 times
-    `elect_interval`. At most one day with a `leader_domain`, and for leases and singletons."""
+    """How long a lease lasts without a renewal. Default 15 seconds. It is at least 2.4 times
+    `elect_interval`, and at most one day if the client uses a `leader_domain`, leases or
+    singletons."""
     max_leases: int | None = None
     """The maximum number of leases that this client holds at a time, including the leases of
     singletons. At the limit the client does not acquire another lease, and `client.lease` waits.
@@ -185,7 +186,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     leader_domain: str | None = None
     """The leader domain of this client. Each domain has its own leader, which maintains the queues
     that the domain claims. Default None: the domain `default`, to which clients of River in Go
-    belong too. Most fleets need no other domain."""
+    belong too. Most deployments need no other domain."""
     domain_queues: Sequence[str] | None = None
     """The queues that this client claims for its `leader_domain`. Default None: the queues that it
     works."""
@@ -199,7 +200,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     rescue_after: timedelta | None = None
     """The run time after which a job is rescued if its client writes no heartbeats: a Go client, or
     a Python client without the `riverpy` migrations. At least `job_timeout`. Default None: 1 hour,
-    plus `job_timeout` if `job_timeout` is set."""
+    plus `job_timeout` if that is set and not the default."""
     retention: JobRetention = msgspec.field(default_factory=JobRetention)
     """How long finished jobs are kept. Default: completed and cancelled jobs 24 hours, discarded
     jobs 7 days."""
@@ -216,8 +217,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     middleware: Sequence[Middleware] = ()
     """Middleware for all inserts and attempts. The first is the outermost. Default empty."""
     plugins: Sequence[Plugin] = ()
-    """Objects that are used as every hook and middleware whose methods they have. They come before
-    `hooks` and `middleware`. Default empty."""
+    """Objects with methods of any hooks and middleware. All these methods are called. They come
+    before `hooks` and `middleware`. Default empty."""
     reindexer_schedule: PeriodicSchedule | None = None
     """When the indexes are rebuilt. Default None: daily at midnight, UTC."""
     reindexer_timeout: timedelta | None = timedelta(minutes=1)
@@ -232,8 +233,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rescue_age(self) -> timedelta:
-        """The run time after which a job of a client without heartbeats is rescued: `rescue_after`,
-        or 1 hour plus `job_timeout`, if `job_timeout` is set and not the default."""
+        """The run time after which a job of a client without heartbeats is rescued: `rescue_after`
+        or, by default, 1 hour. `job_timeout` is added to the hour, if it is set and not the
+        default."""
         if self.rescue_after is not None:
             return self.rescue_after
         if self.job_timeout is None or self.job_timeout == JOB_TIMEOUT_DEFAULT:
@@ -260,7 +262,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             _expect_method("error_handler", self.error_handler, "handle_error")
         if self.job_stuck_handler is not None:
             _expect_method("job_stuck_handler", self.job_stuck_handler, "handle_stuck")
-        Plugins(self.plugins, self.hooks, self.middleware)  # checks the objects
+        Plugins(self.plugins, self.hooks, self.middleware)  # the constructor checks the objects
         if self.max_leases is not None and self.max_leases < 1:
             raise ConfigError(f"max_leases must be 1 or more, or None, got {self.max_leases}")
         self._check_leading()

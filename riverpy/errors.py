@@ -65,10 +65,8 @@ class DomainConflictError(ConfigError):
     """A queue that a client would claim for its leader domain belongs to another domain. Nothing
     was claimed.
 
-    Attributes:
-        queue: the queue.
-        owner: the domain that has the queue.
-        client_ids: the live clients of that domain, at most ten.
+    Attributes: queue: the queue. owner: the domain that owns the queue. client_ids: the live
+    clients of that domain, at most ten.
     """
 
     def __init__(self, queue: str, *, owner: str, domain: str, client_ids: list[str]) -> None:
@@ -97,8 +95,7 @@ class InsertError(RiverError, ValueError):
 class ArgsError(InsertError):
     """Args, metadata or output cannot be stored as JSON.
 
-    Attributes:
-        path: the place in the value, such as `$.user.tags[3]`.
+    Attributes: path: the position in the value, such as `$.user.tags[3]`.
     """
 
     def __init__(self, message: str, *, path: str = "$") -> None:
@@ -124,7 +121,7 @@ class UnknownJobKindError(InsertError):
 class TransactionError(RiverError):
     """A transaction cannot be used. The connection given as `tx` is closed, aborted or not in a
     transaction; or a user's function ended the transaction; or the transaction does not allow a
-    fence or a call on leases."""
+    call on leases, or a fence (a check that a lease is valid)."""
 
 
 class UniqueConflictError(RiverError):
@@ -141,16 +138,16 @@ class JobRunningError(RiverError):
 
 
 class ClientStateError(RiverError):
-    """The client's state does not allow this call, for instance because it is not open."""
+    """The client's state does not allow this call, for instance because the client is not open."""
 
 
 class FencedOutError(RiverError):
-    """This process is no longer the leader, or the local deadline of its lease has passed. Nothing
-    was written."""
+    """This process is no longer the leader, or it has not renewed its lease in time. Nothing was
+    written."""
 
 
 class LeaseLostError(FencedOutError):
-    """The lease was lost, or its local deadline has passed. Stop the work under the lease and roll
+    """The lease was lost, or it was not renewed in time. Stop the work under the lease and roll
     back."""
 
 
@@ -183,7 +180,7 @@ class JobSnooze(Exception):
     """Raised by a job to run again after a delay. The attempt does not count.
 
     Args:
-        delay: how long to wait on the server's clock. Zero: run again at once.
+        delay: how long to wait, by the server's clock. Zero: run again at once.
 
     Raises:
         ValueError: the delay is negative.
@@ -199,4 +196,4 @@ class JobSnooze(Exception):
         self.delay = delay
 
     def __reduce__(self) -> tuple[type[JobSnooze], tuple[timedelta]]:
-        return type(self), (self.delay,)  # a job in a child process may raise it
+        return type(self), (self.delay,)  # for pickle: a job in a child process may raise it

@@ -58,10 +58,10 @@ class LeadershipChange(msgspec.Struct, frozen=True):
     leader_id: str
     """The client's id."""
     elected_at: datetime | None = None
-    """The time at which the term started, by the server's clock; None: the client has not been
-    leader."""
+    """The time at which the client became leader (the start of its term), by the server's clock;
+    None: the client has not been leader."""
     cause: StopCause | None = None
-    """The cause of the end of the term; None: the term has not ended."""
+    """The cause that ended the client's term as leader; None: the term has not ended."""
     domain: str = "default"
     """The leader domain."""
     epoch: int | None = None

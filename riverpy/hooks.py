@@ -64,7 +64,8 @@ class HookWorkEnd(Protocol):
 
     def work_end(self, job: Job[Any], error: BaseException | None, /) -> Awaitable[bool | None]:
         """Receive the outcome of the attempt. As with `__exit__`, returning True suppresses the
-        error and the job completes. Raising replaces the error. Any other result keeps it.
+        error and the job completes. Raising another error replaces the error. Any other result
+        keeps the error.
 
         Args:
             job: the job, with its args decoded, unless decoding failed.

@@ -46,14 +46,14 @@ class UniqueOpts(msgspec.Struct, frozen=True, kw_only=True):
     by_args: bool = False
     """Compare the args, or only their fields that are marked `Unique`. Default False."""
     by_period: timedelta | None = None
-    """Compare the period of this length, at least 1 second. Periods are counted from the year 1 in
-    UTC. A job belongs to the period of its `scheduled_at`, or else of the time of the insert.
-    Default None."""
+    """Compare the periods of the jobs. The value is the length of a period, at least 1 second.
+    Periods are counted from the year 1 in UTC. A job belongs to the period of its `scheduled_at`,
+    or else of the time of the insert. Default None."""
     by_queue: bool = False
     """Compare the queue. Default False."""
     by_state: Sequence[JobState] | None = None
-    """The states in which a job keeps its key. Must include available, pending, running and
-    scheduled. Default: all except cancelled and discarded."""
+    """The states in which a job keeps its unique key. They must include available, pending, running
+    and scheduled. Default: all except cancelled and discarded."""
     exclude_kind: bool = False
     """Compare jobs of all kinds, not only of the same kind. Requires by_args, by_queue or
     by_period. Default False."""
@@ -71,15 +71,15 @@ class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
     """Insert the job as `pending`: it is not worked until its state is changed. Default False. An
     args class cannot set it."""
     priority: int | None = None
-    """1 (worked first) to 4 (worked last). Default 1."""
+    """The priority, 1 (worked first) to 4 (worked last). Default 1."""
     queue: str | None = None
     """The queue of the job. Default `default`."""
     scheduled_at: datetime | None = None
     """When the job is due, with a time zone. A job with a time, even a past one, is inserted as
     `scheduled`, and the leader makes it available. Default None: available at once."""
     tags: Sequence[str] | None = None
-    """Tags of the job: 3 to 255 letters, digits, `_` and `-` each. Default none. An empty sequence
-    overrides the tags of the args class."""
+    """Tags of the job. Each has 3 to 255 characters: letters, digits, `_` and `-`. Default none. An
+    empty sequence overrides the tags of the args class."""
     unique_opts: UniqueOpts | None = None
     """The options that make the job unique. Default None: the job is not unique."""
 
@@ -92,13 +92,14 @@ class InsertManyParams(msgspec.Struct, frozen=True):
 
 
 class JobInsertParams(msgspec.Struct, kw_only=True):
-    """The parameters of a job before the insert, for hooks and middleware. These may change the
-    parameters. New values are checked like the options of an insert."""
+    """The parameters of a job before the insert. Hooks and middleware receive them and may change
+    them. New values are checked like the options of an insert."""
 
     args: JobArgs | RawArgs
-    """The args that the insert was called with. `encoded_args` is what is stored."""
+    """The args that the insert was called with. The database stores `encoded_args`."""
     encoded_args: str
-    """The JSON text of the args that is stored. Changing it does not change the unique key."""
+    """The JSON text of the args, which is stored. A change of this text does not change the unique
+    key."""
     kind: str
     max_attempts: int
     metadata: dict[str, Any]

@@ -58,7 +58,8 @@ class JobArgs(Protocol):
 
 
 class RawArgs(msgspec.Struct, frozen=True):
-    """Args as JSON text. The unique key uses its key order and number texts unchanged."""
+    """Args as JSON text. The unique key depends on the key order and the number format of this
+    text."""
 
     kind: str
     json: str
@@ -111,7 +112,7 @@ def wire_timestamp(raw: bytes) -> int:
 
 
 def raw_timestamp(value: datetime) -> int:
-    """Return a time as microseconds since 2000, the opposite of `timestamp`."""
+    """Return a time as microseconds since 2000. This is the inverse of `timestamp`."""
     return (value - _PG_EPOCH) // _MICROSECOND
 
 
@@ -271,7 +272,7 @@ class CancelFlag:
             timeout: seconds to wait at most; None: no limit.
 
         Raises:
-            ClientStateError: the calling thread runs an event loop, which this would block.
+            ClientStateError: the calling thread runs an event loop, which this call would block.
         """
         try:
             asyncio.get_running_loop()
@@ -305,8 +306,8 @@ class Job(JobRow, Generic[ArgsT_co]):
         """The decoded args.
 
         Raises:
-            ClientStateError: the args are not decoded yet, in a hook or middleware, or cannot be
-                decoded.
+            ClientStateError: the args cannot be decoded, or are not decoded yet (in a hook or
+                middleware).
         """
         try:
             return self._args
@@ -350,7 +351,7 @@ class Job(JobRow, Generic[ArgsT_co]):
 
     def record_output(self, value: object) -> None:
         """Store `value` as the job's output (metadata key `output`) at the end of this attempt,
-        with any outcome. A later call replaces the output of an earlier one.
+        whatever its outcome is. A second call replaces the output of the first call.
 
         Raises:
             ArgsError: the value is not JSON, or larger than 32 MiB when encoded.
@@ -400,7 +401,7 @@ def _check_size(size: int) -> None:
 
 
 def check_metadata_key(key: object) -> None:
-    """Refuse metadata keys that River uses for rescues and cancels, in any case.
+    """Refuse metadata keys that River uses for rescues and cancels, in upper or lower case letters.
 
     A value that River in Go cannot read would stop the rescues of all clients. Go's JSON decoder
     ignores the case of keys.

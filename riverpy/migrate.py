@@ -54,7 +54,7 @@ _SQL_HEADER = """\
 """
 
 _TIMEOUT_MAX = timedelta(days=24)
-"""The longest timeout, a little below the largest number of milliseconds in PostgreSQL."""
+"""The longest timeout. It is a little below the longest timeout that PostgreSQL accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,13 @@ class MigrateResult:
     """The steps in the order in which they ran. Empty if there was nothing to do."""
 
     notices: Sequence[str]
-    """One sentence for each recorded version or line that this version of riverpy does not have."""
+    """One sentence for each recorded version, or line of migrations, that this version of riverpy
+    does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationStatus:
-    """One version of a line in a database."""
+    """One version of a line of migrations in a database."""
 
     version: int
     name: str | None
@@ -124,7 +125,7 @@ class Migrator:
         line: `main` for River's tables, `riverpy` for riverpy's own tables. See `migrate_all` for
             both.
         lock_timeout: how long a statement waits for a table that another transaction has locked.
-            Statements of workers wait behind this statement. 1 ms to 24 days.
+            Until then, new statements of workers on this table wait too. 1 ms to 24 days.
         statement_timeout: how long one statement of a migration may run, and how long to wait for
             another migrator's step. 1 ms to 24 days.
 
@@ -175,8 +176,9 @@ class Migrator:
 
         Raises:
             MigrationError: the connection is in a transaction, the target is unknown, River's
-                tables exist without a record, a version below an applied one is not recorded, or a
-                step failed. The steps before the failed one are applied and recorded.
+                tables exist but no migration is recorded, a version below an applied one is not
+                recorded, or a step failed. The steps before the failed one are applied and
+                recorded.
             SchemaMissingError: the schema does not exist.
             ServerVersionError: PostgreSQL is older than 13.
             OSError, TimeoutError, asyncpg.PostgresError: the database cannot be reached.
@@ -186,7 +188,7 @@ class Migrator:
     async def down(
         self, *, target: int | None = None, max_steps: int | None = None, dry_run: bool = False
     ) -> MigrateResult:
-        """Undo one migration, or all above a target. This drops tables with their jobs.
+        """Undo one migration, or all migrations above a target. This drops tables with their jobs.
 
         Args:
             target: the newest version that stays applied. 0 removes everything.
@@ -196,8 +198,8 @@ class Migrator:
 
         Raises:
             MigrationError: the connection is in a transaction, the target is not applied, River's
-                tables exist without a record, an applied version is newer than this riverpy, or a
-                step failed. The steps before the failed one are undone and recorded.
+                tables exist but no migration is recorded, an applied version is newer than this
+                riverpy, or a step failed. The steps before the failed one are undone and recorded.
             SchemaMissingError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as
                 `up`.
         """
@@ -209,7 +211,7 @@ class Migrator:
         """Return the versions of the line, lowest first, with the times when they were applied.
 
         Raises:
-            MigrationError: River's tables exist without a record.
+            MigrationError: River's tables exist but no migration is recorded.
             SchemaMissingError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as
                 `up`.
         """

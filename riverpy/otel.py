@@ -1,4 +1,5 @@
-"""OpenTelemetryPlugin: spans and metrics of inserts and attempts, in the conventions for messaging.
+"""OpenTelemetryPlugin: spans and metrics of inserts and attempts. They follow OpenTelemetry's
+conventions for messaging.
 
 It uses only OpenTelemetry's API. The program sets up the SDK, which exports spans and metrics.
 """
@@ -67,11 +68,12 @@ class OpenTelemetryPlugin:
     """A plugin that creates spans and metrics: `Config(plugins=[OpenTelemetryPlugin()])`. Put it
     first in the list, in programs that insert jobs and in programs that work them.
 
-    Each insert has a span `insert QUEUE`. Its context is stored in the metadata of the jobs
-    (`traceparent` and `tracestate`, as with River in Go), unless the metadata has one. Each attempt
-    has a span `work QUEUE` with a link to the span of the insert. The attribute `river.job.outcome`
-    is completed, snoozed, cancelled (by its own code), stopped (by a cancel or a stop) or failed. A
-    failed span has the error and the status ERROR. No span has args or tags.
+    Each insert has a span `insert QUEUE`. The context of this span is stored in the metadata of the
+    jobs (`traceparent` and `tracestate`, as with River in Go), unless the metadata already has a
+    context. Each attempt has a span `work QUEUE` with a link to the span of the insert. The
+    attribute `river.job.outcome` is completed, snoozed, cancelled (by its own code), stopped (by a
+    cancel or a stop) or failed. A failed span has the error and the status ERROR. No span has args
+    or tags.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class OpenTelemetryPlugin:
         )
         self._queue_names, self._kind_names = _NameLimit(NAMES_MAX), _NameLimit(NAMES_MAX)
         self._error_types: dict[str, _NameLimit] = {}
-        """The types of errors by kind. An empty kind: the errors of inserts."""
+        """The types of errors by kind. The empty kind has the types of insert errors."""
 
     async def insert_many(
         self, params: Sequence[JobInsertParams], do_inner: InsertInner, /
@@ -205,8 +207,8 @@ class OpenTelemetryPlugin:
         seconds: float,
         error: BaseException | None,
     ) -> None:
-        """Record an insert. After an error, `inserted` has all jobs. `queues` has the queues of all
-        jobs, with those of duplicates."""
+        """Record an insert. `inserted` has the inserted jobs or, after an error, all jobs. `queues`
+        has the queues of all jobs, including duplicates."""
         attributes: dict[str, AttributeValue] = dict(_INSERT_ATTRIBUTES)
         if error is not None:
             attributes[_ERROR_TYPE_KEY] = self._error_type("", error)

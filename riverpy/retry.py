@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 RETRY_DELAY_MAX = timedelta(microseconds=9_223_372_036_854_775)
 """The longest delay, about 292 years: 2^63 - 1 ns as in River, rounded down to a microsecond."""
 _CAPPED_FROM = 310
-"""The number of errors from which the delay is `RETRY_DELAY_MAX`, without jitter."""
+"""From this number of errors on, the delay is `RETRY_DELAY_MAX`, without jitter."""
 
 
 class RetryPolicy(Protocol):
     """Chooses how long a job waits after a failed attempt."""
 
     def next_retry(self, job: JobRow, /) -> timedelta:
-        """Return the delay from now. `job` is the claimed row, without the error of this
-        attempt."""
+        """Return the delay from now to the retry. `job` is the claimed row, without the error of
+        this attempt."""
         ...
 
 
@@ -52,8 +52,8 @@ class DefaultRetryPolicy:
 def retry_delay(
     job: Job[Any], unit: WorkUnit | None, policy: RetryPolicy, log: LimitedLog
 ) -> timedelta:
-    """Return how long a job waits after a failed attempt: the delay of its worker or, if that
-    returns none, of the client's retry policy.
+    """Return how long a job waits after a failed attempt: the delay that its worker returns or, if
+    the worker returns None, the delay of the client's retry policy.
 
     If the worker or the policy raises or returns a negative delay, the problem is logged, and the
     delay of `DefaultRetryPolicy` is returned.

@@ -97,7 +97,7 @@ class SentryPlugin:
                     await do_inner()
                 except (
                     BaseException
-                ) as raised:  # Sentry marks a span as failed if it sees the error
+                ) as raised:  # Sentry marks a span as failed if the error leaves it
                     error = raised
                 end = ending(error)
                 trace.set_status(_STATUS_OF_ENDING[end])
@@ -126,7 +126,7 @@ class SentryPlugin:
     def _report(self, job: Job[Any], error: BaseException) -> None:
         if self._final_only and job.attempt < job.max_attempts:
             return
-        # Without the first frame, `work`: if Sentry read its variables, the error would stay alive.
+        # Omit the first frame, `work`: if Sentry read its variables, the error would stay alive.
         trace = error.__traceback__ and error.__traceback__.tb_next
         with capture_internal_exceptions():  # an error here must not change the outcome of the job
             event, hint = event_from_exception(

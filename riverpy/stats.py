@@ -40,8 +40,8 @@ class Histogram(msgspec.Struct, frozen=True):
         return Histogram(self.bounds, counts, self.sum + other.sum)
 
     def quantile(self, share: float) -> float | None:
-        """Return the lowest bound below which at least this share of the values lies; infinity: no
-        bound is high enough; None: there are no values."""
+        """Return the lowest bound below which at least this fraction of the values lies, for
+        example 0.5; infinity: no bound is high enough; None: there are no values."""
         left = share * self.count
         if left <= 0:
             return None
@@ -53,7 +53,7 @@ class Histogram(msgspec.Struct, frozen=True):
 
 
 class KindStats(msgspec.Struct, frozen=True):
-    """The ended attempts at jobs of one kind, after their results were stored."""
+    """The counts of ended attempts of one kind. An attempt is counted when its result is stored."""
 
     completed: int
     failed: int
@@ -92,7 +92,7 @@ class QueueStats(msgspec.Struct, frozen=True):
 
 
 class SingletonStats(msgspec.Struct, frozen=True):
-    """One singleton of the client since its run started."""
+    """The state of one singleton, and its counts since the run started."""
 
     held: bool
     """Whether this client holds the lease and the lease is valid."""
@@ -100,13 +100,13 @@ class SingletonStats(msgspec.Struct, frozen=True):
     """Whether the function runs in this client. The function may still run after the lease has
     ended."""
     epoch: int | None
-    """The epoch of the lease of the running function; None: the function does not run in this
-    client."""
+    """The epoch (number of the term) of the lease of the running function; None: the function does
+    not run in this client."""
     terms: int
     """How often the function has started in this client."""
     failures: int
     losses: int
-    """How often the lease was lost or requested by another client."""
+    """How often the lease was lost, or another client requested it."""
     waited: float | None
     """Seconds that the client waited before the last start of the function; None: the function has
     not started."""
@@ -118,7 +118,7 @@ class LeaseStats(msgspec.Struct, frozen=True):
     held: int = 0
     renewals: int = 0
     renewal_failures: int = 0
-    """Renewals that were refused or not answered in time."""
+    """The number of renewals that were refused, or not answered in time."""
     renewal_seconds: float = 0.0
     """Duration of the last renewal."""
 
@@ -136,8 +136,8 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     is_leader: bool = False
     """Whether the client is the leader of its domain."""
     listener: Literal["proven", "deaf", "off"] = "off"
-    """Whether notifications arrive: `proven` or `deaf`. `off`: the client only polls, or does not
-    run."""
+    """`proven`: notifications arrive. `deaf`: this is not proven. `off`: the client only polls, or
+    does not run."""
     connections: Mapping[str, bool] = {}
     """Whether each connection is up, by its purpose."""
     outages: int = 0

@@ -142,7 +142,7 @@ class Workers:
         return kind in self._units
 
     def get(self, kind: str) -> WorkUnit | None:
-        """Return the unit for this kind or alias."""
+        """Return the work unit for this kind or alias."""
         return self._units.get(kind)
 
     def units(self) -> list[WorkUnit]:
@@ -217,9 +217,9 @@ class Workers:
         Args:
             function: the function, if the decorator is used without parentheses.
             kind: needed only if the args class has no `kind`.
-            timeout: how long a job may run; None: no limit. Default: the client's.
+            timeout: how long a job may run; None: no limit. Default: the client's timeout.
             next_retry: as `Worker.next_retry`. Default: the client's retry policy.
-            middleware: is called around each attempt, outside of the client's. Default none.
+            middleware: runs around each attempt, outside of the client's middleware. Default none.
 
         Raises:
             ConfigError: the function is not a coroutine function, or has no usable annotation, more
@@ -354,7 +354,7 @@ def check_timeout(kind: str, timeout: object) -> None:
 
 def _check_decorated(function: object, decorator: str) -> None:
     """Raise ConfigError if the decorated object is not a function. It may be an option that was
-    given by position."""
+    given without its name."""
     if isinstance(function, type) or not callable(function):
         raise ConfigError(
             f"{decorator} takes a function, got {function!r}: give options by name, as in "
@@ -364,7 +364,7 @@ def _check_decorated(function: object, decorator: str) -> None:
 
 def _check_signature(function: Callable[[Job[Any]], Any], name: str) -> None:
     """Raise ConfigError if the function cannot be called with only the job, or if its annotation
-    has a return value, which would be lost."""
+    declares a return value. Such a value would be lost."""
     signature = inspect.signature(function)
     try:
         signature.bind(None)

@@ -64,7 +64,7 @@ class Attempt(Job[Any]):
         free_slot: Callable[[], None],
         claimed: float,
     ) -> None:
-        """`unit` is the work unit of the kind, and its timeout in seconds."""
+        """`unit` is a pair: the work unit of the kind, or None, and the timeout in seconds."""
         self._row = row
         self._updates = None
         self.unit, self.timeout = unit
@@ -73,9 +73,9 @@ class Attempt(Job[Any]):
         self.free_slot = free_slot
         """The callback that frees the slot of the attempt. It is called once."""
         self.deadline = math.inf
-        """The time of the timeout in monotonic seconds; infinity: there is no timeout, or the
-        attempt has not started. After a cancellation, this is the time from which the attempt
-        counts as stuck."""
+        """The time at which the attempt times out, in monotonic seconds; infinity: there is no
+        timeout, or the attempt has not started. After a cancellation, this is the time from which
+        the attempt counts as stuck."""
         self.cause: StopCause | None = None
         self.task: asyncio.Task[None] | None = None
         self.outcome: Outcome | None = None
@@ -83,7 +83,7 @@ class Attempt(Job[Any]):
         self.claimed = claimed
         """The time at which this client received the row, in monotonic seconds."""
         self.started = self.ended = self.stored = 0.0
-        """The times at which the attempt started and ended and its result was stored, in monotonic
+        """The times of the start, of the end, and of the storing of the result, in monotonic
         seconds. A time is 0 before its event. `started` stays 0 if the job is released before its
         start."""
         self.state_stored: str | None = None
@@ -94,7 +94,8 @@ class Attempt(Job[Any]):
 
     @property
     def claim_key(self) -> ClaimKey:
-        """The claim key. The result is stored only if the row still has this claim key."""
+        """The claim key (id, attempt, attempted_at). The result is stored only if the row still has
+        these values."""
         row = self._row
         return ClaimKey(row[JobColumn.ID], row[JobColumn.ATTEMPT], row[JobColumn.ATTEMPTED_AT])
 
@@ -137,7 +138,7 @@ class Attempt(Job[Any]):
         return size + sum(map(len, (self._updates or {}).values()))
 
     def use_stored_end(self, row: Sequence[Any]) -> None:
-        """Replace the outcome with that of the row, because another session has cancelled,
+        """Replace the outcome with the outcome in the row, because another session has cancelled,
         completed or discarded the job."""
         self.stored_row, state = row, JobState(row[JobColumn.STATE])
         self.outcome = None
@@ -184,8 +185,8 @@ class Attempt(Job[Any]):
         self._updates = None
 
     def make_error_ascii(self) -> bool:
-        """Replace each character of the error text that is not ASCII with `?`. Returns whether
-        there was such a character."""
+        """Replace each non-ASCII character of the error text with `?`. Returns whether there was
+        such a character."""
         outcome = self.outcome
         if outcome is None or outcome.error is None or outcome.error.isascii():
             return False
@@ -214,14 +215,14 @@ class Attempt(Job[Any]):
         return _encode_object(self._updates) if self._updates else None
 
     def merged_metadata(self) -> str:
-        """Return the metadata after the merge, as JSON text."""
+        """Return the row's metadata with the recorded keys, as JSON text."""
         text: str = self._row[JobColumn.METADATA]
         if not self._updates:
             return text
         if text.startswith("{"):
             try:
                 members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-            except RecursionError:  # nested too deeply for Python
+            except RecursionError:  # the JSON is nested too deeply for Python
                 members = {}
             texts = {key: bytes(raw).decode() for key, raw in members.items()}
             return _encode_object(texts | self._updates)

@@ -31,8 +31,8 @@ class BlockingRunner:
     only the slots limit the number of jobs."""
 
     def __init__(self, children: ChildProcesses, cancel_grace: float) -> None:
-        """`cancel_grace` is the number of seconds from the cancellation of a job in a process to
-        the kill of the process, if the job uses `job.cancelled`."""
+        """`cancel_grace`: a cancelled job that runs in a process and uses `job.cancelled` gets this
+        number of seconds to end. Then its process is killed."""
         self._children = children
         self._cancel_grace = cancel_grace
         self._threads: ThreadPoolExecutor | None = None
@@ -40,10 +40,10 @@ class BlockingRunner:
     async def in_thread(
         self, function: Callable[[Job[Any]], object], attempt: Attempt
     ) -> str | None:
-        """Run a function in a thread, and return the type name of its value.
+        """Run a function in a thread, and return the type name of its return value.
 
         A thread cannot be stopped, so after a cancellation this method still waits until the
-        function ends. Then it returns or raises as the function did.
+        function ends. Then this method returns or raises as the function did.
         """
         context = contextvars.copy_context()
         future = self._run_in_thread(lambda: context.run(_call_function, function, attempt))
@@ -56,7 +56,7 @@ class BlockingRunner:
     async def in_process(
         self, function: Callable[[Job[Any]], object], attempt: Attempt
     ) -> str | None:
-        """Run a function in a process of its own, and return the type name of its value.
+        """Run a function in a process of its own, and return the type name of its return value.
 
         A cancellation kills the process: at once, or after `cancel_grace` if the code uses
         `job.cancelled`. If the function ends before that, its result is used.
@@ -109,8 +109,8 @@ class BlockingRunner:
 
 
 def _call_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:
-    """Run the function, and return the type name of its value. A StopIteration becomes a
-    RuntimeError, as in a coroutine, because a future cannot hold it."""
+    """Run the function, and return the type name of its return value. A StopIteration becomes a
+    RuntimeError, as in a coroutine, because a future cannot store a StopIteration."""
     try:
         return returned_type(function(job))
     except StopIteration as error:
@@ -119,7 +119,7 @@ def _call_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> str
 
 async def _wait_done(future: asyncio.Future[Any], cancelled: Callable[[], None]) -> None:
     """Wait until the future is done. Call `cancelled` at each cancellation of this task."""
-    # Without the shield, a cancelled scope of a middleware would cancel this wait again and again.
+    # Without the shield, a cancelled anyio scope in a middleware would cancel this wait repeatedly.
     with anyio.CancelScope(shield=True):
         while not future.done():
             try:

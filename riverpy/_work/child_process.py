@@ -40,7 +40,7 @@ END_POLL_INTERVAL = 0.005
 """Seconds between two checks whether a killed child has ended."""
 _PR_SET_PDEATHSIG = 1
 _LENGTH = struct.Struct("!Q")
-"""The format of the length before each message."""
+"""The format of the length field that precedes each message."""
 _CANCEL = b""
 """The message that cancels the child's job. Every other message is a job."""
 _STARTED = b""
@@ -48,7 +48,7 @@ _STARTED = b""
 
 
 class ChildProcess:
-    """One child process, as an object of the worker.
+    """The worker's object for one child process.
 
     Create this object in the thread of the event loop, because the kernel kills the child when the
     thread that created it ends.
@@ -86,7 +86,7 @@ class ChildProcess:
         """
         try:
             _send(self._to_child, job)
-            _receive(self._from_child)  # _STARTED: the child now reads _CANCEL
+            _receive(self._from_child)  # _STARTED: the child can now receive _CANCEL
             self._is_working = True
             return _receive(self._from_child)
         except (EOFError, OSError, ValueError):
@@ -123,7 +123,7 @@ class ChildProcess:
         """Kill an idle process, and wait at most `timeout` seconds for its end."""
         self.kill()
         for pipe in (self._to_child, self._from_child):
-            with suppress(OSError):  # closing flushes data into a broken pipe
+            with suppress(OSError):  # close() flushes data, but the pipe may be broken
                 pipe.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
@@ -153,7 +153,8 @@ class ChildProcesses:
         return child
 
     def release(self, claim_key: ClaimKey) -> None:
-        """Keep the child of an ended attempt for the next job. A child that was cancelled ends."""
+        """Keep the child of an ended attempt for the next job. A child whose job was cancelled is
+        ended."""
         child = self._working.pop(claim_key)
         if child.is_cancelled or child.has_ended:
             child.end(END_TIMEOUT)
@@ -171,8 +172,9 @@ class ChildProcesses:
             child.end(max(give_up_at - time.monotonic(), 0.0))
 
     async def end(self, claim_keys: Iterable[ClaimKey]) -> set[ClaimKey]:
-        """Kill the children of these attempts. Returns the attempts whose child is still running
-        after `END_TIMEOUT`. This method may be called in another thread and event loop."""
+        """Kill the children of these attempts. Returns the claim keys of the attempts whose child
+        still runs after `END_TIMEOUT`. This method may be called in another thread and event
+        loop."""
         left = {
             claim_key: child for claim_key in claim_keys if (child := self._working.get(claim_key))
         }
@@ -301,7 +303,7 @@ class _Inbox:
                     _exit_with_children()
                 job.set_cancelled()
             else:
-                _send(self._to_worker, _STARTED)  # the main thread sends only results of jobs
+                _send(self._to_worker, _STARTED)  # the main thread sends nothing now
                 self.jobs.put(message)
 
 
@@ -318,8 +320,8 @@ def serve(worker_pid: int, main: dict[str, str]) -> None:
 
 
 def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """Return the pipes from and to the worker, moved from stdin and stdout to other file
-    descriptors. Then the output of the job goes to the worker's stderr."""
+    """Move the pipes from and to the worker to file descriptors other than stdin and stdout, and
+    return them. The output of the job then goes to the worker's stderr."""
     pipes = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -367,7 +369,8 @@ def _run_job(packed: bytes, inbox: _Inbox) -> bytes:
 
 
 def _make_picklable(error: BaseException) -> BaseException:
-    """Return the error, or a RuntimeError with its text if it cannot be pickled and unpickled."""
+    """Return the error. If the error cannot be pickled and unpickled, return a RuntimeError with
+    its text."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
     except Exception:

@@ -1,11 +1,12 @@
 """ClaimCursor: the position in a queue from which a client claims jobs.
 
 A claim reads an index in the order of priority, time and id. A claim is slow if it has to read many
-index entries before the first available job. These entries are of jobs that were claimed before, or
-of kinds that this client does not work. When claims are slow, the next claim starts at the position
-of the last claim. There is one position per priority, because new jobs of a higher priority come
-before older jobs. At intervals a claim starts at the beginning of the index. It finds jobs that
-were skipped because their transaction was committed late, or because their row was locked.
+index entries before the first available job. These entries belong to jobs that were already
+claimed, or whose kind this client does not work. When claims are slow, the next claim starts at the
+position of the last claim. There is one position per priority, because new jobs of a higher
+priority come before older jobs of a lower priority. At intervals a claim starts at the beginning of
+the index. Such a claim finds jobs that were skipped because their transaction was committed late,
+or because their row was locked.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SLOW = 0.01
-"""Seconds. A claim is slow if it takes this much longer than the fastest claim of the client."""
+"""Seconds. A claim is slow if it takes longer than the fastest claim of this cursor plus this
+time."""
 SLOW_PER_ROW = 0.00004
 """Seconds that are added to `SLOW` for each claimed row."""
 FULL_SHARE = 0.02
-"""The share of the time, from 0 to 1, that claims from the beginning of the index may take."""
+"""The maximum fraction of the time for claims from the beginning of the index."""
 FULL_INTERVAL_MIN = 0.2
 """The shortest time between two claims from the beginning of the index, in seconds."""
 FULL_INTERVAL_MAX = 2.0
@@ -90,7 +92,7 @@ class ClaimCursor:
 
     def is_slow(self, part: QueueRange, rows: int, took: float) -> bool:
         """Record the duration of a claim in seconds. Return whether the last two claims of the
-        whole queue were slow. Then the caller calls `start_skipping`."""
+        whole queue were slow. If they were, the caller must call `start_skipping`."""
         self._fastest_claim = min(self._fastest_claim, took)
         if part != WHOLE_QUEUE:
             return False
@@ -106,7 +108,7 @@ class ClaimCursor:
 
         Args:
             rows: the claimed rows, in any order.
-            is_full: whether the claim returned as many rows as requested. Then the queue may hold
+            is_full: whether the claim returned as many rows as requested. If so, the queue may hold
                 more jobs.
             seen_at: the server's time before the claim, in microseconds since 2000. The claim saw
                 the jobs up to this time.

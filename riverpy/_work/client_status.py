@@ -31,11 +31,12 @@ RETRY_DELAY = 30.0
 WRITE_TIMEOUT = 2.0
 """Seconds for writing the status."""
 STUCK_MAX = 1_000
-"""The maximum number of stuck jobs in the row."""
+"""The maximum number of stuck jobs in the client's row."""
 ASIDE_MAX = 20
-"""The maximum number of skipped rows that the client's row names. The oldest are named."""
+"""The maximum number of skipped rows in the client's row. The rows that were skipped first are
+listed."""
 ERROR_LENGTH = 200
-"""The maximum number of characters of the error of each skipped row."""
+"""The maximum number of characters of the error text of a skipped row."""
 
 
 class _Status(NamedTuple):
@@ -54,7 +55,8 @@ class _Status(NamedTuple):
 
 class ClientStatusReporter:
     """Writes the client's state at the start of a run, after each change, and after each reconnect.
-    After a reconnect the row may be new, because the leader deletes a row without a heartbeat."""
+    After a reconnect the row may be new, because the leader deletes the row of a client without
+    heartbeats."""
 
     name = "client status reporter"
 

@@ -5,8 +5,8 @@ The completer keeps a result until the database has stored it, or until the atte
 belongs to this client. A lost connection only delays results. A row that is locked, refused or slow
 delays other results by at most one statement.
 
-Results of completed jobs without recorded metadata (`Attempt.is_plain`) are sent with a faster
-statement than all other results.
+A plain completion is the result of a completed job that recorded no metadata (`Attempt.is_plain`).
+Plain completions are sent with a faster statement than other results.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 BATCH_MAX = 5_000
 """The maximum number of results in one statement."""
 BACKLOG_MAX = 10_000
-"""The number of waiting results above which the client claims no jobs, or twice the number of slots
-if that is more."""
+"""The client claims no jobs while more results than this wait. The limit is twice the number of
+slots if that is more."""
 STATEMENT_SIZE_MAX = 8 * 1024 * 1024
 """The maximum number of characters of outputs and errors in one statement. A single result that is
 larger is still sent."""
@@ -103,7 +103,7 @@ class Completer:
         self._delayed: set[Attempt] = set()
         """The attempts whose results were logged as delayed."""
         self._queues_to_notify: set[str] = set()
-        """The queues with jobs that are available again, whose clients were not notified yet."""
+        """The queues that have jobs available again, and whose clients were not notified yet."""
         self._backoff = Backoff(RETRY_MIN, RETRY_MAX)
         self._has_results, self._has_room, self._has_ended = (
             asyncio.Event(),
@@ -266,8 +266,8 @@ class Completer:
             self._queues_to_notify.clear()
 
     async def _store_batch(self, attempts: list[Attempt]) -> None:
-        """Store a batch of results. The batch holds either only plain completions, or none. Results
-        of locked rows are kept for a later statement.
+        """Store a batch of results. The batch holds only plain completions, or no plain completion.
+        Results of locked rows are kept for a later statement.
 
         Raises:
             Exception: one of DATABASE_ERRORS; nothing was stored.
@@ -292,7 +292,7 @@ class Completer:
         self._report(stored)
 
     def _log_failed_result(self, attempt: Attempt, error: Exception) -> None:
-        """Log a result whose statement fails although it holds no other result."""
+        """Log a result whose statement fails although the statement holds no other result."""
         self._log_delayed([attempt], describe(error), is_slow=cause_of(error) is Cause.TIME)
 
     def _log_delayed(self, attempts: list[Attempt], error: str, *, is_slow: bool = False) -> None:
@@ -333,8 +333,8 @@ class Completer:
     def _replace_result(self, attempt: Attempt, error: Exception) -> None:
         """Replace a result that the database refuses with a failure.
 
-        If only a character of the error text cannot be encoded in the database, the result is kept,
-        and its error text becomes ASCII.
+        If the database refuses only a character of the error text, the result is kept, and its
+        error text becomes ASCII.
         """
         if is_untranslatable(error) and attempt.make_error_ascii():
             self._other.add(attempt)
@@ -353,8 +353,8 @@ class Completer:
         self._other.add(attempt)
 
     def _report(self, attempts: list[Attempt]) -> None:
-        """Count, log and publish a batch of stored results. The batch holds either only plain
-        completions, or none."""
+        """Count, log and publish a batch of stored results. The batch holds only plain completions,
+        or no plain completion."""
         self._counters.count_ends(attempts)
         if self._logs_jobs:
             self._log_ends(attempts)

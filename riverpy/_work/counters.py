@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
     from riverpy.hooks import HookMetricEmit, Metric
 
-# Each kind has at most 20 series in a metrics store: 6 outcomes, these buckets and 3 more.
+# Each kind has at most 20 time series in a metrics store: 6 outcomes, these buckets and 3 more.
 RUN_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0, 3600.0)
 WAIT_BOUNDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
 CLAIM_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)

@@ -48,15 +48,15 @@ if TYPE_CHECKING:
     from riverpy.worker import Workers, WorkUnit
 
 FIRST_STEP_MAX = 0.1
-"""Seconds. If the first step of a job's task is later than this after the creation of the task, the
-task checks whether the client may still work the job."""
+"""Seconds. If a job's task starts to run later than this after its creation, it first checks
+whether the client may still work the job."""
 ERROR_HANDLER_TIMEOUT = 10.0
 """Seconds that the user's error handler may take."""
 CANCEL_GRACE_MAX = 2.0
-"""The longest time, in seconds, from the cancellation of a job in a process to the kill of the
-process, if the job uses `job.cancelled`."""
+"""Seconds. A cancelled job that runs in a process and uses `job.cancelled` has at most this time to
+end. Then the process is killed."""
 CANCEL_GRACE_SHARE = 0.3
-"""The same time as a share of the hard stop timeout. The shorter time counts."""
+"""The same limit as a fraction of the hard stop timeout. The shorter time is used."""
 UNCLASSIFIED_RETRY_DELAY = 60.0
 """Seconds until the retry of a job, if a fault prevents riverpy from choosing its outcome."""
 UNKNOWN_KIND = None, math.inf
@@ -88,7 +88,7 @@ class Executor:
         self._logs_jobs = self._log.is_debug_enabled
         self._limited_log = self._log.limited()
         self._kinds_with_value: set[str] = set()
-        """The kinds whose returned values were logged as ignored."""
+        """The kinds for which a log event said that returned values are ignored."""
         self._units = {
             kind: (unit, _seconds(unit.resolve_timeout(config.job_timeout)))
             for kind in workers
@@ -100,8 +100,9 @@ class Executor:
     def _make_stacks(
         self, plugins: Plugins
     ) -> tuple[dict[str, WorkStack | None], WorkStack | None]:
-        """Return the work stack of each kind, and that of unknown kinds. None: there are no hooks
-        and no middleware. The dict is empty if all its work stacks would be None."""
+        """Return the work stack (hooks and middleware) of each kind, and the work stack of unknown
+        kinds. A work stack without hooks and middleware is None. The dict is empty if all its work
+        stacks would be None."""
         stacks = {
             kind: self._make_stack(plugins, plugins_of(unit.args_type), unit)
             for kind, (unit, _) in self._units.items()
@@ -163,7 +164,7 @@ class Executor:
             )
 
     async def _run_attempt(self, attempt: Attempt) -> None:
-        """Run the attempt, set its outcome, and finish the attempt, also after an error.
+        """Run the attempt, set its outcome, and finish the attempt, even after an error.
 
         After the user's code has ended, only the error handler is awaited. So a cancellation does
         not change the outcome.
@@ -171,7 +172,7 @@ class Executor:
         running_job.set(attempt)
         attempt.started = time.monotonic()
         try:
-            if attempt.cause is not None:  # stopped before the first step
+            if attempt.cause is not None:  # cancelled before this task ran
                 raise asyncio.CancelledError  # noqa: TRY301
             if attempt.started > self._first_step_deadline and not self._may_start():
                 outcomes.set_released(attempt)
@@ -212,8 +213,8 @@ class Executor:
             self._log_return(attempt, returned)
 
     def _log_return(self, attempt: Attempt, returned: str | None) -> None:
-        """Log that the worker's code returned a value, once for each kind, or that it returned
-        after a cancellation. `returned` is the name of the type of the value."""
+        """Log, once for each kind, that the worker's code returned a value. Also log that the code
+        returned after a cancellation. `returned` is the name of the type of the value."""
         if returned is not None and attempt.kind not in self._kinds_with_value:
             self._kinds_with_value.add(attempt.kind)
             self._log.warning(
@@ -278,7 +279,7 @@ class Executor:
         return self._make_failure(attempt, error)
 
     def _make_failure(self, attempt: Attempt, error: BaseException) -> Outcome:
-        if attempt.unit is None:  # the same text as River's
+        if attempt.unit is None:  # unknown kind: the same text as River's
             text, trace = message_text(error), ""
         else:
             text, trace = error_text(error), trace_text(error)

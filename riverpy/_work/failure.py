@@ -1,4 +1,4 @@
-"""Failures: classify an exception of a job, and make the texts that are stored."""
+"""Failures: functions that classify an exception of a job, and make the texts to store."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ OWN_FILES = {
     ),
     str(Path(__file__).parent.with_name("_middleware_chain.py")),
 }
-"""The files of riverpy and Python that call the code of a job. Tracebacks leave out their
-frames."""
+"""The files of riverpy and Python that call the code of a job. Stored tracebacks start after the
+frames of these files."""
 _UNSTORABLE = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
-"""A translation table. It replaces the characters that PostgreSQL refuses, NUL and lone surrogates,
-with the replacement character."""
+"""A translation table. It replaces the characters that PostgreSQL refuses (NUL and lone surrogates)
+with U+FFFD."""
 
 Ending: TypeAlias = Literal["completed", "snoozed", "cancelled", "stopped", "failed"]
 """How an attempt ends. `stopped`: `job_cancel`, or a stop of the client, cancelled the attempt."""
@@ -43,8 +43,7 @@ ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
 def storable(text: str) -> str:
-    """Return the text. The replacement character replaces characters that PostgreSQL cannot
-    store."""
+    """Return the text, with U+FFFD in place of each character that PostgreSQL cannot store."""
     return text.translate(_UNSTORABLE)
 
 

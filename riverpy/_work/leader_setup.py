@@ -1,9 +1,10 @@
-"""LeaderSetup: the leader elections of one run, and the maintenance of the terms that it wins.
+"""LeaderSetup: the leader elections of one run, and the maintenance while this client is leader (a
+term).
 
-A client takes part in the election of its domain's leader. Some maintenance is done once for the
-whole schema, by the leader of the domain `default`. If this domain has no leader, the holder of the
-lease `@schema` does this maintenance. So each client of another domain also tries to acquire this
-lease.
+A client takes part in the leader election of its domain, a group of queues. Some maintenance is
+done once for the whole schema, by the leader of the domain `default`. If this domain has no leader,
+the holder of the lease `@schema` does this maintenance. So each client of another domain also tries
+to acquire this lease.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 CONNECTION_WAIT_MAX = 60.0
 """Seconds for which a service waits for the connection that it shares with other services. Each of
-the other services may send a statement first, which may take 5 s."""
+the other services may first send a statement that takes up to 5 s."""
 
 
 class LeaderSetup:
@@ -53,7 +54,7 @@ class LeaderSetup:
     def __init__(self, run: RunContext, timer: Timer) -> None:
         """Create the elections. They open no connection."""
         self.slots = [LeaderSlot(run, timer, run.config.domain)]
-        """The leader leases. The lease of the client's domain is the first."""
+        """One slot for each leader lease. The slot of the client's domain is the first."""
         if run.config.domain != DEFAULT_DOMAIN:
             self.slots.append(LeaderSlot(run, timer, SCHEMA_LEASE))
         self._domain_slot = self.slots[0]
@@ -65,7 +66,7 @@ class LeaderSetup:
 
     @property
     def engine(self) -> LeaseEngine:
-        """The engine of the lease of the client's domain."""
+        """The engine that renews the lease of the client's domain."""
         return self._domain_slot.engine
 
     @property
@@ -86,8 +87,8 @@ class LeaderSetup:
 
     @property
     def set_aside(self) -> list[SetAsideRow]:
-        """The rows that the services of all current terms skip for a while, because their
-        statements fail."""
+        """The rows that the running maintenance services skip for a while, because statements for
+        these rows fail."""
         return [row for slot in self.slots for row in slot.set_aside]
 
     def resync(self) -> None:
@@ -118,7 +119,7 @@ class LeaderSetup:
 
 
 class LeaderSlot:
-    """One leader lease, its election, and the services of its terms."""
+    """One leader lease, its election, and the services that run while it is held."""
 
     def __init__(self, run: RunContext, timer: Timer, domain: str) -> None:
         """`domain` is a leader domain, or `SCHEMA_LEASE`."""
@@ -160,7 +161,7 @@ class LeaderSlot:
         ]
 
     def forget_owners(self) -> None:
-        """Read the owners of queues again at the next pass."""
+        """Read the owners of queues again when a service runs next."""
         if self._queues is not None:
             self._queues.forget()
 
@@ -173,7 +174,7 @@ class LeaderSlot:
         return [row for report in reports for row in report()]
 
     def wake(self) -> None:
-        """Begin a pass of each service now."""
+        """Wake each service, so that it runs now."""
         for service in self._services:
             service.wake()
 

@@ -48,12 +48,12 @@ class LoopWatch:
 
     def __init__(self, running: RunningAttempts, record_lag: Callable[[float], None]) -> None:
         """`running` are the jobs that may block the event loop. `record_lag` is called at each
-        timestamp with its delay in seconds."""
+        timestamp, with the delay of the timestamp in seconds."""
         self._running, self._record_lag = running, record_lag
         self._timestamp = 0.0
         """The last timestamp that the event loop recorded, in monotonic seconds."""
         self._logged_timestamp = 0.0
-        """The last timestamp before the blocked time that was logged."""
+        """The value of `_timestamp` when a blocked loop was last logged."""
         self._blocking_job: dict[str, object] = {}
         self._log = get_logger()
 
@@ -78,7 +78,7 @@ class LoopWatch:
 
     def _record_timestamp(self) -> None:
         """Record a timestamp in the event loop. If the loop was blocked, log for how long. The
-        thread cannot log this, because it may have been blocked too."""
+        thread cannot log this, because the thread may have been blocked too."""
         now = time.monotonic()
         blocked = now - self._timestamp - CHECK_INTERVAL
         self._timestamp = now
@@ -127,9 +127,9 @@ class LoopWatch:
         return found | {"at": " < ".join(positions)}
 
     def _find_job(self, task: asyncio.Task[Any] | None) -> Job[Any] | None:
-        """Return the job that a task runs, or that has started the task. The second is known from
-        Python 3.12 on."""
-        if task is None:  # the loop runs a callback
+        """Return the job that a task runs, or the job that has started the task. Before Python
+        3.12, the job that started a task is not known."""
+        if task is None:  # the loop runs a callback, not a task
             return None
         for attempt in self._running:
             if attempt.task is task:

@@ -1,4 +1,4 @@
-"""WorkStack: the hooks and middleware around the attempts at one kind of job.
+"""WorkStack: the hooks and middleware around the attempts of jobs of one kind.
 
     the worker's own middleware
       the client's middleware, then the middleware of the args class
@@ -33,7 +33,7 @@ _STOPS = {StopCause.JOB_CANCELLED, StopCause.HARD_STOP}
 
 
 class WorkStack:
-    """The hooks and middleware around the attempts at one kind of job."""
+    """The hooks and middleware around the attempts of jobs of one kind."""
 
     def __init__(
         self,
@@ -106,7 +106,8 @@ class WorkStack:
             if error is not None:
                 raise error
         finally:
-            # The deadline of a cancelled attempt is the time from which it is stuck, so keep it.
+            # After a cancellation, the deadline is the time from which the attempt is stuck, so
+            # keep it.
             if attempt.cause is None:
                 attempt.deadline = math.inf
             error = raised = None  # both errors refer to this frame: a reference cycle

@@ -1,9 +1,9 @@
 """Prefetch: claimed jobs of one queue that wait in this process for a slot.
 
 The slot of a job that ended is empty until the client receives the next claim. A job that waits in
-this process can start in this slot at once. As many jobs are kept as end within `WINDOW`, so a
-queue with slow jobs keeps none. A kept job that does not start within `WAIT_MAX` is released for
-other clients.
+this process can start in this slot at once. The number of kept jobs is the number of jobs that end
+within `WINDOW`, so a queue with slow jobs keeps none. A kept job that does not start within
+`WAIT_MAX` is released for other clients.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 WINDOW = 0.005
 """Seconds. The number of jobs to keep is the number of jobs that ended in this time."""
 SHARE_MAX = 0.25
-"""The maximum number of kept jobs, as a share of the slots."""
+"""The maximum number of kept jobs, as a fraction of the number of slots."""
 WAIT_MAX = 0.05
-"""Seconds that a claimed job is kept at most."""
+"""The maximum time that a claimed job is kept, in seconds."""
 
 
 class Prefetch:
-    """The claimed jobs of one queue that have not started. It belongs to one event loop."""
+    """The claimed jobs of one queue that have not started. Use the object in one event loop."""
 
     def __init__(self, slots: int, release: Callable[[list[Attempt]], None]) -> None:
         """`slots` is the number of slots of the queue. `release` is called with kept jobs that will
@@ -58,7 +58,7 @@ class Prefetch:
         return self._wanted_count - len(self._waiting)
 
     def keep(self, attempts: Iterable[Attempt]) -> None:
-        """Keep claimed jobs, in the order in which they start."""
+        """Keep claimed jobs, in the order in which they will start."""
         until = time.monotonic() + WAIT_MAX
         self._waiting.extend((until, attempt) for attempt in attempts)
         self._start_timer()

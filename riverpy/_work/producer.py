@@ -46,27 +46,27 @@ if TYPE_CHECKING:
 CLAIM_TIMEOUT = 10.0
 """Seconds for one claim, including a reconnect."""
 CLAIM_TIMEOUT_STOPPING = 1.0
-"""Seconds after a stop request in which a running claim must end."""
+"""Seconds that a running claim may still take after a stop request."""
 CLAIM_SIZE_MIN = 100
-"""The maximum number of jobs of a claim is half of the slots, but at least this number. With half
-of the slots, the server works on the next claim while this process runs jobs."""
+"""A claim requests at most this number of jobs, or half the number of slots if that is more. So the
+server can work on the next claim while this process runs jobs."""
 FOLLOW_UP_DELAYS = (0.005, 0.1)
-"""Seconds after a notification at which the producer claims again. One notification may announce
-several jobs, and some of them may be committed later."""
+"""The producer claims again this many seconds after a notification. One notification may announce
+several jobs, and some of them may be committed after the first claim."""
 EMPTY_CLAIMS_MAX, EMPTY_CLAIM_INTERVAL = 20, 0.02
 """After this number of empty claims in a row, the producer waits this number of seconds between two
 claims. For example, other clients may insert many jobs of kinds that this client does not work."""
 DUE_MARGIN = 0.002
-"""Seconds from the time at which a job is due to its claim, because the server's clock may be
+"""Seconds that the producer waits after the due time of a job, because the server's clock may be
 behind."""
 BACKOFF_MIN, BACKOFF_MAX = timedelta(milliseconds=50), timedelta(seconds=2)
 POLL_JITTER = 0.1
-"""The random delay of a poll, as a share of the poll interval."""
+"""The maximum random delay of a poll, as a fraction of the poll interval."""
 POLL_JITTER_MIN = 0.01
-"""The smallest range of the random delay of a poll, in seconds."""
+"""The maximum random delay of a poll is at least this number of seconds."""
 POLL_SPREAD = 0.5
-"""The first poll after a notification comes earlier by a random time, up to this share of the poll
-interval. Otherwise all clients that received the notification would poll at the same time."""
+"""The first poll after a notification comes earlier by a random time, up to this fraction of the
+poll interval. Otherwise all clients that received the notification would poll at the same time."""
 
 
 class Producer:
@@ -113,7 +113,7 @@ class Producer:
         self._notified = False
         """Whether a notification arrived since the last claim started."""
         self._is_synchronized = True
-        """Whether a notification has woken this client and other clients at the same time."""
+        """Whether this client was woken at the same time as other clients, as by a notification."""
         self._cancelled: set[int] | None = None
         """The ids of the jobs that were cancelled during the running claim; None: no claim runs."""
         self._follow_ups: list[float] = []
@@ -204,8 +204,8 @@ class Producer:
         self._subscriptions.publish_queue(kind, self.queue)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Claim until stopped. A stop waits for a running claim, so that its jobs do not stay
-        claimed."""
+        """Claim until stopped. A stop waits for a running claim, so that the jobs of this claim do
+        not stay claimed."""
         task_status.started()
         self._claimed_at = time.monotonic()
         try:
@@ -222,12 +222,10 @@ class Producer:
             await self._completer.wait_for_room()
             if not self._heartbeat.may_claim:
                 await self._heartbeat.until_may_claim()
-            # A stop cannot cancel the claim, so check for a stop before it.
+            # A stop cannot cancel the claim, so check for a stop before the claim.
             await anyio.lowlevel.checkpoint_if_cancelled()
             scope.expect_progress(within=turn_max + self._cooldown)
-            self._notified = (
-                False  # set before the claim, which may miss the jobs of a notification
-            )
+            self._notified = False  # set before the claim, so that a notification during it counts
             started = time.monotonic()
             self._forget_due(started)
             try:
@@ -273,10 +271,11 @@ class Producer:
     async def _claim(self, scope: StopScope) -> bool:
         """Claim and start jobs. Returns whether the queue had fewer jobs than requested."""
         retry, began = self.unclaimable.retry(), time.monotonic()
-        # If too few slots are free after the claim, the other jobs are prefetched or released.
+        # If too few slots are free after the claim, the remaining jobs are prefetched or released.
         wanted = 1 if retry is not None else min(max(self._room(), 1), self._claim_max)
         limit, self._claiming = self.unclaimable.limit(wanted), None
-        # `acquire` limits the claim. The scope limits a claim that runs when a stop is requested.
+        # `acquire` limits the time of the claim. After a stop request, the scope shortens this
+        # time.
         longest = CLAIM_TIMEOUT + CLAIM_TIMEOUT_STOPPING
         try:
             with scope.shielded(longest, after_stop=CLAIM_TIMEOUT_STOPPING):
@@ -305,8 +304,8 @@ class Producer:
         self._counters.claim_failures += 1
 
     async def _claim_one(self, connection: Connection, retry: int | None) -> bool:
-        """Claim one job: the job with the id `retry`, whose claim failed before, or for None the
-        next job. Returns whether the queue has no next job."""
+        """Claim one job. `retry` is the id of a job whose claim failed before; None: claim the next
+        job. Returns whether the queue has no next job."""
         rows, took = await self._claim_and_launch(self._claim_row(connection, retry))
         if retry is not None:
             self.unclaimable.record_retry(retry)
@@ -317,7 +316,7 @@ class Producer:
         return not rows
 
     async def _claim_many(self, connection: Connection, limit: int, scope: StopScope) -> bool:
-        """Claim up to `limit` jobs. Returns whether the queue had fewer jobs."""
+        """Claim up to `limit` jobs. Returns whether the queue had fewer jobs than `limit`."""
         sent, found = time.monotonic(), 0
         for part in self._cursor.ranges(sent):
             found += await self._claim_range(connection, limit - found, part)
@@ -375,7 +374,7 @@ class Producer:
             self._running.release(waiting)
 
     async def _claim_row(self, connection: Connection, job_id: int | None) -> list[Record]:
-        """Claim the job with this id or, for None, the next job.
+        """Claim the job with the id `job_id`; None: claim the next job.
 
         The id of the next job is read first, so that the id is known if the claim fails.
         """
@@ -394,7 +393,7 @@ class Producer:
             if place is None:
                 return []
             priority, scheduled_at, self._claiming = place
-            # Claim from the position of the job on, so that the claim does not return another job.
+            # Start the claim at the job's position, so that it does not return an earlier job.
             after = Position(priority, scheduled_at, self._claiming - 1)
             skipped = [one for one in self.unclaimable.skipped if one != job_id]
             return await self._claim_rows(connection, 1, WHOLE_QUEUE._replace(after=after), skipped)
@@ -415,7 +414,7 @@ class Producer:
         )
 
     def _forget_due(self, now: float) -> None:
-        """Remove the planned times of claims that are before `now`, because a claim starts now."""
+        """Remove the planned claim times that are before `now`, because a claim starts now."""
         self._follow_ups = [at for at in self._follow_ups if at > now]
         while self._due_times and self._due_times[0] <= now:
             heapq.heappop(self._due_times)

@@ -71,7 +71,7 @@ wait for the next check."""
 CHECK_TIMEOUT = 90.0
 """Seconds that all statements of one check may take."""
 SWEEP_MARGIN = 0.5
-"""Seconds. A claim without an answer counts as lost this time after its timeout."""
+"""Seconds. A claim without an answer counts as lost when this time has passed after its timeout."""
 RUNNING_STATES = ("running",)
 PAGE_SIZE = 1_000
 """The number of jobs of an earlier run in one read."""
@@ -111,7 +111,7 @@ class Reconciler:
         """Whether a claim without an answer may have claimed jobs that do not run."""
         self._touch_at = 0.0
         self._rescue_after_id: int | None = 0
-        """The id of the last job of an earlier run that was read; None: all jobs were read."""
+        """The jobs of an earlier run were read up to this id; None: all jobs were read."""
         self._reports: list[Callable[[], list[SetAsideRow]]] = []
         self._releases = self._make_sender(
             "release", self._release_rows, lambda claim_key: claim_key.id
@@ -145,7 +145,7 @@ class Reconciler:
         sender = BatchSender[Row](
             BatchStatement(send, row_id=lambda row: row),
             size=BatchSize(ROWS_MAX, STATEMENT_TIMEOUT),
-            aside=SetAside(),  # limited by the jobs and queues of this client
+            aside=SetAside(),  # the client's jobs and queues limit its size
             set_aside=lambda row, error: self._log_failed_row(what, name(row), error),
         )
         self._reports.append(lambda: report_rows(what, sender.aside.entries, name))
@@ -182,7 +182,7 @@ class Reconciler:
         self._expect_lost_claims()
 
     def _expect_lost_claims(self) -> None:
-        """Check as soon as the claim that failed now counts as lost."""
+        """Plan a check for the time at which a claim that has just failed counts as lost."""
         self._claim_lost_at = time.monotonic() + CLAIM_TIMEOUT + SWEEP_MARGIN
         self._next_claim_check = min(self._next_claim_check, self._claim_lost_at)
         self._wakeup.set()
@@ -202,7 +202,7 @@ class Reconciler:
             scope.expect_progress(within=wait + CHECK_TIMEOUT)
             with anyio.move_on_after(wait):
                 await self._wakeup.wait()
-            if self._wakeup.is_set():  # wait, so that one check follows several reconnects
+            if self._wakeup.is_set():  # wait, so that several reconnects cause one check
                 self._wakeup.clear()
                 await anyio.sleep(SWEEP_MARGIN)
             is_done = await self._try_step("pauses", self._read_pauses)
@@ -245,7 +245,7 @@ class Reconciler:
 
     async def _touch_queues(self) -> None:
         """Update the client's rows in `river_queue`, and read which queues are paused. If the time
-        is not enough, the next check starts with the remaining queues.
+        is too short, the next check starts with the remaining queues.
 
         Raises:
             Exception: one of DATABASE_ERRORS: the database failed, or no row can be updated.
@@ -297,7 +297,7 @@ class Reconciler:
         ids = [attempt.id for attempt in asked]
         async with self._reserved.acquire("reading cancels", RESERVED_TIMEOUT) as connection:
             marked = set(await jobs.job_cancel_marks(connection, self._schema, ids))
-        # Cancel the attempts that were read: a later attempt of the same job is not cancelled.
+        # Cancel only the attempts that were checked, not a new attempt of the same job.
         self._running.cancel_attempts(attempt for attempt in asked if attempt.id in marked)
 
     async def release_last_claims(self, timeout: float) -> None:

@@ -100,8 +100,8 @@ class Run:
         self._stop_requested = asyncio.Event()
         self._stop_timeouts = StopTimeouts(config.soft_stop_timeout, config.hard_stop_timeout)
         self._scope_until_stop: anyio.CancelScope | None = None
-        """The scope of the current step, which a stop request cancels; None: the current step is
-        not cancelled."""
+        """The cancel scope of the current step. A stop request cancels this scope; None: the
+        current step is not cancelled."""
         self._is_maintenance_abandoned = False
         self._abandoned_singletons: tuple[str, ...] = ()
         self._status_reporter: ClientStatusReporter | None = None
@@ -243,7 +243,7 @@ class Run:
                     self.producers[message.queue].cancel(message.job_id)
             case "pause" | "resume":
                 self._reconciler.set_paused(message.queue, paused=message.action == "pause")
-            case _:  # metadata_changed and actions of later versions
+            case _:  # ignore metadata_changed and actions of newer versions
                 pass
 
     def _receive_event(self, payload: str) -> None:
@@ -292,8 +292,8 @@ class Run:
         ]
 
     def _warn_of_periodic_jobs(self) -> None:
-        """Log once each periodic job that this client will not insert, because only a leader
-        inserts periodic jobs.
+        """Log each periodic job once. This client never becomes leader, and only a leader inserts
+        periodic jobs.
 
         River refuses such a configuration. riverpy accepts it, because another client may insert
         the same jobs.
@@ -512,7 +512,7 @@ class Run:
                     kinds=self._context.kinds,
                     skipped=skipped,
                 )
-        except DATABASE_ERRORS:  # unknown, so jobs may be available
+        except DATABASE_ERRORS:  # the state is unknown, so jobs may be available
             return False
 
     @property
@@ -534,7 +534,7 @@ class Run:
         try:
             with anyio.CancelScope(shield=soft == 0.0):
                 await self.running.drain(soft, self._stop_timeouts.left_for_jobs)
-        finally:  # also if this task is cancelled
+        finally:  # do this even if this task is cancelled
             await self._reconciler.release_last_claims(self._stop_timeouts.left_for_jobs())
 
     @asynccontextmanager

@@ -1,9 +1,9 @@
 """RunningAttempts: holds the claimed attempts of a client until they end, and enforces deadlines.
 
 Each job runs in one task without a cancel scope, because a cancel scope for each job would halve
-the rate. Instead the attempt stores its deadline and the cause of its cancellation, and one timer
-checks the deadlines of all attempts. An attempt is stuck if it still runs at the deadline that its
-cancellation has set.
+the number of jobs per second. Instead the attempt stores its deadline and the cause of its
+cancellation, and one timer checks the deadlines of all attempts. An attempt is stuck if it still
+runs at the deadline that its cancellation has set.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RunningAttempts:
         self._finished = finished
         self._context = contextvars.copy_context()
         self._run_task = asyncio.current_task()
-        self._attempts: set[Attempt] = set()  # the event loop holds tasks weakly
+        self._attempts: set[Attempt] = set()  # the event loop holds only weak references to tasks
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._timer: asyncio.TimerHandle | None = None
@@ -125,7 +125,7 @@ class RunningAttempts:
 
     async def drain(self, soft: float | None, hard: Callable[[], float]) -> None:
         """Wait at most `soft` seconds for the attempts to end; None: no limit. Then cancel the
-        remaining attempts, and wait as many seconds for their end as `hard` returns."""
+        remaining attempts, and wait for their end for the seconds that `hard` returns."""
         if soft is not None:
             self._drain_scope.deadline = anyio.current_time() + soft
         try:
@@ -245,7 +245,7 @@ class RunningAttempts:
     def _remove_stuck(self, attempt: Attempt) -> bool:
         """Remove an attempt that ended. Returns whether the attempt still has its slot."""
         keeps_slot = self.stuck.pop(attempt, None)
-        if keeps_slot is None:  # it was not stuck
+        if keeps_slot is None:  # the attempt was not stuck
             return True
         self._limited_log.info(
             STUCK_JOB_ENDED,

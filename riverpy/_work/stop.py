@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from riverpy._postgres.jobs import ClaimKey
 
 STORING_SHARE = 0.4
-"""The share of the hard stop timeout that is reserved for storing the last results."""
+"""The fraction of the hard stop timeout that is reserved for storing the last results."""
 STORING_MIN = 1.0
-"""Seconds that storing the last results may take at least. If `STORING_SHARE` of the hard stop
-timeout is less, that time counts."""
+"""Storing the last results may always take this number of seconds, or `STORING_SHARE` of the hard
+stop timeout if that is less."""
 
 
 class StopTimeouts:
@@ -107,11 +107,12 @@ class StopReport(msgspec.Struct, frozen=True):
     """Whether the answer to a claim was lost and the claim could not be checked. Jobs that this
     client claimed but did not run may stay `running`."""
     maintenance_left: bool = False
-    """Whether maintenance still runs, because a hook does not end. The database refuses writes
-    through riverpy after the end of the term, but not writes over the user's own connection."""
+    """Whether maintenance still runs, because a hook does not end. When the client is no longer
+    leader, the database refuses writes through riverpy, but not writes over the user's own
+    connection."""
     singletons_left: tuple[str, ...] = ()
     """The names of the singletons whose function still runs, because it ignores the cancellation or
-    runs in a thread. The database refuses its writes through `Lease.fence`."""
+    runs in a thread. The database refuses the function's writes after `Lease.fence`."""
 
     @property
     def is_clean(self) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SUBSCRIPTION_SIZE_DEFAULT = 10_000
 """The default number of events that may wait for a subscriber. The completer publishes fewer events
-at once, so a subscriber that always reads loses no events."""
+than this at a time, so a subscriber that reads all the time loses no events."""
 
 
 class Subscription(Stream[Event]):
@@ -101,7 +101,7 @@ def _make_job_event(attempt: Attempt, kind: EventKind) -> Event:
         _apply_outcome(row, attempt)
     attempted_at = timestamp(row[JobColumn.ATTEMPTED_AT])
     due = max(attempt.scheduled_at, attempt.created_at)
-    started = attempt.started or attempt.ended  # a released job has no start
+    started = attempt.started or attempt.ended  # a released job was never started
     wait = timedelta(0)
     if attempted_at is not None:
         wait = attempted_at - due + timedelta(seconds=started - attempt.claimed)
@@ -114,8 +114,8 @@ def _make_job_event(attempt: Attempt, kind: EventKind) -> Event:
 
 
 def _apply_outcome(row: list[Any], attempt: Attempt) -> None:
-    """Change a claimed row as the database has changed it when it stored the outcome. The times are
-    estimates."""
+    """Change a claimed row in the same way as the database changed it to store the outcome. The
+    times are estimates."""
     outcome = attempt.outcome
     state = attempt.state_stored or attempt.target_state
     row[JobColumn.STATE] = state

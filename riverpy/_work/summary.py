@@ -1,8 +1,8 @@
 """Summary: logs a summary of the jobs of a run.
 
-Each minute one event has the counts of the ended jobs, if jobs ended or are stuck. Another event
-has the failures: for each of the first ten kinds, the number of failures and one error. This event
-is logged one second after the first failure, and then at most once a minute.
+Each minute it logs an event with the counts of the ended jobs, if jobs ended or are stuck. It logs
+another event for failures: for each of the first ten kinds, the number of failures and one error.
+The failures are logged one second after the first failure, and then at most once a minute.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 INTERVAL = 60.0
 """Seconds between two events of the same kind."""
 GATHER_TIME = 1.0
-"""Seconds. After the first failure, further failures are collected in this time, for one event."""
+"""Seconds. Failures in this time after the first failure are logged in one event."""
 ERROR_LENGTH_MAX = 200
 """The maximum number of characters of an error in an event."""
 OUTCOMES = ("completed", "failed", "discarded", "snoozed", "cancelled", "interrupted")
@@ -48,7 +48,7 @@ class Summary:
         """`stats` returns the current state of the run."""
         self._counters, self._stats = counters, stats
         self._last_stats = stats()
-        """The state of the run when its ended jobs were counted last."""
+        """The state of the run when the ended jobs were last logged."""
         self._log = get_logger(client_id=client_id)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:

@@ -2,7 +2,7 @@
 
 One job can make the whole claim fail, for example if its row has a damaged value, or if a trigger
 raises. Then claims request fewer and fewer jobs, down to one job, until the failing job is found.
-Later claims skip this job. At intervals a claim of this job alone is tried.
+Later claims skip this job. At intervals the client tries to claim this job alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SKIPPED_MAX = 1000
 """The maximum number of skipped jobs. If more jobs fail, the jobs are probably not the cause. Then
-no more jobs are skipped, and claims are tried again with a delay."""
+no more jobs are skipped, and failed claims are tried again with a delay."""
 
 
 class UnclaimableJobs:
@@ -48,7 +48,7 @@ class UnclaimableJobs:
 
     @property
     def is_stepping(self) -> bool:
-        """Whether claims claim one job each. The id of the job is read before the claim."""
+        """Whether each claim is for a single job, whose id is read before the claim."""
         return self._size.rows == 1
 
     @property
@@ -79,7 +79,7 @@ class UnclaimableJobs:
         return None if due is None else due.row
 
     def record_claim(self, count: int, limit: int, seconds: float) -> None:
-        """Record a claim that has claimed `count` of `limit` requested jobs in `seconds`."""
+        """Record a claim that returned `count` of `limit` requested jobs in `seconds` seconds."""
         self._size.grow(count, seconds)
         if count < limit:
             self._size.allow_growth()
@@ -97,8 +97,8 @@ class UnclaimableJobs:
     def record_failure(
         self, limit: int, job_id: int | None, error: Exception, seconds: float
     ) -> bool:
-        """Record a failed claim that has requested `limit` jobs and has taken `seconds`. `job_id`
-        is the only job of the claim; None: there were several jobs, or the id was not read.
+        """Record a failed claim that requested `limit` jobs and took `seconds` seconds. `job_id` is
+        the id of its only job; None: there were several jobs, or the id was not read.
 
         Returns whether to claim again at once.
         """
