@@ -24,9 +24,9 @@ _INT64 = range(-(2**63), 2**63)
 class AttemptError(msgspec.Struct, frozen=True):
     """One entry of a job's `errors`: a failed attempt.
 
-    Entries of other programs may have any form. For parts that cannot be read, `at` is the first
-    moment of the year 1 and `attempt` is 0. An `error` or `trace` that is not a string is its JSON
-    text.
+    Entries of other programs may have any form. If `at` cannot be read, it is the first moment of
+    the year 1. If `attempt` cannot be read, it is 0. If the entry's `error` or `trace` is no
+    string, its JSON text is used.
     """
 
     at: datetime
@@ -36,8 +36,8 @@ class AttemptError(msgspec.Struct, frozen=True):
 
 
 def error_texts(column: Iterable[Any] | None) -> Iterator[str]:
-    """Yield the JSON texts of a column `errors`, an array of any number of dimensions. NULL counts
-    as `null`."""
+    """Yield the JSON text of each entry of a column `errors`, an array with any number of
+    dimensions. An entry NULL becomes `null`."""
     for entry in column or ():
         if isinstance(entry, list):
             yield from error_texts(cast("list[Any]", entry))
@@ -61,8 +61,8 @@ def read_error(text: str) -> AttemptError:
 
 
 def json_time(at: datetime) -> str:
-    """Return an aware time as River writes it into JSON: RFC 3339 in UTC, with the shortest
-    fraction."""
+    """Return a timezone-aware time as River writes it into JSON: RFC 3339 in UTC, without zeros at
+    the end of the fraction."""
     text = at.astimezone(UTC).replace(tzinfo=None).isoformat()
     return (text.rstrip("0") if "." in text else text) + "Z"
 
@@ -89,7 +89,7 @@ def _parse_time(text: str) -> datetime:
     seconds, fraction, sign, hours, minutes = match.groups()
     try:
         at = datetime.fromisoformat(seconds).replace(tzinfo=UTC)
-        at += timedelta(seconds=float(f"0.{(fraction or '0')[:9]}"))  # rounded, as by PostgreSQL
+        at += timedelta(seconds=float(f"0.{(fraction or '0')[:9]}"))  # rounds as PostgreSQL does
         if sign is None:
             return at
         offset = timedelta(hours=int(hours), minutes=int(minutes))
@@ -99,7 +99,8 @@ def _parse_time(text: str) -> datetime:
 
 
 def _parse_integer(text: str) -> int:
-    """Return the integer of 64 bits that a text has in any notation; 0 for any other text."""
+    """Return the 64-bit integer that a text contains, for example `3`, `3.0` or `3e0`. Return 0 for
+    any other text."""
     text = text.strip()
     if _INTEGER_PATTERN.fullmatch(text):
         number = int(text)

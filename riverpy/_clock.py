@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import asyncio
 
 _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
-"""The number of the clock that also runs while the machine is suspended. None: the system has no
+"""The id of the system clock that also runs while the machine is suspended. None: the system has no
 such clock."""
 
 

@@ -148,8 +148,8 @@ def cron_pattern(fields: list[str], given: str) -> CronSim:
     """Return an iterator over the local times that `fields` match.
 
     Raises:
-        ConfigError: a field is not valid, or no date matches. `given` is the expression for the
-            text.
+        ConfigError: a field is not valid, or no date matches. The error text contains `given`, the
+            expression.
     """
     try:
         texts = [_field_values(text, field) for text, field in zip(fields, _FIELDS, strict=True)]
@@ -164,11 +164,11 @@ def cron_pattern(fields: list[str], given: str) -> CronSim:
 
 
 def _field_values(text: str, field: _Field) -> str:
-    """Return the values of a field as a list, or `*` if the field does not restrict.
+    """Return the values of a field, separated by commas, or `*` if the field allows every value.
 
-    A day field does not restrict if it has an item `*`, `?` or `*/1`. A field `*/2` restricts, but
-    cronsim treats every field that begins with `*` as unrestricted. So the values of `*/2` are
-    listed.
+    A day field allows every value if it has an item `*`, `?` or `*/1`. A field `*/2` allows only
+    some values, but cronsim treats every field that begins with `*` as unrestricted. So the values
+    of `*/2` are listed.
     """
     values: set[int] = set()
     is_unrestricted = False

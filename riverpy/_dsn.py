@@ -26,8 +26,8 @@ PG_VARIABLES = ("PGSERVICE", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE")
 """The variables that can select a database."""
 
 UNKNOWN_USER = "?"
-"""The user if no setting names one and the system has no name for the user id, as in some
-containers."""
+"""Stands for the user if no setting names a user, and the system has no name for the user id, as in
+some containers."""
 _EMPTY_URL = "postgresql://"
 _PORT_DEFAULT = "5432"
 _PORT_MAX = 65535
@@ -37,14 +37,15 @@ _SYSTEM_CERTIFICATES = "system"
 _DEFAULT_HOSTS = "/run/postgresql, /var/run/postgresql, /tmp, localhost"
 """The hosts that asyncpg tries if none is set."""
 
-# Each pattern takes linear time, even for a text that an attacker chose: it is applied to one word,
+# Each pattern takes linear time, even for a text that an attacker chose. It is applied to one word,
 # and each of its parts can match in only one way.
 _LOGIN_PATTERNS = (
     re.compile(r"://[\w.%+~-]*+:"),
     re.compile(r"(?i)\bpostgres(?:ql)?[:：]?/++[^\s:：/@]*+[:：]"),
     re.compile(r"(?:(?<![\w.%+~/:-])|(?<=[/:])\w*+[.%+~-])[\w.%+~-]*+:(?!//)"),
 )
-"""A user and a colon, before a password: in a URL, in a mistyped URL, and outside a URL."""
+"""Patterns for a user and a colon in front of a password: in a URL, in a mistyped URL, and outside
+a URL."""
 _SPACED_PASSWORD_PATTERN = re.compile(r"(?P<user>://[\w.%+~-]*+):(?!\*\*\*@)[^/?#\n]{1,200}(?=@)")
 _PASSWORD_PARAMETER_PATTERN = re.compile(
     r"(?i)(?<=[?&])((?:ssl)?(?:pass(?:w(?:or)?d)?|pwd))=[^&#\s]*"
@@ -80,7 +81,8 @@ _SHOWN_PARAMETERS = frozenset(
         *_TLS_FILES,
     }
 )
-"""Parameters whose values are shown. Any other may be a password with a mistyped name."""
+"""Parameters whose values may be shown. Any other parameter may be a password whose name was
+mistyped."""
 _IGNORED_PARAMETERS: Mapping[str, frozenset[str] | None] = {
     "channel_binding": frozenset({"disable", "prefer"}),
     "connection_limit": None,
@@ -146,8 +148,8 @@ _REFUSED_PARAMETERS: Mapping[str, str] = {
     "sslcrldir": "asyncpg does not read a directory: use one file with sslcrl",
     "sslsni": "asyncpg always sends the server's name: remove it",
 }
-"""Parameters that asyncpg does not support, with the remedy for values that cannot be ignored.
-Without such a value the connection would be less secure, or lead elsewhere."""
+"""Parameters that asyncpg does not support, with the remedy for values that cannot be ignored. If
+riverpy ignored such a value, the connection would be less secure or have another target."""
 _UNSUPPORTED_VARIABLES: Mapping[str, str] = {
     "PGCHANNELBINDING": "channel_binding",
     "PGGSSDELEGATION": "gssdelegation",
@@ -179,7 +181,8 @@ _IGNORED_VARIABLES = (
 
 
 def mask_url(text: str) -> str:
-    """Replace each password in a URL or a keyword list of a text with `***`, in linear time."""
+    """In a text, replace the passwords of URLs and of lists such as `user=a password=b` with `***`,
+    in linear time."""
     if "@" in text:
         text = _WORD_PATTERN.sub(lambda word: _mask_login(word[0]), text)
         if "://" in text:
@@ -322,7 +325,7 @@ def _port_problem(port: str) -> str | None:
 
 
 class Server(NamedTuple):
-    """The server of a URL and the environment, without a password."""
+    """The server that a URL and the environment select, without a password."""
 
     hosts: str
     """`host:port`, separated by commas."""
@@ -347,7 +350,7 @@ class Server(NamedTuple):
 
 
 def server_of(url: str, environ: Mapping[str, str] = os.environ) -> Server:
-    """Return the server of a valid URL, with the `PG*` variables of the environment.
+    """Return the server that a valid URL and the `PG*` variables of the environment select.
 
     Raises:
         ConfigError: the service in the URL does not exist, or PGPORT is not a port.
@@ -397,7 +400,7 @@ def _read_service(name: str | None, environ: Mapping[str, str]) -> Mapping[str, 
         if name not in parser.sections():
             raise ConfigError(f"there is no service {name!r} in {path}")
         found = dict(parser[name])
-    except (configparser.Error, OSError, UnicodeDecodeError):  # its text has lines of the file
+    except (configparser.Error, OSError, UnicodeDecodeError):  # the error may show a password
         raise ConfigError(
             f"the service {name!r} in {path} cannot be read: write lines NAME=VALUE below "
             f"[{name}], and % as %%"

@@ -2,7 +2,7 @@
 River's.
 
 A Struct or dataclass is encoded like a Go struct (fields in declared order), a dict like a Go map
-(keys sorted). Values that jsonb cannot store raise ArgsError with their place. The types:
+(keys sorted). For a value that jsonb cannot store, ArgsError is raised with its path. The types:
 
     str, bool, None     as Go does: <, >, &, U+2028 and U+2029 are escaped
     int                 decimal, exact; refused beyond the range of a float
@@ -35,7 +35,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
-from json.encoder import encode_basestring  # C; leaves non-ASCII as it is, like Go
+from json.encoder import encode_basestring  # written in C; keeps non-ASCII text, like Go
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, get_origin
 from uuid import UUID
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SIZE_MAX = 255 * 1024 * 1024
-"""The maximum bytes of one document. PostgreSQL's limit for jsonb is 256 MiB."""
+"""The maximum size of one document in bytes. PostgreSQL's limit for jsonb is 256 MiB."""
 DEPTH_MAX = 200
-"""The maximum levels of arrays and objects, so that every decoder has enough stack."""
+"""The maximum depth of nested arrays and objects, so that every decoder has enough stack."""
 
 _PATH_LENGTH_MAX = 200
 _SPECIAL_CHARACTER = re.compile("[\0<>&\u2028\u2029\ud800-\udfff]")
@@ -88,7 +88,7 @@ def encode(value: object, *, path: str = "$") -> str:
 
     Raises:
         ArgsError: a part of `value` has no JSON form, or PostgreSQL cannot store it. The `path` of
-            the error is the place of this part.
+            the error leads to this part.
     """
     try:
         return _encode(value, 0)
@@ -105,7 +105,7 @@ def string(value: str) -> str:
 
 def _escape(text: str) -> str:
     """Check the size of the result, then apply Go's escapes to JSON text."""
-    if len(text) > SIZE_MAX // 6:  # an escape has 6 characters in place of 1
+    if len(text) > SIZE_MAX // 6:  # an escape has 6 characters instead of 1
         _check_size(len(text) + 5 * sum(map(text.count, _GO_ESCAPES)))
     for char, escape in _GO_ESCAPES.items():
         text = text.replace(char, escape)
@@ -208,10 +208,10 @@ def _encode_decimal(value: Decimal, _depth: int) -> str:
 def _encode_members(
     members: Iterable[tuple[str | int, str | None, object]], depth: int, tag: Iterable[str] = ()
 ) -> str:
-    """Encode the members of an array or object, without its brackets. `tag` is text in front.
+    """Encode the members of an array or object, without its brackets. `tag` has texts to put first.
 
-    A member is its key or index, the text in front of its value, and the value. If the text is
-    None, the key is encoded as the text.
+    A member is a tuple: its key or index, the text to put before its value, and the value. If this
+    text is None, the encoded key is used.
     """
     if depth >= DEPTH_MAX:
         raise _depth_error()
@@ -266,11 +266,12 @@ class _Field(NamedTuple):
     prefix: str
     """The encoded key and a colon."""
     default: object = msgspec.NODEFAULT
-    """The value that is left out, if there is one."""
+    """A field with this value is left out of the JSON text."""
 
     def is_omitted(self, value: object) -> bool:
-        """Whether the value is left out. msgspec compares a default by identity. Here equal values
-        are left out, because equal args must have the same text."""
+        """Whether the value is left out. msgspec compares a value with its default by identity.
+        Here a value that equals its default is left out, because equal args must have the same
+        text."""
         if value is msgspec.UNSET or type(value) is not type(self.default):
             return value is msgspec.UNSET
         return value == self.default and not (value == 0 and _encode(value, 0) == "-0")
@@ -305,7 +306,7 @@ def _struct_encoder(cls: type[msgspec.Struct]) -> _Encoder:
 
 
 def _default_value(default: object) -> object:
-    """Return the value of a default of msgspec, which may be an object with a factory."""
+    """Return the default value of a field. msgspec may store it as an object with a factory."""
     factory: object = getattr(default, "factory", None)
     for empty in (list[object], dict[object, object], set[object], bytearray):
         if factory is (get_origin(empty) or empty):

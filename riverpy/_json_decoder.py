@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PLAIN_TYPES = (dict, list, str, int, float, bool, NoneType)
-"""The types of values that were decoded without a given type."""
+"""The types that values have if JSON is decoded without a given type."""
 
 
 def decoder(cls: type[T]) -> Callable[[str], T]:
-    """Return a function that decodes the text of `_json.encode` into `cls`. It follows msgspec's
-    rules, but a duration is a number of nanoseconds, as in Go, and not of seconds.
+    """Return a function that decodes the text of `_json.encode` into `cls`. The function follows
+    msgspec's rules, but reads a duration as nanoseconds, as in Go, and not as seconds.
 
     Raises:
         NameError: an annotation cannot be resolved.
@@ -74,8 +74,8 @@ def _unsupported_field(cls: type[Any]) -> str:
 
 
 def _all_types(info: inspect.Type, path: str, seen: set[int]) -> Iterator[tuple[str, inspect.Type]]:
-    """Yield a type and its inner types, each once, with their paths. `seen` has the types that were
-    yielded before, by `id`."""
+    """Yield a type and its inner types, each once, with their paths. `seen` has the `id()` of each
+    type that was yielded before."""
     if id(info) in seen:
         return
     seen.add(id(info))

@@ -32,7 +32,7 @@ ResultT = TypeVar("ResultT")
 
 
 class StopCause(Enum):
-    """Why a service, a term or a job was stopped."""
+    """Why a service, use of a lease, or a job was stopped."""
 
     CLIENT_STOP = "client stop"
     HARD_STOP = "hard stop"
@@ -61,8 +61,8 @@ class StopScope:
         service may wait without a limit."""
 
     def expect_progress(self, within: float) -> None:
-        """Expect the next call of this method within `within` seconds. If it comes later by
-        `PROGRESS_DELAY_MAX`, the service is stuck."""
+        """Expect the next call of this method within `within` seconds. If the call is late by more
+        than `PROGRESS_DELAY_MAX`, the service counts as stuck."""
         self.progress_due = time.monotonic() + within + PROGRESS_DELAY_MAX
 
     def expect_no_progress(self) -> None:
@@ -87,8 +87,8 @@ class StopScope:
 
     @contextmanager
     def shielded(self, timeout: float, *, after_stop: float) -> Generator[None]:
-        """Protect a step from the cancellation of a stop. The step may take `timeout` seconds, but
-        after a stop only `after_stop` seconds.
+        """Protect a step from cancellation when the scope is stopped. The step may take `timeout`
+        seconds, but after a stop only `after_stop` seconds.
 
         Raises:
             TimeoutError: the step took too long.
@@ -129,8 +129,9 @@ class Service(Protocol):
 
 
 class ServiceGroup:
-    """Owns services, which are its members. When the block ends, the group stops its members with
-    the cause CLIENT_STOP, and waits for them. After an error in the block it only cancels them.
+    """Owns services, which are its members. When the `async with` block ends, the group stops its
+    members with the cause CLIENT_STOP, and waits for them. After an error in the block, it cancels
+    them without a cause.
 
     If a member fails, the group fails with the member's error.
     """
@@ -149,7 +150,7 @@ class ServiceGroup:
         await self._tasks.start(self._run_member, service, name=f"riverpy {service.name}")
 
     def stop(self, cause: StopCause) -> None:
-        """Stop every member with this cause. Leave the group to wait for them."""
+        """Stop every member with this cause. To wait for them, leave the group."""
         for scope in self._members:
             scope.stop(cause)
 
@@ -159,8 +160,8 @@ class ServiceGroup:
         return [name for scope, name in self._members.items() if scope.progress_due < now]
 
     def extend_progress_deadlines(self, seconds: float) -> None:
-        """Expect the progress of all members later, because the event loop was blocked for these
-        seconds."""
+        """Give all members these seconds more to make progress, because the event loop was blocked
+        for this time."""
         for scope in self._members:
             scope.progress_due += seconds
 
@@ -169,7 +170,7 @@ class ServiceGroup:
         self._members[scope] = service.name
         try:
             with scope:
-                await anyio.lowlevel.checkpoint_if_cancelled()  # stopped before its start
+                await anyio.lowlevel.checkpoint_if_cancelled()  # may be stopped before its start
                 await service.run(scope, task_status=task_status)
         finally:
             del self._members[scope]
@@ -194,8 +195,9 @@ class ServiceGroup:
 
 @contextmanager
 def convert_base_exceptions(name: str, *, is_awaited: bool = False) -> Generator[None]:
-    """Raise other exceptions of user code as RuntimeError, so that they do not end the process or
-    look like a cancellation. With `is_awaited`, a cancellation of this task is raised unchanged."""
+    """Raise exceptions of user code that are no `Exception` as RuntimeError. Otherwise they would
+    end the process or look like a cancellation. With `is_awaited`, a cancellation of this task is
+    raised unchanged."""
     try:
         yield
     except Exception:
@@ -221,8 +223,8 @@ async def await_in_separate_task(name: str, call: Callable[[], Awaitable[ResultT
     """Await user code in a separate task. A cancellation of this task cancels the separate task
     once.
 
-    After this, the code can await its clean-up, such as the end of a transaction. In this task, the
-    cancel scope of anyio would cancel each await of the clean-up again.
+    After this, the code can await its clean-up, such as the end of a transaction. If the code ran
+    in this task, anyio's cancel scope would cancel each await of its clean-up again.
 
     Raises:
         Exception: the code raised this error.
@@ -240,7 +242,7 @@ async def await_in_separate_task(name: str, call: Callable[[], Awaitable[ResultT
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task])
         if not task.cancelled():
-            with convert_base_exceptions(name):  # also a GeneratorExit of the code
+            with convert_base_exceptions(name):  # here a GeneratorExit is converted too
                 task.result()
         raise
     if task.cancelled():
@@ -253,8 +255,8 @@ async def finish(step: Callable[[], Awaitable[ResultT]]) -> ResultT:
     """Await a step to its end, in spite of cancellations. A cancellation is raised after the step.
     The step must have its own timeout.
 
-    A shielded scope alone is not enough: it stops only cancellations by other scopes, but not
-    cancellations of the task, which jobs and `asyncio.timeout` use.
+    A shielded scope alone is not enough: it protects from other scopes, but not from
+    `task.cancel()`, which jobs and `asyncio.timeout` use.
 
     Raises:
         Exception: the step raised this error, and this task was not cancelled.
@@ -278,7 +280,7 @@ async def finish(step: Callable[[], Awaitable[ResultT]]) -> ResultT:
             raise cancellation
         return task.result()
     finally:
-        cancellation = None  # the error refers to this frame: a reference cycle
+        cancellation = None  # break the reference cycle of the error and this frame
 
 
 def single_error(error: BaseException) -> BaseException:
@@ -292,7 +294,7 @@ def single_error(error: BaseException) -> BaseException:
 
 
 class TestSignal:
-    """A signal that a test waits for, instead of waiting for time. Before `init`, `emit` does
+    """A signal that a test waits for, instead of sleeping for some time. Before `init`, `emit` does
     nothing."""
 
     __test__ = False

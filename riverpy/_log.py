@@ -31,8 +31,8 @@ class Log:
     """A logger of events with keys.
 
     If the program has configured structlog, events go to it, and otherwise to
-    `logging.getLogger("riverpy")`. Each call decides this, so the program can configure structlog
-    at any time.
+    `logging.getLogger("riverpy")`. Each log call checks this, so the program can configure
+    structlog at any time.
     """
 
     __slots__ = ("_keys",)
@@ -93,7 +93,8 @@ class Log:
             return
         exc_info = keys.pop("exc_info", None)
         keys = {**keys, **self._keys, **keys}  # the keys of the event come first
-        # The values are arguments: a handler that drops the record formats nothing.
+        # The values are passed as arguments, so that no text is formatted for a record that is
+        # dropped.
         text = " ".join([event.replace("%", "%%"), *(f"{key}=%r" for key in keys)])
         extra = {
             f"{key}_" if key in _STANDARD_ATTRIBUTES else key: value for key, value in keys.items()
@@ -118,7 +119,7 @@ class LimitedLog(Log):
     """A logger of events about single jobs or rows, with a limit for each event.
 
     One cause can affect thousands of jobs. So an event is logged at its level up to `EVENTS_MAX`
-    times within `EVENTS_WINDOW`, then at debug. The first entry beyond the limit is announced.
+    times within `EVENTS_WINDOW`, then at debug. The first entry over the limit also logs a warning.
     """
 
     __slots__ = ("_counts",)
@@ -127,7 +128,8 @@ class LimitedLog(Log):
         """Create a logger whose events all have these keys."""
         super().__init__(keys)
         self._counts: dict[str, tuple[float, int]] = {}
-        """The monotonic time at which the window of each event ends, and its number of entries."""
+        """For each event, the monotonic time at which its window ends, and the number of entries in
+        the window."""
 
     def _level(self, level: str, event: str) -> str:
         if event == LOG_EVENTS_LIMITED:
@@ -171,7 +173,8 @@ class RepeatedFailureLog:
             level: the level of the first failure.
             cause: the cause of the failure. If it differs from the last cause, the failure is
                 logged at `level` again.
-            is_known: whether another event has the cause. Then this failure is logged at debug.
+            is_known: whether another event has reported the cause. Then this failure is logged at
+                debug.
             exc_info: an error whose traceback is logged, except at level debug.
             **keys: the keys of the event.
         """

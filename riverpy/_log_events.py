@@ -115,7 +115,7 @@ DOMAIN_HEARTBEAT_LOST = "domain heartbeat lost"
 DOMAIN_HEARTBEAT_RESTORED = "domain heartbeat restored"
 QUEUE_OWNER_PERMISSION_DENIED = "queue owner permission denied"
 
-# Leases of your own code
+# Leases of user code
 LEASE_ACQUIRED = "lease acquired"
 LEASE_ENDED = "lease ended"
 LEASE_LOST = "lease lost"

@@ -128,4 +128,4 @@ async def run_middleware(
         raise error
     finally:
         do_inner.close()
-        error = None  # the error refers to this frame: a reference cycle
+        error = None  # break the reference cycle of the error and this frame

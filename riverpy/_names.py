@@ -27,15 +27,16 @@ SCHEMA_TOO_LONG = (
     "channels contain it"
 )
 DEFAULT_DOMAIN = "default"
-"""The domain of clients without `leader_domain`. Its lease is the row in River's `river_leader`."""
+"""The leader domain of clients that set no `leader_domain`. The lease of its leader is the row in
+River's `river_leader`."""
 DISTRIBUTION = "riverpy-queue"
 """The name of the package on PyPI."""
 LEASE_NAME_LENGTH_MAX = 100
 SCHEMA_LEASE = "@schema"
-"""The name of the schema lease. If `default` has no riverpy leader, its holder does the maintenance
-that is done once for the whole schema."""
+"""The name of the schema lease. If domain `default` has no riverpy leader, the holder of this lease
+does the maintenance that is done once for the whole schema."""
 USER_LEASE_PREFIX = "s:"
-"""The prefix of the names of leases of user code in the table of leases."""
+"""In the table of leases, the names of leases of user code start with this prefix."""
 
 _QUEUE_PATTERN = re.compile(r"[a-z0-9]+(?:[_|\-][a-z0-9]+)*")
 _QUEUE_RULE = "must have lower-case letters and digits, in groups joined by a single '_' or '-'"
@@ -105,8 +106,8 @@ def check_schema_length(name: str) -> None:
 
 
 def make_unique_id(name: str | None) -> str:
-    """Return a unique id `NAME:PID:RANDOM`. NAME is the host's name by default. It is shortened so
-    that the id is a valid client id."""
+    """Return a unique id `NAME:PID:RANDOM`. NAME is the host's name by default. A long NAME is
+    shortened, so that the id is a valid client id."""
     host = socket.gethostname() if name is None else name
     tail = f":{os.getpid()}:{secrets.token_hex(4)}"
     # The name of a host may be any bytes.

@@ -104,7 +104,8 @@ def _check_objects(setting: str, given: object, methods: Sequence[str]) -> None:
 
 
 def plugin_name(one: object) -> str:
-    """Return the name of the function that an adapter wraps, or otherwise the name of the class."""
+    """Return the name of a plugin, hook or middleware: of the function that an adapter wraps,
+    otherwise of the class."""
     name = getattr(getattr(one, "__wrapped__", one), "__qualname__", None)
     return name if isinstance(name, str) else type(one).__name__
 

@@ -2,7 +2,7 @@
 
 A statement fails for all its rows if the server refuses one row, or if it takes too long. Then its
 rows are sent again in smaller parts, down to single rows. A row that fails alone is set aside: it
-is sent again later, alone. Or the row is passed to the owner of the sender.
+is sent again later, alone. Or it is only passed to a function of the sender's owner.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable
 
 GROWTH_TIME_SHARE_MAX = 1 / 4
-"""A full batch that took less than this share of the time limit doubles the size of the next
-one."""
+"""If a full batch takes less than this fraction of the time limit, the size of the next batch is
+doubled."""
 SINGLE_ROWS_MAX = 100
-"""The maximum rows of a failed batch that is sent again row by row."""
+"""A failed batch of at most this many rows is sent again row by row."""
 SHRINK_TO_ONE_ROWS_MAX = 10
-"""The maximum rows of a failed statement after which the next statement has one row. This is for
-statements that select their rows themselves."""
+"""After a failed statement over at most this many rows, the next statement has one row. This
+applies to statements that select their rows themselves."""
 REPEAT_WINDOW = 60.0
-"""The longest time between two errors of the same kind that count as repeated, in seconds."""
+"""Two errors of the same kind within this number of seconds count as a repeated error."""
 FAILURES_MAX = 8
-"""How many batches may fail one after the other before the sender pauses. Then probably all rows
-are affected, for example by a locked table or a full disk."""
+"""How many batches may fail one after the other before the sender pauses. After so many failures,
+probably all rows are affected, for example by a locked table or a full disk."""
 PAUSE_MIN, PAUSE_MAX = timedelta(milliseconds=20), timedelta(seconds=2)
 RECOVERY_FAILURES = 3
 """If this many batches failed before a success, all rows that are set aside become due."""
@@ -66,7 +66,7 @@ class Cause(Enum):
 
 
 def cause_of(error: Exception) -> Cause:
-    """Classify an error of a statement over rows."""
+    """Return the probable cause of a statement's error."""
     if isinstance(error, StatementTimeoutError) or is_statement_timeout(error):
         return Cause.TIME
     if is_refusal(error) or isinstance(error, LockNotAvailableError):
@@ -116,15 +116,15 @@ class BatchSize:
         self.maximum = self.rows = maximum
         self._limit = limit
         self._suspect_rows = 0
-        """How many of the next rows may include the failing row, after `shrink_selection`."""
+        """After `shrink_selection`: the failing row is among this number of the next rows."""
 
     def shrink(self, rows: int) -> None:
         """Halve the size after a statement over `rows` rows failed."""
         self.rows = max(rows // 2, 1)
 
     def shrink_selection(self, rows: int) -> None:
-        """Shrink the size after a failed statement that selected its first `rows` rows itself. The
-        next statement selects the same rows again. So the size grows again only after these
+        """Shrink the size after a statement failed that had selected the first `rows` rows itself.
+        The next statement selects the same rows again. So the size grows again only after these
         rows."""
         self._suspect_rows = rows
         self.rows = math.isqrt(rows) if rows > SHRINK_TO_ONE_ROWS_MAX else 1
@@ -163,7 +163,7 @@ def _do_nothing(*_args: object) -> None:
 
 
 class BatchSender(Generic[Row]):
-    """Sends rows, one statement after the other, until each row is sent or set aside.
+    """Sends rows, one statement after the other, until each row is sent, or set aside for a retry.
 
     New rows, parts of failed batches, and rows that are set aside take turns.
     """
@@ -206,7 +206,8 @@ class BatchSender(Generic[Row]):
         self._parts: deque[list[Row]] = deque()
         self._sending: list[Row] = []
         self._failures = 0
-        """How many batches have failed since the last success, without retries of single rows."""
+        """How many batches have failed since the last success. Retries of single rows do not
+        count."""
         self._pause_until = 0.0
         """The end of the pause, in monotonic seconds. A pause stops new rows and failed parts, but
         not retries of single rows."""
@@ -293,8 +294,8 @@ class BatchSender(Generic[Row]):
             self._sending = []
 
     async def send_all(self, within: float = math.inf) -> bool:
-        """Send all rows that are due. Return False if the time `within` was too short, in seconds.
-        Raise what `step` raises."""
+        """Send all rows that are due. Return False if `within` seconds were not enough. Raise what
+        `step` raises."""
         until = time.monotonic() + within
         while self._new or self._parts or self.is_ready:
             if time.monotonic() >= until:

@@ -43,7 +43,7 @@ class ElectionStatus(NamedTuple):
     has_candidate: bool
     """Whether a riverpy client with a recent heartbeat takes part in leader election."""
     knows_domains: bool = True
-    """Whether the riverpy of the leader of `default` supports domains."""
+    """Whether the leader of `default` has a riverpy version that supports domains."""
 
 
 class LastHeartbeat(NamedTuple):
@@ -53,11 +53,11 @@ class LastHeartbeat(NamedTuple):
     value: bytes
     """The server's time of the heartbeat. It is only compared with other heartbeats."""
     limit: float
-    """If the heartbeat stays the same for more than these seconds, its writer is dead."""
+    """If the heartbeat stays the same for longer than these seconds, its writer counts as dead."""
 
 
 class RegisteredRun(NamedTuple):
-    """The run that is registered under a client id."""
+    """One run of a client, which is registered under its id."""
 
     registered_at: int
     heartbeat: LastHeartbeat
@@ -66,8 +66,8 @@ class RegisteredRun(NamedTuple):
     process: str | None
     """The process of the run. None: unknown."""
     is_recent: bool
-    """Whether the heartbeat is recent by the server's clock. If that clock was set, the client may
-    still be dead."""
+    """Whether the heartbeat is recent by the server's clock. If that clock was changed, the client
+    may still be dead."""
     server_start: bytes
 
 
@@ -217,7 +217,8 @@ async def client_lock_dead(
 ) -> set[str]:
     """Lock the rows of clients until the end of the open transaction, so that these clients cannot
     write a heartbeat. Return the ids of the locked clients. Clients with a newer heartbeat than the
-    given one are left out, and all clients if the server was started since `server_start`."""
+    given one are left out. All clients are left out if the server was restarted after
+    `server_start`."""
     rows = await query(_FILE, "client_lock_dead", schema).fetch(
         connection,
         client_id=list(heartbeats),

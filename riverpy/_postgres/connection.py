@@ -46,8 +46,8 @@ CHECK_INTERVAL = timedelta(seconds=1)
 OPEN_TIMEOUT = CONNECT_TIMEOUT + 5.0
 """The timeout for making the first connection with its settings, in seconds."""
 SAME_OUTAGE_TIME = 60.0
-"""Seconds for which a lost connection that is no longer used still belongs to its outage. If it
-fails again after this time, a new outage is logged."""
+"""If a lost connection is not used for longer than these seconds, its next failure is logged as a
+new outage."""
 _BROKEN_SESSION_CLASSES = {"08", "53", "57", "58", "XX"}
 """SQLSTATE classes of errors after which a session may be unusable."""
 _READ_ONLY_SQLSTATE = "25006"
@@ -56,14 +56,15 @@ _FATAL_SEVERITIES = {"FATAL", "PANIC"}
 
 
 class StatementTimeoutError(TimeoutError):
-    """Our own timeout ended a running statement, which had at least half of the time. Any other
-    TimeoutError of `DedicatedConnection.acquire` means that no statement was sent."""
+    """riverpy's own timeout ended a running statement. The statement had at least half of that
+    time. Any other TimeoutError of `DedicatedConnection.acquire` means that no statement was
+    sent."""
 
 
 async def limit_statements(connection: Connection, limit: timedelta) -> None:
     """Set `statement_timeout` and the server's check for lost connections. Otherwise a statement
     that waits for a lock keeps waiting after its connection was cut. A shorter limit of the session
-    stays."""
+    stays in effect."""
     statement = query("session", "session_limit", None)
     for name, value in (
         ("statement_timeout", limit),
@@ -92,21 +93,22 @@ async def connect_with_statement_timeout(
 
 async def connect_maintenance(url: str | None, name: str, *, pooled: bool) -> Connection:
     """Make a connection for maintenance. It sets no `lock_timeout`: each transaction does."""
-    # The planner overestimates these statements. To compile them would take longer than it saves.
+    # The planner overestimates the cost of these statements. JIT compilation would take longer than
+    # it saves.
     return await connect_with_statement_timeout(
         url, name, limit=MAINTENANCE_STATEMENT_LIMIT, pooled=pooled, settings={"jit": "off"}
     )
 
 
 class ConnectionOutage:
-    """Logs an outage twice: when the first connection of an owner is lost, and when all its
-    connections work again."""
+    """Logs an outage twice: when the first of an owner's connections is lost, and when all of them
+    work again."""
 
     def __init__(self, *, effect: str = OUTAGE_EFFECT, **log_keys: str) -> None:
         """Log with these keys, and with `effect`: what an outage means for the user."""
         self._lost: set[str] = set()
         self._unused_since: dict[str, float] = {}
-        """When a lost connection was no longer used, by its name."""
+        """The time since which each lost connection is not used, by its name."""
         self._began_at = 0.0
         self._is_open = False
         """Whether the start of an outage was logged, but not the end."""
@@ -146,7 +148,7 @@ class ConnectionOutage:
         last_unused_since = max(self._unused_since.values(), default=now)
         if was_lost or not self._unused_since:
             self._log_end(connection, now)
-        elif now - last_unused_since >= SAME_OUTAGE_TIME:  # that connection is not used again
+        elif now - last_unused_since >= SAME_OUTAGE_TIME:  # the unused connections stay unused
             self._log_end(connection, last_unused_since)
 
     def _log_end(self, connection: str, ended_at: float) -> None:
@@ -162,8 +164,8 @@ class ConnectionOutage:
             self._unused_since[connection] = time.monotonic()
 
     def _was_just_used(self, connection: str) -> bool:
-        """Whether the lost connection was used until `SAME_OUTAGE_TIME` ago. Forget that it is
-        unused."""
+        """Whether the lost connection became unused less than `SAME_OUTAGE_TIME` ago. Mark it as
+        used again."""
         unused_since = self._unused_since.pop(connection, -SAME_OUTAGE_TIME)
         return time.monotonic() - unused_since < SAME_OUTAGE_TIME
 
@@ -192,7 +194,7 @@ class DedicatedConnection:
                 and our own timeout of a statement does not mean that the connection is lost.
             trace_internal: whether the driver's instrumentation makes spans of the statements.
             wait: seconds that `acquire` may wait for other users of the connection, in addition to
-                its timeout. None: half of the timeout, and not in addition.
+                its timeout. None: it may use half of its timeout for this wait.
             reconnected: called after the connection was lost and made again.
         """
         self.name = name
@@ -206,7 +208,7 @@ class DedicatedConnection:
         self._was_connected = self._is_closed = False
         self._known_outages = 0
         """The number of logged outages when this connection worked last."""
-        self._lock = anyio.Lock(fast_acquire=True)  # the next statement yields anyway
+        self._lock = anyio.Lock(fast_acquire=True)  # the SQL statement yields to the loop
         self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
         self._connect_error = ""
         """Why no connection can be made now, for error texts."""
@@ -225,7 +227,8 @@ class DedicatedConnection:
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
         """Use the connection in the block, with no other user at the same time, for at most
-        `timeout` seconds. A lost connection is made again within this time. Errors have `purpose`.
+        `timeout` seconds. A lost connection is made again within this time. Error texts name
+        `purpose`.
 
         An error after which the session may be unusable cuts the connection. If there is no
         connection after half of the time, no statement is sent, because the rest might be too
@@ -233,7 +236,7 @@ class DedicatedConnection:
 
         Raises:
             StatementTimeoutError: `timeout` expired while the block used the connection.
-            TimeoutError: `timeout`, or half of it, expired before. No statement was sent.
+            TimeoutError: `timeout`, or half of it, expired before the block. No statement was sent.
         """
         reason = f"{purpose} took longer than {timeout:.3g} s"
         is_cut = is_replaced = False
@@ -372,8 +375,8 @@ class CallerDatabase:
 
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Transaction]:
-        """Use a connection in the block, for at most `timeout` seconds with the wait for it. When
-        the time expires, raise TimeoutError with `purpose`."""
+        """Use a connection in the block for at most `timeout` seconds, including the wait for the
+        connection. When the time expires, raise TimeoutError with `purpose`."""
         reason = f"{purpose} took longer than {timeout:.3g} s"
         with untraced(), anyio.fail_after(timeout, reason=reason):
             if is_pool(self._database):

@@ -1,4 +1,5 @@
-"""Connector: makes the connections of a run, each with the settings for its purpose."""
+"""Connector: makes the connections of one run of a client, each with the settings for its
+purpose."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class Connector:
 
     async def claims(self) -> Connection:
         """Return a connection for claims. With `durable_claims` False, the commit of a claim is not
-        flushed to disk at once. The commit of the job's result flushes it."""
+        flushed to disk at once. The commit of the job's result also flushes the claim."""
         settings = {} if self._config.durable_claims else {"synchronous_commit": "off"}
         return await self._connect_for_jobs("riverpy claims", settings)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 CANDIDATES_MAX = 100_000
-"""The largest number of jobs of each state that are searched for damaged ones."""
+"""The maximum number of jobs of each state among which riverpy searches for damaged jobs."""
 PAGE_JOBS = 1_000
 """The number of jobs that are read at a time."""
 
@@ -56,7 +56,8 @@ async def job_damage_candidates(
 
 
 async def job_damage_check(connection: Transaction, schema: str | None, ids: Sequence[int]) -> None:
-    """Read the wide columns of jobs. If a job is damaged, raise an error with `is_damage`."""
+    """Read the wide columns of jobs. If a job is damaged, raise an error for which `is_damage` is
+    True."""
     await query(_FILE, "job_damage_check", schema).fetch(connection, id=list(ids))
 
 
@@ -88,11 +89,11 @@ async def read_undamaged(
     """Read jobs, without the wide columns of damaged jobs.
 
     Args:
-        connection: in a transaction or not.
+        connection: either in a transaction or not.
         schema: the schema of River's tables.
         states: the states of the jobs that `read` reads.
-        read: sends a statement that reads no wide column of the jobs with the given ids.
-        known: the jobs that an earlier read found damaged: their errors by id.
+        read: sends a statement that leaves out the wide columns of the jobs with the given ids.
+        known: the jobs that an earlier read found damaged, as a mapping from id to error.
 
     Returns:
         The result of `read`, and the errors of all damaged jobs by id.
@@ -157,7 +158,7 @@ class DamagedJobs:
     """The damaged jobs that one service skips, for the log and for reports."""
 
     def __init__(self, purpose: str, log: Any) -> None:
-        """Start without damaged jobs. `purpose` is that of the reads, for the log."""
+        """Start without damaged jobs. `purpose` describes the reads, for the log."""
         self._purpose = purpose
         self._limited_log = log.limited()
         self._known: dict[int, SetAsideRow] = {}

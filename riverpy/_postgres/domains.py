@@ -1,5 +1,6 @@
 """The statements on domains and the owners of queues: one typed function per block of
-`sql/queries/riverpy_domain.sql`. The owner of a queue is the domain whose leader maintains it."""
+`sql/queries/riverpy_domain.sql`. A domain is a group of clients with one leader. It owns the queues
+that the leader maintains."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ class OwnedQueue(NamedTuple):
     last_seen: bytes
     """The domain's last heartbeat. It is only compared with other heartbeats."""
     is_old: bool
-    """Whether the last heartbeat is old by the server's clock. If that clock was set, the domain
-    may still have running clients."""
+    """Whether the last heartbeat is old by the server's clock. If that clock was changed, the
+    domain may still have running clients."""
 
 
 class QueueConflict(NamedTuple):
@@ -45,7 +46,7 @@ class QueueConflict(NamedTuple):
     client_ids: list[str]
     """At most ten clients of that domain with a recent heartbeat by the server's clock."""
     silent_ids: list[str]
-    """At most ten clients of that domain without a recent heartbeat that may be alive."""
+    """At most ten other clients of that domain. They have no recent heartbeat, but may be alive."""
 
 
 class DefaultLeader(NamedTuple):
@@ -63,7 +64,7 @@ class DomainLeader(NamedTuple):
     domain: str
     holder: str
     epoch: int | None
-    """None for `default`: River's row has no epoch."""
+    """The term's number. None for `default`: River has none."""
     elected_at: datetime
     expires_at: datetime | None
     """When the lease expires. None: the lease was released."""
@@ -72,7 +73,7 @@ class DomainLeader(NamedTuple):
     is_registered: bool
     """Whether the holder is a riverpy client."""
     knows_domains: bool
-    """Whether the riverpy of the holder supports domains."""
+    """Whether the holder has a riverpy version that supports domains."""
 
     @property
     def is_over(self) -> bool:
@@ -93,7 +94,8 @@ class QueueOwner(NamedTuple):
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the domain is silent, so that the leader of `default` maintains the queue."""
+        """Whether the domain has had no heartbeat for so long that the leader of `default`
+        maintains the queue."""
         return self.silent >= ORPHANED_AFTER
 
 
@@ -108,7 +110,7 @@ class DomainMember(NamedTuple):
     """Whether the client takes part in leader election and is not stopping."""
     settings: str | None
     """A digest of the client's maintenance settings. It shows whether clients of one domain differ.
-    None: the client's riverpy does not support domains."""
+    None: the client's riverpy version does not support domains."""
     uptime: float
     """Seconds since the start of the client."""
     is_stopping: bool = False
@@ -121,7 +123,7 @@ class QueueOwnership(NamedTuple):
     """The domain of the owner. None: no domain owns the queue, so the leader of `default` maintains
     the queue."""
     living: int
-    """The clients of the owner's domain with a recent heartbeat."""
+    """The number of clients of that domain with a recent heartbeat."""
     is_known: bool
     """Whether a row, a client or a job names the queue."""
     is_domain_known: bool
@@ -142,8 +144,8 @@ async def owner_exists(connection: Transaction, schema: str | None) -> bool:
 
 
 async def owner_is_empty(connection: Transaction, schema: str | None) -> bool:
-    """Whether the table of queue owners is empty, for a role that may not read the table. The
-    result may be False for an empty table."""
+    """Whether the table of queue owners is empty, also for a role without the right to read the
+    table. The result may be False for an empty table."""
     return await query(_FILE, "owner_is_empty", None).fetchval(connection, schema=schema)
 
 
@@ -222,7 +224,7 @@ async def member_update(
 async def member_mark_supports_domains(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> None:
-    """Store that the riverpy of this client of `default` supports domains."""
+    """Store that this client of `default` has a riverpy version that supports domains."""
     await query(_FILE, "member_mark_supports_domains", schema).execute(
         connection, client_id=client_id, registered_at=registered_at
     )
@@ -279,7 +281,7 @@ async def domain_lock(
 async def domain_queue_ownership(
     connection: Transaction, schema: str | None, *, queue: str, domain: str
 ) -> QueueOwnership:
-    """Return the owner of a queue that is to move to `domain`."""
+    """Return the owner of a queue before the queue moves to `domain`."""
     (row,) = await query(_FILE, "domain_queue_ownership", schema).fetch(
         connection, queue=queue, domain=domain
     )

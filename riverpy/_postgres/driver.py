@@ -53,7 +53,7 @@ CONNECT_TIMEOUT = 10.0
 NEXT_HOST_DELAY = 0.5
 """Seconds to wait for an answer of one host of a URL before the next host is tried too."""
 CLOSE_TIMEOUT = 0.5
-"""The timeout for closing a connection or pool, in seconds. Then it is cut."""
+"""The timeout for closing a connection or pool, in seconds. After it, the connections are cut."""
 SERVER_VERSION_MIN = 13
 _SETTING_DEFAULT = "database URL"
 _POOLER_REMEDY = (
@@ -96,7 +96,8 @@ PostgresError = asyncpg.PostgresError
 
 
 def _sqlstate_class(error: BaseException) -> str:
-    """Return the first two characters of the SQLSTATE. "": this is no error of the server."""
+    """Return the first two characters of the SQLSTATE. Return "" if it is no error of the
+    server."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
     return sqlstate[:2] if isinstance(error, asyncpg.PostgresError) else ""
 
@@ -325,7 +326,7 @@ def _translated_errors(
     try:
         yield
     except (ValueError, configparser.Error, asyncpg.InterfaceError) as error:
-        # Texts of other errors may contain parts of the URL.
+        # Texts of errors that are not asyncpg's may show parts of the URL.
         is_asyncpg = isinstance(error, asyncpg.InterfaceError)
         reason = "a part of it, or a PG* variable, has a wrong value"
         reason = describe(error) if is_asyncpg else reason
@@ -350,8 +351,8 @@ def _translated_errors(
 
 async def _connect_first(target: _Target, *, timeout: float, **options: Any) -> Connection:
     """Connect to the first host that answers and matches `target_session_attrs`. asyncpg tries the
-    next host only after an answer, and a machine that is down never answers. So this function tries
-    the next host after `NEXT_HOST_DELAY` too."""
+    next host only after an answer, and a machine that is down never answers. So this function also
+    tries the next host after `NEXT_HOST_DELAY`."""
     addresses = target.server.addresses
     if len(addresses) < 2:
         return await asyncpg.connect(target.url, timeout=timeout, **options)
@@ -455,8 +456,8 @@ async def close(connection: Connection) -> None:
 
 class _UnresetConnection(_Connection):
     """A pooled connection whose release sends nothing to the server, because riverpy changes no
-    settings of the session. Only a transaction that a cancelled call left open is rolled back. The
-    event loop gets no error about such a transaction, as it would from asyncpg."""
+    settings of the session. Only a transaction that a cancelled call left open is rolled back.
+    asyncpg's own reset would also report such a transaction to the event loop as an error."""
 
     async def reset(self, *, timeout: float | None = None) -> None:
         if self._top_xact is None and not self.is_in_transaction():
@@ -562,7 +563,7 @@ async def listen(
     on_lost: Callable[[], None],
 ) -> None:
     """LISTEN on each channel, and call its function with each payload. Call `on_lost` when the
-    connection ends. A half-open connection does not end."""
+    connection ends. A half-open connection causes no such call."""
 
     def deliver(_connection: Any, _pid: int, channel: str, payload: object) -> None:
         channels[channel](str(payload))

@@ -1,6 +1,6 @@
 """The statements of `run_once`: one typed function per block of `sql/queries/riverpy_exec.sql`.
 
-`run_once` stores one row for each key. An epoch is the number of a claim of a key. The statements
+`run_once` stores one row for each key. Each claim of a key has a number, its epoch. The statements
 pass integers as text, because a connection of the caller may have its own codec for integers.
 """
 
@@ -105,8 +105,8 @@ async def exec_get(connection: Transaction, schema: str | None, *, key: str) -> 
 
 
 async def exec_check_transaction(connection: Transaction, transaction_id: str) -> None:
-    """Check before the commit that the caller's code has not ended the transaction: the server
-    reports no error at the commit of a transaction that has failed or ended.
+    """Before the commit, check that the caller's code has not ended the transaction. The server
+    reports no error if a failed or ended transaction is committed.
 
     Raises:
         TransactionError: the transaction has ended. Another transaction may be open.
@@ -130,7 +130,7 @@ async def exec_exists(connection: Transaction, schema: str | None) -> bool:
 async def exec_expired(
     connection: Transaction, schema: str | None, *, after: ExpiredCursor | None, limit: int
 ) -> list[ExpiredCursor]:
-    """Return up to `limit` keys after the cursor that may be deleted, oldest first."""
+    """Return up to `limit` keys that may be deleted, oldest first, starting after the cursor."""
     rows = await query(_FILE, "exec_expired", schema).fetch(
         connection,
         after_time=after and after.kept_until,

@@ -45,8 +45,8 @@ class IndexArtifact(NamedTuple):
 
 
 async def index_lock(connection: Transaction, schema: str | None) -> bool:
-    """Try to lock the right to rebuild indexes, until the end of the session. Return False if
-    another session has the lock."""
+    """Try to take the lock for rebuilding indexes. It is held until the end of the session. Return
+    False if another session has the lock."""
     return bool(await query(_FILE, "index_lock", schema).fetchval(connection))
 
 
@@ -86,7 +86,7 @@ async def index_artifacts(
 async def index_comment(
     connection: Transaction, schema: str | None, *, name: str, comment: str
 ) -> None:
-    """Set or, with an empty text, remove the comment of the index, if the index exists."""
+    """Set the comment of the index, if the index exists. An empty `comment` removes it."""
     statement = await query(_FILE, "index_comment", schema).fetchval(
         connection, name=name, comment=comment
     )

@@ -118,7 +118,7 @@ async def job_copy(
 
 async def _copy_lines(rows: Sequence[InsertRow], now: str | None) -> AsyncGenerator[bytes]:
     ends: dict[tuple[object, ...], str] = {}
-    """The end of a line for each combination of shared values, to encode each only once."""
+    """The encoded end of a COPY line, by its shared values. So each is encoded only once."""
     for start in range(0, len(rows), _COPY_ROWS):
         lines: list[str] = []
         for row in rows[start : start + _COPY_ROWS]:

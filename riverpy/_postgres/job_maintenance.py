@@ -27,7 +27,7 @@ _FILE = "river_job_maintenance"
 
 
 class JobScope(NamedTuple):
-    """The jobs of some queues and kinds. If `only_queues` is False, these are all queues but
+    """The jobs of some queues and kinds. If `only_queues` is False, these are all queues except
     `queues`. `only_kinds` does the same for kinds."""
 
     queues: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class RunningClaim(NamedTuple):
 
 
 class Rescue(NamedTuple):
-    """An attempt that `job_rescue` is to end with an error."""
+    """An attempt that `job_rescue` must end with an error."""
 
     claim_key: ClaimKey
     client_id: str | None
@@ -98,7 +98,8 @@ async def job_ended(
     after: EndedCursor | None,
     limit: int,
 ) -> list[EndedJob]:
-    """Read up to `limit` jobs after the cursor that ended longer ago than the retention."""
+    """Starting after the cursor, read up to `limit` jobs that ended longer ago than the
+    retention."""
     rows = await query(_FILE, "job_ended", schema).fetch(
         connection,
         state=state,
@@ -136,7 +137,7 @@ async def job_due(
     limit: int,
 ) -> list[int]:
     """Return the ids of scheduled and retryable jobs that are due within `ahead`, in the order in
-    which they are to run. Jobs in `skipped` are left out."""
+    which they should run. Jobs in `skipped` are left out."""
     rows = await fetch_filtered(
         connection, _FILE, "job_due", schema, within, ahead=ahead, skipped=skipped, limit=limit
     )

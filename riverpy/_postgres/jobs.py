@@ -87,7 +87,8 @@ async def job_claim(
         queue: the queue.
         kinds: the kinds to claim. None means all kinds.
         skipped: ids of jobs to leave out.
-        after: priority, time in microseconds since 2000, and id. Only later jobs are claimed.
+        after: a position: priority, time in microseconds since 2000, and id. Only jobs after it are
+            claimed.
         last_priority: jobs with a larger priority number are left out.
         limit: the maximum number of jobs.
         client_id: the client that claims.

@@ -1,5 +1,5 @@
 """The statements on `river_leader`, River's table of the leader: one typed function per block of
-`sql/queries/river_leader.sql`. A term is the time from one election to its end."""
+`sql/queries/river_leader.sql`. A term is the time for which one client is the leader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LeaderRow(NamedTuple):
-    """The row of the current leader of `default`, or of the last one."""
+    """The row of the current or last leader of domain `default`."""
 
     leader_id: str
     elected_at: datetime
@@ -68,13 +68,13 @@ async def leader_fence(
     timeout: timedelta,
     lock_timeout: timedelta,
 ) -> bool:
-    """Let the open transaction commit only during a term: until then no other term can begin. The
-    server ends the transaction after `timeout`, and each wait for a lock after `lock_timeout`.
-    Return False if the term has ended."""
+    """Let the open transaction commit only during a term: no other term can begin before the
+    transaction ends. The server ends the transaction after `timeout`, and each wait for a lock
+    after `lock_timeout`. Return False if the term has ended."""
     row = await query("river_leader", "leader_fence", schema).fetchrow(
         connection,
         leader_id=leader_id,
-        elected_at=elected_at.isoformat(),  # the caller's connection may have codecs
+        elected_at=elected_at.isoformat(),  # the connection may have codecs for times
         milliseconds=milliseconds(timeout),
         lock_milliseconds=milliseconds(lock_timeout),
     )
@@ -82,11 +82,11 @@ async def leader_fence(
 
 
 async def leader_get(connection: Transaction, schema: str | None) -> LeaderRow | None:
-    """Return the row of the current leader of `default`, or of the last one."""
+    """Return the row of the current or last leader of domain `default`."""
     row = await query("river_leader", "leader_get", schema).fetchrow(connection)
     return None if row is None else LeaderRow(*row)
 
 
 async def leader_request_resign(connection: Transaction, schema: str | None) -> None:
-    """Request that the leader resigns. It is notified at the commit."""
+    """Request that the leader resigns. The leader is notified at the commit."""
     await query("river_leader", "leader_request_resign", schema).execute(connection)

@@ -1,7 +1,7 @@
 """The statements on leases: one typed function per block of `sql/queries/riverpy_lease.sql`.
 
-A term is the time for which one holder has a lease. Its epoch is a number, larger than that of the
-term before."""
+A term is the time for which one holder has a lease. Its epoch is a number that is larger than the
+epoch of the term before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 TOPIC = "riverpy_lease"
-"""The topic of notifications about leases: a lease was released, or its holder is to release it."""
+"""The topic of notifications about leases: a lease was released, or its holder should release
+it."""
 
 RELEASE_LOCK_TIMEOUT = timedelta(milliseconds=500)
 """How long a release waits for a locked row. Other statements wait for the same connection, so this
@@ -59,7 +60,7 @@ def epoch_of(acquired_at: datetime) -> int:
 
 
 def time_of(epoch: int) -> datetime:
-    """Return the start of the term with this epoch of `epoch_of`."""
+    """Return the start of a term from its epoch: the inverse of `epoch_of`."""
     return _EPOCH + timedelta(microseconds=epoch)
 
 
@@ -88,8 +89,8 @@ async def lease_acquire(
 ) -> LeaseAnswer | None:
     """Try to acquire a lease. Return None if another session acquired it during the statement.
 
-    The statement waits for a transaction that `lease_fence` has bound to the last term. It fails
-    after `lock_timeout`. None: the session's own limit applies.
+    The statement waits for the end of transactions in which `lease_fence` was called for the last
+    term. After `lock_timeout`, the statement fails. None: the session's own limit applies.
     """
     row = await query(_FILE, "lease_acquire", schema).fetchrow(
         connection,
@@ -107,9 +108,9 @@ async def lease_acquire(
 async def lease_renew(
     connection: Transaction, schema: str | None, *, holder: str, terms: Iterable[tuple[str, int]]
 ) -> dict[str, bool]:
-    """Extend terms, each given as the name of a lease and an epoch. Return the names of the leases
-    whose term has not ended. The value is False if another transaction has locked the row, so that
-    the term was not extended."""
+    """Extend terms, each given as the name of a lease and an epoch. Return the leases whose term
+    has not ended, by name. A value is False if the term was not extended, because another
+    transaction has locked its row."""
     names, epochs = zip(*terms, strict=True)
     statement = query(_FILE, "lease_renew", schema)
     rows = await statement.fetch(connection, name=names, epoch=epochs, holder=holder)
@@ -136,12 +137,12 @@ async def lease_fence(
     timeout: timedelta,
     lock_timeout: timedelta,
 ) -> bool:
-    """Let the open transaction commit only during a term: until then no other term can begin. The
-    server ends the transaction after `timeout`, and each wait for a lock after `lock_timeout`.
-    Return False if the term has ended.
+    """Let the open transaction commit only during a term: no other term can begin before the
+    transaction ends. The server ends the transaction after `timeout`, and each wait for a lock
+    after `lock_timeout`. Return False if the term has ended.
 
     Raises:
-        TransactionError: a savepoint is open. Its rollback would undo this function.
+        TransactionError: a savepoint is open. Its rollback would undo the effect of this call.
     """
     values = _fence_values(name, epoch, timeout, lock_timeout)
     row = await query(_FILE, "lease_fence", schema).fetchrow(connection, **values)

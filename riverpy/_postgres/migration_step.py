@@ -39,8 +39,8 @@ class Direction(StrEnum):
 
 
 class StepRunner:
-    """Runs the migrations of one line. If several migrators run at once, a lock lets only one of
-    them run a migration."""
+    """Runs one line (series) of migrations. If several migrators run at once, a lock lets only one
+    of them run a migration."""
 
     def __init__(self, line: str, *, lock_timeout: timedelta, statement_timeout: timedelta) -> None:
         self._line = line
@@ -58,7 +58,8 @@ class StepRunner:
         up = direction is Direction.UP
         what = f"version {migration.version} of line {self._line!r} in schema {schema!r}"
         with _migration_errors(f"migrating {direction} {what}"):
-            # After the wait for the lock, each statement must see what was committed before.
+            # After the wait for the lock, each statement must see what other transactions have
+            # committed.
             async with bounded_transaction(connection, isolation="read_committed"):
                 with _migration_errors(f"waiting for another migrator before {what}"):
                     await self._lock_migrations(connection, schema)
@@ -76,7 +77,8 @@ class StepRunner:
         return True
 
     async def _lock_migrations(self, connection: Transaction, schema: str) -> None:
-        # Another migrator may hold the lock for its whole migration. No worker waits for it.
+        # The timeout is long: another migrator may hold the lock for a whole migration. No worker
+        # needs the lock.
         await self._set_limits(connection, self._statement_timeout)
         with anyio.fail_after(self._statement_timeout.total_seconds() + READ_TIMEOUT):
             await query(_FILE, "migration_lock", schema).execute(connection, schema=schema)
@@ -91,7 +93,7 @@ class StepRunner:
             )
 
     def _check_order(self, version: int, applied: set[int], direction: Direction) -> None:
-        """Check that no other migrator has migrated in the other direction in the meantime."""
+        """Check that no other migrator has migrated in the other direction before this step."""
         up = direction is Direction.UP
         in_order = version == 1 or version - 1 in applied if up else max(applied) == version
         if not in_order:

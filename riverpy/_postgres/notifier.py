@@ -1,9 +1,9 @@
 """Notifier: the one connection that listens. It passes notifications to subscribers.
 
 The notifier sends probes to itself to check that notifications arrive. A probe is a notification on
-a channel of its own. Another connection sends the first probe, the listening connection the later
-probes. Probes find two faults: a half-open connection raises no error, and a pooler in transaction
-mode accepts LISTEN but delivers nothing.
+a channel of its own. Another connection sends the first probe, and the listening connection sends
+the next probes. Probes find two faults: a half-open connection raises no error, and a pooler in
+transaction mode accepts LISTEN but delivers nothing.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ class Notifier:
         self.connected.emit()
 
     async def _channel_callbacks(self, connection: Connection) -> dict[str, Callable[[str], None]]:
-        """Return the callback for each channel. The name of a channel has the schema that has the
-        topic's table. River in Go uses the first schema of the search path instead, so riverpy
-        listens on a channel with that schema too."""
+        """Return the callback for each channel. The name of a channel starts with the schema that
+        contains the topic's table. River in Go uses the first schema of the search path instead, so
+        riverpy listens on a channel with that schema too."""
         statement = query("river_notification", "notification_schemas", self._schema)
         ((jobs, leases, first),) = await connection.fetch(statement.text)
         if jobs is None:
@@ -179,7 +179,7 @@ class Notifier:
         return deliver
 
     def _record_end(self, lost: asyncio.Event) -> None:
-        """Record the end of a connection. Waits for probes on it end too."""
+        """Record the end of a connection. Code that waits for probes on it stops waiting."""
         lost.set()
         if lost is self._lost:
             for arrived in self._probes.values():
@@ -190,8 +190,8 @@ class Notifier:
             event.set()
 
     async def _watch_connection(self, scope: StopScope) -> bool:
-        """Wait until the connection is lost, or a probe does not arrive. Return whether the probe
-        before arrived."""
+        """Wait until the connection is lost, or a probe does not arrive. Return whether the
+        previous probe arrived."""
         while True:
             was_proven = self.proven
             interval = (
@@ -205,8 +205,9 @@ class Notifier:
                 return was_proven
             if not self._is_first_probe_sent:
                 await self._check_delivery(first=True)
-            # If probes fail, only a new connection shows whether notifications arrive: behind a
-            # pooler, a probe arrives if the same session of the server listens and sends.
+            # If probes fail, only a new connection shows whether notifications arrive. Behind a
+            # pooler, a probe may arrive only because the same session of the server listens and
+            # sends.
             elif not (was_proven or self._is_queue_full) or not (
                 await self._check_delivery(first=False) or self._is_queue_full
             ):
@@ -261,7 +262,7 @@ class Notifier:
         self._queue_log.report(is_full=is_full)
 
     def _log_failure(self) -> None:
-        """Log that no notifications arrive, once until a probe arrives."""
+        """Log once that no notifications arrive, until a probe arrives again."""
         if self._is_failure_logged:
             return
         self._is_failure_logged = True
@@ -321,6 +322,6 @@ def decode_message(payload: str) -> Message | None:
     """Decode a payload. Return None, and log a warning, if it is not valid."""
     try:
         return msgspec.json.decode(payload, type=Message)
-    except (msgspec.DecodeError, RecursionError):  # any session can send one
+    except (msgspec.DecodeError, RecursionError):  # any session can send any text
         get_logger().warning(INVALID_NOTIFICATION_RECEIVED, payload=payload[:100])
         return None

@@ -38,7 +38,7 @@ class PeriodicRegistration(NamedTuple):
 
 
 class PeriodicRow(NamedTuple):
-    """The row of a periodic job. A slot is a time of its schedule."""
+    """The row of a periodic job. A slot is one time of its schedule."""
 
     id: str
     next_run_at: datetime | None
@@ -104,8 +104,8 @@ async def periodic_register(
     first: Sequence[str],
     each: Sequence[str],
 ) -> set[str]:
-    """Insert or update rows. Jobs in `first` run at once if their row is new, jobs in `each` in any
-    case. Return the ids of the rows that were not locked."""
+    """Insert or update rows. Jobs in `first` run at once if their row is new, jobs in `each` unless
+    they are paused. Return the ids of the rows that were not locked."""
     rows = await query(_FILE, "periodic_register", schema).fetch(
         connection, **columns(registrations), first=first, each=each
     )

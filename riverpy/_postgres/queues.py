@@ -39,13 +39,13 @@ async def queue_paused(connection: Transaction, schema: str | None, names: list[
 
 
 async def queue_pause(connection: Transaction, schema: str | None, name: str) -> list[str]:
-    """Pause a queue, or all with `*`. Return the names of the paused queues."""
+    """Pause a queue. The name `*` means all queues. Return the names of the paused queues."""
     rows = await query(_FILE, "queue_pause", schema).fetch(connection, name=name)
     return [row[0] for row in rows]
 
 
 async def queue_resume(connection: Transaction, schema: str | None, name: str) -> list[str]:
-    """Resume a queue, or all with `*`. Return the names of the resumed queues."""
+    """Resume a queue. The name `*` means all queues. Return the names of the resumed queues."""
     rows = await query(_FILE, "queue_resume", schema).fetch(connection, name=name)
     return [row[0] for row in rows]
 

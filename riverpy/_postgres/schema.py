@@ -1,4 +1,4 @@
-"""Schema: the migrations that riverpy has, and those that a database has."""
+"""Schema: the migrations of riverpy and of a database. A line is a series of migrations."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FEATURES = {
         "quick start of a client under the configured id of a killed one"
     ),
 }
-"""The features that need each version of line `riverpy`."""
+"""For each version of line `riverpy`, the features that need it."""
 NEEDED_MAIN_VERSION = 7
 """The newest version of line `main` that a client needs. Version 8 changes nothing on PostgreSQL,
 because River has it for SQLite."""
@@ -76,7 +76,7 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One migration of a line, as SQL with schema marks."""
+    """One migration of a line, as SQL with marks for the schema."""
 
     version: int
     name: str
@@ -95,8 +95,8 @@ def lines() -> Sequence[str]:
 
 @cache
 def migrations(line: str) -> Mapping[int, Migration]:
-    """Return the migrations of a line by version, lowest first. An unknown line is a
-    ConfigError."""
+    """Return the migrations of a line by version, lowest first. Raise ConfigError for an unknown
+    line."""
     if line not in lines():
         raise ConfigError(f"unknown migration line {line!r}: riverpy has {', '.join(lines())}")
     texts: dict[tuple[int, str], dict[str, str]] = {}
@@ -128,7 +128,7 @@ class RowSecurity(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """The effect on a client, if there are `tables`."""
+        """The effect on a client, if `tables` is not empty."""
         effect = (
             "without a policy no job is worked or counted"
             if self.hidden
@@ -141,7 +141,7 @@ class RowSecurity(NamedTuple):
 
     @property
     def fix(self) -> str:
-        """What gives the role access to all rows."""
+        """How to give the role access to all rows."""
         return (
             "for each table ALTER TABLE … DISABLE ROW LEVEL SECURITY, or CREATE POLICY … TO "
             f'"{self.role}" USING (true); or let the role own the tables'
@@ -320,8 +320,8 @@ async def check_schema(
 def expect_feature(
     state: SchemaState, version: int, schema: str | None, *, url: str | None
 ) -> None:
-    """Raise SchemaMissingError with the command to run if a version of line `riverpy` is not
-    applied."""
+    """If a version of line `riverpy` is not applied, raise SchemaMissingError with the command to
+    run."""
     if version not in state.versions(RIVERPY_LINE):
         command = migrate_command(f"riverpy migrate up --line {RIVERPY_LINE}", schema, url)
         raise SchemaMissingError(

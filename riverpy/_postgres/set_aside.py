@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 DELAY_MIN = 1.0
 DELAY_MAX = 60.0
-"""The default delays between two attempts for a row, in seconds."""
+"""The default limits of the delay between two attempts for a row, in seconds."""
 LOCKED_DELAY_MAX = 2.0
 """The longest delay for a locked row, in seconds. Most locks end soon."""
 IDLE_FACTOR = 4
-"""After a retry there is no other retry for this multiple of its time. With 4, slow rows take at
-most a fifth of the time."""
+"""After a failed retry, retries pause for this multiple of the time that it took. With 4, slow rows
+take at most a fifth of the time."""
 
 Row = TypeVar("Row")
 
@@ -54,7 +54,7 @@ class SetAsideEntry(NamedTuple, Generic[Row]):
 
 
 class SetAside(Generic[Row]):
-    """Rows that are set aside, each under a key."""
+    """Rows that are set aside for a retry, each under a key."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class SetAside(Generic[Row]):
         """Start without rows.
 
         Args:
-            maximum: how many rows make this full. None: no limit.
+            maximum: at how many rows `is_full` is True. None: no limit.
             delay_min: seconds until the second try. None: `DELAY_MIN`.
             delay_max: the longest delay between two tries in seconds. None: `DELAY_MAX`.
             now: the clock, in seconds. None: monotonic time.
@@ -97,7 +97,8 @@ class SetAside(Generic[Row]):
         return list(self._entries.values())
 
     def add(self, key: Hashable, row: Row, error: Exception, seconds: float) -> SetAsideEntry[Row]:
-        """Set aside a row for which a statement failed alone, or failed again, after `seconds`."""
+        """Set aside a row whose statement without other rows failed after `seconds`, for the first
+        time or again."""
         now = self._current_time()
         known = self._entries.get(key)
         tries = 1 if known is None else known.tries + 1

@@ -1,6 +1,7 @@
 """SQL files: finds them, reads their statements, puts in the schema, numbers the parameters.
 
-A file in `sql/queries` holds blocks. Each starts with a line `-- name: job_insert`. In a block
+A file in `sql/queries` holds blocks. Each block starts with a line like `-- name: job_insert`. In a
+block
 
 - `@queue` is a parameter. For asyncpg it becomes `$1`, `$2`, … in the order of first use.
 - `/* schema */` stands before the name of each table, type and function of River's schema.
@@ -13,7 +14,7 @@ A file in `sql/queries` holds blocks. Each starts with a line `-- name: job_inse
   the queues of the parameter `@queues`, in `NAME_except_queues` for all other queues. (With one
   text for all three cases, a generic plan would not use the index on the queue.)
 
-Without includes psql can run a block as it stands in the file.
+A block without includes can be run in psql without changes.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class Query(NamedTuple):
     parameters: tuple[str, ...]
 
     def arguments(self, values: dict[str, object]) -> list[object]:
-        """Return the values in the order of the parameters. A missing or unknown name is a
-        KeyError."""
+        """Return the values in the order of the parameters. Raise KeyError for a missing or unknown
+        name."""
         if len(values) != len(self.parameters):
             raise KeyError(f"expected {self.parameters}, got {tuple(values)}")
         return [values[name] for name in self.parameters]
@@ -112,13 +113,13 @@ def milliseconds(duration: timedelta) -> int:
 
 
 def columns(rows: Sequence[Any]) -> dict[str, list[Any]]:
-    """Return the values of named tuples as one list for each field. There must be a row."""
+    """Return the values of named tuples as one list for each field. `rows` must not be empty."""
     values = map(list, zip(*rows, strict=True))
     return dict(zip(rows[0]._fields, values, strict=True))
 
 
 def splice_schema(text: str, schema: str | None) -> str:
-    """Replace the marks for the schema in a text. Schema None: names get no schema."""
+    """Replace the marks for the schema in a text. If `schema` is None, names get no schema."""
     prefix = f"{quote_identifier(schema)}." if schema else ""
 
     def schema_of(match: re.Match[str]) -> str:
@@ -176,7 +177,7 @@ async def fetch_filtered(
     /,
     **values: object,
 ) -> list[Record]:
-    """Run the block `name` for the queues of a filter, and return all rows. None: all queues."""
+    """Run the block `name` for the queues of a filter (None: all queues), and return all rows."""
     if within is not None:
         name += "_in_queues" if within.is_only else "_except_queues"
         values["queues"] = within.queues

@@ -60,9 +60,9 @@ def expect_transaction(tx: object) -> Transaction:
 
 @asynccontextmanager
 async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
-    """Run a block in a savepoint of an open transaction. After an error of the block the
-    transaction is usable, without what the block wrote. (asyncpg's own savepoints need a
-    transaction that was begun through asyncpg.)
+    """Run a block in a savepoint of an open transaction. After an error in the block, the
+    transaction is still usable, and what the block wrote is undone. (asyncpg's own savepoints need
+    a transaction that was begun through asyncpg.)
 
     Raises:
         TransactionError: the transaction was aborted before, or the block has ended it.
@@ -134,7 +134,7 @@ async def expect_outermost(connection: Transaction) -> None:
 
 async def wrong_database_error(connection: Transaction, what: str) -> TransactionError:
     """Return the error for a fence in a transaction of another database or schema. This process
-    holds the lease, but the transaction does not find its row."""
+    holds the lease, but the transaction does not find the row of the lease."""
     place = await _fetch_value(connection, "session_database")
     return TransactionError(
         f"the table that this transaction sees, in {place}, does not have the term of {what}, "
