@@ -14,10 +14,10 @@ running_job: ContextVar[Job[Any] | None] = ContextVar("riverpy_running_job", def
 
 
 def current_job() -> Job[Any]:
-    """Return the job that is running here.
+    """Return the job in which the calling code runs.
 
     Raises:
-        ClientStateError: no job is running here.
+        ClientStateError: the calling code does not run in a job.
     """
     job = running_job.get()
     if job is None:

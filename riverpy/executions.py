@@ -22,16 +22,16 @@ class ExecutionState(Enum):
     """Another call is running the function, or the claim of that call has not expired. This call
     did nothing. Try again later."""
     UNKNOWN = "unknown"
-    """An earlier call of `run_at_most_once` claimed the key and has not recorded the end. The
-    function of that call may still run, or may have failed or crashed at any point. The function
-    does not run again. This call did nothing."""
+    """An earlier call of `run_at_most_once` claimed the key, and did not record that the effect is
+    complete. The function of that call may still run, or may have failed or crashed at any point.
+    The function does not run again. This call did nothing."""
     OVERTAKEN = "overtaken"
     """The function ran in this call, but the claim expired and another call claimed the key. So the
     effect may happen twice."""
 
 
 class Execution(msgspec.Struct, Generic[ResultT], frozen=True):
-    """The result of a call."""
+    """The result of one call for an effect."""
 
     state: ExecutionState
     value: ResultT | None = None

@@ -38,8 +38,9 @@ TTL_MIN = timedelta(milliseconds=100)
 class LeaseManager:
     """Acquires leases without a client: `async with LeaseManager(url) as leases:`.
 
-    `hold` renews a lease in the background, and cancels its block when the lease is lost. With
-    `try_acquire` the caller renews the lease, stops when it is not held any more, and releases it.
+    `hold` renews a lease in the background, and cancels its block when the lease is lost. After
+    `try_acquire`, the caller must renew the lease, stop the work when the lease is not held any
+    more, and release it.
 
     A manager belongs to one event loop. A forked process needs another manager.
     """
@@ -58,16 +59,16 @@ class LeaseManager:
         """Create the lease manager. It opens no connection.
 
         Args:
-            database: a `postgres://` URL, to which the manager opens up to two connections; or an
-                asyncpg pool or connection of the caller, which is never closed or replaced; or a
-                `MemoryLeases`. Two managers may share a pool or a `MemoryLeases`, but not a
-                connection.
+            database: a `postgres://` URL, an asyncpg pool or connection of the caller, or a
+                `MemoryLeases`. The manager opens up to two connections to a URL. It never closes or
+                replaces the caller's pool or connection. Two managers may share a pool or a
+                `MemoryLeases`, but not a connection.
             schema: the schema of River's tables; None: the search path decides.
             holder: the name of this manager as a holder, 1 to 100 characters, different for each
                 manager. None: the host, the process id and a random part.
             ttl: how long a lease lasts without a renewal: 100 milliseconds to a day.
-            renew_interval: the time from one renewal, or attempt to acquire, to the next. `ttl` is
-                at least 2.4 times as long, so that one renewal may fail.
+            renew_interval: the time from one renewal, or attempt to acquire, to the next. `ttl`
+                must be at least 2.4 times as long, so that one renewal may fail.
             max_held: the largest number of leases that `hold` keeps at once; None: no limit.
             pooler: whether the URL leads to a pooler in transaction mode.
 
@@ -108,7 +109,8 @@ class LeaseManager:
         """Connect, and check that the table exists.
 
         Raises:
-            SchemaMissingError: line `riverpy` is not migrated; the text has the command.
+            SchemaMissingError: the migration line `riverpy` is not applied; the error text has the
+                command.
             ConfigError, DatabaseError, OSError, TimeoutError, asyncpg.PostgresError: the database
                 cannot be used.
         """
@@ -183,7 +185,7 @@ class LeaseManager:
 
         Raises:
             ConfigError: the name, or `wait`, is not allowed.
-            ClientStateError: the manager is closed, or the caller's pool or connection is.
+            ClientStateError: the manager, or the caller's pool or connection, is closed.
             TimeoutError: the lease was not free within `wait`.
             LeaseLostError: the lease was lost before the block ended.
         """

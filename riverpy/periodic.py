@@ -1,4 +1,4 @@
-"""Periodic jobs: jobs that the leader inserts by a schedule.
+"""Periodic jobs: jobs that the leader inserts on a schedule.
 
 Register the same periodic jobs in every client that takes part in leader election, because any of
 them may become the leader.
@@ -33,7 +33,7 @@ _NOT_PLAIN_TESTS = (
 
 
 class PeriodicJob:
-    """One kind of job that the leader inserts by a schedule."""
+    """One kind of job that the leader inserts on a schedule."""
 
     def __init__(
         self,
@@ -250,8 +250,8 @@ class PeriodicJobsStart(msgspec.Struct, frozen=True, kw_only=True):
     """The argument of the hook `periodic_jobs_start`."""
 
     jobs: PeriodicJobs
-    """The client's periodic jobs. The hook may add and remove periodic jobs. The changes stay after
-    the term."""
+    """The client's periodic jobs. The hook may add and remove periodic jobs. The changes remain
+    after the leader's term."""
     states: Mapping[str, PeriodicJobState]
-    """The states in the database by id, for the client's leader domain. This includes periodic jobs
-    that the client does not have."""
+    """The stored states of all periodic jobs of the client's leader domain, by id. This includes
+    periodic jobs that the client does not have."""

@@ -74,7 +74,8 @@ class CronSchedule:
     clocks go forward and skip a fixed time, the schedule is due at the first instant after the gap.
     If clocks go back and a fixed time occurs twice, the schedule is due only the first time. Any
     other expression is due at each instant whose local time matches. So an hourly expression is due
-    once in each elapsed hour. With `clock_changes="river"` this applies to fixed times too.
+    once in each elapsed hour. With `clock_changes="river"`, expressions with fixed times follow
+    this rule too.
     """
 
     def __init__(self, expression: str, timezone: str, clock_changes: ClockChanges) -> None:
@@ -95,7 +96,7 @@ class CronSchedule:
             if self._has_fixed_times:
                 return self._next_fixed_time(after)
             return self._next_matching_instant(after)
-        except OverflowError:  # the end of the calendar
+        except OverflowError:  # datetime ends with the year 9999
             return None
 
     def __str__(self) -> str:
@@ -224,8 +225,8 @@ def parse_schedule(text: str) -> PeriodicSchedule | None:
 
 
 def schedule_text(schedule: PeriodicSchedule) -> str:
-    """Return the text of a schedule that is stored with a periodic job. Equal schedules have the
-    same text in every process."""
+    """Return the text of a schedule, which is stored with its periodic job. Equal schedules have
+    the same text in every process."""
     cls = type(schedule)
     has_text = cls.__str__ is not object.__str__ or cls.__repr__ is not object.__repr__
     return str(schedule) if has_text else cls.__qualname__

@@ -1,5 +1,6 @@
-"""Singletons: functions that run in only one of the processes that register them. A singleton runs
-under a lease with its name. A leader function runs while its client is the leader."""
+"""Singletons: functions that run in only one process at a time, even if several register them. A
+singleton runs under a lease with its name. A leader function runs while its client is the
+leader."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class ClientCalls(ABC):
     """The base of the classes that hold the methods of `Client`.
 
-    A method with `tx` runs in a savepoint of this transaction, so that the transaction stays usable
-    after an error. The method raises TransactionError if `tx` is closed, aborted or not in a
-    transaction.
+    A method that gets a transaction as `tx` runs in a savepoint of it, so that the transaction
+    stays usable after an error. The method raises TransactionError if `tx` is closed, aborted or
+    not in a transaction.
     """
 
     _config: Config

@@ -1,4 +1,4 @@
-"""ExecutionCalls: run an effect once for a key, even if many processes try."""
+"""ExecutionCalls: run the effect of a function once for a key, even if many processes try."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ KEY_RETENTION_DEFAULT = timedelta(days=30)
 KEY_WAIT_DEFAULT = timedelta(seconds=10)
 """The default time for which a call waits for another call with the same key."""
 CLAIM_EXPIRY_DEFAULT = timedelta(minutes=5)
-"""The default time after which a claim of `run_at_least_once` expires."""
+"""The default lifetime of a claim: the right of a `run_at_least_once` call to run `fn`."""
 CANCEL_MARGIN_SHARE = 1 / 15
-"""The function is cancelled before the claim expires, earlier by this share of `expires_after`. The
-clocks of client and server may run at different rates."""
+"""The time between the cancellation of the function and the end of its claim, as a share of
+`expires_after`. It is needed because the clocks of client and server may run at different rates."""
 DURATION_MAX = timedelta(days=36_500)
 """The longest duration that a caller may pass."""
 RELEASE_TIMEOUT = 2.0
 """The timeout for the release of a claim, in seconds."""
 COMPLETE_TIMEOUT = 10.0
-"""The time to record that an effect is complete, with all retries, in seconds."""
+"""The longest time to record that an effect is complete, including all retries, in seconds."""
 _RETRY_DELAY_MIN, _RETRY_DELAY_MAX = timedelta(milliseconds=100), timedelta(seconds=2)
 _LOCKED_KEY_DELAY_MIN = timedelta(milliseconds=5)
 _LOCKED_KEY_DELAY_MAX = timedelta(milliseconds=200)
@@ -82,8 +82,8 @@ class ExecutionCalls(ClientCalls):
         wait: timedelta = KEY_WAIT_DEFAULT,
         tx: Transaction | None = None,
     ) -> Execution[ResultT]:
-        """Run an effect on the database once for this key. `await fn(connection)` and the record of
-        the key are stored in one transaction.
+        """Run an effect on the database once for this key. The writes of `await fn(connection)` and
+        the record of the key are stored in one transaction.
 
         If `fn` raises, nothing is stored, and a later call runs it again. If several calls run at
         the same time, one runs `fn` and the others wait for its outcome.
@@ -95,22 +95,25 @@ class ExecutionCalls(ClientCalls):
                 days. None: forever.
             wait: how long to wait for another call with this key. Default 10 seconds.
             tx: your connection, in a transaction. The effect is done when the transaction commits.
-                The transaction stays usable if `fn` raises. `fn` runs in a savepoint, so call
-                `fence` before `run_once`. Default None: a transaction on the client's pool, with
-                the default isolation of the role and a timeout of 30 seconds.
+                The transaction stays usable if `fn` raises. `fn` runs in a savepoint, where a
+                lease's `fence` fails, so call `fence` before `run_once`. Default None: a
+                transaction on the client's pool, with the role's default isolation level and a
+                timeout of 30 seconds.
 
         Returns:
             An Execution in state RAN, DONE_BEFORE or, after `wait`, IN_PROGRESS.
 
         Raises:
             ConfigError: the key or a duration is not allowed.
-            SchemaMissingError: line `riverpy` is not migrated; the text has the command.
+            SchemaMissingError: the migration line `riverpy` is not applied; the error text has the
+                command.
             ClientStateError: the client is not open, and there is no `tx`.
             TransactionError: `fn` has ended the transaction, or `tx` is closed, aborted or not in a
                 transaction.
             Exception: what `fn` raised, or a database error. If `fn` suppressed an error of a
                 statement, that error is raised, because the transaction cannot commit.
-                asyncpg.SerializationError: the effect was done after the snapshot of `tx`.
+                asyncpg.SerializationError: another call completed the effect after the snapshot of
+                `tx`.
         """
         _validate_arguments(key, kept=kept, wait=wait)
         return await _retry_while_locked(wait, partial(self._run_once, key, fn, kept, tx))
@@ -132,7 +135,9 @@ class ExecutionCalls(ClientCalls):
             if transaction_id is None:
                 return _existing_execution(await exec_get(connection, schema, key=key))
             value = await fn(connection)
-            if tx is None:  # with tx, releasing the savepoint fails if the transaction has ended
+            # With `tx`, no check is needed: the release of the savepoint fails if the transaction
+            # has ended.
+            if tx is None:
                 await exec_check_transaction(connection, transaction_id)
         return Execution(ExecutionState.RAN, value, self.id)
 
@@ -144,10 +149,11 @@ class ExecutionCalls(ClientCalls):
         kept: timedelta | None = KEY_RETENTION_DEFAULT,
     ) -> Execution[ResultT]:
         """Run an effect outside the database, such as sending a mail, at most once for this key.
-        After a crash or an error it may or may not have happened. It does not run again.
+        After a crash or an error, the effect may or may not have happened, and it does not run
+        again.
 
-        The call claims the key, runs `await fn(claim)`, and records that it is complete. If `fn`
-        raises, the claim stays and the exception is raised.
+        The call claims the key, runs `await fn(claim)`, and records that the effect is complete. If
+        `fn` raises, the claim stays and the exception is raised.
 
         Args:
             key: identifies the effect: 1 to 255 characters.
@@ -183,8 +189,9 @@ class ExecutionCalls(ClientCalls):
         """Run an effect outside the database until it succeeds once for this key. After a crash or
         an error another call runs it again, so the effect may happen twice.
 
-        The call claims the key until the claim expires, runs `await fn(claim)`, and records that
-        it is complete. If `fn` raises, the claim is released and the exception is raised.
+        The call claims the key for the time `expires_after`, runs `await fn(claim)`, and records
+        that the effect is complete. If `fn` raises, the claim is released and the exception is
+        raised.
 
         Args:
             key: identifies the effect: 1 to 255 characters.
@@ -221,7 +228,8 @@ class ExecutionCalls(ClientCalls):
             return claim
         try:
             with anyio.fail_after(deadline - anyio.current_time(), reason=reason):
-                await anyio.lowlevel.checkpoint_if_cancelled()  # if claiming took all the time
+                # Claiming the key may have taken all the time.
+                await anyio.lowlevel.checkpoint_if_cancelled()
                 value = await fn(claim)
         except BaseException:
             await finish(lambda: self._release_claim(claim))
@@ -258,8 +266,8 @@ class ExecutionCalls(ClientCalls):
     async def _record_end(
         self, claim: Claim, value: ResultT, kept: timedelta | None
     ) -> Execution[ResultT]:
-        """Record that the effect is complete, with retries. A cancellation does not stop this
-        method, because no other process knows that the effect happened."""
+        """Record that the effect is complete. Retry after database errors. A cancellation does not
+        stop this method, because no other process knows that the effect happened."""
         is_ours = await finish(lambda: self._store_completion(claim, kept))
         state = ExecutionState.RAN if is_ours else ExecutionState.OVERTAKEN
         return Execution(state, value, self.id)
@@ -293,13 +301,14 @@ class ExecutionCalls(ClientCalls):
 
     @contextmanager
     def _limit_key_wait(self, wait: float, *, can_retry_conflicts: bool) -> Generator[None]:
-        """Limit a statement that waits for another transaction with the same key to `wait` seconds.
+        """Let a statement wait for another transaction with the same key for at most `wait`
+        seconds.
 
         Raises:
             _KeyLockedError: the statement waited for `wait` seconds, or a timeout of the session
-                ended it earlier, or, if `can_retry_conflicts`, the key was stored after the
+                ended it earlier. With `can_retry_conflicts` also: the key was stored after the
                 snapshot of the transaction.
-            SchemaMissingError: line `riverpy` is not migrated.
+            SchemaMissingError: the migration line `riverpy` is not applied.
         """
         try:
             with self._translate_missing_table(), anyio.move_on_after(wait) as scope:

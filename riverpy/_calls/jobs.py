@@ -1,4 +1,4 @@
-"""JobCalls: the calls on one job."""
+"""JobCalls: the methods for one job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class JobCalls(ClientCalls):
-    """The calls on one job."""
+    """The methods for one job."""
 
     async def job_get(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
         """Return one job.
@@ -33,9 +33,9 @@ class JobCalls(ClientCalls):
     async def job_cancel(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
         """Cancel a job. Returns the job.
 
-        If the job is running, its client receives the request and cancels its task; the state
-        becomes `cancelled` when the code has ended. A completed, cancelled or discarded job does
-        not change.
+        If the job is running, its client receives the request and cancels the job's task. The state
+        becomes `cancelled` when the worker's code has ended. A completed, cancelled or discarded
+        job does not change.
 
         Raises:
             NotFoundError, JobDamagedError: as `job_get`.
@@ -66,7 +66,7 @@ class JobCalls(ClientCalls):
         ends.
 
         Raises:
-            ArgsError: the output has no JSON form, or is larger than 32 MiB as JSON.
+            ArgsError: the output cannot be encoded as JSON, or is larger than 32 MiB as JSON.
             NotFoundError, JobDamagedError: as `job_get`.
         """
         updates = f'{{"output":{encode_metadata_value(output)}}}'

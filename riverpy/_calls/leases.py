@@ -1,4 +1,4 @@
-"""LeaseCalls: the calls of a client on leases and singletons."""
+"""LeaseCalls: the methods of a client that use leases and singletons."""
 
 from __future__ import annotations
 
@@ -37,24 +37,25 @@ class LeaseCalls(ClientCalls):
         candidate: bool = True,
     ) -> None:
         """Register a function that runs in one process at a time. All other processes that register
-        the function wait, and one of them takes over when the first one ends.
+        the function wait. When the process that runs it releases or loses the lease, another one
+        takes over.
 
         `await fn(lease)` begins when this process has acquired the lease. When the lease is lost,
         or the client stops, `fn` is cancelled once, so that it can await its cleanup. Writes are
-        always safe if each transaction begins with `await lease.fence(connection)`. A function
-        that returns has ended: it does not run in this process again until the client is started
-        again, but another process that waits runs it. A function that ignores its cancellation for
-        a fifth of `Config.leader_ttl` is logged every 10 seconds, and does not start here again
-        until it ends.
+        always safe if each transaction begins with `await lease.fence(connection)`. If the function
+        returns, this process does not run it again until the client is started again. Another
+        process that waits for the lease runs it. If a function ignores its cancellation for a fifth
+        of `Config.leader_ttl`, this is logged every 10 seconds. It does not start in this process
+        again until it ends.
 
         Args:
             name: the name of the lease: 1 to 100 printable ASCII characters without a space. All
                 processes that register this name compete, whatever their functions do.
-            fn: a coroutine function; or a plain one, which runs in a thread of its own, cannot be
-                cancelled, and must check `lease.is_held` or call `lease.expect_held()` before each
-                step.
-            restart: "on_error": after an error the lease is released, and this process waits for
-                the lease again after a delay of 1 second that doubles up to 30. "never": this
+            fn: a coroutine function or a plain function. A plain function runs in its own thread
+                and cannot be cancelled. It must check `lease.is_held` or call `lease.expect_held()`
+                before each step.
+            restart: "on_error": after an error, the lease is released. This process waits for the
+                lease again after a delay, which doubles from 1 up to 30 seconds. "never": this
                 process does not wait again. Default "on_error".
             candidate: False: this process never runs the function. Default True.
 
@@ -70,11 +71,11 @@ class LeaseCalls(ClientCalls):
         """Register a function that runs while this client is the leader of its domain. The function
         needs no lease besides the leader's.
 
-        `await fn(term)` begins soon after the client became leader, and is cancelled once when the
-        term ends. Each transaction that writes begins with `await term.fence(connection)`. A
-        function that returns has ended for this term. One that raises runs again after a delay of 1
-        to 8 seconds. While a function ignores its cancellation, this client does not become leader
-        again.
+        `await fn(term)` begins soon after the client became leader. It is cancelled once when the
+        term, the client's time as leader, ends. Each transaction that writes begins with `await
+        term.fence(connection)`. A function that returns has ended for this term. A function that
+        raises runs again after a delay of 1 to 8 seconds. While a function ignores its
+        cancellation, this client does not become leader again.
 
         Args:
             name: for the log: 1 to 100 printable ASCII characters without a space.
@@ -104,9 +105,10 @@ class LeaseCalls(ClientCalls):
             LeaseLostError: the lease was lost before the block ended.
             TimeoutError: the lease was not free within `wait`.
             ConfigError: the name, `wait` or `Config.leader_ttl` is not allowed.
-            SchemaMissingError: line `riverpy` is not migrated; the text has the command.
+            SchemaMissingError: the migration line `riverpy` is not applied; the error text has the
+                command.
             ClientStateError: the client is not open, or is closed during the block.
-            Exception: one of DATABASE_ERRORS, at the first use.
+            Exception: one of DATABASE_ERRORS, when the client first uses leases.
         """
         validate_lease_name(name)
         expect_wait(wait)

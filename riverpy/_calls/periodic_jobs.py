@@ -1,4 +1,4 @@
-"""PeriodicJobCalls: the calls on one periodic job."""
+"""PeriodicJobCalls: the methods for one periodic job."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class PeriodicJobCalls(ClientCalls):
-    """The calls on one periodic job."""
+    """The methods for one periodic job."""
 
     async def periodic_pause(self, job_id: str, *, tx: Transaction | None = None) -> None:
-        """Stop inserting jobs of this periodic job until `periodic_resume`. The pause outlasts a
-        change of leader.
+        """Stop inserting jobs of this periodic job until `periodic_resume`. The pause continues
+        after a change of leader.
 
         Raises:
             NotFoundError: no leader has registered a periodic job with this id.

@@ -1,4 +1,4 @@
-"""QueueCalls: the calls on queues."""
+"""QueueCalls: the methods for queues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOTIFICATION_SIZE_MAX = 7_999
 
 
 class QueueCalls(ClientCalls):
-    """The calls on queues."""
+    """The methods for queues."""
 
     async def queue_get(self, name: str, *, tx: Transaction | None = None) -> Queue:
         """Return one queue.
@@ -43,8 +43,8 @@ class QueueCalls(ClientCalls):
     async def queue_list(
         self, *, limit: int = QUEUE_LIST_LIMIT, tx: Transaction | None = None
     ) -> list[Queue]:
-        """Return the queues that have a row, sorted by name. A client writes the row of each queue
-        that it works. The leader deletes a row that no client has updated for a day.
+        """Return the queues in the table `river_queue`, sorted by name. A client writes the row of
+        each queue that it works. The leader deletes a row that no client has updated for a day.
 
         Args:
             limit: the maximum number of queues. Default 100.
@@ -101,8 +101,8 @@ class QueueCalls(ClientCalls):
         return found
 
     async def queue_pause(self, name: str, *, tx: Transaction | None = None) -> None:
-        """Stop all clients from claiming jobs of a queue, or of all queues with `*`. Running jobs
-        continue.
+        """Stop all clients from claiming jobs of a queue, or of all queues if the name is `*`.
+        Running jobs continue.
 
         Raises:
             NotFoundError: no client has worked a queue with this name.
@@ -110,7 +110,7 @@ class QueueCalls(ClientCalls):
         await self._pause_or_resume(queues.queue_pause, "pause", name, tx)
 
     async def queue_resume(self, name: str, *, tx: Transaction | None = None) -> None:
-        """Let all clients claim jobs of a paused queue again, or of all queues with `*`.
+        """Let all clients claim jobs of a paused queue again, or of all queues if the name is `*`.
 
         Raises:
             NotFoundError: no client has worked a queue with this name.

@@ -28,12 +28,12 @@ READ_INTERVAL_MAX = 5.0
 and at most this number of seconds."""
 
 _registered_runs: set[tuple[str | None, str, int]] = set()
-"""The registered runs of this process: the name of the process (a fork has another name), the
-client id, and the time of the registration."""
+"""The registered runs of this process. Each has the name of the process, the client id, and the
+time of the registration. A forked process has another name."""
 
 
 class IdClaim:
-    """Registers one run under the client's id."""
+    """Registers one run of a client under the client's id."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class IdClaim:
         connection: DedicatedConnection,
         timer: Timer,
     ) -> None:
-        """Create the claim of the id in `registration`, the client's row."""
+        """Create the claim of a client id. `registration` is the client's row, which has the id."""
         self._registration, self._schema = registration, schema
         self._connection, self._timer = connection, timer
         self._client_id = registration.client_id

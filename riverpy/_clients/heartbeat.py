@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 HEARTBEATS_PER_DEAD_AFTER = 6
 """The number of heartbeats within `dead_after`."""
 CLAIM_SHARE = 1 / 3
-"""The age of the last heartbeat at which claiming stops, as a share of `dead_after`."""
+"""The age of the last heartbeat at which the client stops claiming jobs, as a share of
+`dead_after`."""
 CONTACT_GAP_SHARE = 1 / 2
 """The age of the last heartbeat at which the contact counts as broken, as a share of
 `dead_after`."""
@@ -69,7 +70,7 @@ class Heartbeat:
     """Writes heartbeats while a client runs, also while it stops.
 
     Until the first heartbeat is written, claiming is allowed and the contact is 0. In a database
-    without the tables of line `riverpy` no heartbeat is ever written.
+    without the tables of the migration line `riverpy`, no heartbeat is ever written.
     """
 
     name = "heartbeat"
@@ -85,9 +86,10 @@ class Heartbeat:
         """Create the heartbeat.
 
         Args:
-            connections: the connections for heartbeats. A later one is used if the earlier ones
-                fail. The first one should have a short `lock_timeout`, because a wait for a locked
-                table would otherwise cut the connection. The last one registers the run.
+            connections: the connections for heartbeats. Each one is used only if those before it in
+                the list fail. The first one should have a short `lock_timeout`. Otherwise a wait
+                for a locked table would reach the heartbeat's timeout, which closes the connection.
+                The last one registers the run.
             displaced: called once when another run has registered under the client's id. After that
                 no heartbeat is written, and no job is claimed.
         """
@@ -101,7 +103,7 @@ class Heartbeat:
         self._claims_allowed = asyncio.Event()
         """An event that is set when claiming is allowed again."""
         self._written_at = -math.inf
-        """The start of the last successful heartbeat, by boottime."""
+        """The time at which the last successful heartbeat started, by `Timer.boottime`."""
         self._contact_since = 0.0
         self.contacts = 0
         """How often the contact began. After a break of the contact, the client's row may be a new
@@ -170,8 +172,9 @@ class Heartbeat:
         await anyio.sleep_forever()
 
     async def is_current(self, connection: Connection) -> bool:
-        """Return whether this run still has the client's id. Call this after claimed rows were
-        read: if it is True, this run has claimed the rows, and no other run.
+        """Return whether this run still has the client's id. Call this after reading the rows of
+        claimed jobs. If it returns True, this run has claimed them, not another run with the same
+        id.
 
         Raises:
             Exception: one of DATABASE_ERRORS.
@@ -190,7 +193,7 @@ class Heartbeat:
         self._id_claim.end()
 
     async def leave(self) -> None:
-        """Delete the client's row, after the run has ended without running jobs."""
+        """Delete the client's row. Call this after the run has ended and no job runs any more."""
         if self.registered_at is None:
             return
         try:

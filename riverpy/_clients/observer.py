@@ -1,8 +1,8 @@
 """HeartbeatObserver: finds heartbeats that have stopped.
 
-The server's clock may be set to another time, so the observer does not use it. The owner passes all
-heartbeats to the observer at intervals. The observer measures by the clock of this process how long
-each heartbeat stays the same.
+The server's clock may be set to another time, so the observer does not use it. The object that uses
+the observer passes all heartbeats to it at intervals. The observer measures by the clock of this
+process how long each heartbeat stays the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HeartbeatObserver:
         Args:
             contact: returns how long this process has written heartbeats without a break, in
                 seconds. During a break, other processes may not have been able to write heartbeats
-                either. None: the calls of `observe` show the contact with the server.
+                either. None: each call of `observe` proves contact with the server.
         """
         self._timer, self._contact = timer, contact
         self._observed: dict[str, tuple[LastHeartbeat, float]] = {}
@@ -43,7 +43,7 @@ class HeartbeatObserver:
         self.server_start = b""
 
     def observe(self, heartbeats: Iterable[LastHeartbeat], server_start: bytes = b"") -> None:
-        """Compare all heartbeats, read now, with earlier ones. After a restart of the server the
+        """Compare all current heartbeats with the earlier ones. After a restart of the server the
         observation begins again, because no client could write a heartbeat while the server was
         down."""
         now = self._timer.boottime()
@@ -57,8 +57,8 @@ class HeartbeatObserver:
             self._observed[one.name] = one, since
 
     def silent(self, limit: float, *, kept: float = 0.0) -> SilentHeartbeats:
-        """Return the heartbeats that have not changed for `limit` seconds, or for their own limit
-        if that is longer, and for another `kept` seconds."""
+        """Return the heartbeats that have not changed for a limit plus `kept` seconds. The limit is
+        `limit`, or the heartbeat's own limit if that is longer."""
         now = self._timer.boottime()
         contact = math.inf if self._contact is None else self._contact()
         silent: dict[str, bytes] = {}

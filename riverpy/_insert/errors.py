@@ -89,7 +89,7 @@ def _riverpy_error(error: Exception, aborted: str) -> Exception | None:
         )
     if is_channel_too_long(error):
         return _channel_error(error, aborted)
-    if is_notification_queue_full(error):  # this error has the same code, _TOO_LARGE_CODE
+    if is_notification_queue_full(error):  # its code is _TOO_LARGE_CODE too
         return None
     if code == _TOO_LARGE_CODE or _NO_MEMORY_TEXT in str(error):
         return ArgsError(

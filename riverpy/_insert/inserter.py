@@ -55,7 +55,7 @@ up to 1 GiB."""
 SEND_TIMEOUT = 600.0
 """Seconds for one statement. A shorter timeout of the pool has precedence."""
 ACQUIRE_TIMEOUT = 10.0
-"""Seconds to wait for a connection of the pool, which includes the start of the database."""
+"""Seconds to wait for a connection of the pool, including the time in which the database starts."""
 NO_CONNECTION_TEXT = (
     f"got no connection from the pool within {ACQUIRE_TIMEOUT:g} s: increase Config(pool_size=…), "
     "find the code that keeps connections, or check that the database answers"
@@ -64,14 +64,14 @@ HOOKS_TIMEOUT = 2.0
 """Seconds that the hooks and middleware of an insert may take in a transaction of riverpy. The
 timeout applies to the time before the statement, and again to the time after the statement."""
 CONFLICT_RETRIES_MAX = 10
-"""The maximum number of retries of an insert on the pool that the server rolled back."""
+"""The maximum number of retries of an insert without `tx`, if the server rolls the insert back."""
 _ROLLED_BACK_CODES = {"40001", "40P01"}
 """The error codes of a serialization failure and of a deadlock."""
 _UNAVAILABLE_CODES = {"53300", "57P03"}
 """The error codes of too many connections, and of a server that starts or stops."""
 NOTIFY_INTERVAL = 0.002
-"""The minimum seconds between two notifications of one queue by the inserts of one client without
-`tx`."""
+"""The minimum time between two notifications of one queue, in seconds. It applies to the inserts of
+one client without `tx`."""
 _NOTIFIED_QUEUES_MAX = 1000
 """The maximum number of queues that a `NotifyLimiter` remembers."""
 
@@ -99,11 +99,11 @@ def _lock_order_key(row: InsertRow) -> str:
 
 
 class NotifyLimiter:
-    """Limits the notifications of each queue to one in `NOTIFY_INTERVAL`.
+    """Limits the notifications of each queue to one per `NOTIFY_INTERVAL`.
 
     A transaction that notifies takes a lock at its commit, so two such transactions cannot commit
-    at the same time. Fewer notifications are enough: a client that receives a notification claims
-    again a few milliseconds later, and then finds the jobs that were inserted after it.
+    at the same time. Fewer notifications are enough. A client that receives a notification claims
+    again a few milliseconds later, and then finds jobs that were inserted after the notification.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -134,8 +134,8 @@ class Inserter:
         plugins: Plugins,
         clock: Clock,
     ) -> None:
-        """Create an inserter. `acquire` lends a connection of the client's pool. The clock is for
-        unique periods and for the limit on notifications."""
+        """Create an inserter. `acquire` provides a connection of the client's pool. The clock is
+        for unique periods and for the limit on notifications."""
         self._acquire = acquire
         self._schema = schema
         self._rules = rules
@@ -358,7 +358,8 @@ class Inserter:
         self, connection: Transaction, rows: list[InsertRow], queues: list[str]
     ) -> list[InsertResult]:
         firsts: dict[str, int] = {}
-        """The index of the first job with each unique key. Later jobs with the key are not sent."""
+        """The index of the first job with each unique key. The other jobs with the key are not
+        sent."""
         sent: list[int] = []
         for index, row in enumerate(rows):
             if row.unique_key is None or firsts.setdefault(row.unique_key, index) == index:
@@ -397,7 +398,7 @@ class Inserter:
         return len(rows)
 
     def _log_queue_state(self, queues: list[str], count: int) -> None:
-        """Log that the server's notification queue is full, or no longer full. The queue is full if
-        fewer queues were notified than `queues`."""
+        """Log that the server's notification queue is full, or no longer full. It is full if not
+        all job queues in `queues` were notified."""
         if queues:
             self._queue_log.report(is_full=count < len(queues))

@@ -48,7 +48,7 @@ class InsertRules(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a client that apply to all its inserts."""
 
     max_attempts: int
-    """The number of attempts of a job whose options have none."""
+    """The maximum number of attempts of a job whose options do not set it."""
     known_kinds: Container[str] | None = None
     """The kinds that may be inserted; None: all kinds."""
     skip_job_kind_validation: bool = False
@@ -185,7 +185,8 @@ def params_of(job: PreparedJob) -> JobInsertParams:
 
 
 def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> InsertRow:
-    """Return the row of a job after the hooks and middleware, which may have changed `params`.
+    """Return the row of a job after the hooks and middleware have run. They may have changed
+    `params`.
 
     Raises:
         InsertError, ConfigError: a hook or middleware set a value that is not allowed.

@@ -167,10 +167,10 @@ def _encode_key(key: str) -> str:
 @lru_cache(maxsize=4096)
 def unique_paths(args_class: type[object]) -> tuple[tuple[str, ...], ...]:
     """Return the path of JSON names to each field that is marked `Unique`. The paths are sorted by
-    the text with dots between the names.
+    their text, in which dots separate the names.
 
-    As in River, the fields of each class are searched once. If a second field has the same class,
-    the path to this field is returned only if the field itself is marked.
+    As in River, the fields of each nested class are searched only once. If another field has the
+    same class, its path is returned only if this field itself is marked.
 
     Raises:
         InsertError: an annotation of the class cannot be resolved.
@@ -247,9 +247,10 @@ def _value_at(members: Mapping[str, str], path: Sequence[str]) -> str | None:
 
 
 def _build_document(kind: str, chosen: Sequence[tuple[Sequence[str], str]]) -> str:
-    """Return the JSON text with these values at these paths.
+    """Return a JSON text that has each value at its path.
 
-    As in River, the names become indexes of an array if the first name is a number.
+    As in River, an object whose first name is a number becomes an array, and its names become the
+    indexes.
     """
     path, raw = chosen[0]
     if not path:

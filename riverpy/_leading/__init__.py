@@ -1,1 +1,1 @@
-"""Leader election, the term of a leader, and the queues that it maintains."""
+"""Leader election, the term of a leader, and the queues that a leader maintains."""

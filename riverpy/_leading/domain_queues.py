@@ -30,16 +30,17 @@ if TYPE_CHECKING:
     from riverpy._postgres.domains import OwnedQueue
 
 READ_INTERVAL = 1.0
-"""Seconds for which the owners that were read are used. The services of a term often need them at
-the same time."""
+"""Seconds for which the owners of queues are cached, because the services of a term often need them
+at the same time."""
 UNOWNED_READ_INTERVAL = 300.0
-"""Seconds between two reads if no domain owns a queue and this client receives notifications: a
-client that claims the first queue sends one. Also used if the table of owners is missing."""
+"""Seconds between two reads if no domain owns a queue and this client receives notifications. A
+client that claims the first queue for a domain sends a notification. Also used if the table of
+owners is missing."""
 STATEMENT_TIMEOUT = 5.0
 
 
 class DomainQueues:
-    """Reads the owners of queues during one term."""
+    """Reads during one term which domains own which queues."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class DomainQueues:
                 forget_calls = self._forget_calls
                 owned = await self._read_owned_queues()
                 self._scope = self._select_scope(owned)
-                if forget_calls == self._forget_calls:  # otherwise they may have changed since
+                if forget_calls == self._forget_calls:  # if not, the owners may be outdated
                     unowned = self._unowned_interval if self._has_table else UNOWNED_READ_INTERVAL
                     interval = READ_INTERVAL if owned else unowned
                     self._next_read_at = self._timer.boottime() + interval
@@ -117,7 +118,7 @@ class DomainQueues:
                 return ()
 
     def _select_scope(self, owned: Sequence[OwnedQueue]) -> QueueScope:
-        """Select the queues to maintain from those that have an owner."""
+        """Return the queues to maintain. `owned` are the queues that have an owner."""
         self._observer.observe(
             LastHeartbeat(row.queue, row.last_seen, 0.0 if row.is_old else ORPHANED_AFTER)
             for row in owned

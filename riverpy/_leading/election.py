@@ -39,7 +39,8 @@ in seconds."""
 
 
 class Election:
-    """Acquires the lease of a leader, runs the work of the term, and starts over."""
+    """Acquires the lease of a leader, runs the work of the term (the time as leader), and starts
+    over."""
 
     name = "leader election"
 
@@ -138,9 +139,9 @@ class Election:
         self._failed_term_count = 0
 
     def maintenance_failed(self, lease: Lease) -> bool:
-        """Resign, so that another client can become leader. This client then takes no part for a
-        time, which doubles with each consecutive failure. Returns False if the term had ended
-        before."""
+        """Resign, so that another client can become leader. This client then takes no part in the
+        election for a time, which doubles with each consecutive failure. Returns False if the term
+        had ended before."""
         interval = self._engine.timing.interval
         pause = min(interval * 2.0 ** min(self._failed_term_count, 30), max(PAUSE_MAX, interval))
         if not self._engine.resign(lease, "its maintenance failed", pause=pause):

@@ -88,7 +88,8 @@ class LeaderRowStore(LeaseStore):
 
 
 class DomainLeaseStore(LeaseTable):
-    """The table `riverpy_lease`, over the connection that a client reserves for leader leases."""
+    """The leases in the table `riverpy_lease`. Statements use the connection that a client reserves
+    for leader leases."""
 
     logs_terms = False
 
@@ -99,8 +100,9 @@ class DomainLeaseStore(LeaseTable):
 
 class SchemaLeaseStore(DomainLeaseStore):
     """The lease `@schema`: the holder maintains the schema while no riverpy client is the leader of
-    `default`. That leader would do the same work, so no client acquires this lease beside such a
-    leader. If River in Go is the leader of `default`, it does a part of the work."""
+    `default`. A riverpy leader of `default` does the same work, so no client acquires this lease
+    while there is one. If a client of River in Go is the leader of `default`, it does only a part
+    of the work."""
 
     has_foreign_leader = False
     """Whether another program's client was the leader of `default` at the last attempt."""

@@ -99,7 +99,7 @@ class LeaderWatch:
             await self._timer.sleep(self._interval)
 
     async def _check_election(self) -> None:
-        if self._domain is None and self._is_leader():  # no check is needed
+        if self._domain is None and self._is_leader():  # a riverpy leader is no problem
             return
         try:
             async with self._connection.acquire("checking the leader", STATEMENT_TIMEOUT) as opened:
@@ -119,7 +119,7 @@ class LeaderWatch:
         return await domain_election_status(connection, self._config.schema, domain=self._domain)
 
     def _check_leader(self, status: ElectionStatus) -> None:
-        """Log a leader that is a problem, once for each term."""
+        """Log a warning once for each term if its leader is a problem."""
         is_well = status.is_registered and (self._domain is None or status.knows_domains)
         if status.leader_id is None or is_well or status.elected_at == self._logged_term:
             return

@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJobs
 
 JOIN_TIMEOUT = 10.0
-"""The timeout for joining, in seconds. Clients that join at the same time wait for each other."""
+"""The timeout for joining a domain, in seconds. Clients that join at the same time wait for each
+other."""
 STATEMENT_TIMEOUT = 2.0
 READ_SHARE = 1 / 12
 READ_INTERVAL_MAX = 5.0
@@ -77,8 +78,8 @@ class Membership:
         heartbeat: Heartbeat,
         timer: Timer,
     ) -> None:
-        """Create the membership of a client. The session of `connection` should have a short lock
-        timeout, because it writes heartbeats. The client joins its domain over `reserved`."""
+        """Create the membership of a client. Heartbeats are written over `connection`, so its
+        session should have a short lock timeout. The client joins its domain over `reserved`."""
         self._registration, self._config = registration, config
         self._periodic_jobs = periodic_jobs
         self._connection, self._reserved, self._timer = connection, reserved, timer
@@ -86,7 +87,7 @@ class Membership:
         self._interval = config.dead_after / HEARTBEATS_PER_DEAD_AFTER
         self._claimed_queues: Sequence[str] = ()
         self._moved_queues: dict[str, str] = {}
-        """The domains that now own queues of this client, by queue, as logged last."""
+        """The domain that now owns each moved queue of this client, as it was logged last."""
         self._log = get_logger(domain=config.domain)
         self._last_update_at = self._timer.boottime()
         """When the last heartbeat was written."""

@@ -26,7 +26,7 @@ class QueueScope:
         return (queue in self.queues) is self.is_only
 
     def without(self, queues: Iterable[str]) -> QueueScope:
-        """Return the scope that lacks these queues too."""
+        """Return a scope that does not have these queues."""
         change = self.queues.difference if self.is_only else self.queues.union
         return QueueScope(change(queues), self.is_only)
 
@@ -35,8 +35,9 @@ class QueueScope:
         return QueueFilter(tuple(sorted(self.queues)), self.is_only)
 
     def filters(self) -> Sequence[QueueFilter | None]:
-        """Return the filters of statements that together handle the whole scope. A scope of some
-        queues has one filter for each `FILTER_MAX` queues. None: a statement for all queues."""
+        """Return the filters of the statements that together handle the whole scope. A scope of
+        only some queues has one filter for each `FILTER_MAX` queues. A filter `None` selects all
+        queues."""
         if not self.is_only:
             return [self.filter() if self.queues else None]
         names = sorted(self.queues)

@@ -20,9 +20,9 @@ class LeadershipSubscription(Stream[LeadershipChange]):
     """An async iterator over the changes of one client's leadership: `async with` opens it, `async
     for` reads it.
 
-    The first item is the current state, then each change follows in order. It ends when the client
-    stops. If 10,000 changes wait to be read, the oldest are dropped and counted in `dropped`, so
-    that the last item is always the current state.
+    The first item is the current state, then each change follows in order. The iterator ends when
+    the client stops. If 10,000 changes wait to be read, the oldest are dropped and counted in
+    `dropped`, so that the last item is always the current state.
     """
 
     def __init__(self, owner: Leadership) -> None:

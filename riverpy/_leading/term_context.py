@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TermContext:
-    """The fence, settings and connections that the services of one term share."""
+    """The objects that the services of one term share. `fence` lets writes commit only during the
+    term."""
 
     fence: TermFence
     config: Config
@@ -39,8 +40,8 @@ class TermContext:
         Exception: one of DATABASE_ERRORS; the pass is tried again soon.
     """
     all_started: asyncio.Event = field(default_factory=asyncio.Event)
-    """An event that is set when all services of the term have started. Services make no pass
-    before."""
+    """An event that is set when all services of the term have started. No service makes a pass
+    before that."""
 
     @property
     def schema(self) -> str | None:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection, Transaction
 
 TRANSACTION_LIMIT = timedelta(seconds=5)
-"""The timeout of one fenced transaction. The open transaction of a dead leader delays the next
-leader by at most this time."""
+"""The timeout of one fenced transaction, which commits only during its term. The open transaction
+of a dead leader delays the next leader by at most this time."""
 LOCK_SHARE = 1 / 5
-"""The share of `TRANSACTION_LIMIT` for which a statement may wait for a locked row."""
+"""A statement may wait for a locked row for this fraction of its transaction's timeout."""
 ROLLBACK_LIMIT = 0.5
 """The timeout for the rollback of a stopped or failed transaction, in seconds. When it expires, the
 connection is closed."""
@@ -46,7 +46,7 @@ class LeaderTerm:
     """One term in which this client is the leader of its domain."""
 
     def __init__(self, lease: Lease) -> None:
-        """Made by the client."""
+        """Only the client calls this."""
         self.lease = lease
         self.limit = min(TRANSACTION_LIMIT, lease.ttl)  # the timeout of a fenced transaction
 
@@ -70,7 +70,7 @@ class LeaderTerm:
 
         Call this method before the transaction writes, and in the outermost transaction: the
         rollback of a savepoint would undo the fence. The server ends a transaction that lasts
-        longer than 5 seconds, or than `Config.leader_ttl`.
+        longer than 5 seconds or `Config.leader_ttl`, whichever is shorter.
 
         Args:
             connection: a connection of asyncpg in a transaction. In the domain `default` the
@@ -78,8 +78,8 @@ class LeaderTerm:
 
         Raises:
             FencedOutError: the term has ended: roll back.
-            TransactionError: no transaction is open there; or it has another isolation level, or
-                belongs to another database or schema; or a savepoint is open, as in the function of
+            TransactionError: `connection` has no open transaction, or one with another isolation
+                level, database or schema. Or a savepoint is open, as in the function of
                 `run_once(tx=…)`.
             Exception: one of DATABASE_ERRORS.
         """
@@ -111,14 +111,14 @@ class LeaderTerm:
 
 
 class TermFence(LeaderTerm):
-    """A term, as the maintenance services use it: they write through `transaction`."""
+    """The term object of the maintenance services, which write through `transaction`."""
 
     @asynccontextmanager
     async def transaction(
         self, connection: DedicatedConnection, purpose: str
     ) -> AsyncGenerator[Connection]:
-        """Open a transaction that commits only under the term: no other term begins before the end
-        of the transaction.
+        """Open a transaction that commits only during the term. No other term begins before the
+        transaction ends.
 
         Raises:
             FencedOutError: the term has ended; nothing was written.
@@ -152,8 +152,8 @@ async def _transaction(connection: Connection) -> AsyncGenerator[None]:
     """Open a transaction that has ended on the server too when the block ends. If the connection
     was only closed, a statement could keep running, and its locks would delay the next term.
 
-    The isolation level is read committed, whatever the session's default is: in a snapshot the
-    fence would fail for a lease that was renewed during the transaction."""
+    The isolation level is always read committed. At a higher level, the fence would fail if the
+    lease was renewed during the transaction."""
     transaction = connection.transaction(isolation="read_committed")
     await transaction.start()
     try:
@@ -161,10 +161,10 @@ async def _transaction(connection: Connection) -> AsyncGenerator[None]:
         await transaction.commit()
     except BaseException:
         with (
-            suppress(*DATABASE_ERRORS),  # the next use of the connection makes a new one
+            suppress(*DATABASE_ERRORS),  # the next use opens a new connection
             anyio.move_on_after(ROLLBACK_LIMIT, shield=True) as scope,
         ):
             await transaction.rollback()
-        if scope.cancelled_caught:  # a refused statement alone keeps the session usable
+        if scope.cancelled_caught:  # the rollback timed out; otherwise the session stays usable
             connection.terminate()
         raise

@@ -31,7 +31,8 @@ class ClientLeases:
         """Return the engine. Open it at the first call.
 
         Raises:
-            SchemaMissingError: line `riverpy` is not migrated; the text has the command.
+            SchemaMissingError: the migration line `riverpy` is not applied; the error text has the
+                command.
             Exception: one of DATABASE_ERRORS.
         """
         async with self._opening:

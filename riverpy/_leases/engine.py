@@ -69,8 +69,8 @@ RELEASE_TIMEOUT = 2.0
 
 
 class LeaseEngine:
-    """The leases of one process in one store. Use an engine in one event loop. `async with engine:`
-    opens and closes the store. It is not needed for a store that opens no connection."""
+    """The leases of one process in one store. Use an engine in only one event loop. `async with
+    engine:` opens and closes the store. It is not needed for a store that opens no connection."""
 
     def __init__(
         self,
@@ -92,14 +92,15 @@ class LeaseEngine:
         """The timeout of an attempt, in seconds. A later answer would leave no time for work."""
         self.held = HeldLeases(store, holder=holder, timing=timing, timer=timer)
         self._wake_events: dict[str, set[asyncio.Event]] = {}
-        """The events that wake the callers which wait for a lease, by its name."""
+        """The events that wake callers, by the name of the lease for which they wait."""
         self._paused_until: dict[str, float] = {}
-        """The time by boottime until which no attempt is made, by the lease's name."""
+        """For each lease name, the time (by `Timer.boottime`) before which no attempt is made."""
         self._attempt_count = 0
         """The number of attempts that wait or run now."""
         self._attempts: set[AcquireAttempt] = set()
         self._failing_names: set[str] = set()
-        """The names whose last attempt failed. While there are any, no failure is a warning."""
+        """The names of leases whose last attempt failed. While there are any, failures are logged
+        at level debug only."""
         self._change_event = asyncio.Event()
         """An event that is set and replaced when a lease is released, when a caller stops waiting,
         and when an attempt ends."""
@@ -194,7 +195,7 @@ class LeaseEngine:
         ends.
 
         Raises:
-            LeaseLostError: the lease ended before the block.
+            LeaseLostError: the lease ended before the block ended.
             TimeoutError: the lease was not free within `wait`.
             ClientStateError: the engine is closed.
         """
@@ -433,7 +434,8 @@ class AcquireAttempt:
             raise self._error
 
     def start_timeout(self) -> None:
-        """Cancel the statement in `CANCELLED_ATTEMPT_TIMEOUT`, because no caller waits for it."""
+        """Cancel the statement after `CANCELLED_ATTEMPT_TIMEOUT` seconds, because no caller waits
+        for it any more."""
         self._scope.deadline = anyio.current_time() + CANCELLED_ATTEMPT_TIMEOUT
 
     async def _run_statement(self) -> None:

@@ -1,8 +1,8 @@
 """HeldLeases: renews the leases that one process holds, and ends them in time.
 
-One statement renews all leases. If a lease is not renewed in time, a watch ends the lease early
-enough for the work to stop before the local deadline. The user of a lease removes it after the
-work. The watch logs work that does not stop.
+One statement renews all leases. If a lease is not renewed in time, a second task ends it. The work
+then has time to stop before the local deadline (see `LeaseTiming`). This task also logs work that
+does not stop. The user of a lease removes it after the work.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
 
 RENEWAL_TIME_MIN = 0.01
-"""The shortest time in which a renewal is tried, in seconds before the work must stop."""
+"""A lease is not renewed any more if its work must stop within this number of seconds."""
 STALL_MIN = 1.0
-"""The shortest delay of a sleep, in seconds, that is logged as a pause of this process."""
+"""If a sleep takes this number of seconds longer than planned, it is logged as a pause of this
+process."""
 REPORT_INTERVAL = 10.0
 """Seconds between two log lines about work that runs after its lease ended."""
 UNKNOWN_RESULT_ERRORS = (*DATABASE_ERRORS, TransactionError)
@@ -62,7 +63,7 @@ class HeldLeases:
         self._store, self._holder = store, holder
         self._timing, self._timer = timing, timer
         self._leases: dict[str, Lease] = {}
-        self._scopes: dict[Lease, StopScope] = {}  # of the service that holds a lease
+        self._scopes: dict[Lease, StopScope] = {}  # scopes of the services that hold leases
         self._next_report_at: dict[Lease, float] = {}
         """The time by boottime at which work that still runs is logged again."""
         self._change_event = asyncio.Event()
@@ -135,7 +136,8 @@ class HeldLeases:
         return lease.is_held
 
     async def close(self, timeout: float) -> None:
-        """Forget all leases, which have ended. Wait `timeout` seconds for a renewal to stop."""
+        """Forget all leases. The caller has ended them. Wait `timeout` seconds for a renewal to
+        stop."""
         self._leases.clear()
         if self._task is not None:
             self._task.cancel()
@@ -163,7 +165,7 @@ class HeldLeases:
 
     @property
     def _time_to_stop(self) -> float:
-        """Seconds until the work under the first of the held leases must be stopped."""
+        """Seconds until the first work under a held lease must be stopped."""
         return min((lease.time_to_stop for lease in self._active_leases), default=math.inf)
 
     async def _watch_and_renew(self) -> None:
@@ -177,7 +179,7 @@ class HeldLeases:
         except Exception:
             self._log.exception(LEASE_ENGINE_FAILED, effect="all leases of this process end")
         finally:
-            for lease in self._active_leases:  # only after a failure
+            for lease in self._active_leases:  # there are some only after a failure
                 lease.end("a fault ended the renewal of leases")
             self._signal_change()
 
@@ -248,8 +250,8 @@ class HeldLeases:
                 self._next_renewal_at = due
 
     def _renewal_timeout(self, held: list[Lease], locked: frozenset[str]) -> float:
-        """Return the timeout of a renewal: half of the time left, so that a second renewal is
-        possible. Leases in `locked` do not shorten the timeout of the others."""
+        """Return the timeout of a renewal: half of the time until the work must stop, so that a
+        second renewal is possible. Leases in `locked` do not shorten the timeout of the others."""
         free = [lease for lease in held if lease.name not in locked]
         return min(STORE_TIMEOUT, min(lease.time_to_stop for lease in free or held) / 2)
 

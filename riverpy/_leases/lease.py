@@ -34,7 +34,8 @@ _SERIALIZATION_FAILURE = "40001"
 
 
 class Lease:
-    """One term of a lease. No other term of the same `name` has the same `epoch`.
+    """One term of a lease, from its acquisition to its end. No other term of this `name` has the
+    same `epoch`.
 
     A `LeaseManager` or a client makes it. Every method that is not a coroutine may be called from
     any thread.
@@ -51,7 +52,7 @@ class Lease:
         timer: Timer,
     ) -> None:
         """Create the lease from the store's answer to an attempt that started at `attempted_at` by
-        boottime. `name` does not have the prefix that the table has."""
+        boottime. `name` does not have the prefix that it has in the table."""
         self.name, self.epoch, self.holder = name, answer.epoch, answer.holder
         self.acquired_at = answer.acquired_at
         """The start of the term by the server's clock, exact to the microsecond."""
@@ -113,16 +114,17 @@ class Lease:
         Call this method before the transaction writes, and in the outermost transaction: the
         rollback of a savepoint would undo the fence. The server ends a transaction that lasts
         longer than the lease's ttl. Before PostgreSQL 17, the limit applies only to each statement
-        and each pause. Any isolation level is allowed, and renewals continue during the
-        transaction.
+        and each time between two statements. Any isolation level is allowed, and renewals continue
+        during the transaction.
 
         Args:
-            connection: asyncpg's, in a transaction; for a lease in memory a `MemoryTransaction`.
+            connection: an asyncpg connection in a transaction. For a lease in memory: a
+                `MemoryTransaction`.
 
         Raises:
             LeaseLostError: the lease is not held: roll back.
-            TransactionError: no transaction is open there; or it belongs to another database or
-                schema; or a savepoint is open, as in the function of `run_once(tx=…)`.
+            TransactionError: `connection` has no open transaction, or one in another database or
+                schema. Or a savepoint is open, as in the function of `run_once(tx=…)`.
             TimeoutError: the database did not answer before the local deadline.
             asyncpg.PostgresError: the transaction has failed.
         """
@@ -137,7 +139,7 @@ class Lease:
         except PostgresError as error:
             if getattr(error, "sqlstate", None) != _SERIALIZATION_FAILURE:
                 raise
-            if await self.renew_in_store():  # only the transaction's own snapshot failed
+            if await self.renew_in_store():  # the lease is held, only the snapshot is too old
                 raise
             self.end(FENCE_REFUSED, may_be_held=False)
         else:
@@ -149,13 +151,13 @@ class Lease:
 
     @property
     def fence_statement(self) -> str:
-        """The fence as one statement, for a driver that runs in threads.
+        """The fence as one SQL statement, for a blocking driver in a thread.
 
         Execute the statement without parameters in the outermost transaction, before other
-        statements write. Roll back unless the result is true. No row means that the lease ended.
-        False means that a savepoint is open, which would undo the fence. In a repeatable read or
-        serializable transaction the fence of an ended term still passes until another term begins.
-        The other term then waits for the transaction.
+        statements write. Roll back unless the result is true. If the statement returns no row, the
+        lease has ended. If it returns false, a savepoint is open, which would undo the fence. In a
+        repeatable read or serializable transaction the fence of an ended term still passes until
+        another term begins. The other term then waits for the transaction.
 
         Raises:
             LeaseLostError: the lease is not held.
@@ -254,7 +256,7 @@ class CancelAtLeaseEnd:
     such as the end of a transaction. A cancel scope would cancel each of these awaits.
 
     Raises:
-        LeaseLostError: the lease ended before the block.
+        LeaseLostError: the lease ended before the block ended.
     """
 
     def __init__(self, lease: Lease) -> None:
@@ -267,7 +269,7 @@ class CancelAtLeaseEnd:
         self._task = task = asyncio.current_task()
         self._cancel_count = 0 if task is None else task.cancelling()
         loop = asyncio.get_running_loop()
-        # Cancel later: if the block itself ends the lease, it may leave before the next await.
+        # Do not cancel at once: a block that ends the lease itself may exit without another await.
         self._lease.call_at_end(lambda: loop.call_soon(self._cancel_task))
 
     def _cancel_task(self) -> None:
@@ -283,7 +285,7 @@ class CancelAtLeaseEnd:
     ) -> None:
         task, self._task = self._task, None
         if task is not None and self._is_cancel_sent:
-            is_ours = task.uncancel() <= self._cancel_count  # other code has not cancelled the task
+            is_ours = task.uncancel() <= self._cancel_count  # False: other code cancelled it too
             if is_ours and isinstance(exc, asyncio.CancelledError):
                 raise self._lease.lost_error() from exc
         if exc is None and self._lease.cause is not None:

@@ -33,11 +33,11 @@ class _LeaseRow:
 
 
 class MemoryTransaction:
-    """A transaction for `Lease.fence` of a lease in memory. At the commit all effects of the
-    transaction happen, or none."""
+    """A transaction for `Lease.fence` of a lease in memory. At the commit, either all functions of
+    `on_commit` are called, or none."""
 
     def __init__(self, timer: Timer) -> None:
-        """Made by `MemoryLeases.transaction`."""
+        """Only `MemoryLeases.transaction` calls this."""
         self._timer = timer
         self._ends_at = math.inf
         self.effects: list[Callable[[], object]] = []
@@ -69,7 +69,7 @@ class MemoryTransaction:
 
 
 class MemoryLeases(LeaseStore):
-    """Leases in memory, shared by all managers of the process that compete.
+    """Leases in memory. All managers of the process that compete for them share this object.
 
     Use them in tests, and for development without a database. Other processes do not see these
     leases, and the leases end with the process.
@@ -84,7 +84,7 @@ class MemoryLeases(LeaseStore):
         self._timer = Timer() if timer is None else timer
         self._rows: dict[str, _LeaseRow] = {}
         self._last_epoch = 0
-        self._lock = threading.RLock()  # an effect at a commit may call `forget`
+        self._lock = threading.RLock()  # a function of `on_commit` may call `forget`
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[MemoryTransaction]:

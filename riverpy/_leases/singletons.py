@@ -166,7 +166,8 @@ class SingletonRunners:
         """Open the client's leases, if there is a singleton to run.
 
         Raises:
-            SchemaMissingError: line `riverpy` is not migrated; the text has the command.
+            SchemaMissingError: the migration line `riverpy` is not applied; the error text has the
+                command.
             Exception: one of DATABASE_ERRORS.
         """
         candidates = [one for one in self._singletons.by_name.values() if one.candidate]

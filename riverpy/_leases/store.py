@@ -1,6 +1,6 @@
-"""LeaseStore: the interface of a place where leases are kept. LeaseTable is the table
-`riverpy_lease` over given connections. UserLeaseTable opens its own connections for the same
-table."""
+"""LeaseStore: the interface of the stores of leases. LeaseTable keeps leases in the table
+`riverpy_lease`, over connections that it is given. UserLeaseTable opens its own connections for the
+same table."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ if TYPE_CHECKING:
 STATEMENT_TIMEOUT = timedelta(seconds=12)
 """The server's `statement_timeout` on connections that riverpy opens for leases."""
 ACQUIRE_LOCK_TIMEOUT = timedelta(milliseconds=500)
-"""The longest wait of an attempt to acquire for a transaction that is fenced by the last term. The
-limit is short because other statements wait for the same connection."""
+"""The longest time for which an attempt to acquire a lease waits for a fenced transaction of the
+last term. The limit is short because other statements wait for the same connection."""
 OPEN_TIMEOUT = 15.0
 """The timeout of the check for the table, in seconds."""
 OUTAGE_EFFECT = "leases that cannot be renewed end in time, and the process keeps connecting"
 
 
 class LeaseStore(ABC):
-    """A place where leases are kept. Each call takes at most `timeout` seconds, and raises one of
-    DATABASE_ERRORS if its result is unknown. It raises TransactionError if the caller's connection
-    is in a transaction."""
+    """Keeps leases, in a table or in memory. Each call takes at most `timeout` seconds, and raises
+    one of DATABASE_ERRORS if its result is unknown. It raises TransactionError if the caller's
+    connection is in a transaction."""
 
     prefix = ""
     """The prefix of the leases' names in the table and in notifications."""
@@ -85,7 +85,7 @@ class LeaseStore(ABC):
 
     @property
     def is_outage_logged(self) -> bool:
-        """Whether a logged outage of the connections continues."""
+        """Whether the connections have an outage that was logged."""
         return self.outage is not None and self.outage.is_logged
 
     def mark_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:  # noqa: B027
@@ -103,8 +103,9 @@ class LeaseStore(ABC):
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
-        """Extend terms, each given as a name and an epoch. Returns the names of the terms that have
-        not ended. The value is True if the term was extended, and False if its row was locked."""
+        """Extend terms, each given as a name and an epoch. The result has the names of the terms
+        that have not ended as keys. The value is True if the term was extended, and False if its
+        row was locked."""
 
     @abstractmethod
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
@@ -256,7 +257,7 @@ class UserLeaseTable(LeaseTable):
             holder: the holder of the leases, for log lines about the connections.
 
         Raises:
-            ConfigError: the database is none of these.
+            ConfigError: `database` has another type.
         """
         self._url: str | None = None
         self._own_connections: list[DedicatedConnection] = []

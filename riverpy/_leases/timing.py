@@ -1,8 +1,8 @@
 """LeaseTiming: how long a lease lasts, when it is renewed, and until when it is valid locally.
 
 The server decides about a lease by its own clock. Between two answers of the server, a process
-relies on its local deadline: the start of the last successful attempt, plus the time to live, less
-a margin for clocks that run at different rates.
+relies on its local deadline. This is the start of the last successful attempt plus the time to
+live, minus a margin. The margin allows for clocks that run at different rates.
 """
 
 from __future__ import annotations

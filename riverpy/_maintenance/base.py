@@ -72,7 +72,8 @@ class MaintenanceService(ABC):
         self._wake_event.set()
 
     def read_connection(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
-        """Return a context manager that lends a connection for reads. `purpose` is for the log."""
+        """Return a context manager that provides a connection for reads. `purpose` is for the
+        log."""
         return self.context.connection.acquire(purpose, READ_TIMEOUT)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:

@@ -49,7 +49,7 @@ Row = TypeVar("Row")
 
 
 class Batches(Generic[Row]):
-    """Handles the rows of one statement of one service in one term."""
+    """Handles rows with one kind of statement, for one service in one term."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class ClientCleaner(MaintenanceService):
         return self.batches.delay(min(INTERVAL, silent.next_in + DELETION_MARGIN))
 
     async def _delete_clients(self, heartbeats: list[tuple[str, bytes]]) -> None:
-        """Delete the rows of clients that have written no heartbeat since the observation."""
+        """Delete the rows of clients that have written no heartbeat after those in `heartbeats`."""
         async with self.batches.transaction() as connection:
             deleted = await client_delete_idle(connection, self.schema, dict(heartbeats))
         if deleted:

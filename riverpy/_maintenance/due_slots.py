@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from riverpy.schedules import PeriodicSchedule
 
 MISSED_AFTER = timedelta(seconds=30)
-"""A slot with a longer delay counts as missed. A change of the leader takes less time."""
+"""A slot counts as missed if its delay is longer than this. A change of leader takes less time."""
 MISSED_MAX = 1000
 """The largest number of missed slots of one periodic job that get a job."""
 SLOT_STEPS_MAX = 10_000
@@ -61,9 +61,9 @@ def _skip_old_slots(
     """Return a slot such that at least the newest `count` due slots, and few others, follow it.
     After a long gap there are too many slots to compute each one.
 
-    The function searches backwards from `now`, which assumes that slots do not depend on earlier
-    slots. The slots of an interval do. The slots of a user's schedule may, so up to
-    `SLOT_STEPS_MAX` of them are computed one by one.
+    The function searches backwards from `now`. This is correct only if slots do not depend on
+    earlier slots. The slots of an interval schedule do depend on them. The slots of a user's
+    schedule may, so up to `SLOT_STEPS_MAX` of them are computed one by one.
     """
     if isinstance(schedule, IntervalSchedule):
         passed = (now - slot) // schedule.interval

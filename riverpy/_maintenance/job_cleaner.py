@@ -46,8 +46,8 @@ class Rule(NamedTuple):
 
 
 def retention_rules(config: Config, scope: QueueScope) -> list[Rule]:
-    """Return the rules of a configuration for the queues of `scope`. The retention of a job's kind
-    has precedence over the retention of its queue, and the queue's over the default."""
+    """Return the rules of a configuration for the queues of `scope`. Precedence: the retention of
+    the job's kind, then the retention of its queue, then the default."""
     if scope == NO_QUEUES:
         return []
     return [
@@ -95,7 +95,7 @@ class CleanedJob(NamedTuple):
 
 class JobCleaner(MaintenanceService):
     """Deletes finished jobs in batches. A job that cannot be deleted, for example because a foreign
-    key refers to it, is set aside."""
+    key refers to it, is set aside: it is retried later, alone."""
 
     name = "job cleaner"
 
@@ -155,7 +155,7 @@ class JobCleaner(MaintenanceService):
     async def _apply_rule(self, rule: Rule) -> None:
         """Read the jobs of a rule page by page, and delete them. The jobs of a rule without a scope
         are always read from the beginning, since only jobs that are set aside are skipped. If too
-        many jobs are set aside, reading continues at the position of the rule."""
+        many jobs are set aside, reading continues at the position that was stored for the rule."""
         if rule.scope is None and not self.batches.set_aside_rows.is_full:
             self._cursors[rule] = None
         self._unfinished_rules.add(rule)

@@ -95,7 +95,7 @@ class _StuckJob(Job[Any]):
 
 
 class LostAttempt(NamedTuple):
-    """An attempt to end, because its client is dead or its job runs for too long."""
+    """An attempt that must be ended, because its client is dead or its job runs for too long."""
 
     rescue: Rescue
     heartbeat: bytes | None
@@ -226,9 +226,9 @@ class JobRescuer(MaintenanceService):
             )
 
     async def _read_stuck_jobs(self, ids: list[int]) -> None:
-        """Read all columns of stuck jobs, and choose the jobs to rescue. After an error
-        `stuck_job_reads` calls this again with fewer ids, so a damaged job does not make the read
-        of others fail."""
+        """Read all columns of stuck jobs, and choose the jobs to rescue. After an error,
+        `stuck_job_reads` calls this again with fewer ids, so that a damaged job does not prevent
+        the read of others."""
         async with self.read_connection(_PURPOSE) as connection:
             rows = await job_stuck_rows(
                 connection, self.schema, ids=ids, age=self._config.rescue_age
@@ -277,7 +277,7 @@ class JobRescuer(MaintenanceService):
     def _retry_delay(self, job: _StuckJob, unit: WorkUnit | None) -> timedelta:
         return retry_delay(job, unit, self._config.retry_policy, self._limited_log)
 
-    # -- both
+    # -- by heartbeat or by age
 
     async def _end_attempts(self, attempts: list[LostAttempt]) -> None:
         """End attempts. An attempt of a dead client is ended only if the client has written no

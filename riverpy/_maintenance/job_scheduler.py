@@ -22,12 +22,13 @@ SCHEDULE_AHEAD = timedelta(seconds=INTERVAL)
 """How far ahead jobs are made available: jobs that are due before the next pass are included.
 Workers do not claim a job before it is due."""
 LOCK_LIMIT = timedelta(milliseconds=50)
-"""The longest wait of a statement for a lock. Another transaction may be inserting a job with the
-unique key of a due job."""
+"""The longest time for which a statement waits for a lock. Another transaction may be inserting a
+job with the unique key of a due job."""
 
 
 class JobScheduler(MaintenanceService):
-    """Makes due jobs available, in batches. A job that the database refuses is set aside."""
+    """Makes due jobs available, in batches. A job that the database refuses is set aside: it is
+    retried later, alone."""
 
     name = "job scheduler"
 

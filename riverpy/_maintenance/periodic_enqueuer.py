@@ -78,9 +78,9 @@ HOOK_TIMEOUT = 30.0
 BATCH_MAX = 100
 """The largest number of periodic jobs whose slots are inserted in one transaction."""
 TRANSACTION_JOBS_MAX = 1000
-"""The number of jobs at which no further periodic job is added to a transaction."""
+"""When a transaction has this number of jobs, no other periodic job is added to it."""
 PLAN_TIME = 0.05
-"""Seconds of planning after which the planned jobs are inserted, before planning continues."""
+"""After this number of seconds, planning stops until the planned jobs are inserted."""
 MARK_USED_INTERVAL = 3600.0
 """Seconds between two updates that mark the rows as used."""
 DELETE_AFTER = timedelta(days=30)
@@ -122,7 +122,7 @@ class NewJob(NamedTuple):
 
 
 class PeriodicEnqueuer(MaintenanceService):
-    """Inserts the jobs of one term's periodic jobs."""
+    """Inserts the jobs of the client's periodic jobs during one term."""
 
     name = "periodic enqueuer"
 
@@ -284,7 +284,7 @@ class PeriodicEnqueuer(MaintenanceService):
         row_id = self._row_id(job.id)
         try:
             return PeriodicRegistration(row_id, job.schedule_text, next_time(job.schedule, now))
-        except Exception as error:  # from a schedule of the user
+        except Exception as error:  # a user's schedule may raise any error
             self._postpone(row_id, error)
             return None
 
@@ -392,8 +392,8 @@ class PeriodicEnqueuer(MaintenanceService):
         return [PlannedJob(row.id, due_at, prepared)]
 
     def _postpone(self, row_id: str, error: Exception) -> None:
-        """Postpone a periodic job that failed. The first failure is logged at level error, with a
-        traceback unless it is an error of the database."""
+        """Postpone a periodic job that failed: retry it after a delay. The first failure is logged
+        at level error, with a traceback unless it is an error of the database."""
         is_first = row_id not in self._postponed
         self._postponed.add(row_id, row_id, error, 0.0)
         log = self.log.error if is_first else self.log.debug
@@ -424,7 +424,7 @@ class PeriodicEnqueuer(MaintenanceService):
                 self.log.info(PERIODIC_JOB_INSERTED_AGAIN, periodic_job_id=row_id)
 
     async def _execute_plans(self, plans: Sequence[Plan]) -> set[str]:
-        """Move rows to their next slots, and insert the jobs of the slots before. Return the ids of
+        """Move rows to their next slots, and insert the jobs of the due slots. Return the ids of
         the moved rows."""
         changes = [plan.slot_change for plan in plans]
         async with self.context.fence.transaction(
@@ -447,8 +447,8 @@ class PeriodicEnqueuer(MaintenanceService):
 
     def _log_skipped(self, row_id: str, slot: datetime, existing: JobRow) -> None:
         """Log that a slot got no job because a job with the same unique key exists. If that job has
-        finished and belongs to an earlier slot, log one warning: every slot is lost until the job's
-        row is deleted."""
+        finished and belongs to an earlier slot, log one warning. In this case no slot gets a job
+        until that job's row is deleted."""
         job = self._registered[row_id]
         is_lost = existing.finalized_at is not None and _has_slot(job, existing.scheduled_at, slot)
         log = self.log.debug

@@ -75,7 +75,7 @@ IDLE_LIMIT = timedelta(seconds=30)
 session. They do not apply to a rebuild. If the process is frozen or unreachable, the server ends
 the idle session, which releases the session's lock."""
 CLIENT_TIMEOUT_MARGIN = 5.0
-"""Seconds between the server's timeout of a statement and our own timeout, which cuts the
+"""Our own timeout of a statement is this number of seconds longer than the server's. It closes the
 session."""
 CLEAN_UP_LIMIT = 15.0
 """The longest time in seconds that a stop takes to drop the indexes of an interrupted rebuild."""
@@ -87,8 +87,8 @@ moment to release the lock of a killed process."""
 CLOCK_READ_INTERVAL = 3600.0
 """The longest time between two reads of the server's clock in seconds."""
 POSTPONED_DAYS = (1, 2, 4)
-"""Days for which an index is postponed after the first timeout, after the second consecutive one,
-and after later ones."""
+"""Days for which the rebuild of an index is postponed: after the first timeout, after the second
+consecutive one, and after each further one."""
 
 
 _POSTPONED = re.compile(
@@ -97,8 +97,8 @@ _POSTPONED = re.compile(
 
 
 class Postponement(NamedTuple):
-    """The postponement of an index whose rebuild timed out. It is stored in the index's comment,
-    where every leader and operator can read it."""
+    """The delay of the next rebuild of an index whose last rebuild timed out. It is stored in the
+    index's comment, where every leader and operator can read it."""
 
     timeouts: int
     """The number of consecutive rebuilds that timed out."""
@@ -214,8 +214,8 @@ class Reindexer(MaintenanceService):
             await close(connection)
 
     async def _try_lock(self, connection: Connection) -> bool:
-        """Lock out other reindexers until the end of the session. Return whether the lock was
-        acquired."""
+        """Try to exclude other reindexers with a lock until the session ends. Return whether the
+        lock was acquired."""
         is_locked = await _with_timeout(index_lock(connection, self.schema))
         if is_locked:
             self._lock_failures.recovered()
@@ -283,7 +283,8 @@ class Reindexer(MaintenanceService):
 
     async def _clean_up(self, connection: Connection, name: str) -> None:
         """Drop the indexes that a rebuild left because a stop interrupted the rebuild. This process
-        may not be the leader any more, but its session still locks out other reindexers."""
+        may not be the leader any more, but its session still holds the lock against other
+        reindexers."""
         with anyio.move_on_after(CLEAN_UP_LIMIT, shield=True):
             try:
                 await _set_limits(connection)  # returns when the rebuild has ended

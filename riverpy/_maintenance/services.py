@@ -1,5 +1,5 @@
-"""The maintenance services of each kind of term. A new service is added to a list in this module,
-and its module to the layers of `_maintenance` in pyproject.toml."""
+"""The maintenance services of each kind of term. If you add a service, add it to a list in this
+module, and add its module to the layers of `_maintenance` in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DefaultLeaderCheck(MaintenanceService):
         """Create the check.
 
         Args:
-            context: what the services of the term share.
+            context: the objects that the services of the term share.
             resign: ends the term of the schema lease. Its argument is the reason.
             has_foreign_leader: whether a client of River in Go was the leader of `default` when
                 the term began. If False, `default` had no leader.
