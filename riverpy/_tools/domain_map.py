@@ -23,7 +23,7 @@ TABLE_MISSING = "42P01"
 
 @dataclass(frozen=True)
 class DomainMap:
-    """The domains of a schema, `default` included."""
+    """The leader domains of a schema, also `default`. Each has its own leader."""
 
     leaders: Sequence[DomainLeader]
     owners: Sequence[QueueOwner]
@@ -65,9 +65,9 @@ class DomainMap:
         return [member for member in self.members if member.domain == domain]
 
     def has_orphan_maintainer(self) -> bool:
-        """Return whether a client maintains the queues of domains without live clients. The riverpy
-        leader of `default` maintains these queues, or otherwise the holder of the lease
-        `@schema`."""
+        """Return whether a client maintains the queues of domains without live clients. If the
+        leader of `default` is a riverpy client, it maintains these queues. Otherwise the holder of
+        the lease `@schema` does it."""
         leader = self.leader(DEFAULT_DOMAIN)
         return self.has_leader(SCHEMA_LEASE) or (leader is not None and leader.is_registered)
 
@@ -87,7 +87,7 @@ class DomainMap:
 
 
 async def read_domains(connection: Transaction, schema: str | None) -> DomainMap:
-    """Read all domains. Migration DOMAINS_VERSION of riverpy's own tables must exist."""
+    """Read all domains. Migration DOMAINS_VERSION of riverpy's own tables must be applied."""
     return DomainMap(
         leaders=await domain_leaders(connection, schema),
         owners=await domain_owners(connection, schema),
@@ -97,7 +97,8 @@ async def read_domains(connection: Transaction, schema: str | None) -> DomainMap
 
 async def read_permitted_domains(connection: Connection, schema: str | None) -> DomainMap | None:
     """Read all domains; None: the role may not read their tables. A role does not need this
-    privilege if no client has a domain. A savepoint keeps an open transaction usable."""
+    privilege if all clients are in domain `default`. A savepoint keeps an open transaction usable
+    after the error."""
     try:
         async with connection.transaction():
             return await read_domains(connection, schema)

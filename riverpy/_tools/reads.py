@@ -32,7 +32,8 @@ class SetAsideRow(msgspec.Struct, frozen=True):
     error: str
     tries: int
     since: str
-    """The time at which the operation first failed for this row alone, in RFC 3339."""
+    """The time at which the operation first failed for this row alone, in the format of RFC
+    3339."""
 
 
 class SetAside(msgspec.Struct, frozen=True):
@@ -107,7 +108,7 @@ async def read_leader(
     connection: Transaction, schema: str | None, *, has_clients: bool
 ) -> Leader | None:
     """Return the current or last leader; None: there was no leader, or the last leader resigned.
-    `has_clients` is whether the table of clients exists."""
+    `has_clients` means that the table of clients exists."""
     row = await leader_get(connection, schema)
     if row is None:
         return None
@@ -127,8 +128,8 @@ async def read_jobs(
     **values: Any,
 ) -> ResultT:
     """Return the result of a statement that reads jobs of these states. `damaged` has the errors of
-    known damaged jobs by id, and receives those of other damaged jobs. The statement does not read
-    wide columns of the jobs with the ids in its parameter `skipped`."""
+    known damaged jobs by id. The errors of newly found damaged jobs are added to it. The parameter
+    `skipped` of the statement has the ids of damaged jobs, whose wide columns are not read."""
     result, found = await read_undamaged(
         connection,
         schema,

@@ -29,8 +29,9 @@ _SQL_TOKEN = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
-"""A comment, a quoted name or a literal in a statement. If the end is uncertain, the match goes to
-the end of the text. This is so in a nested comment, and where a backslash stands before a quote."""
+"""Matches a comment, a quoted name or a literal in a statement. If its end is uncertain, the match
+goes to the end of the text. The end is uncertain in a nested comment, and at a backslash before a
+quote."""
 
 
 def format_seconds(seconds: float) -> str:
@@ -64,7 +65,7 @@ def format_count(
 
 def format_waiting_count(number: int, noun: str, *, of: str = "", is_partial: bool = False) -> str:
     """Return a text such as `1 job waits` or `2 jobs wait`, with `of` before the verb. `is_partial`
-    is whether counting ended at a limit."""
+    means that counting ended at a limit."""
     limit = number if is_partial else None
     return f"{format_count(number, noun, limit=limit)}{of} wait{'s' if number == 1 else ''}"
 

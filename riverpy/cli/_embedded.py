@@ -67,7 +67,7 @@ def running_dev_server() -> EmbeddedPostgres | None:
     try:
         name = dev_server_name(Path.cwd())
         if not any(default_base_directory().glob(f"{name}-pg*")):
-            return None  # `existing` searches for PostgreSQL's programs, which takes time
+            return None  # this avoids `existing`, which takes time to find the programs
         running = [server for server in EmbeddedPostgres.existing(name) if server.is_running]
     except (OSError, RiverError):
         return None

@@ -58,7 +58,7 @@ def print_job(job: dict[str, object]) -> None:
 
 def _error_lines(entry: str) -> list[str]:
     error = read_error(entry)
-    if not error.error and error.at == NO_TIME:  # not in the usual format
+    if not error.error and error.at == NO_TIME:  # not in River's format
         return [f"error {entry}"]
     first, *others = error.error.splitlines() or [""]
     number = f" of attempt {error.attempt}" if error.attempt else ""

@@ -1,9 +1,9 @@
 """Writes log lines to stderr without blocking the process.
 
-A line is written at once if the write does not block. The write would block if the reader of the
-pipe or terminal is slow. Then the line is buffered, and a thread writes it. If the buffer is full
-(`BUFFER_SIZE_MAX`), lines are dropped, and their number is logged later. If the reader ends, all
-further lines are dropped, and `on_broken` is called.
+A line is written at once if the write does not block. If the reader of the pipe or terminal is
+slow, the write would block. Then the line is buffered, and a thread writes it. If the buffer is
+full (`BUFFER_SIZE_MAX`), lines are dropped, and their number is logged later. If the reader ends,
+all further lines are dropped, and `on_broken` is called.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ class LogStream:
             thread.join(seconds)
 
     def _write_pending(self) -> None:
-        """Write the lines, or start a thread that writes them. If `_write_lock` is locked, another
-        thread, or the write that a finalizer interrupts, writes the lines instead."""
+        """Write the lines, or start a thread that writes them. If `_write_lock` is locked, its
+        holder writes the lines. The holder can be another thread, or a write that a finalizer has
+        interrupted."""
         while self._lines and self._write_lock.acquire(blocking=False):
             if self._write_lines(may_block=False):
                 self._write_lock.release()
@@ -201,7 +202,8 @@ def open_nonblocking(number: int) -> int:
 
 def _nonblocking_write(number: int) -> Callable[[bytes], int]:
     """Return a function that writes to a descriptor without blocking. It returns the number of
-    written bytes. A write to a file never blocks, and a socket has a flag for each write."""
+    written bytes. A write to a file never blocks. Each write to a socket has a flag
+    (MSG_DONTWAIT)."""
     try:
         mode = os.fstat(number).st_mode
         if stat.S_ISREG(mode):

@@ -36,8 +36,8 @@ class _LineLogger:
 
 
 def log_to_stderr() -> None:
-    """Send structlog's log from level info on to stderr. Stdout, structlog's default, is for the
-    data of commands."""
+    """Send structlog's log to stderr, from level info on. Structlog's default is stdout, which
+    commands use for data."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         # Read sys.stderr at each line, because other code may replace it.
@@ -112,7 +112,8 @@ def _rendering_processors(log: str) -> list[Processor]:
             _mask_passwords,
             structlog.processors.JSONRenderer(),
         ]
-    # plain_traceback: with the package rich, structlog's default shows values of local variables.
+    # plain_traceback is used because structlog's default, if rich is installed, shows local
+    # variables.
     return [
         structlog.processors.format_exc_info,
         _show_trace_below,

@@ -56,7 +56,8 @@ class CommandError(click.ClickException):
 
 
 def run(function: Callable[[*ArgsT], Coroutine[Any, Any, ResultT]], *args: *ArgsT) -> ResultT:
-    """Run `function(*args)` in a new event loop, of uvloop if it is installed.
+    """Run `function(*args)` in a new event loop. If uvloop is installed, it is an event loop of
+    uvloop.
 
     Raises:
         CommandError: the function failed with an expected error.
@@ -66,7 +67,7 @@ def run(function: Callable[[*ArgsT], Coroutine[Any, Any, ResultT]], *args: *Args
 
 
 def new_runner() -> asyncio.Runner:
-    """Return a runner whose event loop is of uvloop if it is installed."""
+    """Return a runner. If uvloop is installed, its event loop is from uvloop."""
     if not _has_uvloop():
         return asyncio.Runner(loop_factory=asyncio.new_event_loop)
     import uvloop
@@ -81,8 +82,8 @@ def run_until_complete(
 ) -> ResultT:
     """Run a coroutine to its end, in a loop that also runs code of the user.
 
-    A SystemExit or KeyboardInterrupt of any task or callback ends the loop, and `loop.stop()` too.
-    Then an error is logged, and the loop is started again.
+    A SystemExit or KeyboardInterrupt of any task or callback stops the loop, and so does
+    `loop.stop()`. Then an error is logged, and the loop is started again.
 
     Args:
         coroutine: the main task.
@@ -100,7 +101,7 @@ def run_until_complete(
             log = get_logger()
             log.error(
                 PROCESS_EXIT_IGNORED,
-                effect="the worker keeps on_start",
+                effect="the worker keeps running",
                 error=error_text(error),
             )
 

@@ -1,6 +1,6 @@
 """The settings of commands, and the sources of their values.
 
-SettingThe first of these sources that has a value counts:
+The value comes from the first of these sources that has one:
 
 - the option of the command
 - the environment variable RIVERPY_<NAME>; for the database also DATABASE_URL and PG*
@@ -72,7 +72,7 @@ class Setting(Generic[T]):
 
     @property
     def parameter(self) -> str:
-        """The name of the setting's option as a parameter of a command."""
+        """The name of the setting's option as a parameter of the command's function."""
         return self.name.replace("-", "_")
 
     @property
@@ -81,7 +81,8 @@ class Setting(Generic[T]):
         return "RIVERPY_" + self.parameter.upper()
 
     def option(self, *names: str, **attributes: Any) -> Callable[[CommandT], CommandT]:
-        """Return the option, `--NAME/--no-NAME` for a boolean. Without it, its value is None.
+        """Return a decorator that adds the option (`--NAME/--no-NAME` for a boolean). If it is not
+        given, its value is None.
 
         Args:
             names: more names of the option.

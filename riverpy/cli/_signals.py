@@ -1,8 +1,8 @@
 """Stop a worker process on signals, even if its event loop is blocked.
 
 The first SIGTERM, SIGINT, SIGQUIT or SIGHUP starts a soft stop, the second a hard stop, and the
-third ends the process at once. A SIGHUP does not make a started stop hard: a terminal that closes
-can send two of them.
+third ends the process at once. A SIGHUP never starts the hard stop, because a terminal that closes
+can send SIGHUP twice.
 
 Python runs a signal handler only when the main thread returns to Python code. A job that blocks the
 event loop can prevent this. So a thread reads the byte that the interpreter writes for each signal.
@@ -77,7 +77,7 @@ def _raise_stopped(_number: int, _frame: types.FrameType | None) -> NoReturn:
 def stopping_before_start() -> Generator[None]:
     """Make signals raise StoppedBeforeStart until `StopSignals` handles them."""
     for number in filter(_stops_worker, STOP_SIGNALS):
-        # None: a handler set by C code, which Python cannot restore.
+        # None means a handler of C code, which Python cannot restore.
         _handlers_before[number] = signal.signal(number, _raise_stopped) or signal.SIG_DFL
     try:
         yield
@@ -116,7 +116,7 @@ class StopPlan(NamedTuple):
     hard: Callable[[], object]
     """Called in the event loop at the second signal."""
     soft_limit: timedelta | None
-    """The time until the hard stop starts by itself. None: it does not."""
+    """The time until the hard stop starts by itself. None: it does not start by itself."""
     hard_limit: timedelta
     """The maximum time of the hard stop."""
     force_end: Callable[[], object]
@@ -124,7 +124,8 @@ class StopPlan(NamedTuple):
     process. After `FORCED_END_TIMEOUT` the process ends anyway, with exit code `EXIT_ABANDONED`."""
 
     def limit(self, signals: int) -> float:
-        """Return the seconds from the signal with this number (from 1) to `force_end`."""
+        """Return the seconds from a signal to `force_end`. `signals` counts the signals, including
+        this one."""
         limit = self.hard_limit.total_seconds() + FORCED_END_DELAY
         if signals > 1:
             return limit
@@ -136,7 +137,7 @@ class StopSignals:
 
     Args:
         plan: the steps of a stop.
-        loop: calls the steps.
+        loop: the event loop that calls the steps.
     """
 
     def __init__(self, plan: StopPlan, loop: asyncio.AbstractEventLoop) -> None:
@@ -160,9 +161,9 @@ class StopSignals:
         thread."""
         try:
             is_socket = stat.S_ISSOCK(os.fstat(_STDERR).st_mode)
-        except OSError:  # closed
+        except OSError:  # stderr is closed
             is_socket = False
-        # A socket, such as systemd's, has room in its buffer for the report of a crash.
+        # Use a socket, such as systemd's, directly: its buffer has room for the report of a crash.
         faulthandler.enable(_STDERR if is_socket else _nonblocking_stderr())
         for number in filter(_stops_worker, STOP_SIGNALS):
             signal.signal(number, self._handler)
@@ -193,8 +194,9 @@ class StopSignals:
         self._send_byte(_WAKE_BYTE)
 
     def _handler(self, number: int, _frame: types.FrameType | None) -> None:
-        # Usually the interpreter has sent the byte to the thread. It has not if other code has
-        # installed its own descriptor, as asyncio does when a handler is added to the loop.
+        # Usually the interpreter has already sent the byte to the thread. It has not if other code
+        # has installed its own descriptor. asyncio does so when a signal handler is added to the
+        # loop.
         ours = self._writer.fileno()
         current = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
         if current != ours:
@@ -234,7 +236,7 @@ class StopSignals:
             ):
                 self._handle_stop_signal(number)
             elif number != _WAKE_BYTE and self._wakeup_before != -1:
-                with suppress(OSError):  # the buffer is full, so the event loop wakes
+                with suppress(OSError):  # the buffer is full, so the event loop wakes anyway
                     os.write(self._wakeup_before, bytes([number]))
 
     def _handle_stop_signal(self, signal_number: int) -> None:
@@ -247,7 +249,7 @@ class StopSignals:
             return
         self._set_deadline(min(self._deadline, time.monotonic() + self._plan.limit(number)))
         with suppress(RuntimeError):  # the event loop is closed
-            # The plan may change before the call, so the loop reads it then.
+            # The plan may change before this call runs, so the plan is read only then.
             self._loop.call_soon_threadsafe(
                 lambda: self._plan.soft() if number == 1 else self._plan.hard()
             )

@@ -62,7 +62,7 @@ def load_target(spec: str) -> Target:
         return Target(spec, _get_attribute(module, attribute))
     found = {name: getattr(module, name) for name in ATTRIBUTES_DEFAULT if hasattr(module, name)}
     for name, value in sorted(found.items(), key=lambda item: not isinstance(item[1], Client)):
-        if not inspect.ismodule(value):  # `import riverpy` makes a module of that name
+        if not inspect.ismodule(value):  # after `import riverpy`, `riverpy` is a module
             return Target(f"{module_name}:{name}", value)
     raise TargetError(
         f"module {module_name} has no {' or '.join(ATTRIBUTES_DEFAULT)}; "
@@ -109,7 +109,7 @@ async def _call_target(spec: str, value: object) -> object:
 
 
 def _needs_no_arguments(value: object) -> TypeGuard[Callable[[], object]]:
-    """Whether a value can be called without arguments. An ASGI application cannot."""
+    """Whether a value can be called without arguments. An ASGI application needs arguments."""
     if not callable(value):
         return False
     try:
@@ -178,7 +178,7 @@ def _raise_failure(what: str, error: BaseException) -> NoReturn:
         if not Path(frame.filename).is_relative_to(_PACKAGE_DIRECTORY)
     ]
     if isinstance(error, SyntaxError):
-        reason = f"{type(error).__name__}: {error.msg}"  # str(error) has the place too
+        reason = f"{type(error).__name__}: {error.msg}"  # str(error) also has the file and line
         place = f" ({os.path.relpath(error.filename or '?')}, line {error.lineno})"
     elif frames:
         place = f" ({os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno})"

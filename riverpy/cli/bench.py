@@ -74,8 +74,8 @@ def bench(
 ) -> None:
     """Measure how fast jobs are inserted, worked and picked up on a database.
 
-    It inserts jobs that do nothing, or sleep, and works them as `riverpy worker` does. The table of
-    jobs must be empty. --force deletes its jobs first.
+    The command inserts jobs that do nothing or sleep, and works them as `riverpy worker` does. The
+    table of jobs must be empty. --force deletes its jobs first.
     """
     configure_logging("console", "warning")
     load = Load(jobs=jobs, slots=slots, sleep=sleep_ms / 1e3, prefetch=prefetch)

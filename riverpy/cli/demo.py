@@ -75,9 +75,9 @@ def demo(
 ) -> None:
     """Run example jobs on your files, without a database to set up.
 
-    One job for each file hashes and compresses it. Other jobs fail once and then succeed, are
-    snoozed, cancel themselves, are cancelled while they run, or are inserted twice and must exist
-    once. At the end the results are checked in SQL.
+    For each file, one job hashes and compresses the file. Other jobs fail once and then succeed,
+    are snoozed, cancel themselves, are cancelled while they run, or are inserted twice and must
+    exist once. At the end the results are checked in SQL.
 
     Without a database URL the command starts an embedded PostgreSQL, and stops it at the end.
     """

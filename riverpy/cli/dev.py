@@ -32,7 +32,7 @@ SOFT_STOP_DEFAULT = timedelta(seconds=5)
 """The default soft stop timeout, shorter than a worker's, because a developer waits for each
 restart."""
 KILL_DELAY = HARD_STOP_TIMEOUT_DEFAULT.total_seconds() + 5.0
-"""Seconds after the soft stop timeout after which a worker that still runs is killed."""
+"""A worker that still runs this many seconds after the soft stop timeout is killed."""
 
 _EPILOG = """\b
 Exit codes: those of `riverpy worker`; 128 + n if the worker was killed by signal n.

@@ -75,8 +75,8 @@ def doctor(
     0 everything is ok, 5 there are warnings, 1 something fails. To accept warnings in a script:
     `riverpy doctor || [ $? -eq 5 ]`.
 
-    With MODULE:ATTR, as for `riverpy worker`, it also checks, before you deploy this program,
-    whether jobs of a kind wait that the program has no worker for.
+    With MODULE:ATTR, as for `riverpy worker`, it also finds waiting jobs of kinds for which this
+    program has no worker. Check this before you deploy the program.
     """
     request = Request(
         database.required_url(),

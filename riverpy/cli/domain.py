@@ -93,11 +93,12 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
 def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> None:
     """Move a queue to another domain, or back to default.
 
-    The command waits until neither leader is writing. Then the new leader maintains the queue
-    instead of the old one. Change the clients' settings too, because clients claim their queues
-    when they start. If no client of the new domain runs, the command warns. After 10 minutes
-    without a heartbeat of the domain, the leader of default maintains the queue. The exit code is 1
-    if the queue or the domain is unknown, or if the domain has the queue already.
+    The command waits until neither the old nor the new leader is writing. Then the new leader
+    maintains the queue instead of the old one. Change the clients' settings too, because clients
+    claim their queues when they start. If no client of the new domain runs, the command warns.
+    After 10 minutes without a heartbeat of the domain, the leader of default maintains the queue.
+    The exit code is 1 if the queue or the domain is unknown, or if the domain has the queue
+    already.
     """
 
     def check_owner(owner: QueueOwnership) -> None:
@@ -218,7 +219,8 @@ async def _try_to_assign(
 
 def _domain_object(seen: DomainMap, name: str) -> dict[str, object]:
     """Return a domain for `--json` output. `queues` is None for domain `default`, which has all
-    queues that no other domain has. The leader of `default` maintains orphaned queues."""
+    queues that no other domain has. A queue is orphaned if its domain sends no heartbeat for long.
+    Then the leader of `default` maintains it."""
     members = seen.live_clients(name)
     is_default = name == DEFAULT_DOMAIN
     queues = [

@@ -65,9 +65,9 @@ def health(
 ) -> None:
     """Report in one line whether jobs are being worked.
 
-    With --url, it reads /readyz of that worker. Without it, it checks in the database that a
-    riverpy worker sends heartbeats, that there is a leader, and that no job of a queue that is not
-    paused has waited longer than --max-lag.
+    With --url, it reads /readyz of that worker. Without --url, it checks three things in the
+    database: a riverpy worker sends heartbeats, there is a leader, and no job has waited longer
+    than --max-lag. It ignores paused queues.
     """
     try:
         if address is not None:

@@ -65,7 +65,7 @@ def list_(
 ) -> None:
     """List jobs, the newest first.
 
-    The exit code is 1 if some are damaged, so that the server cannot read them. The others are
+    The exit code is 1 if some jobs are damaged: the server cannot read them. The other jobs are
     listed.
     """
 
@@ -102,7 +102,7 @@ def list_(
 def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
     """Show all columns of one job.
 
-    The exit code is 1 if the job does not exist, or is damaged, so that the server cannot read it.
+    The exit code is 1 if the job does not exist, or if it is damaged: the server cannot read it.
     """
 
     async def read(connection: Connection) -> JobRow:
@@ -123,9 +123,9 @@ def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
 def cancel(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool) -> None:
     """Cancel jobs, so that they are not worked (again).
 
-    The worker of a running job is notified. It cancels the attempt, and stores the job as cancelled
-    when its code has ended. A job that has already ended is not changed. The exit code is 1 if a
-    job does not exist; the others are cancelled.
+    The worker of a running job is notified. The worker cancels the attempt, and stores the job as
+    cancelled when the job's code has ended. A job that has already ended is not changed. The exit
+    code is 1 if a job does not exist; the others are cancelled.
     """
     change_items(database, "job", "id", job_ids, _cancel_job, as_json=as_json)
 
@@ -138,7 +138,7 @@ def retry(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool) 
     """Make waiting or ended jobs available now.
 
     A job without attempts left gets one more. A running job is not changed. The exit code is 1 if a
-    job does not exist, or if another job has its unique key; the others are retried.
+    job does not exist, or if another job has the same unique key; the others are retried.
     """
     change_items(database, "job", "id", job_ids, _retry_job, as_json=as_json)
 

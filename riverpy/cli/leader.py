@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 WAIT_DEFAULT = timedelta(seconds=10)
 READ_INTERVAL = 0.1
-"""Seconds between two reads of the row of a leader that was requested to resign."""
+"""Seconds between two reads of the leader's row after the request to resign."""
 
 _domain_option = click.option(
     "--domain",
@@ -57,7 +57,8 @@ class LeaderOutput(msgspec.Struct, frozen=True):
     expiry."""
     expired: bool
     epoch: int | None = None
-    """The number of the term. None for domain `default`, whose terms have no number."""
+    """The number of this term (time as leader). None for domain `default`, whose terms have no
+    number."""
 
     def is_term_of(self, other: LeaderOutput | None) -> bool:
         """Whether `other` shows the same term of the same leader."""
@@ -121,8 +122,8 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
 def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json: bool) -> None:
     """Request that the leader resigns.
 
-    Then another client becomes leader. The exit code is 1 if the domain is unknown, has no leader,
-    or the leader did not resign: one that only polls does not receive the request.
+    Then another client becomes leader. The exit code is 1 if the domain is unknown, if it has no
+    leader, or if the leader did not resign. A leader that only polls does not receive the request.
     """
     before, after = run(_request_and_wait, database, domain, wait.total_seconds())
     resigned = before is not None and not before.expired and not before.is_term_of(after)
@@ -159,7 +160,7 @@ async def _request_and_wait(
         with anyio.move_on_after(wait):
             while after is None or before.is_term_of(after):
                 await anyio.sleep(READ_INTERVAL)
-                with anyio.CancelScope(shield=True):  # do not interrupt a read, which has a timeout
+                with anyio.CancelScope(shield=True):  # a read has a timeout: do not interrupt it
                     after = await _read_leader(found, domain)
         return before, after
 

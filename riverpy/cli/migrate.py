@@ -99,7 +99,7 @@ def up(**options: Any) -> None:
 )
 @_step_options
 def down(**options: Any) -> None:
-    """Undo the last migration of one line, or all above --to.
+    """Undo the last migration of one line, or all migrations above version --to.
 
     The line is --line, or else `main`. This drops tables and the jobs in them.
     """

@@ -115,9 +115,9 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
 def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
     """Request that the leader inserts one job now.
 
-    The schedule does not change. A leader that listens does this at once, and one that polls within
-    5 seconds. If the leader does not have this periodic job, the next leader that has it inserts
-    the job.
+    The schedule does not change. A leader that listens does this at once. A leader that only polls
+    does it within 5 seconds. If the leader does not have this periodic job, the next leader that
+    has it inserts the job.
     """
     leader_id = run(_run_statement, database, _request_run, job_id)
     if as_json:
@@ -144,7 +144,8 @@ def pause(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
 @json_option
 @database_options
 def resume(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
-    """Resume a paused periodic job. Slots during the pause are not inserted later."""
+    """Resume a paused periodic job. No job is inserted later for the times (slots) during the
+    pause."""
     _change_job(database, table.periodic_resume, job_id, "resumed", as_json=as_json)
 
 

@@ -305,7 +305,7 @@ class _WorkerProcess:
             raise CommandError(describe(error), exit_code=EXIT_NOT_READY) from error
 
     def started(self, value: None = None) -> None:
-        """Handle the start of the client. This is the interface of anyio's TaskStatus."""
+        """Handle the start of the client, which calls this method of anyio's TaskStatus."""
         client = self._client
         assert client is not None  # noqa: S101 (set before the start)
         self._has_started = True
@@ -331,8 +331,8 @@ class _WorkerProcess:
         relax_garbage_collector()
 
     async def _exit_after_abandoned_jobs(self, client: Client, report: StopReport) -> NoReturn:
-        """Release the jobs that did not end, and exit. Otherwise the code of these jobs would
-        continue."""
+        """Release the jobs that did not end, and end the process. Otherwise the code of these jobs
+        would keep running."""
         self._signals.finish(EXIT_ABANDONED, EXIT_TIMEOUT)
         self._log.warning(
             WORKER_STOPPED_WITH_ABANDONED_JOBS,
@@ -351,8 +351,8 @@ class _WorkerProcess:
 async def _release_and_exit(
     client: Client, claim_keys: Sequence[ClaimKey], why: str = ""
 ) -> NoReturn:
-    """Release jobs, print a note, and exit from inside the event loop. Closing the loop could wait
-    for a thread."""
+    """Release jobs, print a note, and exit while the event loop runs, because closing the loop
+    could wait for a thread."""
     try:
         count = await client.release_claims(claim_keys)
         note = f"{why}released {count} of {len(claim_keys)} running jobs"
@@ -370,7 +370,7 @@ def _limits_text(unit: WorkUnit, client: Client) -> str:
 
 
 async def _wait_for_database(url: str | None, *, pooled: bool) -> None:
-    """Wait until the database accepts connections and can be written.
+    """Wait until the database accepts connections and writes.
 
     Raises:
         CommandError: the database refused the connection, or was not ready in `DATABASE_TIMEOUT`.
@@ -397,7 +397,7 @@ async def _wait_for_database(url: str | None, *, pooled: bool) -> None:
 
 
 async def _check_database(url: str | None, *, pooled: bool) -> None:
-    """Raise one of DATABASE_ERRORS if the database cannot be written now."""
+    """Raise one of DATABASE_ERRORS if the database does not accept writes now."""
     connection = await connect(url, application_name="riverpy start", pooled=pooled)
     try:
         with anyio.fail_after(CONNECT_TIMEOUT):

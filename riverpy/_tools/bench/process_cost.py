@@ -16,13 +16,14 @@ _MIB = 2**20
     _CHILDREN_USER_TIME_FIELD,
     _CHILDREN_SYSTEM_TIME_FIELD,
 ) = 1, 11, 12, 13, 14
-"""The positions of these fields in /proc/PID/stat, counted after the name."""
+"""The indexes of these fields in /proc/PID/stat. The first field after the name has index 0."""
 
 
 def relax_garbage_collector() -> None:
     """Let the garbage collector ignore all present objects and run less often.
 
-    Call it when the process has started: most objects that it creates later are soon free.
+    Call this when the process has started. Most objects that are created afterwards live only for a
+    short time.
     """
     gc.collect()
     gc.freeze()
@@ -30,7 +31,7 @@ def relax_garbage_collector() -> None:
 
 
 def memory_mib() -> float | None:
-    """Return the memory of this process. None: the system does not report it."""
+    """Return the resident memory of this process in MiB. None: the system does not report it."""
     try:
         pages = int((_PROC / "self/statm").read_text().split()[1])
     except OSError:

@@ -39,9 +39,9 @@ QUEUE = "riverpy_bench"
 COPY_SIZE = 10_000
 """The number of jobs in one COPY."""
 PICKUPS = 200
-"""The number of single inserts while the worker is idle."""
+"""The number of jobs inserted one by one while the worker is idle."""
 PICKUP_INTERVAL = 0.02
-"""Seconds between two of the single inserts."""
+"""Seconds between two of these inserts."""
 STALL_TIMEOUT = 30.0
 """If no job ends for this many seconds, the measurement fails."""
 STATEMENT_TIMEOUT = 60.0
@@ -58,11 +58,12 @@ class Measurement(msgspec.Struct, frozen=True):
     client_cpu_us_per_job: float
     """The processor time of this process while it works the jobs."""
     server_cpu_us_per_job: float | None
-    """The processor time of the server during that time. None: the server is on another machine."""
+    """The processor time of the server while this process works the jobs. None: the server is on
+    another machine."""
     occupancy: float | None
-    """The share of slots in use while there is work for all slots. The time starts when as many
-    jobs as slots have ended, and it ends when only that many have not started. None: jobs do not
-    sleep, or there are too few."""
+    """The used share of the slots, from 0 to 1, while there is work for all slots. The time starts
+    when `slots` jobs have ended, and ends when only `slots` jobs have not started. None: jobs do
+    not sleep, or there are too few jobs."""
     pickup_p50_ms: float
     """The median time from the start of an insert to the start of its job in an idle worker."""
     pickup_p99_ms: float
@@ -87,11 +88,11 @@ class _Sleep(msgspec.Struct, frozen=True):
 
 
 def occupancy(begun: Sequence[float], ended: Sequence[float], slots: int) -> float | None:
-    """Return the share of slots in use while there is work for all slots.
+    """Return the used share of the slots, from 0 to 1, while there is work for all slots.
 
     Args:
-        begun: the times at which the jobs began, in this order.
-        ended: the times at which they ended, in this order.
+        begun: the times at which the jobs began, in ascending order.
+        ended: the times at which the jobs ended, in ascending order.
         slots: the number of slots.
     """
     if len(begun) <= slots:
@@ -112,9 +113,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     """The number of jobs that may run at once."""
     sleep: float = 0.0
-    """Seconds that a job sleeps, plus or minus up to a half. 0: jobs do nothing."""
+    """The mean sleep of a job, in seconds. A job sleeps 0.5 to 1.5 times this. 0: jobs do
+    nothing."""
     prefetch: bool = False
-    """Whether the client claims before slots are free."""
+    """Whether the client claims jobs before slots are free."""
 
 
 class Bench:
@@ -229,7 +231,7 @@ class Bench:
             return await query("bench", block, self._schema).fetch(connection, **values)
 
     async def _insert_jobs(self) -> float:
-        """Insert the jobs. Return the seconds that it took."""
+        """Insert the jobs, and return the duration in seconds."""
         began = time.perf_counter()
         for start in range(0, self._load.jobs, COPY_SIZE):
             count = min(COPY_SIZE, self._load.jobs - start)
@@ -244,11 +246,12 @@ class Bench:
         return _Sleep(self._load.sleep * random.uniform(0.5, 1.5))  # noqa: S311 (no secret)
 
     async def _work_jobs(self) -> list[float]:
-        """Work the jobs. Return the seconds, the processor time of this process and that of the
-        server, from the first claim to the last stored result.
+        """Work the jobs. Return the duration and the processor times of this process and of the
+        server, in seconds, from the first claim to the last stored result.
 
-        The last job is stored with the last batch, so its event marks the last completion. The
-        subscription opens after all jobs have run, so that events cost nothing before.
+        The result of the last job is stored with the last batch, so its event marks the last
+        completion. The subscription opens after all jobs have run, so that events cost no time
+        while the jobs run.
         """
         costs: list[float] = []
         async with anyio.create_task_group() as tasks:
@@ -262,7 +265,8 @@ class Bench:
         return costs
 
     def started(self, value: None = None) -> None:
-        """Read the clocks: the client claims now. This is the interface of anyio's TaskStatus."""
+        """Read the clocks, because the client starts to claim now. The client calls this method of
+        anyio's TaskStatus."""
         self._started_at = self._read_clocks()
 
     def _read_clocks(self) -> tuple[float, float, float]:
@@ -299,7 +303,8 @@ class Bench:
             )
 
     async def _measure_pickups(self) -> list[float]:
-        """Insert single jobs into the idle worker. Return the seconds until each ran.
+        """Insert single jobs for the idle worker. Return the seconds from insert to start of each
+        job.
 
         An insert does not wait for the previous job, so a slow job does not delay other inserts.
         """

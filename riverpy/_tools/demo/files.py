@@ -19,14 +19,15 @@ class Files:
     """The regular files below a directory, sorted by name. Links are not followed.
 
     Args:
-        directory: None: the `.py` files of Python's standard library.
+        directory: the directory. None: the `.py` files of Python's standard library.
         limit: the maximum number of files. None: no limit.
     """
 
     def __init__(self, directory: Path | None, limit: int | None) -> None:
         self.directory = (directory or Path(sysconfig.get_path("stdlib"))).absolute()
         self.problems: list[str] = []
-        """One text for each directory that could not be read, and each name that is not UTF-8."""
+        """One text for each directory or file that could not be read, and for each file name that
+        is not UTF-8."""
         self._is_default = directory is None
         self.paths = list(islice(self._walk(), limit))
 

@@ -122,7 +122,8 @@ class DemoJobs:
         with path.open("rb") as file:
             while chunk := file.read(READ_SIZE):
                 if self._stopped.is_set():
-                    raise RuntimeError("the demo was stopped")  # OSError: a file that is unreadable
+                    # Not an OSError: that means an unreadable file.
+                    raise RuntimeError("the demo was stopped")
                 digest.update(chunk)
                 bytes_in += len(chunk)
                 bytes_out += len(compressor.compress(chunk))
@@ -139,7 +140,7 @@ class DemoJobs:
             raise RuntimeError("this job always fails at its first attempt")
 
     async def snooze_once(self, job: Job[SnoozeOnce]) -> None:
-        """Snooze once. A snooze uses no attempt, and the metadata counts it."""
+        """Snooze once. A snooze uses no attempt. The job's metadata counts the snoozes."""
         if "snoozes" not in job.metadata:
             raise JobSnooze(SNOOZE_DELAY)
 

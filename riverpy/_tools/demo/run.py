@@ -40,7 +40,7 @@ BATCH_SIZE = 500
 COUNT_INTERVAL = 0.1
 """Seconds between two counts of the unfinished jobs."""
 STALL_TIMEOUT = 30.0
-"""Seconds without a running or finished job after which the run fails."""
+"""If no job runs or ends for this many seconds, the run fails."""
 STATEMENT_TIMEOUT = 60.0
 
 
@@ -77,7 +77,8 @@ class DemoResult(msgspec.Struct, frozen=True):
 
 
 class DemoRun:
-    """A run of the demo in a schema of its own. The next run drops the schema.
+    """A run of the demo in a schema of its own. The next run drops the schema, if this run created
+    it.
 
     Args:
         url: the database.
@@ -144,7 +145,7 @@ class DemoRun:
             raise ToolError(f"another demo uses schema {self.schema!r}")
         if self._is_own_schema:
             for (command,) in await self._fetch(connection, "demo_drop_ended"):
-                with suppress(*DATABASE_ERRORS):  # another program uses it: a later run drops it
+                with suppress(*DATABASE_ERRORS):  # in use: a later run drops this schema
                     await connection.execute(command)
             ((command,),) = await self._fetch(connection, "demo_create", name=self.schema)
             await connection.execute(command)

@@ -56,13 +56,14 @@ class WorkerProcess:
             ],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
-            close_fds=False,  # the child inherits the lock that keeps the server running
+            close_fds=False,  # the child inherits the lock that keeps the embedded server running
             start_new_session=True,
         )
         os.close(reader)
 
     async def watch(self) -> None:
-        """Wait for the end of the worker. Then kill the processes that its jobs have left."""
+        """Wait for the end of the worker. Then kill the processes that its jobs started and did not
+        end."""
         try:
             await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
         finally:
@@ -104,8 +105,8 @@ class Supervisor:
     Args:
         arguments: the arguments of `riverpy`.
         environ: the environment of the worker process.
-        directory: the directory to watch. None: the end of the worker ends the supervisor.
-        stop_timeout: the timeout of a stop in seconds. Then the worker is killed.
+        directory: the directory to watch. None: the supervisor ends when the worker ends.
+        stop_timeout: the timeout of a stop, in seconds. When it expires, the worker is killed.
         print_note: prints a line for the user.
     """
 
@@ -140,8 +141,8 @@ class Supervisor:
         return code
 
     async def _run_worker(self) -> int:
-        """Run one worker to its end. If a directory is watched, wait then for a changed file or a
-        stop. Return the exit code of the worker."""
+        """Run one worker to its end. If it ends by itself and a directory is watched, wait for a
+        changed file or a stop. Return the exit code of the worker."""
         worker = WorkerProcess(self._arguments, self._environ, self._stop_timeout, self._print_note)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.watch)

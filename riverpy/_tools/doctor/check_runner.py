@@ -96,7 +96,8 @@ class CheckRunner:
         self._request, self._report_finding, self._on_error = request, report, failed
         self._session = Session(request.url)
         self._skipped_checks: dict[str, dict[str, str]] = {PRIVILEGE_MISSING: {}, TABLE_MISSING: {}}
-        """The checks that could not run, each with the server's error, by the code of the error."""
+        """For each error code of the server: the checks that could not run, each with its error
+        text."""
 
     async def run(self) -> None:
         """Run the checks. Without River's tables, only the checks of the server run."""

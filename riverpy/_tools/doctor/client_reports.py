@@ -37,7 +37,7 @@ _SET_ASIDE_FIX = (
 
 
 async def check_stuck(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report jobs that still run after their cancellation, and the slots of these jobs."""
+    """Report jobs that still run after their cancellation, and how many slots these jobs use."""
     if not snapshot.has_migration(SLOTS_VERSION):
         return [ok("not known: the columns for it are missing (see `schema`)", stuck=None)]
     reporting = [client for client in await snapshot.live_clients() if client.stuck_job_ids]

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from riverpy._tools.reads import ClientRow
 
 RELEASE_TIMEOUT = 60.0
-"""Seconds after the death of a client within which a leader releases the client's jobs."""
+"""When a client has sent no heartbeat for `dead_after`, a leader releases its jobs within this many
+seconds."""
 
 
 async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:

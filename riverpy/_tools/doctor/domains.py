@@ -1,4 +1,5 @@
-"""Check of the leader domains: the leaders, the clients and the queues of each domain."""
+"""Check of the leader domains. A domain is a group of queues with its own leader and its own
+clients."""
 
 from __future__ import annotations
 
@@ -299,8 +300,9 @@ def _check_old_clients(domains: DomainMap) -> list[Finding]:
 
 
 def _check_schema_leader(domains: DomainMap) -> list[Finding]:
-    """Report that no client does the maintenance of the whole schema. The riverpy leader of
-    `default`, or otherwise the holder of the lease `@schema`, does this maintenance."""
+    """Report that no client does the maintenance of the whole schema. If the leader of `default` is
+    a riverpy client, it does this maintenance. Otherwise the holder of the lease `@schema` does
+    it."""
     candidates = [client for client in domains.members if client.candidate]
     if not candidates or domains.has_orphan_maintainer():
         return []

@@ -36,7 +36,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     level: Level
     name: str = ""
-    """The name of the check. `set_check_name` sets it. It does not change between versions."""
+    """The name of the check. `set_check_name` sets it. The name does not change between
+    versions."""
     text: str
     """The result, in one line."""
     fix: str | None = None

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from riverpy._tools.reads import ClientRow
 
 UNKNOWN_KIND = "job kind is not registered"
-"""The first words of the error of a job whose client has no worker for the kind. River writes the
-same words."""
+"""A job's error starts with these words if the client that claimed the job has no worker for its
+kind. River writes the same words."""
 DISCARDED_WINDOW = timedelta(hours=1)
 """Jobs that were discarded within this time are reported."""
 ATTEMPTS_LEFT_WARN = 1
-"""A kind is reported if one of its jobs has this number of attempts left, or fewer."""
+"""A kind is reported if one of its failed jobs has at most this number of attempts left."""
 FAILED_JOBS_WARN = 10
-"""A kind is reported if this number of its failed jobs wait for their next attempt, or more."""
+"""A kind is reported if at least this number of its failed jobs wait for their next attempt."""
 
 
 async def check_kinds_of_program(program: Program, snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the kinds of waiting jobs that the program would claim and fail."""
+    """Report the kinds of waiting jobs that would fail: the program has no worker for them."""
     backlogs = [
         row
         for row in await snapshot.backlogs()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from riverpy._tools.reads import ClientRow, Leader
 
 ELECTION_TIMEOUT = 20.0
-"""Seconds after the start of a client within which it becomes leader, if there is no leader."""
+"""If there is no leader, a client becomes leader within this many seconds after its start."""
 CANDIDATE_FIX = (
     "let one of its workers take part in leader election, and restart it: without --no-candidate, "
     "RIVERPY_CANDIDATE=0, `candidate` = false in its file or Config(candidate=False)"
@@ -96,8 +96,8 @@ async def _check_no_leader(
 def no_election_finding(
     text: str, candidates: Sequence[ClientRow | DomainMember], table: str, /, **data: object
 ) -> Finding:
-    """Return the finding that no candidate has become leader. `text` is its start, and `table` is
-    the table of the lease."""
+    """Return the finding that no candidate has become leader. The finding starts with `text`.
+    `table` is the table of the lease."""
     ids = format_names(client.client_id for client in candidates)
     text = f"{text}, although {format_count(len(candidates), 'client')} could become leader: {ids}"
     if max(client.uptime for client in candidates) < ELECTION_TIMEOUT:
@@ -140,7 +140,8 @@ def _foreign_leader(text: str, clients: Sequence[ClientRow], data: dict[str, obj
 
 
 def heartbeat_age(client: ClientRow) -> str:
-    """Return the end of a sentence about a client's heartbeat. The sentence begins with the id."""
+    """Return the end of a sentence about a client's heartbeat. The sentence begins with the
+    client's id."""
     if client.heartbeat_age < 0:
         return (
             f"wrote a heartbeat that is {format_seconds(-client.heartbeat_age)} in the future: the "

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 
 EXPIRED_AGE_MIN = 60.0
-"""Seconds. A lease that expired longer ago is reported. A process that waits for the lease acquires
-it earlier."""
+"""A lease that expired this many seconds ago is reported. A process that waits for a lease acquires
+it sooner after the expiry."""
 EXPIRED_AGE_MAX = 86_400.0
-"""Seconds. A lease that expired longer ago is not reported: probably no process needs it."""
+"""A lease that expired this many seconds ago is no longer reported: probably no process needs
+it."""
 
 
 async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:

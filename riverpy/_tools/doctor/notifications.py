@@ -1,5 +1,5 @@
-"""Checks of the notifications: the server's queue, whether they arrive, and whether each client
-listens.
+"""Checks of the notifications: how full the server's queue is, whether notifications arrive, and
+whether each client listens.
 
 The server has one notification queue for all of its databases. A notification stays in the queue
 until all listening sessions have read it. A session reads the queue only between its transactions,
@@ -46,9 +46,10 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import SessionRow
 
 USAGE_WARN = 0.5
-"""The used share of the queue, from 0 to 1, above which the server warns sessions that notify."""
+"""If more than this share of the queue (0 to 1) is used, the server warns each session that
+notifies."""
 USAGE_FULL = 0.9
-"""The used share of the queue, from 0 to 1, above which riverpy sends no notifications."""
+"""If this share of the queue (0 to 1) or more is used, riverpy sends no notifications."""
 WARNING_INTERVAL = 5.5
 """Seconds to wait for the server's next warning. The server warns at most once in 5 s."""
 _NUMBER = re.compile(r"[0-9]+")

@@ -1,5 +1,5 @@
-"""Checks of running jobs: jobs that run for long, jobs of clients that are not registered, and jobs
-that the server cannot read."""
+"""Checks of running jobs: jobs that run for a long time, jobs of clients that are not registered,
+and jobs that the server cannot read."""
 
 from __future__ import annotations
 

@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import ServerRow, SettingRow
 
 LATENCY_WARN = 0.1
-"""Seconds. A slower round trip to the server is reported."""
+"""A round trip to the server of this many seconds or more is reported."""
 CLOCK_SKEW_WARN = 2.0
-"""Seconds. A larger difference between the clocks of machine and server is reported."""
+"""A difference of this many seconds or more between the clocks of this machine and the server is
+reported."""
 MEASUREMENT_COUNT = 3
 """The number of measured round trips. The fastest one is used."""
 CONNECTIONS_WARN = 0.8
-"""The used share of `max_connections`, from 0 to 1, from which the check warns."""
+"""If this share of `max_connections` (0 to 1) or more is used, the check warns."""
 CONNECTIONS_FAIL = 0.95
-"""The used share of `max_connections`, from 0 to 1, from which the check fails."""
+"""If this share of `max_connections` (0 to 1) or more is used, the check fails."""
 MIN_TIMEOUTS = {
     "statement_timeout": 5.0,
     "transaction_timeout": 10.0,
@@ -112,8 +113,8 @@ def _check_connection(server: ServerRow, latency: float) -> Finding:
 
 
 async def check_pooler(session: Session, server: ServerRow) -> list[Finding]:
-    """Report whether there is a pooler between doctor and the server. A pooler reports another
-    process than the server."""
+    """Report whether there is a pooler between doctor and the server. A pooler reports a process id
+    that differs from the server's."""
     if (await session.connection()).get_server_pid() == server.pid:
         return [ok("none: the connection leads to the server", is_pooled=False)]
     text = (

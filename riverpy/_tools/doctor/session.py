@@ -63,7 +63,7 @@ class Session:
 
         Raises:
             TimeoutError: the block took longer than READ_TIMEOUT.
-            Exception: as `connection`, or one of DATABASE_ERRORS.
+            Exception: an error of `connection`, or one of DATABASE_ERRORS.
         """
         connection = await self.connection()
         try:

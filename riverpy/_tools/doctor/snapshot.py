@@ -61,7 +61,7 @@ RUNNING_LIMIT = 10_001
 
 
 def kinds_limit(backlogs: Sequence[BacklogRow]) -> int:
-    """Return the maximum number of jobs of each backlog whose kinds are read."""
+    """Return the maximum number of jobs in each backlog that are read for their kinds."""
     return min(KINDS_LIMIT, KINDS_TOTAL_LIMIT // max(len(backlogs), 1) + 1)
 
 
@@ -116,7 +116,7 @@ class DatabaseSnapshot:
     state: SchemaState
     request: Request
     notifications_arrive: bool = True
-    """Whether the notification that the check `listen` sent arrived."""
+    """Whether the test notification of the check `listen` arrived."""
     is_notification_queue_full: bool = False
     """Whether the server's notification queue is so full that riverpy sends no notifications."""
     damaged_jobs: dict[int, str] = field(default_factory=dict[int, str])
@@ -192,8 +192,8 @@ class DatabaseSnapshot:
 
     @_read_once
     async def running_jobs(self) -> list[RunningRow]:
-        """Return the running jobs in groups, the longest-running first. The reports of the clients
-        decide which jobs are stuck."""
+        """Return the running jobs in groups, the longest-running first. A job counts as stuck if
+        its client reports it as stuck."""
         return await self.session.read(
             read_jobs,
             self.schema,

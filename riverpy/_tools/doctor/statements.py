@@ -81,9 +81,10 @@ class RunningRow(NamedTuple):
     is_stuck: bool
     jobs: int
     long_jobs: int
-    """The number of jobs in the group that run for at least the time `long` of `doctor_running`."""
+    """The number of jobs in the group that have run for at least `long`, a parameter of
+    `doctor_running`."""
     longest_run: float
-    """The run time of the oldest job."""
+    """The run time of the longest-running job."""
     oldest_id: int
 
 
@@ -108,7 +109,7 @@ class KindRow(NamedTuple):
     """The id of one of the jobs."""
     queues: list[str]
     failed: int
-    """The number of jobs that failed at their last attempt."""
+    """The number of jobs whose most recent attempt failed."""
     attempts_left: int | None
     """The smallest number of attempts that a failed job has left; None: no job has failed."""
     error: str | None
@@ -147,7 +148,7 @@ class IndexRow(NamedTuple):
     name: str
     is_valid: bool
     is_rebuild_remnant: bool
-    """Whether the name of the index is one that REINDEX CONCURRENTLY gives to temporary indexes."""
+    """Whether the index has a name that REINDEX CONCURRENTLY gives to temporary indexes."""
     is_building: bool
     """Whether a session builds the index now."""
     size: int
@@ -166,13 +167,15 @@ class TableRow(NamedTuple):
     """The time since the last vacuum, the creation of the table or the start of the server,
     whichever was last."""
     is_vacuum_running: bool
-    """Whether a vacuum runs now. A role with few privileges sees vacuums of all tables."""
+    """Whether a vacuum of the table runs now. If the role cannot see which table, every vacuum
+    counts."""
     is_autovacuum_on: bool
     is_autovacuum_off_for_table: bool
 
 
 class SnapshotRow(NamedTuple):
-    """A session, prepared transaction or slot that prevents the removal of dead rows."""
+    """A session, prepared transaction or replication slot that prevents the removal of dead
+    rows."""
 
     holder: str
     """`session`, `prepared transaction` or `replication slot`."""
@@ -264,8 +267,8 @@ async def doctor_show_warnings(connection: Transaction) -> None:
 
 
 async def doctor_sessions(connection: Transaction, pid: int | None) -> list[SessionRow]:
-    """Return the session with a process id; None: up to three sessions with the oldest
-    transactions."""
+    """Return the session with this process id. If `pid` is None, return up to three sessions with
+    the oldest transactions."""
     return await _fetch_rows(SessionRow, connection, "doctor_sessions", pid=pid)
 
 
@@ -290,9 +293,10 @@ async def doctor_running(
     limit: int,
     skipped: Sequence[int],
 ) -> list[RunningRow]:
-    """Return at most `limit` running jobs in groups, the longest-running first. The reports of the
-    clients decide which jobs are stuck. `long` is the time after which a job counts as long.
-    `skipped` has the ids of damaged jobs, whose column with the client is not read."""
+    """Return at most `limit` running jobs in groups, the longest-running first. A job counts as
+    stuck if its client reports it as stuck. `long` is the time after which a job counts as
+    long-running. `skipped` has the ids of damaged jobs: the column that has the client is not read
+    for these jobs."""
     stuck = [(client.client_id, job_id) for client in clients for job_id in client.stuck_job_ids]
     return await _fetch_rows(
         RunningRow,
@@ -367,8 +371,8 @@ async def doctor_indexes(connection: Transaction, schema: str) -> list[IndexRow]
 async def doctor_table(
     connection: Transaction, schema: str, *, made_at: datetime
 ) -> TableRow | None:
-    """Return the dead rows and the vacuum of the table of jobs; None: the table is missing.
-    `made_at` is the time at which the table was created."""
+    """Return the numbers of live and dead rows of the table of jobs, and the state of its vacuum;
+    None: the table is missing. `made_at` is the time at which the table was created."""
     rows = await _fetch_rows(TableRow, connection, "doctor_table", schema=schema, made_at=made_at)
     return rows[0] if rows else None
 

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import IndexRow, LockRow, SnapshotRow, TableRow
 
 SNAPSHOT_AGE_WARN = 60.0
-"""Seconds. An older snapshot is reported."""
+"""A snapshot of this age in seconds is reported."""
 SNAPSHOT_TRANSACTIONS_WARN = 1_000_000
 """If the age of a snapshot is not known, it is reported when this number of transactions have
 started after the snapshot."""
 LOCK_AGE_WARN = 30.0
-"""Seconds. A transaction that holds locks on River's tables for longer is reported."""
+"""A transaction that holds locks on River's tables for this many seconds is reported."""
 LOCK_AGE_WITH_WAITERS_WARN = 3.0
-"""Seconds. A transaction for whose locks other sessions wait is reported after this time."""
+"""If other sessions wait for the locks of a transaction, it is reported after this many seconds."""
 BLOAT_SIZE_MIN = 64 * 1024 * 1024
 """The size in bytes from which an index may be reported as bloated."""
 BLOAT_FACTOR = 4.0
@@ -50,9 +50,10 @@ NEEDED_INDEXES = {
 }
 """The indexes of the table of jobs that riverpy's statements use."""
 DEAD_ROWS_WARN = 100_000
-"""The number of dead rows from which a missing vacuum is reported."""
+"""A missing vacuum is reported if there are at least this many dead rows."""
 VACUUM_WAIT_MAX = 600.0
-"""Seconds. If the last vacuum is older, autovacuum is late. Autovacuum starts every minute."""
+"""If the last vacuum was this many seconds ago, autovacuum is late. Autovacuum starts every
+minute."""
 
 
 async def check_references(snapshot: DatabaseSnapshot) -> list[Finding]:

@@ -35,7 +35,7 @@ _INSERT_PRIVILEGES = {
 _WORK_PRIVILEGES = dict.fromkeys(
     (*_MAIN_TABLES, *_OWN_TABLES.values()), ("SELECT", "INSERT", "UPDATE", "DELETE")
 )
-"""The privileges that a role needs to work jobs, beside those to insert jobs."""
+"""The privileges that a role needs to work jobs, in addition to those for inserting jobs."""
 
 
 def check_migrations(state: SchemaState, schema: str | None, url: str) -> list[Finding]:
@@ -91,7 +91,7 @@ def _check_own_migrations(state: SchemaState, command: str) -> Finding:
 
 
 def _unknown_version(state: SchemaState, line: str, tables: str, /, **data: object) -> Finding:
-    """Report tables of a newer version than this riverpy supports."""
+    """Report that the tables have a newer version than this riverpy supports."""
     text = (
         f"{tables} are at version {max(state.unknown(line))}. This riverpy supports only "
         f"{max(migrations(line))}"

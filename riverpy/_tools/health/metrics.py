@@ -29,9 +29,9 @@ _ATTEMPT_OUTCOMES = ("completed", "failed", "snoozed", "cancelled", "interrupted
 def render_metrics(
     stats: ClientStats, *, process_started_at: float, lags: Mapping[str, timedelta] | None
 ) -> Iterator[str]:
-    """Yield the page of one client in parts of some lines, because a whole page at once could block
-    the event loop. `process_started_at` is in seconds since 1970. `lags` has the wait of the oldest
-    due job of each queue; None: not known."""
+    """Yield the page of one client in parts of a few lines, because building the whole page at once
+    could block the event loop. `process_started_at` is in seconds since 1970. `lags` has the wait
+    of the oldest due job of each queue; None: not known."""
     yield from _process_metrics(stats, process_started_at)
     yield from _database_metrics(stats)
     waits = {queue: wait.total_seconds() for queue, wait in (lags or {}).items()}

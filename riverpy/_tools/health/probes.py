@@ -21,7 +21,7 @@ CLAIM_AGE_MAX_POLL_INTERVALS = 3
 """A worker with free slots is ready if its last claim is younger than this number of poll
 intervals."""
 CLAIM_AGE_MARGIN = 1.0
-"""Seconds that are added to `CLAIM_AGE_MAX_POLL_INTERVALS`, which may be short."""
+"""Seconds that are added to this limit, because poll intervals may be short."""
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -51,15 +51,15 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 def liveness(stats: ClientStats | None) -> ProbeResult:
     """Check that the services of the worker run. The event loop runs, because it answers this
-    probe. The database is not checked. Without stats there is no client yet."""
+    probe. The database is not checked. If `stats` is None, there is no client yet."""
     stuck = stats.stuck if stats is not None else ()
     reason = f"stuck: {', '.join(stuck)}; restart the worker" if stuck else "all run"
     return ProbeResult.of({"event_loop": Check(True, "runs"), "services": Check(not stuck, reason)})
 
 
 def readiness(stats: ClientStats | None, lag: Check | None = None) -> ProbeResult:
-    """Check that the worker works jobs. Without stats there is no client yet. `lag` is the result
-    of `check_lag`; None: the request has no limit for the wait."""
+    """Check that the worker works jobs. If `stats` is None, there is no client yet. `lag` is the
+    result of `check_lag`; None: the request has no parameter `max_lag`."""
     state = "starting" if stats is None else stats.state
     checks = {"state": Check(state == "working", state)}
     if stats is not None and stats.state not in {"starting", "stopped"}:
@@ -93,7 +93,7 @@ def check_leaders(limit: timedelta, domains: DomainMap) -> Check:
     """Check that each domain with live clients has a leader, or has had one within `limit`.
 
     The time without a leader starts when the last lease expired. If the last leader released its
-    lease, the time starts with the oldest client. Clients that are stopping do not count.
+    lease, the time starts when the oldest client started. Clients that are stopping do not count.
     """
     missing: list[str] = []
     facts: list[str] = []

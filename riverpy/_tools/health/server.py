@@ -1,7 +1,7 @@
 """The HTTP server of a worker.
 
 Each connection has one request. A slow client is disconnected. When the number of connections
-reaches the limit, the server closes the oldest connection without a request, so that idle
+reaches the limit, the server closes the oldest connection that has sent no request. So idle
 connections never block a probe.
 """
 
@@ -44,7 +44,7 @@ CLOSE_TIMEOUT = 1.0
 """Seconds to wait for the client to close the connection. If the server closed a connection with
 unread input, the client could lose the response."""
 ACCEPT_RETRY_DELAY = 0.5
-"""Seconds to wait after accept failed, for example because there are no free descriptors."""
+"""Seconds to wait after accept failed, for example because there are no free file descriptors."""
 _DISCONNECTION_ERRORS = (
     anyio.BrokenResourceError,
     anyio.ClosedResourceError,
@@ -139,7 +139,7 @@ class Server:
             self._log.exception(HEALTH_REQUEST_FAILED)
         finally:
             self._has_request_by_scope.pop(scope, None)
-            with anyio.CancelScope(shield=True):  # `aclose` returns at once
+            with anyio.CancelScope(shield=True):  # short, because `aclose` does not wait
                 await stream.aclose()
 
     async def _answer(self, stream: SocketStream, scope: anyio.CancelScope) -> None:

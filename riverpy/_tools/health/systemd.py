@@ -1,4 +1,4 @@
-"""Systemd: notifies the service manager when the worker is ready, is stopping, or is alive."""
+"""Systemd: notifies the service manager that the worker is ready, stopping or alive."""
 
 from __future__ import annotations
 

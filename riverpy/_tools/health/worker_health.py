@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from riverpy.client import Client
 
 LAG_MAX_AGE = 10.0
-"""Seconds for which the lag of the queues is cached, so that requests cause few statements."""
+"""Seconds for which queue lags (waits of the oldest due jobs) are cached, so that requests cause
+few statements."""
 LAG_TIMEOUT = 1.0
 """Seconds that the statement for the lag of the queues may take."""
 RENDER_SLICE_SECONDS = 0.002
@@ -123,8 +124,8 @@ class WorkerHealth:
     async def _count_as_open_stream(
         self, lines: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield an empty part, then the lines. From the empty part to the end of the lines, the
-        reader of this stream counts as one of `STREAMS_MAX`."""
+        """Yield an empty part, then the lines. From the first part to the last line, the reader of
+        this stream counts as one of `STREAMS_MAX`."""
         self._open_streams += 1
         try:
             yield b""

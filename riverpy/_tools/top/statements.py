@@ -24,7 +24,7 @@ class ReadTime(NamedTuple):
 
 
 class UnworkedKind(msgspec.Struct, frozen=True):
-    """A kind of available jobs that no running riverpy client has."""
+    """A kind of available jobs for which no running riverpy client has a worker."""
 
     kind: str
     jobs: int
@@ -37,7 +37,7 @@ class RunningRow(NamedTuple):
 
     jobs: int
     longest_run: float | None
-    """The run time of the oldest job, in seconds; None: no job runs."""
+    """The run time of the longest-running job, in seconds; None: no job runs."""
 
 
 class QueueRow(NamedTuple):
@@ -54,9 +54,11 @@ class QueueRow(NamedTuple):
     due_at: datetime | None
     """The time at which the oldest due job became due; None: no job is due."""
     started: int
-    """The number of attempts at unfinished jobs that started after the given time."""
+    """The number of attempts at unfinished jobs that started after `since`, a parameter of
+    `top_queues`."""
     failed: int
-    """The number of attempts at unfinished jobs that failed after the given time."""
+    """The number of attempts at unfinished jobs that failed after `since`, a parameter of
+    `top_queues`."""
 
 
 class EndedRow(NamedTuple):
@@ -65,7 +67,7 @@ class EndedRow(NamedTuple):
     since: datetime
     """The start of the time for which ended jobs are read."""
     seconds: float
-    """The seconds from `since` to the read."""
+    """The seconds from `since` to the time of the read."""
     queue: str | None
     """The name of the queue; None: no job ended in any queue."""
     completed: int
@@ -92,7 +94,7 @@ async def top_kinds(
     connection: Transaction, schema: str | None, *, names: Sequence[str], limit: int, kinds: int
 ) -> list[UnworkedKind]:
     """Return up to `kinds` kinds for which no running client has a worker. The first `limit`
-    available jobs of each of the queues are read."""
+    available jobs of each queue in `names` are read."""
     rows = await query("top", "top_kinds", schema).fetch(
         connection, names=list(names), limit=limit, kinds=kinds
     )
@@ -150,8 +152,8 @@ async def top_ended_jobs(
     skipped: Sequence[int],
 ) -> list[EndedRow]:
     """Return the jobs of each queue that ended within `window`. If more than `cap` jobs of a state
-    ended, the time is shorter. If no job ended, there is one row without a queue. `skipped` has the
-    ids of damaged jobs, whose errors are not read."""
+    ended, the window is shorter. If no job ended, there is one row without a queue. `skipped` has
+    the ids of damaged jobs, whose errors are not read."""
     rows = await query("top", "top_ended_jobs", schema).fetch(
         connection, window=window.total_seconds(), cap=cap, skipped=skipped
     )

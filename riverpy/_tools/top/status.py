@@ -44,8 +44,8 @@ RATE_WINDOW = timedelta(seconds=10)
 LATE_AFTER = timedelta(seconds=10)
 """The time after which a due scheduled job or retry counts as late. A leader needs at most 5 s."""
 COUNT_LIMIT = 10_000
-"""The limit for counting jobs: the jobs of one state in one queue, the ended jobs, and the jobs in
-some other states."""
+"""The limit of each count of jobs: of one state in one queue, of running jobs, of recently ended
+jobs, and of each pending or final state."""
 COUNT_TOTAL_LIMIT = 100_000
 """The maximum number of jobs of one state that are counted in all queues. With many queues, fewer
 jobs of each queue are counted."""
@@ -59,7 +59,7 @@ CLIENTS_MAX = 1_000
 STATEMENT_TIMEOUT = timedelta(seconds=5)
 """The server cancels a statement after this time."""
 STATUS_TIMEOUT = 15.0
-"""Seconds for the connection and all statements of one read."""
+"""Seconds that the connection and all statements of one read may take."""
 
 
 class QueueStatus(msgspec.Struct, frozen=True):
@@ -98,12 +98,14 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     client in Go, or one whose row is gone)."""
     running: int
     longest: float | None = None
-    """The run time of the client's oldest job, in seconds; None: the client runs no job."""
+    """The run time of the client's longest-running job, in seconds; None: the client runs no
+    job."""
     slots: int | None = None
     stuck: int = 0
     """The number of jobs that still run after their cancellation."""
     aside: int = 0
-    """The number of rows that the client has set aside, because statements for these rows fail."""
+    """The number of rows that the client skips for a while, because statements for these rows
+    fail."""
     version: str | None = None
     queues: Sequence[str] | None = None
     candidate: bool | None = None
@@ -123,7 +125,7 @@ class LeaderStatus(msgspec.Struct, frozen=True):
     """Whether the leader is not a riverpy client, but for example River in Go; None: not known,
     because riverpy's own tables are missing."""
     epoch: int | None = None
-    """The number of the term; None: terms of `default` have no number."""
+    """The number of this term (time as leader); None: terms of `default` have no number."""
 
 
 class DomainStatus(msgspec.Struct, frozen=True):

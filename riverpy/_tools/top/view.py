@@ -27,7 +27,7 @@ T = TypeVar("T")
 _CURSOR_HOME, _CLEAR_REST_OF_LINE, _CLEAR_REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _RESET_STYLE = "\x1b[0m"
 _ROUNDED_COUNT_MIN = 10_000
-"""The number from which a count that ended at its limit is shown in thousands."""
+"""A count that ended at its limit is shown in thousands if it is at least this number."""
 _COLORS = {"bad": "\x1b[31m", "warn": "\x1b[33m", "head": "\x1b[1m", "": ""}
 _JOB_STATES = (
     "available",
