@@ -109,11 +109,11 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         self._pool: Pool | None = None
         self._opener: Opener | None = None
         self._run: Run | None = None
-        self._early_stop: Callable[[Run], None] | None = None
+        self._stop_next_run: Callable[[Run], None] | None = None
         """The stop that was requested before the run started."""
         self._last_run: Run | None = None
         """The current run, or the run that ended last."""
-        self._made_id: tuple[int, str] | None = None
+        self._generated_id: tuple[int, str] | None = None
         self._abandoned: frozenset[ClaimKey] = frozenset()
         self._children = ChildProcesses()
         self._subscriptions = Subscriptions()
@@ -175,9 +175,9 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         if self._config.id is not None:
             return self._config.id
         pid = os.getpid()
-        if self._made_id is None or self._made_id[0] != pid:
-            self._made_id = pid, make_unique_id(self._config.name)
-        return self._made_id[1]
+        if self._generated_id is None or self._generated_id[0] != pid:
+            self._generated_id = pid, make_unique_id(self._config.name)
+        return self._generated_id[1]
 
     def configure(
         self,
@@ -218,7 +218,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             self._set_database_and_queues(database=database, queues=self._queues)
         if queues is not UNSET:
             self._set_database_and_queues(database=self._database, queues=queues)
-        self._made_id = None
+        self._generated_id = None
         vars(self).pop("_inserter", None)
 
     def _set_database_and_queues(
@@ -421,7 +421,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             )
         return self._last_run.stats()
 
-    # -- working
+    # -- working jobs
 
     async def run(
         self,
@@ -447,8 +447,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         if self._run is not None:
             raise ClientStateError("the client runs already")
         run = self._run = self._last_run = self._new_run()
-        if self._early_stop is not None:
-            self._early_stop(run)
+        if self._stop_next_run is not None:
+            self._stop_next_run(run)
         try:
             async with AsyncExitStack() as opened:
                 if not self.is_open:
@@ -539,8 +539,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             return
         with suppress(RuntimeError):  # without an event loop, no task of `run` exists
             # A task of `run` that exists now starts before this callback.
-            asyncio.get_running_loop().call_soon(setattr, self, "_early_stop", None)
-            self._early_stop = stop
+            asyncio.get_running_loop().call_soon(setattr, self, "_stop_next_run", None)
+            self._stop_next_run = stop
 
     def running_claims(self) -> list[ClaimKey]:
         """Return the claim keys of the running attempts. This method may be called in another

@@ -24,8 +24,8 @@ have the same limit."""
 OUTPUT_SIZE_MAX = 32 * 1024 * 1024
 """The maximum number of bytes of a recorded output. River has the same limit."""
 _KEYS_OF_RIVER = {"cancel_attempted_at", "river:rescue_count"}
-_FIRST = datetime(1, 1, 1, tzinfo=UTC)
-_LAST = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
+_TIMESTAMP_MIN = datetime(1, 1, 1, tzinfo=UTC)
+_TIMESTAMP_MAX = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 ArgsT_co = TypeVar("ArgsT_co", covariant=True)
@@ -103,7 +103,7 @@ def timestamp(raw: int | bytes | None) -> datetime | None:
     try:
         return _PG_EPOCH + timedelta(microseconds=raw)
     except OverflowError:
-        return _LAST if raw > 0 else _FIRST
+        return _TIMESTAMP_MAX if raw > 0 else _TIMESTAMP_MIN
 
 
 def wire_timestamp(raw: bytes) -> int:

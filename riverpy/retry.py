@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 RETRY_DELAY_MAX = timedelta(microseconds=9_223_372_036_854_775)
 """The longest delay, about 292 years: 2^63 - 1 ns as in River, rounded down to a microsecond."""
-_CAPPED_FROM = 310
+_MAX_DELAY_ERROR_COUNT = 310
 """From this number of errors on, the delay is `RETRY_DELAY_MAX`, without jitter."""
 
 
@@ -43,7 +43,7 @@ class DefaultRetryPolicy:
     def next_retry(self, job: JobRow, /) -> timedelta:
         """Return the delay from now."""
         errors = job.error_count + 1
-        if errors >= _CAPPED_FROM:
+        if errors >= _MAX_DELAY_ERROR_COUNT:
             return RETRY_DELAY_MAX
         delay = timedelta(seconds=errors**4 * random.uniform(0.9, 1.1))  # noqa: S311 (no secret)
         return min(delay, RETRY_DELAY_MAX)

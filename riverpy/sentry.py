@@ -13,7 +13,7 @@ except ImportError as error:
         "riverpy.sentry needs the Sentry SDK: pip install 'riverpy-queue[sentry]'"
     ) from error
 
-from riverpy._work.failure import ending
+from riverpy._work.failure import classify_ending
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -99,7 +99,7 @@ class SentryPlugin:
                     BaseException
                 ) as raised:  # Sentry marks a span as failed if the error leaves it
                     error = raised
-                end = ending(error)
+                end = classify_ending(error)
                 trace.set_status(_STATUS_OF_ENDING[end])
                 if error is not None and end == "failed":
                     self._report(job, error)

@@ -103,7 +103,7 @@ class WorkUnit(msgspec.Struct, frozen=True, kw_only=True):
     middleware: Callable[[Job[Any]], Sequence[WorkerMiddleware]] | None = None
     """The function that returns the worker's middleware for an attempt; None: the worker has no
     middleware."""
-    blocking: Executor | None = None
+    executor: Executor | None = None
 
     def resolve_timeout(
         self, default: timedelta | None, of_job: timedelta | UnsetType | None = UNSET
@@ -295,7 +295,7 @@ class Workers:
         errors. `executor` is None for an `async def`."""
 
         def register(function: FunctionT) -> FunctionT:
-            _check_decorated(function, decorator)
+            _check_is_function(function, decorator)
             name, is_generator = _function_name(function), inspect.isasyncgenfunction(function)
             is_async = inspect.iscoroutinefunction(function)
             if executor is None and (is_generator or not is_async):
@@ -320,7 +320,7 @@ class Workers:
                     timeout=timeout,
                     next_retry=next_retry,
                     middleware=(lambda job: middleware_of_kind) if middleware_of_kind else None,
-                    blocking=executor,
+                    executor=executor,
                 )
             )
             return function
@@ -352,7 +352,7 @@ def check_timeout(kind: str, timeout: object) -> None:
         )
 
 
-def _check_decorated(function: object, decorator: str) -> None:
+def _check_is_function(function: object, decorator: str) -> None:
     """Raise ConfigError if the decorated object is not a function. It may be an option that was
     given without its name."""
     if isinstance(function, type) or not callable(function):

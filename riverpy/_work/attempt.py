@@ -41,16 +41,16 @@ class Attempt(Job[Any]):
 
     __slots__ = (
         "cause",
-        "claimed",
+        "claimed_at",
         "deadline",
-        "ended",
+        "ended_at",
         "free_slot",
         "has_own_timeout",
-        "is_replaced",
+        "is_result_replaced",
         "outcome",
-        "started",
+        "started_at",
         "state_stored",
-        "stored",
+        "stored_at",
         "stored_row",
         "task",
         "timeout",
@@ -62,7 +62,7 @@ class Attempt(Job[Any]):
         row: Sequence[Any],
         unit: tuple[WorkUnit | None, float],
         free_slot: Callable[[], None],
-        claimed: float,
+        claimed_at: float,
     ) -> None:
         """`unit` is a pair: the work unit of the kind, or None, and the timeout in seconds."""
         self._row = row
@@ -80,17 +80,17 @@ class Attempt(Job[Any]):
         self.task: asyncio.Task[None] | None = None
         self.outcome: Outcome | None = None
         """The outcome; None: the attempt is running or completed."""
-        self.claimed = claimed
+        self.claimed_at = claimed_at
         """The time at which this client received the row, in monotonic seconds."""
-        self.started = self.ended = self.stored = 0.0
+        self.started_at = self.ended_at = self.stored_at = 0.0
         """The times of the start, of the end, and of the storing of the result, in monotonic
-        seconds. A time is 0 before its event. `started` stays 0 if the job is released before its
-        start."""
+        seconds. A time is 0 before its event. `started_at` stays 0 if the job is released before
+        its start."""
         self.state_stored: str | None = None
         self.stored_row: Sequence[Any] | None = None
         """The row of the job, if another session made the job final before this result was
         stored."""
-        self.is_replaced = False
+        self.is_result_replaced = False
 
     @property
     def claim_key(self) -> ClaimKey:
@@ -100,7 +100,7 @@ class Attempt(Job[Any]):
         return ClaimKey(row[JobColumn.ID], row[JobColumn.ATTEMPT], row[JobColumn.ATTEMPTED_AT])
 
     @property
-    def is_plain(self) -> bool:
+    def is_completed_without_metadata(self) -> bool:
         """Whether the attempt completed and recorded no metadata. The completer stores such results
         with a faster statement."""
         return self.outcome is None and self._updates is None
@@ -118,7 +118,7 @@ class Attempt(Job[Any]):
     def has_event(self) -> bool:
         """Whether the end of the attempt is published as an event. If the attempt did not start,
         its end is published only if the job was cancelled."""
-        return self.started != 0.0 or self.state_stored != self.target_state
+        return self.started_at != 0.0 or self.state_stored != self.target_state
 
     @property
     def is_due(self) -> bool:
@@ -202,7 +202,7 @@ class Attempt(Job[Any]):
             *self.claim_key,
             state=self.target_state,
             finalize=True if outcome is None or outcome.final else None,
-            age=now - self.ended,
+            age=now - self.ended_at,
             new_attempt=self.attempt if outcome is None else outcome.attempt,
             delay=outcome and outcome.delay,
             error=outcome and outcome.error,

@@ -37,7 +37,7 @@ class BlockingRunner:
         self._cancel_grace = cancel_grace
         self._threads: ThreadPoolExecutor | None = None
 
-    async def in_thread(
+    async def run_in_thread(
         self, function: Callable[[Job[Any]], object], attempt: Attempt
     ) -> str | None:
         """Run a function in a thread, and return the type name of its return value.
@@ -46,14 +46,14 @@ class BlockingRunner:
         function ends. Then this method returns or raises as the function did.
         """
         context = contextvars.copy_context()
-        future = self._run_in_thread(lambda: context.run(_call_function, function, attempt))
+        future = self._submit_to_thread(lambda: context.run(_call_function, function, attempt))
         try:
-            await _wait_done(future, attempt.set_cancelled)
+            await _wait_for_future(future, attempt.set_cancelled)
             return future.result()
         finally:
             del future  # the exception of the future refers to this frame: a reference cycle
 
-    async def in_process(
+    async def run_in_process(
         self, function: Callable[[Job[Any]], object], attempt: Attempt
     ) -> str | None:
         """Run a function in a process of its own, and return the type name of its return value.
@@ -62,8 +62,8 @@ class BlockingRunner:
         `job.cancelled`. If the function ends before that, its result is used.
         """
         job, claim_key = pack_job(function, attempt), attempt.claim_key
-        child = self._children.take(claim_key)
-        future = self._run_in_thread(child.work, job)
+        child = self._children.assign_child(claim_key)
+        future = self._submit_to_thread(child.work, job)
         try:
             await self._wait_for_process(future, child)
             updates, returned, error = unpack_result(future.result())
@@ -90,11 +90,11 @@ class BlockingRunner:
             child.cancel()
             timer = asyncio.get_running_loop().call_later(self._cancel_grace, child.kill)
             try:
-                await _wait_done(future, child.kill)
+                await _wait_for_future(future, child.kill)
             finally:
                 timer.cancel()
 
-    def _run_in_thread(
+    def _submit_to_thread(
         self, function: Callable[[*ArgsT], ResultT], *args: *ArgsT
     ) -> asyncio.Future[ResultT]:
         if self._threads is None:
@@ -117,7 +117,7 @@ def _call_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> str
         raise RuntimeError("blocking job raised StopIteration") from error
 
 
-async def _wait_done(future: asyncio.Future[Any], cancelled: Callable[[], None]) -> None:
+async def _wait_for_future(future: asyncio.Future[Any], cancelled: Callable[[], None]) -> None:
     """Wait until the future is done. Call `cancelled` at each cancellation of this task."""
     # Without the shield, a cancelled anyio scope in a middleware would cancel this wait repeatedly.
     with anyio.CancelScope(shield=True):

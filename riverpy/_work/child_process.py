@@ -39,11 +39,11 @@ END_TIMEOUT = 0.4
 END_POLL_INTERVAL = 0.005
 """Seconds between two checks whether a killed child has ended."""
 _PR_SET_PDEATHSIG = 1
-_LENGTH = struct.Struct("!Q")
+_LENGTH_FORMAT = struct.Struct("!Q")
 """The format of the length field that precedes each message."""
-_CANCEL = b""
+_CANCEL_MESSAGE = b""
 """The message that cancels the child's job. Every other message is a job."""
-_STARTED = b""
+_STARTED_MESSAGE = b""
 """The message that a child sends before it runs a job. Its next message is the result."""
 
 
@@ -59,7 +59,7 @@ class ChildProcess:
         # it refuses to start children of a daemonic process, such as a worker of some web servers.
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
-            f"from {__name__} import serve; serve({os.getpid()}, {_main_of_worker()!r})"
+            f"from {__name__} import run_jobs; run_jobs({os.getpid()}, {_worker_main_module()!r})"
         )
         self._process = subprocess.Popen(  # noqa: S603 (our own interpreter)
             [get_executable(), "-u", "-c", code],
@@ -85,10 +85,12 @@ class ChildProcess:
             ChildProcessError: the process has ended.
         """
         try:
-            _send(self._to_child, job)
-            _receive(self._from_child)  # _STARTED: the child can now receive _CANCEL
+            _send_message(self._to_child, job)
+            _receive_message(
+                self._from_child
+            )  # _STARTED_MESSAGE: the child can now receive _CANCEL_MESSAGE
             self._is_working = True
-            return _receive(self._from_child)
+            return _receive_message(self._from_child)
         except (EOFError, OSError, ValueError):
             self._kill_group()  # the child may still run, although its pipe is closed
             raise ChildProcessError(_describe_exit(self._process.wait())) from None
@@ -103,7 +105,7 @@ class ChildProcess:
             self.kill()
             return
         try:
-            _send(self._to_child, _CANCEL)
+            _send_message(self._to_child, _CANCEL_MESSAGE)
         except (OSError, ValueError):  # the child has ended
             self.kill()
 
@@ -141,7 +143,7 @@ class ChildProcesses:
         self._idle: list[ChildProcess] = []
         self._working: dict[ClaimKey, ChildProcess] = {}
 
-    def take(self, claim_key: ClaimKey) -> ChildProcess:
+    def assign_child(self, claim_key: ClaimKey) -> ChildProcess:
         """Return an idle or a new child for an attempt."""
         now = time.monotonic()
         while self._idle and (
@@ -198,7 +200,7 @@ def _describe_exit(exit_code: int) -> str:
     return f"the process of the job was killed by signal {name}"
 
 
-def _main_of_worker() -> dict[str, str]:
+def _worker_main_module() -> dict[str, str]:
     """Return the name or the path of the worker's main module, which the child imports. The module
     may contain the functions of jobs."""
     main = sys.modules["__main__"]
@@ -208,25 +210,25 @@ def _main_of_worker() -> dict[str, str]:
     return {} if path is None else {"init_main_from_path": str(Path(path).absolute())}
 
 
-# -- worker and child
+# -- messages between worker and child
 
 
-def _send(pipe: IO[bytes], message: bytes) -> None:
-    pipe.write(_LENGTH.pack(len(message)) + message)
+def _send_message(pipe: IO[bytes], message: bytes) -> None:
+    pipe.write(_LENGTH_FORMAT.pack(len(message)) + message)
     pipe.flush()
 
 
-def _receive(pipe: IO[bytes]) -> bytes:
+def _receive_message(pipe: IO[bytes]) -> bytes:
     """Return the next message.
 
     Raises:
         EOFError: the other side has ended.
     """
-    (length,) = _LENGTH.unpack(_read(pipe, _LENGTH.size))
-    return _read(pipe, length)
+    (length,) = _LENGTH_FORMAT.unpack(_read_bytes(pipe, _LENGTH_FORMAT.size))
+    return _read_bytes(pipe, length)
 
 
-def _read(pipe: IO[bytes], size: int) -> bytes:
+def _read_bytes(pipe: IO[bytes], size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         part = pipe.read(size - len(data))
@@ -256,7 +258,7 @@ def unpack_result(result: bytes) -> tuple[dict[str, str], str | None, BaseExcept
     return pickle.loads(result)  # noqa: S301 (our own child's)
 
 
-# -- child
+# -- code that runs in the child
 
 
 class _ChildJob(Job[Any]):
@@ -290,36 +292,38 @@ class _Inbox:
         self.job: _ChildJob | None = None
         """The running job."""
 
-    def read(self) -> None:
+    def read_messages(self) -> None:
         """Read messages until the worker ends. Then end this process."""
         while True:
             try:
-                message = _receive(self._from_worker)
+                message = _receive_message(self._from_worker)
             except (EOFError, OSError):
                 _exit_with_children()
-            if message == _CANCEL:
+            if message == _CANCEL_MESSAGE:
                 job = self.job
                 if job is None or not job.uses_cancelled:
                     _exit_with_children()
                 job.set_cancelled()
             else:
-                _send(self._to_worker, _STARTED)  # the main thread sends nothing now
+                _send_message(
+                    self._to_worker, _STARTED_MESSAGE
+                )  # the main thread sends nothing now
                 self.jobs.put(message)
 
 
-def serve(worker_pid: int, main: dict[str, str]) -> None:
+def run_jobs(worker_pid: int, main: dict[str, str]) -> None:
     """Run jobs until the worker ends. This is the main function of a child."""
-    _end_with_thread_of(worker_pid)
-    from_worker, to_worker = _take_pipes()
+    _end_with_worker_thread(worker_pid)
+    from_worker, to_worker = _move_pipes()
     inbox = _Inbox(from_worker, to_worker)
-    threading.Thread(target=inbox.read, name="riverpy worker watch", daemon=True).start()
+    threading.Thread(target=inbox.read_messages, name="riverpy worker watch", daemon=True).start()
     prepare(main)
     while True:
         result = _run_job(inbox.jobs.get(), inbox)
-        _send(to_worker, result)
+        _send_message(to_worker, result)
 
 
-def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
+def _move_pipes() -> tuple[IO[bytes], IO[bytes]]:
     """Move the pipes from and to the worker to file descriptors other than stdin and stdout, and
     return them. The output of the job then goes to the worker's stderr."""
     pipes = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb")
@@ -330,7 +334,7 @@ def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
     return pipes
 
 
-def _end_with_thread_of(worker_pid: int) -> None:
+def _end_with_worker_thread(worker_pid: int) -> None:
     """Make the kernel kill this process when the thread that started it ends."""
     if sys.platform != "linux":
         return

@@ -20,16 +20,16 @@ from riverpy.job import JobColumn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SLOW = 0.01
+SLOW_CLAIM_EXTRA_TIME = 0.01
 """Seconds. A claim is slow if it takes longer than the fastest claim of this cursor plus this
 time."""
-SLOW_PER_ROW = 0.00004
-"""Seconds that are added to `SLOW` for each claimed row."""
-FULL_SHARE = 0.02
+SLOW_CLAIM_EXTRA_TIME_PER_ROW = 0.00004
+"""Seconds that are added to `SLOW_CLAIM_EXTRA_TIME` for each claimed row."""
+FULL_CLAIM_TIME_SHARE = 0.02
 """The maximum fraction of the time for claims from the beginning of the index."""
-FULL_INTERVAL_MIN = 0.2
+FULL_CLAIM_INTERVAL_MIN = 0.2
 """The shortest time between two claims from the beginning of the index, in seconds."""
-FULL_INTERVAL_MAX = 2.0
+FULL_CLAIM_INTERVAL_MAX = 2.0
 """The longest time between two claims from the beginning of the index, in seconds. A skipped job is
 claimed within this time."""
 COMMIT_DELAY_MAX = 1.0
@@ -68,8 +68,8 @@ class ClaimCursor:
         self._full_claim_at = 0.0
         """The time of the next claim from the beginning of the index."""
         self._is_full_claim_overdue = False
-        self._fastest_claim = math.inf
-        self._was_slow = False
+        self._fastest_claim_time = math.inf
+        self._was_last_claim_slow = False
 
     def ranges(self, now: float) -> Sequence[QueueRange]:
         """Return the ranges to claim from, in this order, until enough jobs are found.
@@ -90,15 +90,18 @@ class ClaimCursor:
         starts at the beginning."""
         return max(self._full_claim_at - now, 0.0) if self._positions else None
 
-    def is_slow(self, part: QueueRange, rows: int, took: float) -> bool:
+    def record_duration(self, part: QueueRange, rows: int, took: float) -> bool:
         """Record the duration of a claim in seconds. Return whether the last two claims of the
         whole queue were slow. If they were, the caller must call `start_skipping`."""
-        self._fastest_claim = min(self._fastest_claim, took)
+        self._fastest_claim_time = min(self._fastest_claim_time, took)
         if part != WHOLE_QUEUE:
             return False
-        was_slow = self._was_slow
-        self._was_slow = took - self._fastest_claim > SLOW + SLOW_PER_ROW * rows
-        return was_slow and self._was_slow
+        was_slow = self._was_last_claim_slow
+        self._was_last_claim_slow = (
+            took - self._fastest_claim_time
+            > SLOW_CLAIM_EXTRA_TIME + SLOW_CLAIM_EXTRA_TIME_PER_ROW * rows
+        )
+        return was_slow and self._was_last_claim_slow
 
     def start_skipping(
         self, rows: Sequence[Any], *, is_full: bool, seen_at: int, took: float, now: float
@@ -115,7 +118,9 @@ class ClaimCursor:
             took: the duration of the claim, in seconds.
             now: the end of the claim, in monotonic seconds.
         """
-        pause = min(max(took / FULL_SHARE, FULL_INTERVAL_MIN), FULL_INTERVAL_MAX)
+        pause = min(
+            max(took / FULL_CLAIM_TIME_SHARE, FULL_CLAIM_INTERVAL_MIN), FULL_CLAIM_INTERVAL_MAX
+        )
         self._full_claim_at, self._is_full_claim_overdue = now + pause, False
         last = max(map(_claim_order, rows)) if is_full else None
         for priority in PRIORITIES:

@@ -30,12 +30,12 @@ RETRY_DELAY = 30.0
 """Seconds until the reporter tries again after an error of the database."""
 WRITE_TIMEOUT = 2.0
 """Seconds for writing the status."""
-STUCK_MAX = 1_000
+STUCK_JOBS_MAX = 1_000
 """The maximum number of stuck jobs in the client's row."""
-ASIDE_MAX = 20
+SKIPPED_ROWS_MAX = 20
 """The maximum number of skipped rows in the client's row. The rows that were skipped first are
 listed."""
-ERROR_LENGTH = 200
+ERROR_LENGTH_MAX = 200
 """The maximum number of characters of the error text of a skipped row."""
 
 
@@ -44,11 +44,11 @@ class _Status(NamedTuple):
 
     slots: list[int]
     """The number of slots of each queue, plus one for each stuck job that gave up its slot."""
-    stuck: list[int]
+    stuck_job_ids: list[int]
     """The ids of the stuck jobs."""
-    aside: list[SetAsideRow]
-    aside_count: int
-    contacts: int
+    skipped_rows: list[SetAsideRow]
+    skipped_row_count: int
+    contact_count: int
     """How often the heartbeat has connected to the server. It increases after a reconnect."""
     is_stopping: bool
 
@@ -123,8 +123,8 @@ class ClientStatusReporter:
                         registered_at=registered_at,
                         state=state,
                         process=own_process_name(),
-                        aside=now.aside,
-                        aside_count=now.aside_count,
+                        aside=now.skipped_rows,
+                        aside_count=now.skipped_row_count,
                     )
                 await client_set_slots(
                     connection,
@@ -132,10 +132,10 @@ class ClientStatusReporter:
                     client_id=self._client_id,
                     registered_at=registered_at,
                     slots=now.slots,
-                    stuck=now.stuck,
+                    stuck=now.stuck_job_ids,
                 )
                 if self._supports_domains and (
-                    self._reported is None or self._reported.contacts != now.contacts
+                    self._reported is None or self._reported.contact_count != now.contact_count
                 ):
                     await member_mark_supports_domains(
                         connection,
@@ -151,15 +151,16 @@ class ClientStatusReporter:
 
     def _make_status(self) -> _Status:
         slots = dict(self._slots)
-        for attempt, keeps_slot in self._running.stuck.items():
+        for attempt, keeps_slot in self._running.stuck_attempts.items():
             slots[attempt.queue] += not keeps_slot
-        ids = sorted(attempt.id for attempt in self._running.stuck)
-        aside = sorted(self._skipped_rows(), key=lambda row: row.since) if self._has_state else []
+        ids = sorted(attempt.id for attempt in self._running.stuck_attempts)
+        skipped = self._skipped_rows() if self._has_state else []
+        rows = sorted(skipped, key=lambda row: row.since)[:SKIPPED_ROWS_MAX]
         return _Status(
             slots=list(slots.values()),
-            stuck=ids[:STUCK_MAX],
-            aside=[row._replace(error=row.error[:ERROR_LENGTH]) for row in aside[:ASIDE_MAX]],
-            aside_count=len(aside),
-            contacts=self._heartbeat.contacts,
+            stuck_job_ids=ids[:STUCK_JOBS_MAX],
+            skipped_rows=[row._replace(error=row.error[:ERROR_LENGTH_MAX]) for row in rows],
+            skipped_row_count=len(skipped),
+            contact_count=self._heartbeat.contacts,
             is_stopping=self._is_stopping,
         )

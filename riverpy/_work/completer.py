@@ -5,8 +5,8 @@ The completer keeps a result until the database has stored it, or until the atte
 belongs to this client. A lost connection only delays results. A row that is locked, refused or slow
 delays other results by at most one statement.
 
-A plain completion is the result of a completed job that recorded no metadata (`Attempt.is_plain`).
-Plain completions are sent with a faster statement than other results.
+Results of completed jobs without recorded metadata are sent with a faster statement than all other
+results.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from riverpy._postgres.driver import (
     is_untranslatable,
 )
 from riverpy._postgres.set_aside import SetAside
-from riverpy._work.outcomes import failed
+from riverpy._work.outcomes import failure_outcome
 from riverpy.job import JobColumn, JobState
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
     from riverpy._work.run_context import RunContext
 
-BATCH_MAX = 5_000
+RESULTS_MAX = 5_000
 """The maximum number of results in one statement."""
-BACKLOG_MAX = 10_000
+RESULT_BACKLOG_MAX = 10_000
 """The client claims no jobs while more results than this wait. The limit is twice the number of
 slots if that is more."""
 STATEMENT_SIZE_MAX = 8 * 1024 * 1024
@@ -66,16 +66,16 @@ STATEMENT_SIZE_MAX = 8 * 1024 * 1024
 larger is still sent."""
 STATEMENT_TIMEOUT = 10.0
 """Seconds for one statement."""
-LOCKED_RETRY_MIN = timedelta(milliseconds=100)
-LOCKED_RETRY_MAX = timedelta(seconds=2)
+LOCKED_RETRY_DELAY_MIN = timedelta(milliseconds=100)
+LOCKED_RETRY_DELAY_MAX = timedelta(seconds=2)
 LOCK_LOG_DELAY = 1.0
 """Seconds. A result of a locked row is logged when it has waited for this time."""
 LOCKED_ROWS_ADVICE = "another transaction holds locks on the rows: see `riverpy doctor`"
-RETRY_MIN = timedelta(milliseconds=20)
-RETRY_MAX = timedelta(seconds=2)
+RETRY_DELAY_MIN = timedelta(milliseconds=20)
+RETRY_DELAY_MAX = timedelta(seconds=2)
 UNSTORABLE_RETRY_DELAY = 60.0
 """Seconds until the retry of a job whose result the database refused."""
-_DELETED = jobs.StoredOutcome(jobs.ClaimKey(0, 0, 0), "deleted", 0)
+_DELETED_JOB_OUTCOME = jobs.StoredOutcome(jobs.ClaimKey(0, 0, 0), "deleted", 0)
 
 
 class Completer:
@@ -86,25 +86,26 @@ class Completer:
         """`expect_due_job` is called with the name of a queue, and the seconds until a job of this
         queue is due again."""
         self._connection, self._schema = run.connections.results, run.schema
-        self._backlog_max = max(BACKLOG_MAX, 2 * sum(run.client.slots.values()))
+        self._backlog_max = max(RESULT_BACKLOG_MAX, 2 * sum(run.client.slots.values()))
         self._skip_locked = run.config.pooler
         """Whether each statement skips locked rows. A connection through a pooler needs this,
         because it has no `lock_timeout`."""
         self._counters, self._subscriptions = run.counters, run.client.subscriptions
         self._expect_due_job = expect_due_job
-        self._plain, self._other = self._make_sender(), self._make_sender(_count_fitting)
-        """The senders of plain completions and of all other results."""
-        self._senders = self._plain, self._other
+        self._completion_sender = self._make_sender()
+        """The sender of results of completed jobs without metadata."""
+        self._other_result_sender = self._make_sender(_count_fitting)
+        self._senders = self._completion_sender, self._other_result_sender
         self._locked: list[Attempt] = []
         """The attempts whose rows another transaction has locked."""
-        self._locked_backoff = Backoff(LOCKED_RETRY_MIN, LOCKED_RETRY_MAX)
+        self._locked_backoff = Backoff(LOCKED_RETRY_DELAY_MIN, LOCKED_RETRY_DELAY_MAX)
         self._locked_retry_at = 0.0
         """The time at which results of locked rows are sent again, in monotonic seconds."""
         self._delayed: set[Attempt] = set()
         """The attempts whose results were logged as delayed."""
         self._queues_to_notify: set[str] = set()
         """The queues that have jobs available again, and whose clients were not notified yet."""
-        self._backoff = Backoff(RETRY_MIN, RETRY_MAX)
+        self._backoff = Backoff(RETRY_DELAY_MIN, RETRY_DELAY_MAX)
         self._has_results, self._has_room, self._has_ended = (
             asyncio.Event(),
             asyncio.Event(),
@@ -123,8 +124,8 @@ class Completer:
     def _make_sender(self, fitting: Callable[[list[Attempt]], int] = len) -> BatchSender[Attempt]:
         return BatchSender(
             BatchStatement(self._store_batch, row_id=_job_id, key=id, fitting=fitting),
-            size=BatchSize(BATCH_MAX, STATEMENT_TIMEOUT),
-            aside=SetAside(),  # `BACKLOG_MAX` limits the number of results
+            size=BatchSize(RESULTS_MAX, STATEMENT_TIMEOUT),
+            aside=SetAside(),  # `RESULT_BACKLOG_MAX` limits the number of results
             set_aside=self._log_failed_result,
             too_slow=self._log_slow_batch,
         )
@@ -132,19 +133,19 @@ class Completer:
     @property
     def unstored(self) -> set[Attempt]:
         """The attempts that ended and whose results are not stored yet."""
-        waiting = {*self._locked, *self._plain.rows, *self._other.rows}
-        return {attempt for attempt in waiting if not attempt.stored}
+        waiting = {*self._locked, *self._completion_sender.rows, *self._other_result_sender.rows}
+        return {attempt for attempt in waiting if not attempt.stored_at}
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """The number of waiting results. Results in the running statement do not count."""
-        return len(self._plain) + len(self._other) + len(self._locked)
+        return len(self._completion_sender) + len(self._other_result_sender) + len(self._locked)
 
     @property
-    def set_aside(self) -> list[SetAsideEntry[Attempt]]:
+    def skipped_results(self) -> list[SetAsideEntry[Attempt]]:
         """The results that the database refused or did not store in time. The completer tries them
         again."""
-        return [*self._plain.aside.entries, *self._other.aside.entries]
+        return [*self._completion_sender.aside.entries, *self._other_result_sender.aside.entries]
 
     def add(self, attempt: Attempt) -> None:
         """Add an attempt that ended. This method does not wait and does not fail."""
@@ -152,17 +153,18 @@ class Completer:
         self._has_results.set()
 
     def _enqueue(self, attempt: Attempt) -> None:
-        (self._plain if attempt.is_plain else self._other).add(attempt)
+        is_completion = attempt.is_completed_without_metadata
+        (self._completion_sender if is_completion else self._other_result_sender).add(attempt)
 
-    async def wait_for_room(self) -> None:
+    async def wait_for_backlog_room(self) -> None:
         """Wait until the number of waiting results is below the limit, so that more jobs may be
         claimed."""
-        while self.waiting > self._backlog_max:
+        while self.waiting_count > self._backlog_max:
             self._has_room.clear()
             await self._has_room.wait()
 
     @asynccontextmanager
-    async def running(
+    async def storing_results(
         self, wait: Callable[[asyncio.Event], Awaitable[None]]
     ) -> AsyncGenerator[None]:
         """Store results during the block. After the block, call `wait`, and store the remaining
@@ -182,12 +184,12 @@ class Completer:
                 await wait(self._has_ended)
                 self._scope.cancel()
                 if self._was_cancelled:
-                    await finish(partial(self._run_again, wait))
+                    await finish(partial(self._send_after_cancellation, wait))
 
     async def _send_until_closed(self) -> None:
         try:
             with self._scope:
-                while self.waiting or not self._is_closing:
+                while self.waiting_count or not self._is_closing:
                     await self._wait_for_results()
                     self._has_results.clear()
                     await self._send_batches()
@@ -197,7 +199,9 @@ class Completer:
         finally:
             self._has_ended.set()
 
-    async def _run_again(self, wait: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    async def _send_after_cancellation(
+        self, wait: Callable[[asyncio.Event], Awaitable[None]]
+    ) -> None:
         """Store the remaining results after `asyncio.run` has cancelled all tasks. Call this in a
         new task, which is not cancelled."""
         self._has_ended, self._scope = asyncio.Event(), anyio.CancelScope(shield=True)
@@ -229,7 +233,7 @@ class Completer:
             self._locked_backoff.reset()
         elif not others_are_locked:
             self._locked_retry_at = time.monotonic() + self._locked_backoff.next()
-        if self.waiting < self._backlog_max // 2:
+        if self.waiting_count < self._backlog_max // 2:
             self._has_room.set()
         self.flushed.emit()
 
@@ -266,36 +270,38 @@ class Completer:
             self._queues_to_notify.clear()
 
     async def _store_batch(self, attempts: list[Attempt]) -> None:
-        """Store a batch of results. The batch holds only plain completions, or no plain completion.
-        Results of locked rows are kept for a later statement.
+        """Store a batch of results. All results of a batch are from one sender. Results of locked
+        rows are kept for a later statement.
 
         Raises:
             Exception: one of DATABASE_ERRORS; nothing was stored.
         """
         attempts.sort(key=_job_id)  # two statements that lock rows in one order cannot deadlock
-        are_plain = attempts[0].is_plain
+        are_completions = attempts[0].is_completed_without_metadata
         try:
-            stored = await self._send(attempts, skip_locked=self._skip_locked)
+            stored = await self._send_results(attempts, skip_locked=self._skip_locked)
         except LockNotAvailableError:
             if self._skip_locked:
                 raise
-            stored = await self._send(attempts, skip_locked=True)
+            stored = await self._send_results(attempts, skip_locked=True)
         except Exception as error:
-            if len(attempts) > 1 or not is_data_error(error) or attempts[0].is_replaced:
+            if len(attempts) > 1 or not is_data_error(error) or attempts[0].is_result_replaced:
                 raise
             self._replace_result(attempts[0], error)
             return
-        if not are_plain:
+        if not are_completions:
             self._queues_to_notify.update(one.queue for one in stored if one.is_due)
         if self._delayed:
             self._log_recovery(attempts)
-        self._report(stored)
+        self._report_stored_results(stored)
 
     def _log_failed_result(self, attempt: Attempt, error: Exception) -> None:
         """Log a result whose statement fails although the statement holds no other result."""
-        self._log_delayed([attempt], describe(error), is_slow=cause_of(error) is Cause.TIME)
+        self._log_delayed_results([attempt], describe(error), is_slow=cause_of(error) is Cause.TIME)
 
-    def _log_delayed(self, attempts: list[Attempt], error: str, *, is_slow: bool = False) -> None:
+    def _log_delayed_results(
+        self, attempts: list[Attempt], error: str, *, is_slow: bool = False
+    ) -> None:
         self._delayed.update(attempts)
         self._limited_log.warning(
             JOB_RESULTS_TIMED_OUT if is_slow else JOB_RESULTS_REJECTED,
@@ -321,13 +327,13 @@ class Completer:
             error=describe(error),
         )
 
-    def _keep_locked(self, attempts: list[Attempt]) -> None:
+    def _keep_locked_results(self, attempts: list[Attempt]) -> None:
         """Keep the results of locked rows. Results that have waited for `LOCK_LOG_DELAY` are logged
         once."""
         now = time.monotonic()
-        late = [attempt for attempt in attempts if now - attempt.ended >= LOCK_LOG_DELAY]
+        late = [attempt for attempt in attempts if now - attempt.ended_at >= LOCK_LOG_DELAY]
         if late and self._delayed.isdisjoint(attempts):
-            self._log_delayed(late, LOCKED_ROWS_ADVICE)
+            self._log_delayed_results(late, LOCKED_ROWS_ADVICE)
         self._locked += attempts
 
     def _replace_result(self, attempt: Attempt, error: Exception) -> None:
@@ -337,7 +343,7 @@ class Completer:
         error text becomes ASCII.
         """
         if is_untranslatable(error) and attempt.make_error_ascii():
-            self._other.add(attempt)
+            self._other_result_sender.add(attempt)
             return
         self._limited_log.error(
             JOB_RESULT_REPLACED,
@@ -347,18 +353,18 @@ class Completer:
             error=describe(error),
         )
         attempt.drop_updates()
-        attempt.is_replaced = True
+        attempt.is_result_replaced = True
         text = "the result of this attempt could not be stored"
-        attempt.outcome = failed(attempt, text, describe(error), UNSTORABLE_RETRY_DELAY)
-        self._other.add(attempt)
+        attempt.outcome = failure_outcome(attempt, text, describe(error), UNSTORABLE_RETRY_DELAY)
+        self._other_result_sender.add(attempt)
 
-    def _report(self, attempts: list[Attempt]) -> None:
-        """Count, log and publish a batch of stored results. The batch holds only plain completions,
-        or no plain completion."""
+    def _report_stored_results(self, attempts: list[Attempt]) -> None:
+        """Count, log and publish a batch of stored results. All results of a batch are from one
+        sender."""
         self._counters.count_ends(attempts)
         if self._logs_jobs:
             self._log_ends(attempts)
-        if not attempts or attempts[0].is_plain:
+        if not attempts or attempts[0].is_completed_without_metadata:
             self._subscriptions.publish_attempts(attempts)
             return
         self._subscriptions.publish_attempts([one for one in attempts if one.has_event])
@@ -383,10 +389,10 @@ class Completer:
                 attempt=attempt.attempt,
                 outcome=attempt.event.value,
                 state=attempt.state_stored,
-                seconds=round(attempt.ended - (attempt.started or attempt.ended), 6),
+                seconds=round(attempt.ended_at - (attempt.started_at or attempt.ended_at), 6),
             )
 
-    async def _send(self, attempts: list[Attempt], *, skip_locked: bool) -> list[Attempt]:
+    async def _send_results(self, attempts: list[Attempt], *, skip_locked: bool) -> list[Attempt]:
         """Send the results. Returns the attempts whose results are stored."""
         async with self._connection.acquire("storing job results", STATEMENT_TIMEOUT) as connection:
             if not skip_locked:
@@ -398,7 +404,7 @@ class Completer:
                 stored = await self._handle_unchanged_rows(connection, attempts, states)
         now = time.monotonic()
         for attempt in stored:
-            attempt.stored = now
+            attempt.stored_at = now
             attempt.state_stored = states[attempt.id]
         return stored
 
@@ -416,13 +422,13 @@ class Completer:
     ) -> dict[int, str]:
         """Send one statement. Returns the stored state of each changed row, by job id."""
         now = time.monotonic()
-        if not attempts[0].is_plain:
+        if not attempts[0].is_completed_without_metadata:
             results = [attempt.make_result(now) for attempt in attempts]
             return await jobs.job_store_results(connection, self._schema, results)
         ids, numbers, times = map(
             list, zip(*[attempt.claim_key for attempt in attempts], strict=True)
         )
-        ages = [now - attempt.ended for attempt in attempts]
+        ages = [now - attempt.ended_at for attempt in attempts]
         done = await jobs.job_complete(
             connection, self._schema, ids=ids, attempts=numbers, attempted_ats=times, ages=ages
         )
@@ -448,7 +454,7 @@ class Completer:
             if attempt.id in states:
                 stored.append(attempt)
                 continue
-            outcome = found.get(attempt.id, _DELETED)
+            outcome = found.get(attempt.id, _DELETED_JOB_OUTCOME)
             is_ours = attempt.is_stored_as(outcome)
             if outcome.claim_key == attempt.claim_key and outcome.state == JobState.RUNNING:
                 locked.append(attempt)
@@ -461,7 +467,7 @@ class Completer:
                 self._log_refused_result(attempt, outcome.state)
         if late:
             locked += await self._merge_late_metadata(connection, late)
-        self._keep_locked(locked)
+        self._keep_locked_results(locked)
         return stored
 
     def _log_refused_result(self, attempt: Attempt, state: str) -> None:
@@ -495,9 +501,9 @@ class Completer:
             if row[JobColumn.STATE] != attempt.target_state:
                 self._log_refused_result(attempt, row[JobColumn.STATE])
             attempt.use_stored_end(tuple(row))
-            attempt.stored, attempt.state_stored = now, row[JobColumn.STATE]
+            attempt.stored_at, attempt.state_stored = now, row[JobColumn.STATE]
             ended.append(attempt)
-        self._report(ended)
+        self._report_stored_results(ended)
         return [attempt for attempt in attempts if attempt.id not in found]
 
 

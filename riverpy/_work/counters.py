@@ -28,7 +28,7 @@ WAIT_BOUNDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 3
 CLAIM_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 BATCH_BOUNDS = (0, 1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
 LAG_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-FAILING_MAX = 10
+FAILING_KINDS_MAX = 10
 """The maximum number of kinds with an error text in one log event."""
 _KIND, _QUEUE, _ATTEMPTED_AT = JobColumn.KIND, JobColumn.QUEUE, JobColumn.ATTEMPTED_AT
 _CREATED_AT, _SCHEDULED_AT = JobColumn.CREATED_AT, JobColumn.SCHEDULED_AT
@@ -57,66 +57,67 @@ class HistogramBuilder:
 class KindCounters:
     """Counts the ended attempts of one kind."""
 
-    __slots__ = ("completed", "discarded", "others", "runs")
+    __slots__ = ("completed", "discarded", "other_outcome_counts", "run_times")
 
     def __init__(self) -> None:
         self.completed = self.discarded = 0
-        self.others: dict[str, int] = {}
-        self.runs = HistogramBuilder(RUN_BOUNDS)
+        self.other_outcome_counts: dict[str, int] = {}
+        self.run_times = HistogramBuilder(RUN_BOUNDS)
 
     def stats(self) -> KindStats:
         """Return the current counts."""
-        others = self.others
+        counts = self.other_outcome_counts
         return KindStats(
             completed=self.completed,
-            failed=others.get(EventKind.JOB_FAILED, 0),
+            failed=counts.get(EventKind.JOB_FAILED, 0),
             discarded=self.discarded,
-            snoozed=others.get(EventKind.JOB_SNOOZED, 0),
-            cancelled=others.get(EventKind.JOB_CANCELLED, 0),
-            interrupted=others.get(EventKind.JOB_INTERRUPTED, 0),
-            runs=self.runs.histogram(),
+            snoozed=counts.get(EventKind.JOB_SNOOZED, 0),
+            cancelled=counts.get(EventKind.JOB_CANCELLED, 0),
+            interrupted=counts.get(EventKind.JOB_INTERRUPTED, 0),
+            runs=self.run_times.histogram(),
         )
 
 
 class QueueCounters:
     """Counts the claims and waiting times of one queue."""
 
-    __slots__ = ("batches", "claim_failures", "claims", "waits")
+    __slots__ = ("claim_failures", "claim_sizes", "claim_times", "wait_times")
 
     def __init__(self) -> None:
-        self.claims, self.batches = HistogramBuilder(CLAIM_BOUNDS), HistogramBuilder(BATCH_BOUNDS)
-        self.waits = HistogramBuilder(WAIT_BOUNDS)
+        self.claim_times = HistogramBuilder(CLAIM_BOUNDS)
+        self.claim_sizes = HistogramBuilder(BATCH_BOUNDS)
+        self.wait_times = HistogramBuilder(WAIT_BOUNDS)
         self.claim_failures = 0
 
     def count_claim(self, jobs: int, seconds: float) -> None:
         """Count a successful claim, with the number of its jobs and its duration."""
-        self.claims.add(seconds)
-        self.batches.add(jobs)
+        self.claim_times.add(seconds)
+        self.claim_sizes.add(jobs)
 
 
 class Counters:
     """The counters of one run. All counters start at zero."""
 
     def __init__(self, kinds: Iterable[str], queues: Iterable[str]) -> None:
-        self._unknown = KindCounters()
-        self.kinds = {kind: KindCounters() for kind in kinds} | {UNKNOWN_KINDS: self._unknown}
+        self._unknown_kind = KindCounters()
+        self.kinds = {kind: KindCounters() for kind in kinds} | {UNKNOWN_KINDS: self._unknown_kind}
         self.queues = {queue: QueueCounters() for queue in queues}
         self.loop_lag = HistogramBuilder(LAG_BOUNDS)
         self.results_refused = 0
-        self.failing: dict[str, tuple[int, str]] = {}
+        self.failures_by_kind: dict[str, tuple[int, str]] = {}
         """The number of failures of each kind since the last `take_failures`, and the last error
         entry as JSON."""
         self.more_failing_kinds: set[str] = set()
-        """The kinds that failed when `failing` already had `FAILING_MAX` kinds."""
+        """The kinds that failed when `failures_by_kind` already had `FAILING_KINDS_MAX` kinds."""
         self.has_failures = asyncio.Event()
-        """An event that is set while `failing` has kinds."""
+        """An event that is set while `failures_by_kind` has kinds."""
 
     def count_ends(self, attempts: list[Attempt]) -> None:
         """Count attempts whose results were stored."""
         kinds, queues = self.kinds, self.queues
-        unknown, place = self._unknown, bisect_left
+        unknown, place = self._unknown_kind, bisect_left
         for attempt in attempts:
-            started = attempt.started
+            started = attempt.started_at
             if not started:  # the job was released before its start
                 continue
             row = attempt.columns()
@@ -125,39 +126,39 @@ class Counters:
                 kind.completed += 1
             else:
                 self._count_other_outcome(kind, attempt)
-            run = attempt.ended - started
-            runs = kind.runs
+            run = attempt.ended_at - started
+            runs = kind.run_times
             runs.counts[place(RUN_BOUNDS, run)] += 1
             runs.sum += run
             due, created = row[_SCHEDULED_AT], row[_CREATED_AT]
             if created > due:
                 due = created
-            wait = (row[_ATTEMPTED_AT] - due) * 1e-6 + started - attempt.claimed
+            wait = (row[_ATTEMPTED_AT] - due) * 1e-6 + started - attempt.claimed_at
             if wait < 0.0:
                 wait = 0.0
-            waits = queues[row[_QUEUE]].waits
+            waits = queues[row[_QUEUE]].wait_times
             waits.counts[place(WAIT_BOUNDS, wait)] += 1
             waits.sum += wait
 
     def _count_other_outcome(self, kind: KindCounters, attempt: Attempt) -> None:
         event, outcome = attempt.event, attempt.outcome
-        kind.others[event] = kind.others.get(event, 0) + 1
+        kind.other_outcome_counts[event] = kind.other_outcome_counts.get(event, 0) + 1
         if event is not EventKind.JOB_FAILED or outcome is None:
             return
         if attempt.state_stored == JobState.DISCARDED:
             kind.discarded += 1
         self.has_failures.set()
         name = attempt.kind
-        if name in self.failing or len(self.failing) < FAILING_MAX:
-            count = self.failing[name][0] if name in self.failing else 0
-            self.failing[name] = count + 1, outcome.error or ""
+        if name in self.failures_by_kind or len(self.failures_by_kind) < FAILING_KINDS_MAX:
+            count = self.failures_by_kind[name][0] if name in self.failures_by_kind else 0
+            self.failures_by_kind[name] = count + 1, outcome.error or ""
         else:
-            self.more_failing_kinds.add(UNKNOWN_KINDS if kind is self._unknown else name)
+            self.more_failing_kinds.add(UNKNOWN_KINDS if kind is self._unknown_kind else name)
 
     def take_failures(self) -> tuple[dict[str, tuple[int, str]], int]:
-        """Return `failing` and the number of `more_failing_kinds`, and empty both."""
-        taken = self.failing, len(self.more_failing_kinds)
-        self.failing, self.more_failing_kinds = {}, set()
+        """Return `failures_by_kind` and the number of `more_failing_kinds`, and empty both."""
+        taken = self.failures_by_kind, len(self.more_failing_kinds)
+        self.failures_by_kind, self.more_failing_kinds = {}, set()
         self.has_failures.clear()
         return taken
 
@@ -173,10 +174,10 @@ class Metrics:
         """Call the hooks with the duration of a claim in seconds, and the number of its jobs."""
         if self._hooks:
             duration = timedelta(seconds=seconds)
-            self._emit(JobGetAvailableDuration(queue=queue, duration=duration))
-            self._emit(JobGetAvailableCount(queue=queue, count=count))
+            self._emit_metric(JobGetAvailableDuration(queue=queue, duration=duration))
+            self._emit_metric(JobGetAvailableCount(queue=queue, count=count))
 
-    def _emit(self, metric: Metric) -> None:
+    def _emit_metric(self, metric: Metric) -> None:
         for hook, failures in self._hooks:
             try:
                 with convert_base_exceptions("metric_emit"):

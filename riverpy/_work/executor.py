@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from riverpy.config import Config
     from riverpy.worker import Workers, WorkUnit
 
-FIRST_STEP_MAX = 0.1
+FIRST_STEP_DELAY_MAX = 0.1
 """Seconds. If a job's task starts to run later than this after its creation, it first checks
 whether the client may still work the job."""
 ERROR_HANDLER_TIMEOUT = 10.0
@@ -59,7 +59,7 @@ CANCEL_GRACE_SHARE = 0.3
 """The same limit as a fraction of the hard stop timeout. The shorter time is used."""
 UNCLASSIFIED_RETRY_DELAY = 60.0
 """Seconds until the retry of a job, if a fault prevents riverpy from choosing its outcome."""
-UNKNOWN_KIND = None, math.inf
+UNKNOWN_KIND_SETTINGS = None, math.inf
 """The work unit and the timeout of a kind without a worker."""
 _claim_order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
@@ -90,7 +90,7 @@ class Executor:
         self._kinds_with_value: set[str] = set()
         """The kinds for which a log event said that returned values are ignored."""
         self._units = {
-            kind: (unit, _seconds(unit.resolve_timeout(config.job_timeout)))
+            kind: (unit, _timeout_seconds(unit.resolve_timeout(config.job_timeout)))
             for kind in workers
             if (unit := workers.get(kind)) is not None
         }
@@ -130,7 +130,7 @@ class Executor:
         """
         units, now = self._units, time.monotonic()
         attempts = [
-            Attempt(row, units.get(row[JobColumn.KIND], UNKNOWN_KIND), free_slot, now)
+            Attempt(row, units.get(row[JobColumn.KIND], UNKNOWN_KIND_SETTINGS), free_slot, now)
             for row in sorted(rows, key=_claim_order)
         ]
         self._running.add(attempts)
@@ -142,7 +142,7 @@ class Executor:
         if not attempts:
             return
         loop, now, first = asyncio.get_running_loop(), time.monotonic(), math.inf
-        self._first_step_deadline = now + FIRST_STEP_MAX
+        self._first_step_deadline = now + FIRST_STEP_DELAY_MAX
         if self._logs_jobs:
             self._log_start(attempts)
         for attempt in attempts:
@@ -151,7 +151,7 @@ class Executor:
             attempt.task = loop.create_task(
                 self._run_attempt(attempt), context=self._context.copy()
             )
-        self._running.watch(first)
+        self._running.check_deadlines_at(first)
 
     def _log_start(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
@@ -170,11 +170,11 @@ class Executor:
         not change the outcome.
         """
         running_job.set(attempt)
-        attempt.started = time.monotonic()
+        attempt.started_at = time.monotonic()
         try:
             if attempt.cause is not None:  # cancelled before this task ran
                 raise asyncio.CancelledError  # noqa: TRY301
-            if attempt.started > self._first_step_deadline and not self._may_start():
+            if attempt.started_at > self._first_step_deadline and not self._may_start():
                 outcomes.set_released(attempt)
                 return
             stack = (
@@ -190,7 +190,7 @@ class Executor:
             self._running.set_cause(attempt, error)
             await self._set_failure(attempt, error)
         finally:
-            attempt.ended = time.monotonic()
+            attempt.ended_at = time.monotonic()
             self._running.finish(attempt)
 
     async def _run_code(self, attempt: Attempt) -> None:
@@ -203,12 +203,12 @@ class Executor:
         attempt.set_args(unit.decode(attempt.encoded_args))
         if unit.job_timeout is not None:
             self._set_timeout(attempt, unit, unit.job_timeout(attempt))
-        if unit.blocking is None:
+        if unit.executor is None:
             returned = returned_type(await unit.work(attempt))
-        elif unit.blocking == "thread":
-            returned = await self._blocking.in_thread(unit.work, attempt)
+        elif unit.executor == "thread":
+            returned = await self._blocking.run_in_thread(unit.work, attempt)
         else:
-            returned = await self._blocking.in_process(unit.work, attempt)
+            returned = await self._blocking.run_in_process(unit.work, attempt)
         if returned is not None or attempt.cause is not None:
             self._log_return(attempt, returned)
 
@@ -231,7 +231,7 @@ class Executor:
                 kind=attempt.kind,
                 queue=attempt.queue,
                 reason=attempt.cause.value,
-                seconds=round(time.monotonic() - attempt.started, 3),
+                seconds=round(time.monotonic() - attempt.started_at, 3),
             )
 
     def _set_timeout(
@@ -241,7 +241,7 @@ class Executor:
             return
         check_timeout(attempt.kind, timeout)
         resolved = unit.resolve_timeout(self._config.job_timeout, timeout)
-        attempt.timeout, attempt.has_own_timeout = _seconds(resolved), True
+        attempt.timeout, attempt.has_own_timeout = _timeout_seconds(resolved), True
         self._running.set_deadline(attempt, attempt.timeout)
 
     async def _set_failure(self, attempt: Attempt, error: BaseException) -> None:
@@ -250,11 +250,11 @@ class Executor:
         The outcome is set to a failure before the error is classified, because the classification
         calls user code, which may raise.
         """
-        attempt.outcome = outcomes.failed(
+        attempt.outcome = outcomes.failure_outcome(
             attempt, "riverpy could not classify the error", "", UNCLASSIFIED_RETRY_DELAY
         )
         try:
-            attempt.outcome = self._classify(attempt, error)
+            attempt.outcome = self._classify_error(attempt, error)
         except BaseException:  # a SystemExit of user code would end the event loop
             self._limited_log.exception(ERROR_CLASSIFICATION_FAILED, job_id=attempt.id)
         is_failure = attempt.outcome.event is EventKind.JOB_FAILED
@@ -262,16 +262,16 @@ class Executor:
         if is_failure and not isinstance(error, GeneratorExit):
             await self._call_error_handler(attempt, error, attempt.outcome)
 
-    def _classify(self, attempt: Attempt, error: BaseException) -> Outcome:
+    def _classify_error(self, attempt: Attempt, error: BaseException) -> Outcome:
         if attempt.cause is StopCause.JOB_CANCELLED:
-            return outcomes.cancelled(attempt, outcomes.REMOTE_CANCEL)
+            return outcomes.cancel_outcome(attempt, outcomes.REMOTE_CANCEL_TEXT)
         match deciding_error(error):
             case JobSnooze() as snooze:
-                return outcomes.snoozed(attempt, snooze.delay)
+                return outcomes.snooze_outcome(attempt, snooze.delay)
             case JobCancel() as cancel:
-                return outcomes.cancelled(attempt, message_text(cancel))
+                return outcomes.cancel_outcome(attempt, message_text(cancel))
             case asyncio.CancelledError() if attempt.cause is StopCause.HARD_STOP:
-                return outcomes.interrupted(attempt)
+                return outcomes.interrupt_outcome(attempt)
             case asyncio.CancelledError() if attempt.cause is StopCause.JOB_TIMEOUT:
                 error = attempt.timeout_error().with_traceback(error.__traceback__)
             case _:
@@ -286,7 +286,7 @@ class Executor:
         delay = retry_delay(
             attempt, attempt.unit, self._config.retry_policy, self._limited_log
         ).total_seconds()
-        outcome = outcomes.failed(attempt, text, trace, delay)
+        outcome = outcomes.failure_outcome(attempt, text, trace, delay)
         self._log.debug(
             JOB_FAILED,
             job_id=attempt.id,
@@ -323,6 +323,6 @@ class Executor:
             )
 
 
-def _seconds(timeout: timedelta | None) -> float:
+def _timeout_seconds(timeout: timedelta | None) -> float:
     """Return the seconds of a timeout; infinity: there is no timeout."""
     return math.inf if timeout is None else timeout.total_seconds()

@@ -23,7 +23,7 @@ TRACE_ENTRY_LENGTH_MAX = 1024
 exception."""
 TRACE_LENGTH_MAX = 32 * 1024
 """The maximum number of characters of a stored traceback. A longer traceback loses its start."""
-OWN_FILES = {
+JOB_CALLER_FILES = {
     concurrent.futures.thread.__file__,
     *(
         str(Path(__file__).with_name(name))
@@ -33,7 +33,7 @@ OWN_FILES = {
 }
 """The files of riverpy and Python that call the code of a job. Stored tracebacks start after the
 frames of these files."""
-_UNSTORABLE = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
+_UNSTORABLE_CHARACTERS = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
 """A translation table. It replaces the characters that PostgreSQL refuses (NUL and lone surrogates)
 with U+FFFD."""
 
@@ -42,35 +42,35 @@ Ending: TypeAlias = Literal["completed", "snoozed", "cancelled", "stopped", "fai
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
-def storable(text: str) -> str:
+def replace_unstorable(text: str) -> str:
     """Return the text, with U+FFFD in place of each character that PostgreSQL cannot store."""
-    return text.translate(_UNSTORABLE)
+    return text.translate(_UNSTORABLE_CHARACTERS)
 
 
 def error_text(error: BaseException) -> str:
     """Return the type and the message of the exception, without characters that PostgreSQL
     refuses."""
-    return storable(typed_text(error))
+    return replace_unstorable(typed_text(error))
 
 
 def message_text(error: BaseException) -> str:
     """Return the message of the exception, or its type if there is no message, without characters
     that PostgreSQL refuses."""
-    return storable(message(error)) or type(error).__name__
+    return replace_unstorable(message(error)) or type(error).__name__
 
 
 def trace_text(error: BaseException) -> str:
     """Return the traceback from the first frame of user code, without local variables. A long
     traceback loses its start."""
     first = error.__traceback__
-    while first is not None and first.tb_frame.f_code.co_filename in OWN_FILES:
+    while first is not None and first.tb_frame.f_code.co_filename in JOB_CALLER_FILES:
         first = first.tb_next
     try:
         lines = traceback.format_exception(type(error), error, first, limit=-TRACE_FRAMES_MAX)
     except BaseException:  # `__str__` of the exception is user code
         return ""
     text = "".join(cut(line, TRACE_ENTRY_LENGTH_MAX, end="\n") for line in lines)
-    return storable(text[-TRACE_LENGTH_MAX:])
+    return replace_unstorable(text[-TRACE_LENGTH_MAX:])
 
 
 def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> str:
@@ -81,7 +81,7 @@ def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> 
     return msgspec.json.encode(entry).decode()
 
 
-def find(error: BaseException, wanted: type[ErrorT]) -> ErrorT | None:
+def find_error(error: BaseException, wanted: type[ErrorT]) -> ErrorT | None:
     """Return the first exception of the wanted type in an exception group, or `error` itself if it
     is of this type."""
     return next((one for one in flatten_group(error) if isinstance(one, wanted)), None)
@@ -99,12 +99,12 @@ def deciding_error(error: BaseException) -> BaseException:
     CancelledError if all are cancellations, otherwise the group itself.
     """
     for wanted in (JobSnooze, JobCancel):
-        if (found := find(error, wanted)) is not None:
+        if (found := find_error(error, wanted)) is not None:
             return found
     return next(flatten_group(error)) if is_cancellation(error) else error
 
 
-def ending(error: BaseException | None) -> Ending:
+def classify_ending(error: BaseException | None) -> Ending:
     """Return how an attempt ends if its code or its middleware raises this error; None: no error.
 
     A `job_cancel`, hooks and outer middleware may still change how the attempt ends.

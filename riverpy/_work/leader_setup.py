@@ -53,56 +53,56 @@ class LeaderSetup:
 
     def __init__(self, run: RunContext, timer: Timer) -> None:
         """Create the elections. They open no connection."""
-        self.slots = [LeaderSlot(run, timer, run.config.domain)]
-        """One slot for each leader lease. The slot of the client's domain is the first."""
+        self.setups = [ElectionSetup(run, timer, run.config.domain)]
+        """One setup for each leader lease. The setup of the client's domain is the first."""
         if run.config.domain != DEFAULT_DOMAIN:
-            self.slots.append(LeaderSlot(run, timer, SCHEMA_LEASE))
-        self._domain_slot = self.slots[0]
+            self.setups.append(ElectionSetup(run, timer, SCHEMA_LEASE))
+        self._domain_setup = self.setups[0]
 
     @property
     def is_leader(self) -> bool:
         """Whether this client is the leader of its domain, and its lease is valid now."""
-        return self._domain_slot.election.lease is not None
+        return self._domain_setup.election.lease is not None
 
     @property
     def engine(self) -> LeaseEngine:
         """The engine that renews the lease of the client's domain."""
-        return self._domain_slot.engine
+        return self._domain_setup.engine
 
     @property
     def elections(self) -> Sequence[Election]:
         """All elections. The election of the client's domain is the first."""
-        return [slot.election for slot in self.slots]
+        return [setup.election for setup in self.setups]
 
     @property
     def topics(self) -> Mapping[str, Callable[[str], None]]:
         """The topics of notifications about leases, each with its handler."""
-        if len(self.slots) == 1:  # the domain is `default`
+        if len(self.setups) == 1:  # the domain is `default`
             return {"river_leadership": lambda payload: receive_leadership(self.engine, payload)}
         return {LEASE_TOPIC: self._receive_lease}
 
     def _receive_lease(self, payload: str) -> None:
-        for slot in self.slots:
-            slot.engine.receive(payload)
+        for setup in self.setups:
+            setup.engine.receive(payload)
 
     @property
-    def set_aside(self) -> list[SetAsideRow]:
+    def skipped_rows(self) -> list[SetAsideRow]:
         """The rows that the running maintenance services skip for a while, because statements for
         these rows fail."""
-        return [row for slot in self.slots for row in slot.set_aside]
+        return [row for setup in self.setups for row in setup.skipped_rows]
 
     def resync(self) -> None:
         """Check all leases and read the owners of queues again, because notifications may have been
         lost."""
-        for slot in self.slots:
-            slot.engine.wake_all()
-            slot.forget_owners()
+        for setup in self.setups:
+            setup.engine.wake_all()
+            setup.forget_owners()
 
-    def owners_changed(self) -> None:
+    def handle_owner_change(self) -> None:
         """Read the owners of queues again, because an owner has changed."""
-        for slot in self.slots:
-            slot.forget_owners()
-            slot.wake()
+        for setup in self.setups:
+            setup.forget_owners()
+            setup.wake()
 
     async def close(self, timeout: float) -> bool:
         """Stop maintenance that is still running, and wait at most `timeout` seconds for its end.
@@ -118,7 +118,7 @@ class LeaderSetup:
         return all(ended)
 
 
-class LeaderSlot:
+class ElectionSetup:
     """One leader lease, its election, and the services that run while it is held."""
 
     def __init__(self, run: RunContext, timer: Timer, domain: str) -> None:
@@ -126,7 +126,7 @@ class LeaderSlot:
         self._run, self._timer, self._domain = run, timer, domain
         self._queues: DomainQueues | None = None
         self._services: Sequence[MaintenanceService] = ()
-        lease_name, self._store = _lease_of(run, domain)
+        lease_name, self._store = _lease_name_and_store(run, domain)
         self.engine = LeaseEngine(
             self._store,
             holder=run.client.id,
@@ -166,7 +166,7 @@ class LeaderSlot:
             self._queues.forget()
 
     @property
-    def set_aside(self) -> list[SetAsideRow]:
+    def skipped_rows(self) -> list[SetAsideRow]:
         """The rows that the services of the current term skip for a while."""
         if self.election.lease is None:
             return []
@@ -189,7 +189,7 @@ class LeaderSlot:
         await runner.run(scope)
 
     def _make_term(self, lease: Lease) -> tuple[TermContext, Sequence[MaintenanceService]]:
-        run, connection = self._run, self._connection("maintenance")
+        run, connection = self._run, self._make_connection("maintenance")
         self._queues = DomainQueues(
             connection,
             run.schema,
@@ -204,7 +204,7 @@ class LeaderSlot:
             config=run.config,
             workers=run.client.workers,
             connection=connection,
-            cleaning=self._connection("cleaning"),
+            cleaning=self._make_connection("cleaning"),
             timer=self._timer,
             connect_direct=run.connections.connector.reindexer,
             scope=self._queues.scope,
@@ -212,7 +212,7 @@ class LeaderSlot:
         self._services = self.make_services(context)
         return context, self._services
 
-    def _connection(self, name: str) -> DedicatedConnection:
+    def _make_connection(self, name: str) -> DedicatedConnection:
         """Return a connection that services share. Each service gets the connection in turn."""
         run = self._run
         return DedicatedConnection(
@@ -224,7 +224,7 @@ class LeaderSlot:
         )
 
 
-def _lease_of(run: RunContext, domain: str) -> tuple[str, LeaseStore]:
+def _lease_name_and_store(run: RunContext, domain: str) -> tuple[str, LeaseStore]:
     """Return the name and the store of the lease of a leader domain, or of the schema lease."""
     connection, schema = run.connections.reserved, run.schema
     if domain == DEFAULT_DOMAIN:

@@ -16,7 +16,7 @@ import anyio
 
 from riverpy._log import get_logger
 from riverpy._log_events import EVENT_LOOP_BLOCKED, EVENT_LOOP_RESUMED
-from riverpy._work.failure import OWN_FILES
+from riverpy._work.failure import JOB_CALLER_FILES
 from riverpy.context import running_job
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ BLOCKED_AFTER = 1.0
 """Seconds. If a timestamp is late by more than this, the event loop counts as blocked."""
 FRAMES_MAX = 4
 """The maximum number of code positions in a log event, starting with the innermost."""
-_OUTER_FILES = OWN_FILES | {asyncio.events.__file__, asyncio.runners.__file__}
+_FILES_AROUND_JOB_CODE = JOB_CALLER_FILES | {asyncio.events.__file__, asyncio.runners.__file__}
 """The files of riverpy and asyncio whose frames call the code of a job."""
 
 
@@ -141,7 +141,7 @@ class LoopWatch:
 def _code_positions(frame: FrameType | None) -> list[str]:
     """Return the code positions of the job, the innermost first."""
     positions: list[str] = []
-    while frame is not None and frame.f_code.co_filename not in _OUTER_FILES:
+    while frame is not None and frame.f_code.co_filename not in _FILES_AROUND_JOB_CODE:
         code = frame.f_code
         positions.append(f"{code.co_filename}:{frame.f_lineno} {code.co_qualname}")
         frame = frame.f_back

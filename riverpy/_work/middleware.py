@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LATE_HOOK_TIMEOUT = 10.0
 """Seconds for each work_end hook that is called after the timeout."""
-_STOPS = {StopCause.JOB_CANCELLED, StopCause.HARD_STOP}
+_STOPPING_CAUSES = {StopCause.JOB_CANCELLED, StopCause.HARD_STOP}
 
 
 class WorkStack:
@@ -72,7 +72,9 @@ class WorkStack:
             outer = self._worker_middleware(attempt) if self._worker_middleware else ()
             await run_middleware(
                 [*outer, *self._middleware],
-                lambda middleware, inner: run.run_one(partial(middleware.work, attempt, inner)),
+                lambda middleware, inner: run.run_single_middleware(
+                    partial(middleware.work, attempt, inner)
+                ),
                 lambda: self._run_inside_middleware(run),
                 may_catch=True,
             )
@@ -126,7 +128,7 @@ class _StackRun:
     @property
     def is_stopped(self) -> bool:
         """Whether the attempt was cancelled or stopped before its code ended."""
-        return self.attempt.cause in _STOPS and not self.has_code_ended
+        return self.attempt.cause in _STOPPING_CAUSES and not self.has_code_ended
 
     def start_timeout(self) -> None:
         """Start the timeout of the attempt."""
@@ -138,7 +140,7 @@ class _StackRun:
         if attempt.deadline == math.inf and attempt.timeout < math.inf:
             self.running.set_deadline(attempt, LATE_HOOK_TIMEOUT)
 
-    async def run_one(self, run: Callable[[], Awaitable[None]]) -> None:
+    async def run_single_middleware(self, run: Callable[[], Awaitable[None]]) -> None:
         """Run a middleware.
 
         If the middleware awaits the inner code in another task, the timeout cancels the middleware.

@@ -11,7 +11,7 @@ import msgspec
 
 from riverpy._lifecycle import StopCause
 from riverpy._work.attempt import Attempt, Outcome
-from riverpy._work.failure import error_entry, storable
+from riverpy._work.failure import error_entry, replace_unstorable
 from riverpy.events import EventKind
 from riverpy.job import JobColumn, JobState
 from riverpy.retry import RETRY_DELAY_MAX
@@ -19,19 +19,19 @@ from riverpy.retry import RETRY_DELAY_MAX
 AVAILABLE_DELAY_MAX = timedelta(seconds=5)
 """A job whose delay is not longer than this becomes `available` at once, not `scheduled` or
 `retryable`. River's scheduler has the same interval."""
-REMOTE_CANCEL = "job cancelled remotely"
+REMOTE_CANCEL_TEXT = "job cancelled remotely"
 SNOOZES_KEY = "snoozes"
 """The metadata key of the number of snoozes, as in River."""
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-_NUMBER = re.compile(r"[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?", re.ASCII)
+_NUMBER_PATTERN = re.compile(r"[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?", re.ASCII)
 _DIGITS_MAX = 25
 """The maximum number of characters of an integer that is read exactly. A 64-bit integer has at most
 19 digits."""
 
 
-def snoozed(attempt: Attempt, delay: timedelta) -> Outcome:
+def snooze_outcome(attempt: Attempt, delay: timedelta) -> Outcome:
     """Return the outcome of a snooze. The attempt does not count."""
-    count = next_snoozes(attempt.columns()[JobColumn.METADATA])
+    count = next_snooze_count(attempt.columns()[JobColumn.METADATA])
     attempt.merge_metadata(SNOOZES_KEY, str(count))
     return Outcome(
         event=EventKind.JOB_SNOOZED,
@@ -42,7 +42,7 @@ def snoozed(attempt: Attempt, delay: timedelta) -> Outcome:
     )
 
 
-def interrupted(attempt: Attempt, *, delay: float | None = 0.0) -> Outcome:
+def interrupt_outcome(attempt: Attempt, *, delay: float | None = 0.0) -> Outcome:
     """Return the outcome of an attempt that a stop ended. The attempt does not count."""
     return Outcome(
         event=EventKind.JOB_INTERRUPTED,
@@ -53,7 +53,7 @@ def interrupted(attempt: Attempt, *, delay: float | None = 0.0) -> Outcome:
     )
 
 
-def cancelled(attempt: Attempt, text: str) -> Outcome:
+def cancel_outcome(attempt: Attempt, text: str) -> Outcome:
     """Return the outcome of a cancelled attempt."""
     return Outcome(
         event=EventKind.JOB_CANCELLED,
@@ -64,7 +64,7 @@ def cancelled(attempt: Attempt, text: str) -> Outcome:
     )
 
 
-def failed(attempt: Attempt, text: str, trace: str, delay: float) -> Outcome:
+def failure_outcome(attempt: Attempt, text: str, trace: str, delay: float) -> Outcome:
     """Return the outcome of a failed attempt. The job is retried after `delay` seconds, or
     discarded after its last attempt."""
     is_last = attempt.attempt >= attempt.max_attempts
@@ -83,24 +83,24 @@ def failed(attempt: Attempt, text: str, trace: str, delay: float) -> Outcome:
 def set_released(attempt: Attempt) -> None:
     """Set the outcome of a claimed attempt that does not start. After a `job_cancel` the job is
     cancelled. Otherwise the job becomes available, and the attempt does not count."""
-    attempt.started, attempt.ended = 0.0, time.monotonic()
+    attempt.started_at, attempt.ended_at = 0.0, time.monotonic()
     if attempt.cause is StopCause.JOB_CANCELLED:
-        attempt.started = attempt.ended
-        attempt.outcome = cancelled(attempt, REMOTE_CANCEL)
+        attempt.started_at = attempt.ended_at
+        attempt.outcome = cancel_outcome(attempt, REMOTE_CANCEL_TEXT)
     else:
-        attempt.outcome = interrupted(attempt, delay=None)
+        attempt.outcome = interrupt_outcome(attempt, delay=None)
 
 
 def _error_entry(attempt: Attempt, text: str, trace: str) -> str:
     return error_entry(
         attempt=attempt.attempt,
-        seconds_ago=time.monotonic() - (attempt.started or attempt.ended),
-        error=storable(text),
+        seconds_ago=time.monotonic() - (attempt.started_at or attempt.ended_at),
+        error=replace_unstorable(text),
         trace=trace,
     )
 
 
-def next_snoozes(metadata: str) -> int:
+def next_snooze_count(metadata: str) -> int:
     """Return the number of snoozes after one more snooze. `metadata` is the job's metadata as JSON
     text.
 
@@ -120,7 +120,7 @@ def _read_integer(text: str) -> int:
     if text == "true":
         return 1
     text = text.strip('"')
-    if not _NUMBER.fullmatch(text):
+    if not _NUMBER_PATTERN.fullmatch(text):
         return 0
     is_exact = len(text) <= _DIGITS_MAX and text.lstrip("+-").isdigit()
     number = int(text) if is_exact else float(text)

@@ -2,8 +2,8 @@
 
 The slot of a job that ended is empty until the client receives the next claim. A job that waits in
 this process can start in this slot at once. The number of kept jobs is the number of jobs that end
-within `WINDOW`, so a queue with slow jobs keeps none. A kept job that does not start within
-`WAIT_MAX` is released for other clients.
+within `ENDED_JOBS_WINDOW`, so a queue with slow jobs keeps none. A kept job that does not start
+within `JOB_WAIT_MAX` is released for other clients.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from riverpy._work.attempt import Attempt
 
-WINDOW = 0.005
+ENDED_JOBS_WINDOW = 0.005
 """Seconds. The number of jobs to keep is the number of jobs that ended in this time."""
-SHARE_MAX = 0.25
+KEPT_JOBS_SHARE_MAX = 0.25
 """The maximum number of kept jobs, as a fraction of the number of slots."""
-WAIT_MAX = 0.05
+JOB_WAIT_MAX = 0.05
 """The maximum time that a claimed job is kept, in seconds."""
 
 
@@ -32,7 +32,7 @@ class Prefetch:
     def __init__(self, slots: int, release: Callable[[list[Attempt]], None]) -> None:
         """`slots` is the number of slots of the queue. `release` is called with kept jobs that will
         not start."""
-        self._max = int(slots * SHARE_MAX)
+        self._kept_jobs_max = int(slots * KEPT_JOBS_SHARE_MAX)
         self._release = release
         self._waiting: deque[tuple[float, Attempt]] = deque()
         """The kept jobs, the oldest first, each with the monotonic time of its release."""
@@ -48,26 +48,28 @@ class Prefetch:
         """Count a job of the queue that ended."""
         self._ended_count += 1
 
-    def extra_room(self) -> int:
+    def extra_claim_count(self) -> int:
         """Return how many jobs to claim in addition to the free slots."""
         now = time.monotonic()
         elapsed = now - self._window_start
-        if elapsed >= WINDOW:
-            self._wanted_count = min(int(self._ended_count * WINDOW / elapsed), self._max)
+        if elapsed >= ENDED_JOBS_WINDOW:
+            self._wanted_count = min(
+                int(self._ended_count * ENDED_JOBS_WINDOW / elapsed), self._kept_jobs_max
+            )
             self._window_start, self._ended_count = now, 0
         return self._wanted_count - len(self._waiting)
 
     def keep(self, attempts: Iterable[Attempt]) -> None:
         """Keep claimed jobs, in the order in which they will start."""
-        until = time.monotonic() + WAIT_MAX
+        until = time.monotonic() + JOB_WAIT_MAX
         self._waiting.extend((until, attempt) for attempt in attempts)
         self._start_timer()
 
-    def take(self) -> Attempt | None:
+    def pop_next_job(self) -> Attempt | None:
         """Remove and return the next job; None: no job waits."""
         return self._waiting.popleft()[1] if self._waiting else None
 
-    def clear(self) -> None:
+    def release_all(self) -> None:
         """Release all jobs."""
         if self._timer is not None:
             self._timer.cancel()
@@ -80,9 +82,11 @@ class Prefetch:
     def _start_timer(self) -> None:
         if self._waiting and self._timer is None:
             delay = self._waiting[0][0] - time.monotonic()
-            self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0), self._expire)
+            self._timer = asyncio.get_running_loop().call_later(
+                max(delay, 0.0), self._release_expired
+            )
 
-    def _expire(self) -> None:
+    def _release_expired(self) -> None:
         """Release the jobs that waited too long, and start the timer again for the other jobs."""
         self._timer = None
         now = time.monotonic()

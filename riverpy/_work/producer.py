@@ -56,15 +56,15 @@ several jobs, and some of them may be committed after the first claim."""
 EMPTY_CLAIMS_MAX, EMPTY_CLAIM_INTERVAL = 20, 0.02
 """After this number of empty claims in a row, the producer waits this number of seconds between two
 claims. For example, other clients may insert many jobs of kinds that this client does not work."""
-DUE_MARGIN = 0.002
+DUE_JOB_CLAIM_DELAY = 0.002
 """Seconds that the producer waits after the due time of a job, because the server's clock may be
 behind."""
-BACKOFF_MIN, BACKOFF_MAX = timedelta(milliseconds=50), timedelta(seconds=2)
+CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX = timedelta(milliseconds=50), timedelta(seconds=2)
 POLL_JITTER = 0.1
 """The maximum random delay of a poll, as a fraction of the poll interval."""
 POLL_JITTER_MIN = 0.01
 """The maximum random delay of a poll is at least this number of seconds."""
-POLL_SPREAD = 0.5
+FIRST_POLL_JITTER = 0.5
 """The first poll after a notification comes earlier by a random time, up to this fraction of the
 poll interval. Otherwise all clients that received the notification would poll at the same time."""
 
@@ -106,21 +106,21 @@ class Producer:
         poll_interval = config.fetch_poll_interval or run.config.fetch_poll_interval
         self._poll_interval = poll_interval.total_seconds()
         """Seconds between two polls of an idle queue."""
-        self._backoff = Backoff(BACKOFF_MIN, BACKOFF_MAX)
+        self._backoff = Backoff(CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX)
         # Separate events, so that a free slot does not wake a producer that waits for jobs.
         self._slot_freed, self._wakeup, self._resumed = (asyncio.Event() for _ in range(3))
         self._resumed.set()
         self._notified = False
         """Whether a notification arrived since the last claim started."""
-        self._is_synchronized = True
+        self._is_woken_with_other_clients = True
         """Whether this client was woken at the same time as other clients, as by a notification."""
-        self._cancelled: set[int] | None = None
+        self._cancelled_during_claim: set[int] | None = None
         """The ids of the jobs that were cancelled during the running claim; None: no claim runs."""
-        self._follow_ups: list[float] = []
+        self._follow_up_times: list[float] = []
         self._due_times: list[float] = []
         self._log = get_logger(queue=queue)
         self.unclaimable = UnclaimableJobs(self._claim_max, CLAIM_TIMEOUT, self._log)
-        self._claiming: int | None = None
+        self._claiming_job_id: int | None = None
         """The id of the job of the running claim; None: the claim is for several jobs, or the id
         was not read yet."""
         self._cursor = ClaimCursor()
@@ -141,36 +141,36 @@ class Producer:
             paused=self.paused,
             poll_interval=self._poll_interval,
             claim_age=time.monotonic() - claimed_at if claimed_at else None,
-            claims=counters.claims.histogram(),
-            batches=counters.batches.histogram(),
+            claims=counters.claim_times.histogram(),
+            batches=counters.claim_sizes.histogram(),
             claim_failures=counters.claim_failures,
-            waits=counters.waits.histogram(),
-            set_aside=tuple(self.unclaimable.skipped),
+            waits=counters.wait_times.histogram(),
+            set_aside=tuple(self.unclaimable.skipped_ids),
         )
 
     def notify(self) -> None:
         """Claim now and again after `FOLLOW_UP_DELAYS`, because a notification was received or may
         have been lost."""
         now = time.monotonic()
-        self._follow_ups = [now + delay for delay in FOLLOW_UP_DELAYS]
+        self._follow_up_times = [now + delay for delay in FOLLOW_UP_DELAYS]
         self.wake()
 
     def cancel(self, job_id: int) -> None:
         """Cancel a job if the running claim returns this job."""
-        if self._cancelled is not None:
-            self._cancelled.add(job_id)
+        if self._cancelled_during_claim is not None:
+            self._cancelled_during_claim.add(job_id)
 
     def expect_due_job(self, delay: float) -> None:
         """Claim again after `delay` seconds, when a job becomes due without a notification."""
         if delay <= 0:
             self.wake()
         else:
-            heapq.heappush(self._due_times, time.monotonic() + delay + DUE_MARGIN)
+            heapq.heappush(self._due_times, time.monotonic() + delay + DUE_JOB_CLAIM_DELAY)
             self._wakeup.set()
 
     def wake(self) -> None:
         """Claim now."""
-        self._notified = self._is_synchronized = True
+        self._notified = self._is_woken_with_other_clients = True
         self._wakeup.set()
 
     def free_slot(self) -> None:
@@ -184,8 +184,8 @@ class Producer:
     def _start_prefetched(self, prefetch: Prefetch) -> None:
         """Start a prefetched job, if there is one."""
         if not self._heartbeat.may_claim:
-            prefetch.clear()
-        elif attempt := prefetch.take():
+            prefetch.release_all()
+        elif attempt := prefetch.pop_next_job():
             self._free_slots -= 1
             self._executor.start([attempt])
 
@@ -214,12 +214,14 @@ class Producer:
             self._release_prefetched()
 
     async def _claim_until_stopped(self, scope: StopScope) -> None:
-        turn_max = CLAIM_TIMEOUT + max(2 * self._poll_interval, BACKOFF_MAX.total_seconds() * 2)
+        turn_max = CLAIM_TIMEOUT + max(
+            2 * self._poll_interval, CLAIM_RETRY_DELAY_MAX.total_seconds() * 2
+        )
         while True:
             scope.expect_no_progress()
             await self._resumed.wait()
-            await self._wait_for_room()
-            await self._completer.wait_for_room()
+            await self._wait_for_free_slot()
+            await self._completer.wait_for_backlog_room()
             if not self._heartbeat.may_claim:
                 await self._heartbeat.until_may_claim()
             # A stop cannot cancel the claim, so check for a stop before the claim.
@@ -227,7 +229,7 @@ class Producer:
             scope.expect_progress(within=turn_max + self._cooldown)
             self._notified = False  # set before the claim, so that a notification during it counts
             started = time.monotonic()
-            self._forget_due(started)
+            self._forget_past_times(started)
             try:
                 drained = await self._claim(scope)
             except DATABASE_ERRORS as error:
@@ -237,7 +239,7 @@ class Producer:
             self._backoff.reset()
             self._claim_failures.recovered(CLAIMING_RESTORED)
             if drained:
-                await self._wait_for_more()
+                await self._wait_until_next_claim()
             pause = max(
                 self._cooldown,
                 EMPTY_CLAIM_INTERVAL if self._empty_claims > EMPTY_CLAIMS_MAX else 0.0,
@@ -247,20 +249,20 @@ class Producer:
             elif not drained:
                 await asyncio.sleep(0)  # noqa: TID251 (a turn for the launched jobs, no delay)
 
-    async def _wait_for_room(self) -> None:
-        while not self._room():
+    async def _wait_for_free_slot(self) -> None:
+        while not self._claimable_count():
             self._slot_freed.clear()
             await self._slot_freed.wait()
 
-    def _room(self) -> int:
+    def _claimable_count(self) -> int:
         """Return how many jobs may be claimed: the free slots and the jobs to prefetch."""
         if self._prefetch is None:
             return self._free_slots
-        return max(self._free_slots + self._prefetch.extra_room(), 0)
+        return max(self._free_slots + self._prefetch.extra_claim_count(), 0)
 
     def _release_prefetched(self) -> None:
         if self._prefetch is not None:
-            self._prefetch.clear()
+            self._prefetch.release_all()
 
     def _log_failure(self, error: Exception) -> None:
         """Count and log a failed claim. The connection itself logs that it was lost."""
@@ -270,10 +272,13 @@ class Producer:
 
     async def _claim(self, scope: StopScope) -> bool:
         """Claim and start jobs. Returns whether the queue had fewer jobs than requested."""
-        retry, began = self.unclaimable.retry(), time.monotonic()
+        retry, began = self.unclaimable.choose_job_to_retry(), time.monotonic()
         # If too few slots are free after the claim, the remaining jobs are prefetched or released.
-        wanted = 1 if retry is not None else min(max(self._room(), 1), self._claim_max)
-        limit, self._claiming = self.unclaimable.limit(wanted), None
+        wanted = 1 if retry is not None else min(max(self._claimable_count(), 1), self._claim_max)
+        limit, self._claiming_job_id = self.unclaimable.claim_size(wanted), None
+        is_single_claim = retry is not None or (
+            limit == 1 and self.unclaimable.is_claiming_one_by_one
+        )
         # `acquire` limits the time of the claim. After a stop request, the scope shortens this
         # time.
         longest = CLAIM_TIMEOUT + CLAIM_TIMEOUT_STOPPING
@@ -284,14 +289,16 @@ class Producer:
                         return True
                     if not self._heartbeat.may_claim:  # the heartbeat stopped during the wait
                         return False
-                    if retry is not None or (limit == 1 and self.unclaimable.is_stepping):
+                    if is_single_claim:
                         return await self._claim_one(connection, retry)
                     return await self._claim_many(connection, limit, scope)
         except DATABASE_ERRORS as error:
             took = time.monotonic() - began
             # If the server does not answer any statement, the jobs are not the cause.
             is_outage = isinstance(error, TimeoutError) and self._claims.outage.is_logged
-            if is_outage or not self.unclaimable.record_failure(limit, self._claiming, error, took):
+            if is_outage or not self.unclaimable.record_failure(
+                limit, self._claiming_job_id, error, took
+            ):
                 raise
             self._count_failure(error)
             return False
@@ -332,10 +339,10 @@ class Producer:
 
     async def _claim_range(self, connection: Connection, limit: int, part: QueueRange) -> int:
         """Claim up to `limit` jobs of one range of the queue. Returns how many were claimed."""
-        claim = self._claim_rows(connection, limit, part, self.unclaimable.skipped)
+        claim = self._claim_rows(connection, limit, part, self.unclaimable.skipped_ids)
         rows, took = await self._claim_and_launch(claim)
         is_full, now = len(rows) == limit, self._claimed_at
-        if self._cursor.is_slow(part, len(rows), took):
+        if self._cursor.record_duration(part, len(rows), took):
             server_time = await job_claim_time(connection, self._schema)
             seen_at = server_time - int((time.monotonic() - now + took) * 1e6)
             self._cursor.start_skipping(rows, is_full=is_full, seen_at=seen_at, took=took, now=now)
@@ -347,22 +354,22 @@ class Producer:
         """Await a claim and start its jobs. Returns the claimed rows, and the duration of the claim
         in seconds."""
         sent = time.monotonic()
-        self._cancelled = set()
+        self._cancelled_during_claim = set()
         try:
             rows = await claim
-            self._launch(rows, self._cancelled)
+            self._launch_claimed_jobs(rows, self._cancelled_during_claim)
         except asyncio.CancelledError:  # the server may have claimed the jobs anyway
             self._claim_failed()
             raise
         finally:
-            self._cancelled = None
+            self._cancelled_during_claim = None
         self._claimed_at = time.monotonic()
         took = self._claimed_at - sent
         self._counters.count_claim(len(rows), took)
         self._metrics.emit_claim(self.queue, len(rows), took)
         return rows, took
 
-    def _launch(self, rows: list[Record], cancelled: set[int]) -> None:
+    def _launch_claimed_jobs(self, rows: list[Record], cancelled: set[int]) -> None:
         may_start = self._heartbeat.may_claim  # the heartbeat may have stopped during the claim
         waiting = self._executor.launch(rows, self.free_slot, self._free_slots if may_start else 0)
         for job_id in cancelled:
@@ -380,7 +387,7 @@ class Producer:
         """
         async with connection.transaction():
             if job_id is not None:
-                self._claiming = job_id
+                self._claiming_job_id = job_id
                 place = await job_position(connection, self._schema, job_id, queue=self.queue)
             else:
                 place = await job_next(
@@ -388,14 +395,14 @@ class Producer:
                     self._schema,
                     queue=self.queue,
                     kinds=self._kinds,
-                    skipped=self.unclaimable.skipped,
+                    skipped=self.unclaimable.skipped_ids,
                 )
             if place is None:
                 return []
-            priority, scheduled_at, self._claiming = place
+            priority, scheduled_at, self._claiming_job_id = place
             # Start the claim at the job's position, so that it does not return an earlier job.
-            after = Position(priority, scheduled_at, self._claiming - 1)
-            skipped = [one for one in self.unclaimable.skipped if one != job_id]
+            after = Position(priority, scheduled_at, self._claiming_job_id - 1)
+            skipped = [one for one in self.unclaimable.skipped_ids if one != job_id]
             return await self._claim_rows(connection, 1, WHOLE_QUEUE._replace(after=after), skipped)
 
     async def _claim_rows(
@@ -413,29 +420,29 @@ class Producer:
             client_id=self._client_id,
         )
 
-    def _forget_due(self, now: float) -> None:
+    def _forget_past_times(self, now: float) -> None:
         """Remove the planned claim times that are before `now`, because a claim starts now."""
-        self._follow_ups = [at for at in self._follow_ups if at > now]
+        self._follow_up_times = [at for at in self._follow_up_times if at > now]
         while self._due_times and self._due_times[0] <= now:
             heapq.heappop(self._due_times)
 
-    async def _wait_for_more(self) -> None:
+    async def _wait_until_next_claim(self) -> None:
         """Wait until the next claim: after a notification, at the time at which a job is due, or at
         the next poll."""
-        poll_at = time.monotonic() + self._next_poll()
+        poll_at = time.monotonic() + self._seconds_to_next_poll()
         while not self._notified:
             self._wakeup.clear()
-            retry_at = self.unclaimable.next_due
-            next_at = min([poll_at, retry_at, *self._follow_ups, *self._due_times[:1]])
+            retry_at = self.unclaimable.next_retry_at
+            next_at = min([poll_at, retry_at, *self._follow_up_times, *self._due_times[:1]])
             with anyio.move_on_after(next_at - time.monotonic()):
                 await self._wakeup.wait()
                 continue
-            self._is_synchronized = next_at < poll_at
+            self._is_woken_with_other_clients = next_at < poll_at
             return
 
-    def _next_poll(self) -> float:
+    def _seconds_to_next_poll(self) -> float:
         """Return the seconds until the next poll."""
-        if self._is_synchronized:
-            return self._poll_interval * random.uniform(1 - POLL_SPREAD, 1)  # noqa: S311 (no secret)
+        if self._is_woken_with_other_clients:
+            return self._poll_interval * random.uniform(1 - FIRST_POLL_JITTER, 1)  # noqa: S311 (no secret)
         jitter = max(self._poll_interval * POLL_JITTER, POLL_JITTER_MIN)
         return self._poll_interval + random.uniform(0, jitter)  # noqa: S311

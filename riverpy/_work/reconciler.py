@@ -49,28 +49,28 @@ if TYPE_CHECKING:
     from riverpy._work.run_context import RunContext
     from riverpy._work.running_attempts import RunningAttempts
 
-INTERVAL = 30.0
+CHECK_INTERVAL = 30.0
 """Seconds between two checks of pauses, cancels and claims."""
-INTERVAL_UNNOTIFIED = 2.0
+POLLING_CHECK_INTERVAL = 2.0
 """Seconds between two checks of pauses and cancels while no notifications arrive; as in River."""
-TOUCH_INTERVAL = 600.0
+QUEUE_TOUCH_INTERVAL = 600.0
 """Seconds between two updates of the client's rows in `river_queue`; as in River."""
 STATEMENT_TIMEOUT = 10.0
 """Seconds for one statement on the connection for claims."""
-RESERVED_TIMEOUT = 2.0
+RESERVED_STATEMENT_TIMEOUT = 2.0
 """Seconds for one statement on the reserved connection, which leases and heartbeats use too."""
-LAST_SWEEP_TIMEOUT = 1.0
+LAST_RELEASE_TIMEOUT = 1.0
 """Seconds for releasing lost claims at the end of a run."""
-RETRY = 2.0
+RETRY_DELAY = 2.0
 """Seconds until the next check after an error of the database."""
-ROWS_MAX = 5_000
+STATEMENT_ROWS_MAX = 5_000
 """The maximum number of rows in one statement."""
 SEND_TIMEOUT = 15.0
 """Seconds. After this time, one step of a check starts no further statement. The remaining rows
 wait for the next check."""
 CHECK_TIMEOUT = 90.0
 """Seconds that all statements of one check may take."""
-SWEEP_MARGIN = 0.5
+LOST_CLAIM_MARGIN = 0.5
 """Seconds. A claim without an answer counts as lost when this time has passed after its timeout."""
 RUNNING_STATES = ("running",)
 PAGE_SIZE = 1_000
@@ -100,7 +100,7 @@ class Reconciler:
         self._running, self._completer, self._heartbeat = running, completer, run.heartbeat
         self._producers, self._is_notified, self._abandoned = producers, is_notified, abandoned
         quiet = run.config.quiet_interval
-        self._quiet = 0.0 if quiet is None else quiet.total_seconds()
+        self._quiet_interval = 0.0 if quiet is None else quiet.total_seconds()
         self._notified_queues: set[str] = set()
         """The queues that were paused or resumed since the last read of the pauses."""
         self._wakeup = asyncio.Event()
@@ -112,25 +112,25 @@ class Reconciler:
         self._touch_at = 0.0
         self._rescue_after_id: int | None = 0
         """The jobs of an earlier run were read up to this id; None: all jobs were read."""
-        self._reports: list[Callable[[], list[SetAsideRow]]] = []
-        self._releases = self._make_sender(
+        self._skipped_row_reports: list[Callable[[], list[SetAsideRow]]] = []
+        self._release_sender = self._make_sender(
             "release", self._release_rows, lambda claim_key: claim_key.id
         )
-        self._rescues = self._make_sender(
+        self._rescue_sender = self._make_sender(
             "rescue", self._rescue_rows, lambda rescue: rescue.claim_key.id
         )
-        self._touches = self._make_sender("queue heartbeat", self._touch_rows, str)
-        self._cancel_checks = self._make_sender(
+        self._touch_sender = self._make_sender("queue heartbeat", self._touch_rows, str)
+        self._cancel_check_sender = self._make_sender(
             "cancel check", self._read_cancel_marks, lambda attempt: attempt.id
         )
         self._touch_error: Exception | None = None
         """The last error of updating the row of a single queue."""
-        self._count = 0
+        self._changed_job_count = 0
         """The number of jobs that this check has released or rescued."""
         self._paused: set[str] = set()
         """The paused queues among the queues that this check has updated."""
         self._log = get_logger()
-        self._damaged = DamagedJobs("finding lost claims", self._log)
+        self._damaged_jobs = DamagedJobs("finding lost claims", self._log)
         self._limited_log = self._log.limited()
         self.ran = TestSignal("Reconciler.ran")
 
@@ -144,11 +144,11 @@ class Reconciler:
         purpose `what`. `name` returns the job id or the queue of a row."""
         sender = BatchSender[Row](
             BatchStatement(send, row_id=lambda row: row),
-            size=BatchSize(ROWS_MAX, STATEMENT_TIMEOUT),
+            size=BatchSize(STATEMENT_ROWS_MAX, STATEMENT_TIMEOUT),
             aside=SetAside(),  # the client's jobs and queues limit its size
             set_aside=lambda row, error: self._log_failed_row(what, name(row), error),
         )
-        self._reports.append(lambda: report_rows(what, sender.aside.entries, name))
+        self._skipped_row_reports.append(lambda: report_rows(what, sender.aside.entries, name))
         return sender
 
     def _log_failed_row(self, what: str, name: int | str, error: Exception) -> None:
@@ -158,18 +158,23 @@ class Reconciler:
             log.warning(QUEUE_RENEWAL_FAILED, queue=name, error=text)
         elif what == "rescue":
             log.warning(JOB_RESCUE_FAILED, job_id=name, error=text)
-        else:
+        elif what == "release":
             log.warning(JOB_RELEASE_FAILED, job_id=name, error=text)
+        else:
+            log.warning(RECONCILIATION_FAILED, what=what, job_id=name, error=text)
 
     @property
-    def set_aside(self) -> list[SetAsideRow]:
+    def skipped_rows(self) -> list[SetAsideRow]:
         """The rows that the reconciler skips for a while, because their statements fail."""
-        return [*self._damaged.set_aside, *(row for report in self._reports for row in report())]
+        return [
+            *self._damaged_jobs.set_aside,
+            *(row for report in self._skipped_row_reports for row in report()),
+        ]
 
     @property
     def interval(self) -> float:
         """Seconds between two checks while notifications arrive."""
-        return max(INTERVAL, self._quiet)
+        return max(CHECK_INTERVAL, self._quiet_interval)
 
     def resync(self) -> None:
         """Check now, because a connection was lost and restored."""
@@ -183,7 +188,7 @@ class Reconciler:
 
     def _expect_lost_claims(self) -> None:
         """Plan a check for the time at which a claim that has just failed counts as lost."""
-        self._claim_lost_at = time.monotonic() + CLAIM_TIMEOUT + SWEEP_MARGIN
+        self._claim_lost_at = time.monotonic() + CLAIM_TIMEOUT + LOST_CLAIM_MARGIN
         self._next_claim_check = min(self._next_claim_check, self._claim_lost_at)
         self._wakeup.set()
 
@@ -195,16 +200,16 @@ class Reconciler:
         task_status.started()
         is_done = True
         while True:
-            interval = self.interval if self._is_notified() else INTERVAL_UNNOTIFIED
+            interval = self.interval if self._is_notified() else POLLING_CHECK_INTERVAL
             if not is_done:
-                interval = RETRY
+                interval = RETRY_DELAY
             wait = min(interval, max(self._next_claim_check - time.monotonic(), 0.0))
             scope.expect_progress(within=wait + CHECK_TIMEOUT)
             with anyio.move_on_after(wait):
                 await self._wakeup.wait()
             if self._wakeup.is_set():  # wait, so that several reconnects cause one check
                 self._wakeup.clear()
-                await anyio.sleep(SWEEP_MARGIN)
+                await anyio.sleep(LOST_CLAIM_MARGIN)
             is_done = await self._try_step("pauses", self._read_pauses)
             is_done = await self._try_step("cancels", self._read_cancels) and is_done
             if time.monotonic() >= self._next_claim_check:
@@ -214,19 +219,19 @@ class Reconciler:
     async def _check_claims(self) -> None:
         """Release lost claims, and set the time of the next check."""
         began = time.monotonic()
-        sweep = partial(self._release_lost_claims, age=CLAIM_TIMEOUT)
+        release = partial(self._release_lost_claims, age=CLAIM_TIMEOUT)
         if not (
             await self._try_step("jobs of an earlier run", self._rescue_earlier_run)
-            and await self._try_step("lost claims", sweep)
+            and await self._try_step("lost claims", release)
         ):
-            self._next_claim_check = began + RETRY
+            self._next_claim_check = began + RETRY_DELAY
         elif self._claim_lost_at > began:
             self._next_claim_check = self._claim_lost_at
         else:
             self._next_claim_check = began + self.interval
-            self.has_uncertain_claim = bool(self._releases.aside)
-        if retry_at := min(self._releases.next_due, self._rescues.next_due):
-            self._next_claim_check = min(self._next_claim_check, max(retry_at, began + RETRY))
+            self.has_uncertain_claim = bool(self._release_sender.aside)
+        if retry_at := min(self._release_sender.next_due, self._rescue_sender.next_due):
+            self._next_claim_check = min(self._next_claim_check, max(retry_at, began + RETRY_DELAY))
 
     async def _try_step(self, what: str, step: Callable[[], Awaitable[None]]) -> bool:
         try:
@@ -252,9 +257,9 @@ class Reconciler:
         """
         self._notified_queues.clear()
         self._paused.clear()
-        self._touches.add_missing(self._producers)
-        is_done = await self._touches.send_all(SEND_TIMEOUT)
-        failing = len(self._touches.aside)
+        self._touch_sender.add_missing(self._producers)
+        is_done = await self._touch_sender.send_all(SEND_TIMEOUT)
+        failing = len(self._touch_sender.aside)
         if is_done and not failing:
             self._apply_pauses(self._paused)
         elif failing == len(self._producers) and self._touch_error is not None:
@@ -262,7 +267,7 @@ class Reconciler:
         else:
             await self._read_paused_queues()
         if is_done:
-            self._touch_at = time.monotonic() + TOUCH_INTERVAL
+            self._touch_at = time.monotonic() + QUEUE_TOUCH_INTERVAL
 
     async def _touch_rows(self, names: list[str]) -> None:
         async with self._claims.acquire("renewing queues", STATEMENT_TIMEOUT) as connection:
@@ -277,7 +282,9 @@ class Reconciler:
 
     async def _read_paused_queues(self) -> None:
         self._notified_queues.clear()
-        async with self._reserved.acquire("reading pauses", RESERVED_TIMEOUT) as connection:
+        async with self._reserved.acquire(
+            "reading pauses", RESERVED_STATEMENT_TIMEOUT
+        ) as connection:
             paused = await queues.queue_paused(connection, self._schema, list(self._producers))
         self._apply_pauses(paused)
 
@@ -290,12 +297,14 @@ class Reconciler:
                 producer.set_paused(name in paused)
 
     async def _read_cancels(self) -> None:
-        self._cancel_checks.add_missing(self._running)
-        await self._cancel_checks.send_all(SEND_TIMEOUT)
+        self._cancel_check_sender.add_missing(self._running)
+        await self._cancel_check_sender.send_all(SEND_TIMEOUT)
 
     async def _read_cancel_marks(self, asked: list[Attempt]) -> None:
         ids = [attempt.id for attempt in asked]
-        async with self._reserved.acquire("reading cancels", RESERVED_TIMEOUT) as connection:
+        async with self._reserved.acquire(
+            "reading cancels", RESERVED_STATEMENT_TIMEOUT
+        ) as connection:
             marked = set(await jobs.job_cancel_marks(connection, self._schema, ids))
         # Cancel only the attempts that were checked, not a new attempt of the same job.
         self._running.cancel_attempts(attempt for attempt in asked if attempt.id in marked)
@@ -304,13 +313,13 @@ class Reconciler:
         """Release jobs of claims without an answer, at the end of the run.
 
         Call this method after the producers have ended. It may take `timeout` seconds, or
-        `LAST_SWEEP_TIMEOUT` if that is longer.
+        `LAST_RELEASE_TIMEOUT` if that is longer.
         """
         if not self.has_uncertain_claim:
             return
-        with anyio.move_on_after(max(timeout, LAST_SWEEP_TIMEOUT), shield=True):
-            sweep = partial(self._release_lost_claims, age=0.0)
-            self.has_uncertain_claim = not await self._try_step("last claims", sweep)
+        with anyio.move_on_after(max(timeout, LAST_RELEASE_TIMEOUT), shield=True):
+            release = partial(self._release_lost_claims, age=0.0)
+            self.has_uncertain_claim = not await self._try_step("last claims", release)
 
     async def _release_lost_claims(self, *, age: float) -> None:
         """Release the jobs that this client has claimed, that do not run, and that have no result
@@ -331,26 +340,28 @@ class Reconciler:
                     skipped=skipped,
                 )
 
-            claimed = await self._damaged.read(connection, self._schema, RUNNING_STATES, read)
-            known = self._active_claim_keys() | {rescue.claim_key for rescue in self._rescues.rows}
+            claimed = await self._damaged_jobs.read(connection, self._schema, RUNNING_STATES, read)
+            known = self._active_claim_keys() | {
+                rescue.claim_key for rescue in self._rescue_sender.rows
+            }
             lost = [claim_key for claim_key in claimed if claim_key not in known]
             if lost and not await self._heartbeat.is_current(connection):
                 return
-        self._releases.discard()
+        self._release_sender.discard()
         for claim_key in lost:
-            self._releases.add(claim_key)
-        self._count = 0
+            self._release_sender.add(claim_key)
+        self._changed_job_count = 0
         try:
-            if not await self._releases.send_all(SEND_TIMEOUT):
+            if not await self._release_sender.send_all(SEND_TIMEOUT):
                 raise TimeoutError("releasing lost claims continues in the next check")
         finally:
-            if self._count:
-                self._log.warning(JOBS_OF_LOST_CLAIMS_RELEASED, count=self._count)
+            if self._changed_job_count:
+                self._log.warning(JOBS_OF_LOST_CLAIMS_RELEASED, count=self._changed_job_count)
                 self._notify_producers()
 
     async def _release_rows(self, lost: list[ClaimKey]) -> None:
         async with self._claims.acquire("releasing lost claims", STATEMENT_TIMEOUT) as connection:
-            self._count += len(await jobs.job_release(connection, self._schema, lost))
+            self._changed_job_count += len(await jobs.job_release(connection, self._schema, lost))
 
     async def _rescue_earlier_run(self) -> None:
         """Rescue the jobs of an earlier run with the same client id.
@@ -362,20 +373,20 @@ class Reconciler:
         registered_at = self._heartbeat.registered_at
         if registered_at is None:
             self._rescue_after_id = None
-        self._count = 0
+        self._changed_job_count = 0
         try:
-            while not self._rescues.is_empty or self._rescue_after_id is not None:
-                if not await self._rescues.send_all(SEND_TIMEOUT):
+            while not self._rescue_sender.is_empty or self._rescue_after_id is not None:
+                if not await self._rescue_sender.send_all(SEND_TIMEOUT):
                     raise TimeoutError("rescuing jobs continues in the next check")
                 if self._rescue_after_id is None or registered_at is None:
                     return
-                await self._read_page(registered_at, self._rescue_after_id)
+                await self._read_jobs_to_rescue(registered_at, self._rescue_after_id)
         finally:
-            if self._count:
-                self._log.warning(JOBS_OF_EARLIER_RUN_RESCUED, count=self._count)
+            if self._changed_job_count:
+                self._log.warning(JOBS_OF_EARLIER_RUN_RESCUED, count=self._changed_job_count)
                 self._notify_producers()
 
-    async def _read_page(self, registered_at: int, after: int) -> None:
+    async def _read_jobs_to_rescue(self, registered_at: int, after: int) -> None:
         """Read a page of jobs, with ids above `after`, that were claimed under this client's id
         before `registered_at`. The connection for claims is used, so that no claim runs at the same
         time."""
@@ -392,19 +403,19 @@ class Reconciler:
                     skipped=skipped,
                 )
 
-            claims = await self._damaged.read(connection, self._schema, RUNNING_STATES, read)
+            claims = await self._damaged_jobs.read(connection, self._schema, RUNNING_STATES, read)
             active = self._active_claim_keys()
             if claims and not await self._heartbeat.is_current(connection):
                 return
         for claim_key, client_id in claims:
             if claim_key.attempted_at < registered_at and claim_key not in active:
-                self._rescues.add(Rescue(claim_key, client_id))
+                self._rescue_sender.add(Rescue(claim_key, client_id))
         self._rescue_after_id = claims[-1].claim_key.id if len(claims) == PAGE_SIZE else None
 
     async def _rescue_rows(self, rescues: list[Rescue]) -> None:
         async with self._claims.acquire("rescuing jobs", STATEMENT_TIMEOUT) as connection:
             done = await job_rescue(connection, self._schema, rescues)
-        self._count += len(done)
+        self._changed_job_count += len(done)
 
     def _active_claim_keys(self) -> set[ClaimKey]:
         """Return the claim keys of attempts that run in this process, or whose results are not

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 RELEASE_TIMEOUT = 2.0
 """Seconds for opening the connection and for all statements."""
-STATEMENT_LIMIT = "500ms"
+STATEMENT_TIMEOUT = "500ms"
 """The `statement_timeout` of the connection. It is short, so that a slow row leaves time for the
 other rows."""
 
@@ -49,7 +49,7 @@ async def release_claims(
             connection = await connect(
                 url,
                 application_name="riverpy release",
-                settings={"lock_timeout": "500ms", "statement_timeout": STATEMENT_LIMIT},
+                settings={"lock_timeout": "500ms", "statement_timeout": STATEMENT_TIMEOUT},
                 pooled=pooled,
                 timeout=RELEASE_TIMEOUT,
             )

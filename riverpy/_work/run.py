@@ -105,7 +105,7 @@ class Run:
         self._is_maintenance_abandoned = False
         self._abandoned_singletons: tuple[str, ...] = ()
         self._status_reporter: ClientStatusReporter | None = None
-        self._own_versions: frozenset[int] = frozenset()
+        self._riverpy_schema_versions: frozenset[int] = frozenset()
         """The migrations of riverpy's own tables that the database has."""
         self._warned_periodic_jobs: set[str] = set()
         """The ids of the periodic jobs that were logged as ignored."""
@@ -253,7 +253,7 @@ class Run:
         if message.action == CHANGED_ACTION:
             self._client.periodic_jobs.wake()
         elif message.action == OWNERS_ACTION and self._leader_setup is not None:
-            self._leader_setup.owners_changed()
+            self._leader_setup.handle_owner_change()
         elif message.action == DUE_ACTION:
             for seconds in message.seconds:
                 self._expect_due_job(message.queue, seconds)
@@ -282,13 +282,13 @@ class Run:
         claims = [
             entry
             for producer in self.producers.values()
-            for entry in producer.unclaimable.set_aside
+            for entry in producer.unclaimable.skipped_entries
         ]
         return [
             *report_rows("claim", claims),
-            *report_rows("result", self._completer.set_aside, lambda attempt: attempt.id),
-            *self._reconciler.set_aside,
-            *([] if self._leader_setup is None else self._leader_setup.set_aside),
+            *report_rows("result", self._completer.skipped_results, lambda attempt: attempt.id),
+            *self._reconciler.skipped_rows,
+            *([] if self._leader_setup is None else self._leader_setup.skipped_rows),
         ]
 
     def _warn_of_periodic_jobs(self) -> None:
@@ -334,7 +334,7 @@ class Run:
             connections=connections,
             outages=self._connections.outage.count,
             backlog=len(self._completer.unstored),
-            results_set_aside=tuple(entry.row.id for entry in self._completer.set_aside),
+            results_set_aside=tuple(entry.row.id for entry in self._completer.skipped_results),
             results_refused=counters.results_refused,
             dropped_events=client.subscriptions.dropped,
             heartbeat_age=self._heartbeat.age,
@@ -342,7 +342,7 @@ class Run:
             lease_renewal_failures=leases.renewal_failures if leases else 0,
             loop_lag=counters.loop_lag.histogram(),
             stuck=tuple(name for group in self._groups for name in group.stuck()),
-            stuck_jobs=len(self.running.stuck),
+            stuck_jobs=len(self.running.stuck_attempts),
             kinds={kind: of_kind.stats() for kind, of_kind in counters.kinds.items()},
             queues={name: producer.stats() for name, producer in self.producers.items()},
             singletons=self._singletons.stats,
@@ -373,7 +373,7 @@ class Run:
             with self.until_stop_requested():
                 await self._open_connections()
             async with (
-                self._completer.running(self._stop_timeouts.wait_stored),
+                self._completer.storing_results(self._stop_timeouts.wait_until_stored),
                 self._ending_maintenance(),
                 ServiceGroup() as services,
             ):
@@ -384,9 +384,9 @@ class Run:
                     await self._run_until_stopped(task_status, drain=drain)
                 finally:
                     self._report_stopping()
-                    await self._drain()
+                    await self._drain_jobs()
             self._summary.end()
-            return await self._end()
+            return await self._end_run()
         except BaseExceptionGroup as group:
             raise single_error(group) from None
         finally:
@@ -404,14 +404,14 @@ class Run:
         if self._membership is not None:
             expect_feature(state, DOMAINS_VERSION, schema, url=url)
         warn_of_missing_features(state, schema, url=url)
-        self._own_versions = frozenset(state.versions(RIVERPY_LINE))
+        self._riverpy_schema_versions = frozenset(state.versions(RIVERPY_LINE))
         await self._singletons.prepare()
         await self._connections.claims.open()
         await self._connections.results.open()
 
     async def _start_services(self, services: ServiceGroup) -> None:
-        own_versions = self._own_versions
-        if CLIENTS_VERSION in own_versions:
+        schema_versions = self._riverpy_schema_versions
+        if CLIENTS_VERSION in schema_versions:
             await self._heartbeat.register()
             await services.start(self._heartbeat)
         if self._membership is not None:
@@ -421,14 +421,15 @@ class Run:
                 await self._heartbeat.leave()
                 raise
             await services.start(self._membership)
-        if CLIENTS_VERSION in own_versions:
-            if SLOTS_VERSION in own_versions:
+        if CLIENTS_VERSION in schema_versions:
+            if SLOTS_VERSION in schema_versions:
                 self._status_reporter = ClientStatusReporter(
                     self._context,
                     self.running,
                     self._skipped_rows,
-                    has_state=STATE_VERSION in own_versions,
-                    supports_domains=DOMAINS_VERSION in own_versions and self._membership is None,
+                    has_state=STATE_VERSION in schema_versions,
+                    supports_domains=DOMAINS_VERSION in schema_versions
+                    and self._membership is None,
                 )
                 await services.start(self._status_reporter)
             await services.start(self._leader_watch)
@@ -452,7 +453,7 @@ class Run:
             if drain:
                 with self.until_stop_requested():
                     while True:
-                        if await self._is_empty():
+                        if await self._are_queues_empty():
                             break
                         await anyio.sleep(DRAIN_POLL_INTERVAL)
                 self.stop()
@@ -489,7 +490,7 @@ class Run:
             yield
         self._scope_until_stop = None
 
-    async def _is_empty(self) -> bool:
+    async def _are_queues_empty(self) -> bool:
         """Whether no job runs, no result waits to be stored, and no job is available.
 
         The statement uses the connection for claims. So no claim runs at the same time, and no job
@@ -500,7 +501,7 @@ class Run:
             return False
         claiming = [producer for producer in self.producers.values() if not producer.paused]
         queues = [producer.queue for producer in claiming]
-        skipped = [job_id for producer in claiming for job_id in producer.unclaimable.skipped]
+        skipped = [job_id for producer in claiming for job_id in producer.unclaimable.skipped_ids]
         try:
             async with self._connections.claims.acquire(
                 "checking for jobs", DRAIN_STATEMENT_TIMEOUT
@@ -523,19 +524,19 @@ class Run:
             self.running or self._completer.unstored or self._reconciler.has_uncertain_claim
         )
 
-    async def _drain(self) -> None:
+    async def _drain_jobs(self) -> None:
         """Wait for running jobs after a stop request, then cancel the jobs that still run."""
         if self.running.is_run_cancelled:  # the event loop ends soon, so cancel the jobs now
             self._stop_timeouts.start_hard()
-        soft = 0.0 if self.running.is_run_cancelled else self._stop_timeouts.soft_left()
+        soft = 0.0 if self.running.is_run_cancelled else self._stop_timeouts.soft_seconds_left()
         if self.running and soft != 0.0:
             seconds = None if soft is None else round(soft, 1)
             self._log.info(CLIENT_STOP_STARTED, running=len(self.running), seconds=seconds)
         try:
             with anyio.CancelScope(shield=soft == 0.0):
-                await self.running.drain(soft, self._stop_timeouts.left_for_jobs)
+                await self.running.drain(soft, self._stop_timeouts.seconds_left_for_jobs)
         finally:  # do this even if this task is cancelled
-            await self._reconciler.release_last_claims(self._stop_timeouts.left_for_jobs())
+            await self._reconciler.release_last_claims(self._stop_timeouts.seconds_left_for_jobs())
 
     @asynccontextmanager
     async def _ending_maintenance(self) -> AsyncGenerator[None]:
@@ -555,9 +556,9 @@ class Run:
         """Return the seconds that maintenance and singletons may take to end."""
         if self.running.is_run_cancelled or not self._stop_timeouts.is_started:
             return MAINTENANCE_END_MIN
-        return max(self._stop_timeouts.left(), MAINTENANCE_END_MIN)
+        return max(self._stop_timeouts.seconds_left(), MAINTENANCE_END_MIN)
 
-    async def _end(self) -> StopReport:
+    async def _end_run(self) -> StopReport:
         report = StopReport(
             tuple(sorted(self.running.claim_keys())),
             len(self._completer.unstored),

@@ -56,11 +56,11 @@ class RunConnections:
         self.connector = connector = Connector(client.url, client.config)
         self.outage = ConnectionOutage(client_id=client.id)
         self._config = client.config
-        self.claims = self._make("claims", connector.claims, reconnected)
-        self.results = self._make("results", connector.results, reconnected)
-        self.reserved = self._make("reserved", connector.reserved)
+        self.claims = self._make_connection("claims", connector.claims, reconnected)
+        self.results = self._make_connection("results", connector.results, reconnected)
+        self.reserved = self._make_connection("reserved", connector.reserved)
 
-    def _make(
+    def _make_connection(
         self,
         name: str,
         connect: Callable[[], Awaitable[Connection]],

@@ -43,10 +43,10 @@ CHECK_INTERVAL_MIN = 0.01
 class RunningAttempts:
     """The claimed attempts that have not ended. Create this object in the task of the run."""
 
-    def __init__(self, config: Config, finished: Callable[[Attempt], None]) -> None:
-        """`finished` is called with each attempt that has ended or was released."""
+    def __init__(self, config: Config, on_finish: Callable[[Attempt], None]) -> None:
+        """`on_finish` is called with each attempt that has ended or was released."""
         self._stuck_after = config.job_stuck_threshold.total_seconds()
-        self._finished = finished
+        self._on_finish = on_finish
         self._context = contextvars.copy_context()
         self._run_task = asyncio.current_task()
         self._attempts: set[Attempt] = set()  # the event loop holds only weak references to tasks
@@ -58,7 +58,7 @@ class RunningAttempts:
         self._log = get_logger()
         self._limited_log = self._log.limited()
         self._stuck_handler = config.job_stuck_handler
-        self.stuck: dict[Attempt, bool] = {}
+        self.stuck_attempts: dict[Attempt, bool] = {}
         """The attempts that still run long after their cancellation, and whether each keeps its
         slot. The user's handler decides this."""
 
@@ -87,8 +87,8 @@ class RunningAttempts:
         """Remove an attempt that ended, and free its slot."""
         attempt.task = None  # avoids a reference cycle between the attempt and its coroutine
         self._attempts.discard(attempt)
-        self._finished(attempt)
-        if not self.stuck or self._remove_stuck(attempt):
+        self._on_finish(attempt)
+        if not self.stuck_attempts or self._remove_stuck_attempt(attempt):
             attempt.free_slot()
         if not self._attempts:
             self._is_idle.set()
@@ -99,7 +99,7 @@ class RunningAttempts:
         for attempt in attempts:
             set_released(attempt)
             self._attempts.discard(attempt)
-            self._finished(attempt)
+            self._on_finish(attempt)
         if not self._attempts:
             self._is_idle.set()
 
@@ -161,15 +161,15 @@ class RunningAttempts:
             self.set_deadline(attempt, self._stuck_after)
         elif cause is not StopCause.HARD_STOP:
             return
-        if attempt.started and attempt.task is not None:
+        if attempt.started_at and attempt.task is not None:
             attempt.task.cancel()
 
     def set_deadline(self, attempt: Attempt, seconds: float) -> None:
         """Set the deadline of an attempt to `seconds` from now."""
         attempt.deadline = time.monotonic() + seconds
-        self.watch(attempt.deadline)
+        self.check_deadlines_at(attempt.deadline)
 
-    def watch(self, deadline: float) -> None:
+    def check_deadlines_at(self, deadline: float) -> None:
         """Start the timer, so that the deadlines of all attempts are checked at `deadline`."""
         if deadline >= self._next_check_at:
             return
@@ -192,7 +192,7 @@ class RunningAttempts:
         stuck: list[Attempt] = []
         for attempt in self._attempts:
             if attempt.deadline <= now:
-                if left := self._seconds_left(attempt, now):
+                if left := self._remaining_seconds(attempt, now):
                     attempt.deadline = now + left
                 elif attempt.cause is None:
                     self._cancel_attempt(attempt, StopCause.JOB_TIMEOUT)
@@ -200,35 +200,35 @@ class RunningAttempts:
                     attempt.deadline = math.inf
                     stuck.append(attempt)
             first = min(first, attempt.deadline)
-        self.watch(first)
+        self.check_deadlines_at(first)
         for attempt in stuck:
-            self._add_stuck(attempt, now)
+            self._add_stuck_attempt(attempt, now)
 
-    def _seconds_left(self, attempt: Attempt, now: float) -> float:
+    def _remaining_seconds(self, attempt: Attempt, now: float) -> float:
         """Return the seconds that an attempt may still run after its deadline.
 
         The deadline counts from the creation of the task. But if the event loop was blocked, the
         task started late, and its timeout counts from this start.
         """
-        if not attempt.started:
+        if not attempt.started_at:
             limit = attempt.timeout if attempt.cause is None else self._stuck_after
             return max(limit, CHECK_INTERVAL_MIN)
-        left = attempt.started + attempt.timeout - now
+        left = attempt.started_at + attempt.timeout - now
         return left if attempt.cause is None and left > CHECK_INTERVAL_MIN else 0.0
 
-    def _add_stuck(self, attempt: Attempt, now: float) -> None:
+    def _add_stuck_attempt(self, attempt: Attempt, now: float) -> None:
         """Call the handler for a stuck attempt, log the attempt, and free its slot if the handler
         returned True."""
-        running = timedelta(seconds=now - attempt.started)
-        self.stuck[attempt] = True
-        job = StuckJob(attempt.id, attempt.kind, attempt.queue, running, len(self.stuck))
+        running = timedelta(seconds=now - attempt.started_at)
+        self.stuck_attempts[attempt] = True
+        job = StuckJob(attempt.id, attempt.kind, attempt.queue, running, len(self.stuck_attempts))
         gives_slot = False
         if self._stuck_handler is not None:
             try:
                 gives_slot = bool(self._stuck_handler.handle_stuck(job))
             except BaseException:  # user code must not end the event loop
                 self._limited_log.exception(STUCK_JOB_HANDLER_FAILED, job_id=job.id, kind=job.kind)
-        self.stuck[attempt] = not gives_slot
+        self.stuck_attempts[attempt] = not gives_slot
         self._limited_log.warning(
             STUCK_JOB_FOUND,
             job_id=job.id,
@@ -242,9 +242,9 @@ class RunningAttempts:
         if gives_slot:
             attempt.free_slot()
 
-    def _remove_stuck(self, attempt: Attempt) -> bool:
+    def _remove_stuck_attempt(self, attempt: Attempt) -> bool:
         """Remove an attempt that ended. Returns whether the attempt still has its slot."""
-        keeps_slot = self.stuck.pop(attempt, None)
+        keeps_slot = self.stuck_attempts.pop(attempt, None)
         if keeps_slot is None:  # the attempt was not stuck
             return True
         self._limited_log.info(
@@ -252,7 +252,7 @@ class RunningAttempts:
             job_id=attempt.id,
             kind=attempt.kind,
             queue=attempt.queue,
-            seconds=round(attempt.ended - attempt.started, 3),
-            stuck=len(self.stuck),
+            seconds=round(attempt.ended_at - attempt.started_at, 3),
+            stuck=len(self.stuck_attempts),
         )
         return keeps_slot

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.jobs import ClaimKey
 
-STORING_SHARE = 0.4
+STORING_TIME_SHARE = 0.4
 """The fraction of the hard stop timeout that is reserved for storing the last results."""
-STORING_MIN = 1.0
-"""Storing the last results may always take this number of seconds, or `STORING_SHARE` of the hard
-stop timeout if that is less."""
+STORING_TIME_MIN = 1.0
+"""Storing the last results may always take this number of seconds, or `STORING_TIME_SHARE` of the
+hard stop timeout if that is less."""
 
 
 class StopTimeouts:
@@ -52,13 +52,13 @@ class StopTimeouts:
     def start(self) -> None:
         """Start the timeouts, because a stop was requested."""
         self._started_at = time.monotonic()
-        self._shorten(self._soft + self._hard)
+        self._shorten_deadline(self._soft + self._hard)
 
     def start_hard(self) -> None:
         """Shorten the remaining time to the hard stop timeout."""
-        self._shorten(self._hard)
+        self._shorten_deadline(self._hard)
 
-    def soft_left(self) -> float | None:
+    def soft_seconds_left(self) -> float | None:
         """Return the seconds that jobs may still keep running; None: no limit; 0: the run ends
         without a stop request, or the time has passed."""
         if self._started_at is None:
@@ -66,27 +66,27 @@ class StopTimeouts:
         left = self._started_at + self._soft - time.monotonic()
         return None if left == math.inf else max(left, 0.0)
 
-    def left_for_jobs(self) -> float:
+    def seconds_left_for_jobs(self) -> float:
         """Return the seconds that cancelled jobs may take to end."""
-        return max(self.left() - self._hard * STORING_SHARE, 0.0)
+        return max(self.seconds_left() - self._hard * STORING_TIME_SHARE, 0.0)
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Return the seconds until the end of the stop. If the stop has no deadline yet, the hard
         stop timeout starts now."""
         if self._deadline == math.inf:
             self.start_hard()
         return max(self._deadline - time.monotonic(), 0.0)
 
-    async def wait_stored(self, ended: asyncio.Event) -> None:
+    async def wait_until_stored(self, ended: asyncio.Event) -> None:
         """Wait until `ended` is set or the deadline has passed. A cancellation does not end the
         wait."""
-        minimum = min(self._hard * STORING_SHARE, STORING_MIN)
-        until = anyio.current_time() + max(self.left(), minimum)
+        minimum = min(self._hard * STORING_TIME_SHARE, STORING_TIME_MIN)
+        until = anyio.current_time() + max(self.seconds_left(), minimum)
         with anyio.CancelScope(shield=True, deadline=until) as self._storing_scope:
             await ended.wait()
         self._storing_scope = None
 
-    def _shorten(self, seconds: float) -> None:
+    def _shorten_deadline(self, seconds: float) -> None:
         self._deadline = min(self._deadline, time.monotonic() + seconds)
         if self._storing_scope is not None:
             until = anyio.current_time() + seconds

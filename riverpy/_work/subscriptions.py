@@ -101,14 +101,14 @@ def _make_job_event(attempt: Attempt, kind: EventKind) -> Event:
         _apply_outcome(row, attempt)
     attempted_at = timestamp(row[JobColumn.ATTEMPTED_AT])
     due = max(attempt.scheduled_at, attempt.created_at)
-    started = attempt.started or attempt.ended  # a released job was never started
+    started = attempt.started_at or attempt.ended_at  # a released job was never started
     wait = timedelta(0)
     if attempted_at is not None:
-        wait = attempted_at - due + timedelta(seconds=started - attempt.claimed)
+        wait = attempted_at - due + timedelta(seconds=started - attempt.claimed_at)
     statistics = JobStatistics(
         queue_wait=max(wait, timedelta(0)),
-        run=timedelta(seconds=attempt.ended - started),
-        complete=timedelta(seconds=attempt.stored - attempt.ended),
+        run=timedelta(seconds=attempt.ended_at - started),
+        complete=timedelta(seconds=attempt.stored_at - attempt.ended_at),
     )
     return Event(kind, job=JobRow(row), statistics=statistics)
 
@@ -120,17 +120,17 @@ def _apply_outcome(row: list[Any], attempt: Attempt) -> None:
     state = attempt.state_stored or attempt.target_state
     row[JobColumn.STATE] = state
     claimed = raw_timestamp(attempt.attempted_at) if attempt.attempted_at else 0
-    is_as_asked = state == attempt.target_state
+    is_target_state = state == attempt.target_state
     if state in {JobState.COMPLETED, JobState.CANCELLED, JobState.DISCARDED}:
-        at = attempt.ended if is_as_asked else attempt.stored
-        row[JobColumn.FINALIZED_AT] = claimed + _microseconds(at - attempt.claimed)
+        at = attempt.ended_at if is_target_state else attempt.stored_at
+        row[JobColumn.FINALIZED_AT] = claimed + _microseconds(at - attempt.claimed_at)
     if outcome is not None:
         if outcome.error is not None:
             row[JobColumn.ERRORS] = [*(row[JobColumn.ERRORS] or ()), outcome.error]
-        if not outcome.final and is_as_asked:
+        if not outcome.final and is_target_state:
             row[JobColumn.ATTEMPT] = outcome.attempt
             if outcome.delay is not None:
-                delay = attempt.stored - attempt.claimed + outcome.delay
+                delay = attempt.stored_at - attempt.claimed_at + outcome.delay
                 row[JobColumn.SCHEDULED_AT] = claimed + _microseconds(delay)
     row[JobColumn.METADATA] = attempt.merged_metadata()
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from riverpy._work.counters import Counters
     from riverpy.stats import ClientStats
 
-INTERVAL = 60.0
+EVENT_INTERVAL = 60.0
 """Seconds between two events of the same kind."""
-GATHER_TIME = 1.0
+FAILURE_COLLECT_TIME = 1.0
 """Seconds. Failures in this time after the first failure are logged in one event."""
 ERROR_LENGTH_MAX = 200
 """The maximum number of characters of an error in an event."""
@@ -57,8 +57,8 @@ class Summary:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_failures)
             while True:
-                scope.expect_progress(within=INTERVAL)
-                await anyio.sleep(INTERVAL)
+                scope.expect_progress(within=EVENT_INTERVAL)
+                await anyio.sleep(EVENT_INTERVAL)
                 self._log_jobs()
 
     def end(self) -> None:
@@ -69,9 +69,9 @@ class Summary:
     async def _watch_failures(self) -> None:
         while True:
             await self._counters.has_failures.wait()
-            await anyio.sleep(GATHER_TIME)
+            await anyio.sleep(FAILURE_COLLECT_TIME)
             self._log_failures()
-            await anyio.sleep(INTERVAL - GATHER_TIME)
+            await anyio.sleep(EVENT_INTERVAL - FAILURE_COLLECT_TIME)
 
     def _log_failures(self) -> None:
         failing, others = self._counters.take_failures()

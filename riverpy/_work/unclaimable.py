@@ -24,7 +24,7 @@ from riverpy._postgres.set_aside import SetAside
 if TYPE_CHECKING:
     from riverpy._postgres.set_aside import SetAsideEntry
 
-SKIPPED_MAX = 1000
+SKIPPED_JOBS_MAX = 1000
 """The maximum number of skipped jobs. If more jobs fail, the jobs are probably not the cause. Then
 no more jobs are skipped, and failed claims are tried again with a delay."""
 
@@ -36,7 +36,7 @@ class UnclaimableJobs:
         """`maximum` is the maximum number of jobs in a claim, and `limit` the seconds that a claim
         may take."""
         self._size = BatchSize(maximum, limit)
-        self._aside = SetAside[int](SKIPPED_MAX)
+        self._aside = SetAside[int](SKIPPED_JOBS_MAX)
         self._errors = StatementErrors()
         self._logged_ids: set[int] = set()
         """The ids of the skipped jobs that were logged as skipped."""
@@ -47,31 +47,31 @@ class UnclaimableJobs:
         self._limited_log = log.limited()
 
     @property
-    def is_stepping(self) -> bool:
+    def is_claiming_one_by_one(self) -> bool:
         """Whether each claim is for a single job, whose id is read before the claim."""
         return self._size.rows == 1
 
     @property
-    def skipped(self) -> list[int]:
+    def skipped_ids(self) -> list[int]:
         """The ids of the jobs that claims skip."""
         return [aside.row for aside in self._aside.entries]
 
     @property
-    def set_aside(self) -> list[SetAsideEntry[int]]:
+    def skipped_entries(self) -> list[SetAsideEntry[int]]:
         """The jobs that claims skip, with their errors."""
         return self._aside.entries
 
     @property
-    def next_due(self) -> float:
+    def next_retry_at(self) -> float:
         """The time at which a skipped job is tried again, in monotonic seconds; infinity: claims
         skip no job."""
         return self._aside.next_due if self._aside else math.inf
 
-    def limit(self, wanted: int) -> int:
+    def claim_size(self, wanted: int) -> int:
         """Return how many jobs to claim, at most `wanted`."""
         return min(wanted, self._size.rows)
 
-    def retry(self) -> int | None:
+    def choose_job_to_retry(self) -> int | None:
         """Return the id of a skipped job that the next claim tries again; None: claim other
         jobs."""
         due = self._aside.due() if self._aside and not self._was_retry else None
@@ -106,8 +106,8 @@ class UnclaimableJobs:
         if not self._errors.may_be_row_error(error):
             return False
         if job_id is not None:
-            return self._set_aside(job_id, error, seconds)
-        may_shrink = not self.is_stepping
+            return self._skip_job(job_id, error, seconds)
+        may_shrink = not self.is_claiming_one_by_one
         self._size.shrink_selection(limit)
         if cause_of(error) is Cause.TIME:
             self._limited_log.warning(
@@ -117,7 +117,7 @@ class UnclaimableJobs:
             )
         return may_shrink
 
-    def _set_aside(self, job_id: int, error: Exception, seconds: float) -> bool:
+    def _skip_job(self, job_id: int, error: Exception, seconds: float) -> bool:
         if self._aside.is_full and job_id not in self._aside:
             return False
         aside = self._aside.add(job_id, job_id, error, seconds)

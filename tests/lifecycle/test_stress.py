@@ -114,7 +114,9 @@ async def one_cycle(parts: Run, name: str, rng: random.Random) -> None:
         async with AsyncExitStack() as stack:
             if name == "completer":
                 await stack.enter_async_context(
-                    parts._completer.running(StopTimeouts(None, timedelta(seconds=1)).wait_stored)
+                    parts._completer.storing_results(
+                        StopTimeouts(None, timedelta(seconds=1)).wait_until_stored
+                    )
                 )
             else:
                 group = await stack.enter_async_context(ServiceGroup())

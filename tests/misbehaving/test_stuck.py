@@ -63,13 +63,13 @@ class Stubborn:
         assert client._run is not None
         running = client._run.running
         async with asyncio.timeout(PATIENCE):
-            while sum(attempt.started > 0 for attempt in running) < count:
+            while sum(attempt.started_at > 0 for attempt in running) < count:
                 await asyncio.sleep(0.001)
         for attempt in running:
-            if attempt.started:
+            if attempt.started_at:
                 attempt.timeout = 0.0
             attempt.deadline = time.monotonic()
-            running.watch(attempt.deadline)
+            running.check_deadlines_at(attempt.deadline)
 
 
 class Handler:

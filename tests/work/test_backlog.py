@@ -28,8 +28,8 @@ JOBS = 1_500
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit the number of waiting results."""
-    monkeypatch.setattr(completer, "BACKLOG_MAX", BOUND)
-    monkeypatch.setattr(completer, "BATCH_MAX", 50)
+    monkeypatch.setattr(completer, "RESULT_BACKLOG_MAX", BOUND)
+    monkeypatch.setattr(completer, "RESULTS_MAX", 50)
 
 
 class SlowDatabase:
@@ -84,12 +84,12 @@ async def test_slow_completion(rig: Rig, log: list[dict[str, Any]]) -> None:
             """Wait until claims have stopped. Returns the numbers of claimed and of stored jobs."""
             try:
                 with anyio.fail_after(PATIENCE):
-                    while not slow.waits or run._completer.waiting <= BOUND or run.running:
+                    while not slow.waits or run._completer.waiting_count <= BOUND or run.running:
                         await asyncio.sleep(0.005)
             except TimeoutError:
                 slow.take_all()
                 raise AssertionError(
-                    f"claims did not stop: {slow.waits=}, {run._completer.waiting=}, "
+                    f"claims did not stop: {slow.waits=}, {run._completer.waiting_count=}, "
                     f"{len(run.running)=}, {run._heartbeat.may_claim=}, "
                     f"{await rig.states()}, {log}"
                 ) from None

@@ -285,7 +285,7 @@ async def test_process(
 def test_child_of_a_worker_that_has_ended() -> None:
     """A child ends by itself if its worker ended before the kernel was told to kill it, even if its
     pipe is open."""
-    code = f"from {child_process.__name__} import serve; serve({os.getpid() + 1}, {{}})"
+    code = f"from {child_process.__name__} import run_jobs; run_jobs({os.getpid() + 1}, {{}})"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
         assert child.wait(PATIENCE) == 1
@@ -309,16 +309,16 @@ def test_reuse_of_children(monkeypatch: pytest.MonkeyPatch) -> None:
     children = child_process.ChildProcesses()
     one, two = ClaimKey(1, 1, 1), ClaimKey(2, 1, 1)
     try:
-        first = children.take(one)
+        first = children.assign_child(one)
         children.release(one)
-        assert children.take(two) is first
+        assert children.assign_child(two) is first
         first.is_cancelled = True
         children.release(two)
         assert first.has_ended
-        second = children.take(one)
+        second = children.assign_child(one)
         children.release(one)
         monkeypatch.setattr(child_process, "IDLE_TIME_MAX", -1.0)
-        assert children.take(two) is not second
+        assert children.assign_child(two) is not second
         assert second.has_ended
         children.release(two)
     finally:
@@ -348,7 +348,7 @@ async def end_by(how: str, client: riverpy.Client, job_id: int) -> None:
         running = client._run.running
         for attempt in running:  # the timeout has passed
             attempt.timeout, attempt.deadline = 0.0, time.monotonic()
-            running.watch(attempt.deadline)
+            running.check_deadlines_at(attempt.deadline)
 
 
 async def until_exists(file: Path) -> None:

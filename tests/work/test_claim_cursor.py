@@ -13,9 +13,9 @@ from riverpy import Job
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.jobs import job_claim
 from riverpy._work.claim_cursor import (
-    FULL_INTERVAL_MAX,
-    FULL_INTERVAL_MIN,
-    FULL_SHARE,
+    FULL_CLAIM_INTERVAL_MAX,
+    FULL_CLAIM_INTERVAL_MIN,
+    FULL_CLAIM_TIME_SHARE,
     WHOLE_QUEUE,
     ClaimCursor,
     Position,
@@ -59,9 +59,9 @@ def places(cursor: ClaimCursor, now: float) -> list[tuple[int, int] | None]:
 def slow_cursor(*rows: list[Any], is_full: bool) -> ClaimCursor:
     """Return a cursor after a fast claim and a slow one at time 0 that returned these rows."""
     cursor = ClaimCursor()
-    assert not cursor.is_slow(WHOLE_QUEUE, 0, FAST)
-    assert not cursor.is_slow(WHOLE_QUEUE, len(rows), SLOW)
-    assert cursor.is_slow(WHOLE_QUEUE, len(rows), SLOW)
+    assert not cursor.record_duration(WHOLE_QUEUE, 0, FAST)
+    assert not cursor.record_duration(WHOLE_QUEUE, len(rows), SLOW)
+    assert cursor.record_duration(WHOLE_QUEUE, len(rows), SLOW)
     cursor.start_skipping(rows, is_full=is_full, seen_at=SEEN, took=SLOW, now=0.0)
     return cursor
 
@@ -71,10 +71,10 @@ def test_fast_claims_start_at_the_beginning() -> None:
     claim does not count."""
     cursor = ClaimCursor()
     for rows, took in ((1, 0.3), (1, 0.309), (1, 0.309), (1000, 0.34), (1000, 0.34), (1, 0.32)):
-        assert not cursor.is_slow(WHOLE_QUEUE, rows, took)
-    assert cursor.is_slow(WHOLE_QUEUE, 1, 0.32)
-    assert not cursor.is_slow(WHOLE_QUEUE, 1, 0.3)
-    assert not cursor.is_slow(WHOLE_QUEUE, 1, 0.32)
+        assert not cursor.record_duration(WHOLE_QUEUE, rows, took)
+    assert cursor.record_duration(WHOLE_QUEUE, 1, 0.32)
+    assert not cursor.record_duration(WHOLE_QUEUE, 1, 0.3)
+    assert not cursor.record_duration(WHOLE_QUEUE, 1, 0.32)
     cursor.record_claim(WHOLE_QUEUE, [row(1, 5, 9)], is_full=True, now=0.0)
     assert places(cursor, 0.0) == [None]
     assert cursor.seconds_to_full_claim(0.0) is None
@@ -96,7 +96,7 @@ def test_slow_claim_that_is_full() -> None:
     cursor = slow_cursor(row(2, 7, 1), row(1, 5, 9), is_full=True)
     assert places(cursor, 0.5) == [(SEEN - LATE, 0), (7, 1), (FIRST, 0), (FIRST, 0)]
     part = QueueRange(Position(2, 7, 1), 2)
-    assert not cursor.is_slow(part, 1, SLOW)
+    assert not cursor.record_duration(part, 1, SLOW)
     cursor.record_claim(part, [row(2, 8, 3)], is_full=True, now=0.6)
     assert places(cursor, 0.7) == [(SEEN - LATE, 0), (8, 3), (FIRST, 0), (FIRST, 0)]
     cursor.record_claim(QueueRange(Position(2, 8, 3), 2), [row(2, 9, 4)], is_full=False, now=0.7)
@@ -109,7 +109,7 @@ def test_claim_from_the_beginning_again() -> None:
     that no job is skipped."""
     cursor = slow_cursor(row(2, 7, 1), is_full=True)
     now = cursor.seconds_to_full_claim(0.0)
-    assert now == SLOW / FULL_SHARE
+    assert now == SLOW / FULL_CLAIM_TIME_SHARE
     assert places(cursor, now - 0.001)[-1] is not None
     assert places(cursor, now) == [(SEEN - LATE, 0), (7, 1), (FIRST, 0), (FIRST, 0), None]
     cursor.record_claim(QueueRange(Position(2, 7, 1), 2), [row(2, 8, 3)], is_full=True, now=now)
@@ -125,9 +125,9 @@ def test_pause_is_bounded() -> None:
     and claims from the beginning stay few."""
     cursor = ClaimCursor()
     cursor.start_skipping([], is_full=False, seen_at=SEEN, took=60.0, now=0.0)
-    assert cursor.seconds_to_full_claim(0.0) == FULL_INTERVAL_MAX
+    assert cursor.seconds_to_full_claim(0.0) == FULL_CLAIM_INTERVAL_MAX
     cursor.start_skipping([], is_full=False, seen_at=SEEN, took=0.0, now=0.0)
-    assert cursor.seconds_to_full_claim(0.0) == FULL_INTERVAL_MIN
+    assert cursor.seconds_to_full_claim(0.0) == FULL_CLAIM_INTERVAL_MIN
 
 
 async def test_range_ends_with_its_priority(rig: Rig) -> None:
@@ -163,8 +163,8 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[QueueRange]:
         seen.append(QueueRange(after, last_priority))
         return await claim(*args, after=after, last_priority=last_priority, **values)
 
-    monkeypatch.setattr(riverpy._work.claim_cursor, "SLOW", -1.0)
-    monkeypatch.setattr(riverpy._work.claim_cursor, "SLOW_PER_ROW", 0.0)
+    monkeypatch.setattr(riverpy._work.claim_cursor, "SLOW_CLAIM_EXTRA_TIME", -1.0)
+    monkeypatch.setattr(riverpy._work.claim_cursor, "SLOW_CLAIM_EXTRA_TIME_PER_ROW", 0.0)
     monkeypatch.setattr(riverpy._work.producer, "job_claim", spy)
     return seen
 
@@ -236,7 +236,7 @@ async def test_claims_longer_than_the_pause(
     """If claims after the last rows take longer than the interval between claims from the
     beginning, these still read the whole queue and find a job that committed late (PF-03)."""
     pause, took = 0.02, 0.03
-    for name in ("FULL_INTERVAL_MIN", "FULL_INTERVAL_MAX"):
+    for name in ("FULL_CLAIM_INTERVAL_MIN", "FULL_CLAIM_INTERVAL_MAX"):
         monkeypatch.setattr(riverpy._work.claim_cursor, name, pause)
     claim = riverpy._work.producer.job_claim
 

@@ -639,7 +639,7 @@ async def test_serializable_default(rig: Rig) -> None:
 
 async def test_claims_wait_for_the_backlog(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """When results cannot be stored, claiming waits, which limits what a crash can lose."""
-    monkeypatch.setattr(riverpy._work.completer, "BACKLOG_MAX", 10)
+    monkeypatch.setattr(riverpy._work.completer, "RESULT_BACKLOG_MAX", 10)
     go_on = asyncio.Event()
     complete = jobs.job_complete
 
@@ -657,7 +657,7 @@ async def test_claims_wait_for_the_backlog(rig: Rig, monkeypatch: pytest.MonkeyP
     async with rig.working(slots=5) as client:
         completer = client._run._completer  # type: ignore[union-attr]
         async with asyncio.timeout(PATIENCE):
-            while completer.waiting <= 10:
+            while completer.waiting_count <= 10:
                 await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0.001)

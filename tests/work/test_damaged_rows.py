@@ -68,7 +68,7 @@ async def test_lost_claims_beside_a_damaged_row(
     """Claims whose answer was lost, of this run or an earlier one, are released although the server
     cannot read who claimed another running job. Its id is logged."""
     monkeypatch.setattr("riverpy._work.reconciler.CLAIM_TIMEOUT", 0.0)
-    monkeypatch.setattr("riverpy._work.reconciler.RETRY", 0.05)
+    monkeypatch.setattr("riverpy._work.reconciler.RETRY_DELAY", 0.05)
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -94,5 +94,5 @@ async def test_lost_claims_beside_a_damaged_row(
         entry = await until_named(log, DAMAGED_JOB_SKIPPED)
         assert entry["job_id"] == 7
         assert DAMAGE in entry["error"]
-        assert [row.name for row in client._run._reconciler.set_aside] == ["7"]
+        assert [row.name for row in client._run._reconciler.skipped_rows] == ["7"]
     assert await rig.states() == {"completed": 19, "running": 1}

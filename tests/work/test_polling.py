@@ -108,14 +108,14 @@ async def test_polls_are_spread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
     for wake in ("start", "notification"):
         if wake == "notification":
             for producer in producers:
-                producer._is_synchronized = False
+                producer._is_woken_with_other_clients = False
                 producer.notify()
-        waits = [producer._next_poll() for producer in producers]
+        waits = [producer._seconds_to_next_poll() for producer in producers]
         assert statistics.pstdev(waits) > poll * 0.1
         assert poll * 0.5 <= min(waits) <= max(waits) <= poll
     for producer in producers:
-        producer._is_synchronized = False
-        assert poll <= producer._next_poll() <= poll * 1.1
+        producer._is_woken_with_other_clients = False
+        assert poll <= producer._seconds_to_next_poll() <= poll * 1.1
 
 
 async def test_job_that_becomes_due_between_polls(rig: Rig) -> None:

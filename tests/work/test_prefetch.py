@@ -46,13 +46,13 @@ class Blocked:
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make jobs look short, so that this many are claimed ahead."""
-    monkeypatch.setattr(Prefetch, "extra_room", lambda self: AHEAD - len(self))
+    monkeypatch.setattr(Prefetch, "extra_claim_count", lambda self: AHEAD - len(self))
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let prefetched jobs wait without a limit."""
-    monkeypatch.setattr(riverpy._work.prefetch, "WAIT_MAX", 600.0)
+    monkeypatch.setattr(riverpy._work.prefetch, "JOB_WAIT_MAX", 600.0)
 
 
 def producer_of(client: Client) -> Producer:
@@ -127,7 +127,7 @@ def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
         now += seconds
         for _ in range(ended):
             prefetch.count_end()
-        return prefetch.extra_room()
+        return prefetch.extra_claim_count()
 
     assert room_after(0.001, 60) == 0  # too soon to know
     assert room_after(0.009, 0) == 25
@@ -135,7 +135,7 @@ def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert room_after(0.004, 0) == 10  # the same window
     assert room_after(0.001, 0) == 0
     assert room_after(1.0, 100) == 0
-    assert Prefetch(3, lambda attempts: None)._max == 0
+    assert Prefetch(3, lambda attempts: None)._kept_jobs_max == 0
 
 
 async def test_slots_and_order(rig: Rig, ahead: None, patient: None) -> None:
@@ -168,7 +168,7 @@ async def test_released_after_a_while(rig: Rig, ahead: None) -> None:
     await insert(rig)
     async with rig.working(queues=QUEUES) as client:
         await blocked.began.wait()
-        producer_of(client)._prefetch.extra_room = lambda: 0  # type: ignore[method-assign, union-attr]
+        producer_of(client)._prefetch.extra_claim_count = lambda: 0  # type: ignore[method-assign, union-attr]
         other = rig.client(id="other", fetch_poll_interval=timedelta(milliseconds=20))
         async with other, other.working():
             await rig.until_state("completed", AHEAD)
@@ -273,7 +273,7 @@ async def test_looks_for_lost_claims(
 ) -> None:
     """Prefetched jobs are not released as lost claims, however often the client checks. Lost claims
     are."""
-    monkeypatch.setattr(riverpy._work.reconciler, "INTERVAL", 0.02)
+    monkeypatch.setattr(riverpy._work.reconciler, "CHECK_INTERVAL", 0.02)
     monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 0.0)
     blocked = Blocked(rig)
     await insert(rig)

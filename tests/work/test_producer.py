@@ -268,7 +268,7 @@ async def test_follow_up_claims_after_a_notification(
             await rig.schema.execute(
                 "SELECT pg_notify($1, $2)", f"{rig.schema.name}.river_insert", '{"queue":"default"}'
             )
-            while len(claims) == before or run.producers["default"]._follow_ups:
+            while len(claims) == before or run.producers["default"]._follow_up_times:
                 await asyncio.sleep(0)
             async with run._connections.claims.acquire("seeing no claim in flight", PATIENCE):
                 looks = len(claims) - before
@@ -459,7 +459,7 @@ async def test_due_times_of_a_busy_queue(rig: Rig) -> None:
         producer = client._run.producers["default"]
         producer.expect_due_job(1e-6)
         most = max(most, len(producer._due_times))
-        await asyncio.sleep(2 * riverpy._work.producer.DUE_MARGIN)
+        await asyncio.sleep(2 * riverpy._work.producer.DUE_JOB_CLAIM_DELAY)
 
     await rig.insert_rows(60)
     client = rig.client(slots=1)
@@ -481,7 +481,7 @@ async def test_due_during_a_claim(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> 
             await rig.insert_rows(1)
             assert client._run is not None
             client._run.producers["default"].expect_due_job(1e-6)
-            await asyncio.sleep(5 * riverpy._work.producer.DUE_MARGIN)
+            await asyncio.sleep(5 * riverpy._work.producer.DUE_JOB_CLAIM_DELAY)
         return rows
 
     monkeypatch.setattr(riverpy._work.producer, "job_claim", slow)

@@ -101,7 +101,7 @@ async def test_all_rows_are_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
     async with rig.working(slots=500) as client:
         completer = client._run._completer  # type: ignore[union-attr]
         await rig.until("SELECT count(*) FROM river_job WHERE state = 'running'", 500)
-        while completer._plain.is_ready or not statements:
+        while completer._completion_sender.is_ready or not statements:
             completer.flushed.init()
             await completer.flushed.wait()
         assert len(statements) < 100
@@ -146,7 +146,7 @@ async def test_locked_table(rig: Rig) -> None:
         locked = other.transaction()
         async with rig.working() as client:
             completer = client._run._completer  # type: ignore[union-attr]
-            while not completer.set_aside:
+            while not completer.skipped_results:
                 completer.flushed.init()
                 await completer.flushed.wait()
             await locked.rollback()

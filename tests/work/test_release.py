@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make jobs look short, so that many are claimed ahead, and let them wait without a limit."""
-    monkeypatch.setattr(Prefetch, "extra_room", lambda self: AHEAD - len(self))
-    monkeypatch.setattr(riverpy._work.prefetch, "WAIT_MAX", 600.0)
+    monkeypatch.setattr(Prefetch, "extra_claim_count", lambda self: AHEAD - len(self))
+    monkeypatch.setattr(riverpy._work.prefetch, "JOB_WAIT_MAX", 600.0)
 
 
 class Storing:
@@ -69,8 +69,8 @@ async def test_idle_client_is_notified(rig: Rig, ahead: None) -> None:
         await until_ahead(rig, client)
         async with idle_client(rig):
             prefetch: Any = producer_of(client)._prefetch
-            prefetch.extra_room = lambda: 0
-            prefetch.clear()
+            prefetch.extra_claim_count = lambda: 0
+            prefetch.release_all()
             try:
                 await rig.until_state("completed", AHEAD)
             finally:
@@ -142,14 +142,14 @@ def test_no_prefetch_after_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(100):
         prefetch.count_end()
     now += 0.01
-    assert prefetch.extra_room() == 25
+    assert prefetch.extra_claim_count() == 25
     prefetch._waiting.append((now, SimpleNamespace()))  # type: ignore[arg-type]
     for _ in range(100):
         prefetch.count_end()
     now += 0.01
-    prefetch._expire()
+    prefetch._release_expired()
     assert len(returned) == 1
-    assert prefetch.extra_room() == 0
+    assert prefetch.extra_claim_count() == 0
 
 
 async def test_cancel_while_a_return_is_stored(
@@ -182,7 +182,7 @@ async def test_frozen_client(
     """A client that counts as dead when its claim is answered, or when a job would take its first
     step, releases the job, and publishes no attempt."""
     if when == "before the first step":
-        monkeypatch.setattr(riverpy._work.executor, "FIRST_STEP_MAX", -1.0)
+        monkeypatch.setattr(riverpy._work.executor, "FIRST_STEP_DELAY_MAX", -1.0)
     ran: list[int] = []
 
     @rig.job
@@ -234,7 +234,7 @@ async def test_times_of_a_job_that_waited(rig: Rig, ahead: None) -> None:
     async with rig.working(queues=QUEUES) as client:
         await until_ahead(rig, client)
         for _, attempt in producer_of(client)._prefetch._waiting:  # type: ignore[union-attr]
-            attempt.claimed -= hour.total_seconds()
+            attempt.claimed_at -= hour.total_seconds()
         blocked.release.set()
         events = await rig.take(1 + AHEAD)
     for event in events[1:]:

@@ -28,11 +28,11 @@ class OfClass(msgspec.Struct):
 
 
 class InThread(msgspec.Struct):
-    kind: ClassVar[str] = "in_thread"
+    kind: ClassVar[str] = "run_in_thread"
 
 
 class InProcess(msgspec.Struct):
-    kind: ClassVar[str] = "in_process"
+    kind: ClassVar[str] = "run_in_process"
 
 
 class Nothing(msgspec.Struct):
@@ -46,7 +46,7 @@ class OfClassWorker(Worker[OfClass]):
         return [job.id]
 
 
-def in_process(job: Job[InProcess]):  # type: ignore[no-untyped-def]
+def run_in_process(job: Job[InProcess]):  # type: ignore[no-untyped-def]
     """Return a value in a process."""
     return {"id": job.id}
 
@@ -70,14 +70,14 @@ async def test_returned_value(rig: Rig, log: list[Any], middleware: list[Any]) -
         return job.args.n or None
 
     @rig.workers.blocking_job
-    def in_thread(job: Job[InThread]):  # type: ignore[no-untyped-def]
+    def run_in_thread(job: Job[InThread]):  # type: ignore[no-untyped-def]
         return "sent"
 
     @rig.workers.job
     async def nothing(job: Job[Nothing]):  # type: ignore[no-untyped-def]
         pass
 
-    rig.workers.blocking_job(executor="process")(in_process)
+    rig.workers.blocking_job(executor="process")(run_in_process)
     rig.workers.add(OfClassWorker())
     args = [Task(0), *[Task(n) for n in (1, 2)], OfClass(), InThread(), InProcess(), Nothing()]
     async with rig.working(middleware=middleware) as client:
@@ -87,8 +87,8 @@ async def test_returned_value(rig: Rig, log: list[Any], middleware: list[Any]) -
     assert {(entry["kind"], entry["type"]) for entry in entries} == {
         ("task", "int"),
         ("of_class", "list"),
-        ("in_thread", "str"),
-        ("in_process", "dict"),
+        ("run_in_thread", "str"),
+        ("run_in_process", "dict"),
     }
     assert len(entries) == 4
     assert {entry["log_level"] for entry in entries} == {"warning"}
@@ -104,7 +104,7 @@ async def end_by(how: str, rig: Rig, client: Client, job_id: int) -> None:
         assert client._run is not None
         for attempt in client._run.running:
             attempt.timeout, attempt.deadline = 0.0, time.monotonic()
-            client._run.running.watch(attempt.deadline)
+            client._run.running.check_deadlines_at(attempt.deadline)
 
 
 REASON = {

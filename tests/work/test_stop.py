@@ -436,10 +436,12 @@ async def test_fault_of_ours(
 ) -> None:
     """An unexpected error in a service interrupts the jobs and is raised by the run. It is never
     swallowed, and never leaves an idle client (SC-14)."""
-    method = {Producer: "_wait_for_more", Reconciler: "_read_pauses", Completer: "_send_batches"}[
-        service
-    ]
-    monkeypatch.setattr("riverpy._work.reconciler.INTERVAL", 0.05)
+    method = {
+        Producer: "_wait_until_next_claim",
+        Reconciler: "_read_pauses",
+        Completer: "_send_batches",
+    }[service]
+    monkeypatch.setattr("riverpy._work.reconciler.CHECK_INTERVAL", 0.05)
 
     async def broken(*args: Any, **values: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
@@ -465,7 +467,7 @@ async def test_fault_inside_working(rig: Rig, jobs: Jobs, monkeypatch: pytest.Mo
     async def broken(*args: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(Producer, "_wait_for_more", broken)
+    monkeypatch.setattr(Producer, "_wait_until_next_claim", broken)
     with pytest.raises(ZeroDivisionError, match="a fault of ours"):
         async with rig.client() as client, client.working():
             await asyncio.sleep(FOREVER)

@@ -30,18 +30,26 @@ def test_phases(clock: list[float]) -> None:
     """Running jobs get the soft stop timeout. Cancelled jobs get the rest, except the share for
     results. A hard stop leaves the hard stop timeout, and a second one does not extend it."""
     stop = budget(10, 5)
-    assert (stop.is_started, stop.soft_left()) == (False, 0.0)
+    assert (stop.is_started, stop.soft_seconds_left()) == (False, 0.0)
     stop.start()
     assert stop.is_started
     clock[0] += 4
-    assert (stop.soft_left(), stop.left(), stop.left_for_jobs()) == (6.0, 11.0, 9.0)
+    assert (
+        stop.soft_seconds_left(),
+        stop.seconds_left(),
+        stop.seconds_left_for_jobs(),
+    ) == (6.0, 11.0, 9.0)
     stop.start_hard()
-    assert (stop.left(), stop.left_for_jobs()) == (5.0, 3.0)
+    assert (stop.seconds_left(), stop.seconds_left_for_jobs()) == (5.0, 3.0)
     clock[0] += 4
     stop.start_hard()
-    assert (stop.left(), stop.left_for_jobs()) == (1.0, 0.0)
+    assert (stop.seconds_left(), stop.seconds_left_for_jobs()) == (1.0, 0.0)
     clock[0] += 10
-    assert (stop.soft_left(), stop.left(), stop.left_for_jobs()) == (0.0, 0.0, 0.0)
+    assert (
+        stop.soft_seconds_left(),
+        stop.seconds_left(),
+        stop.seconds_left_for_jobs(),
+    ) == (0.0, 0.0, 0.0)
 
 
 def test_jobs_that_may_go_on_for_any_time(clock: list[float]) -> None:
@@ -49,20 +57,20 @@ def test_jobs_that_may_go_on_for_any_time(clock: list[float]) -> None:
     stop = budget(None, 5)
     stop.start()
     clock[0] += 1000
-    assert stop.soft_left() is None
-    assert stop.left() == 5.0
+    assert stop.soft_seconds_left() is None
+    assert stop.seconds_left() == 5.0
     clock[0] += 2
-    assert stop.left() == 3.0
+    assert stop.seconds_left() == 3.0
 
 
 def test_end_without_a_stop(clock: list[float]) -> None:
     """A run that ends by a fault gives its jobs no soft time, and the hard stop timeout for
     everything."""
     stop = budget(10, 5)
-    assert stop.soft_left() == 0.0
-    assert stop.left_for_jobs() == 3.0
+    assert stop.soft_seconds_left() == 0.0
+    assert stop.seconds_left_for_jobs() == 3.0
     clock[0] += 4
-    assert stop.left() == 1.0
+    assert stop.seconds_left() == 1.0
 
 
 async def test_results_have_a_moment() -> None:
@@ -72,7 +80,7 @@ async def test_results_have_a_moment() -> None:
     await asyncio.sleep(0.25)
     began = time.monotonic()
     with anyio.fail_after(PATIENCE):
-        await stop.wait_stored(asyncio.Event())
+        await stop.wait_until_stored(asyncio.Event())
     assert time.monotonic() - began > 0.09
 
 
@@ -81,7 +89,7 @@ async def test_hard_stop_while_results_are_stored() -> None:
     stop, ended = budget(8, 0.1), []
 
     async def wait() -> None:
-        await stop.wait_stored(asyncio.Event())
+        await stop.wait_until_stored(asyncio.Event())
         ended.append(True)
 
     began = time.monotonic()

@@ -13,7 +13,7 @@ from riverpy import ClientStats, EventKind, JobState, QueueStats
 from riverpy._lifecycle import StopScope
 from riverpy._log_events import JOBS_FAILED, JOBS_WORKED
 from riverpy._work import summary as summary_module
-from riverpy._work.counters import FAILING_MAX, Counters
+from riverpy._work.counters import FAILING_KINDS_MAX, Counters
 from riverpy._work.summary import Summary
 from riverpy.job import JobColumn
 
@@ -34,9 +34,9 @@ def ended(kind: str, error: str | None = None) -> Any:
         outcome=outcome,
         event=EventKind.JOB_FAILED if outcome else EventKind.JOB_COMPLETED,
         state_stored=JobState.DISCARDED,
-        claimed=1.0,
-        started=1.0,
-        ended=1.5,
+        claimed_at=1.0,
+        started_at=1.0,
+        ended_at=1.5,
     )
 
 
@@ -57,10 +57,10 @@ class Told:
             paused=False,
             poll_interval=1.0,
             claim_age=0.0,
-            claims=counters.claims.histogram(),
-            batches=counters.batches.histogram(),
+            claims=counters.claim_times.histogram(),
+            batches=counters.claim_sizes.histogram(),
             claim_failures=0,
-            waits=counters.waits.histogram(),
+            waits=counters.wait_times.histogram(),
         )
         return ClientStats(
             client_id="c",
@@ -85,9 +85,9 @@ def test_many_kinds_are_one_event() -> None:
     told.counters.count_ends([ended(kind, f"error of {kind}") for kind in kinds for _ in range(3)])
     fail, worked = told.lines()
     assert (fail["event"], fail["log_level"]) == (JOBS_FAILED, "warning")
-    assert len(fail["kinds"]) == FAILING_MAX
+    assert len(fail["kinds"]) == FAILING_KINDS_MAX
     assert fail["kinds"]["kind0"] == {"failed": 3, "error": "error of kind0"}
-    assert fail["more_kinds"] == 1000 - FAILING_MAX
+    assert fail["more_kinds"] == 1000 - FAILING_KINDS_MAX
     assert (worked["event"], worked["log_level"]) == (JOBS_WORKED, "info")
     assert (worked["failed"], worked["discarded"], worked["completed"]) == (3000, 3000, 0)
 
@@ -126,9 +126,9 @@ def test_stuck_jobs_are_logged_while_nothing_ends() -> None:
 def test_unknown_kinds_are_named() -> None:
     """Failing kinds without a worker are named like others. Beyond the limit they count as one."""
     told = Told([])
-    told.counters.count_ends([ended(f"kind{n}", "boom") for n in range(FAILING_MAX + 5)])
+    told.counters.count_ends([ended(f"kind{n}", "boom") for n in range(FAILING_KINDS_MAX + 5)])
     fail = told.lines()[0]
-    assert list(fail["kinds"]) == [f"kind{n}" for n in range(FAILING_MAX)]
+    assert list(fail["kinds"]) == [f"kind{n}" for n in range(FAILING_KINDS_MAX)]
     assert fail["more_kinds"] == 1
 
 
@@ -143,7 +143,7 @@ def test_error_on_one_line_without_password() -> None:
 
 async def test_first_failure_is_logged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first failures are logged within moments, not after a minute (OP-07)."""
-    monkeypatch.setattr(summary_module, "GATHER_TIME", 0.01)
+    monkeypatch.setattr(summary_module, "FAILURE_COLLECT_TIME", 0.01)
     told = Told(["a"])
     ready = SimpleNamespace(started=lambda: None)
     with structlog.testing.capture_logs() as log:

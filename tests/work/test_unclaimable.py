@@ -106,7 +106,7 @@ async def test_trigger_that_refuses(
             assert await tries(rig) == refused
             assert client._run is not None
             assert not client._run._reconciler.has_uncertain_claim
-            aside = client._run.producers["default"].unclaimable.set_aside
+            aside = client._run.producers["default"].unclaimable.skipped_entries
             assert sorted(one.row for one in aside) == [1, 60, 61, 120]
     finally:
         await allow(rig)
@@ -204,7 +204,7 @@ async def test_every_row_is_refused(
 ) -> None:
     """If too many rows are refused, this is logged once and not for each row. Claiming resumes when
     the reason is gone."""
-    monkeypatch.setattr(riverpy._work.unclaimable, "SKIPPED_MAX", 8)
+    monkeypatch.setattr(riverpy._work.unclaimable, "SKIPPED_JOBS_MAX", 8)
 
     @rig.job
     async def work(job: Job[Task]) -> None:
