@@ -140,8 +140,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """How often an idle queue is polled. Default 1 second."""
     quiet_interval: timedelta | None = None
     """For a database that stops while it is idle: the minimum time between two checks for lost
-    notifications in an idle client. It can take this time until the client detects a broken
-    listening connection. Default None: checks run every 10 and 30 seconds."""
+    notifications in an idle client. The client may need this time to detect a broken listening
+    connection. Default None: checks run every 10 and 30 seconds."""
     poll_only: bool = False
     """Find jobs by polling, without LISTEN. Default False."""
     pooler: bool = False

@@ -44,8 +44,8 @@ class ClientIdInUseError(ConfigError):
 
     Attributes:
         client_id: the id.
-        since: when the other client registered, in RFC 3339. None: it registered while this client
-            ran without writing heartbeats.
+        since: when the other client registered, in RFC 3339. None: the other client registered
+            while this client wrote no heartbeats.
     """
 
     def __init__(self, client_id: str, since: str | None) -> None:

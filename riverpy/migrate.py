@@ -106,7 +106,7 @@ class ValidateResult:
     """The versions that are not applied, lowest first."""
 
     messages: Sequence[str]
-    """One sentence for each problem, and for each recorded version or line that this version of
+    """One sentence for each problem, and for each migration or line in the database that this
     riverpy does not have."""
 
 
@@ -114,8 +114,8 @@ class Migrator:
     """Applies and undoes the migrations of one line in one schema.
 
     Each migration runs in its own transaction, together with its row in `river_migration`. After
-    an interruption the next run continues. Several migrators may run at once. A lock lets only one
-    of them run a migration.
+    an interruption the next run continues. Several migrators may run at once: a lock lets one at
+    a time run a migration.
 
     Args:
         database: a URL, an asyncpg pool, or an asyncpg connection that is in no transaction. None
@@ -132,7 +132,7 @@ class Migrator:
     Raises:
         ConfigError: the name of the schema is not allowed, the line is unknown, or a timeout is
             out of its range.
-        TypeError: `database` is none of the above.
+        TypeError: `database` has another type.
     """
 
     def __init__(
@@ -169,8 +169,8 @@ class Migrator:
         """Apply the missing migrations.
 
         Args:
-            target: the last version to apply. None means the newest. Nothing is done if it is
-                applied already.
+            target: the last version to apply. None means the newest. If the version is applied,
+                nothing is done.
             max_steps: the largest number of migrations to apply. None means no limit.
             dry_run: change nothing, only return what would be done.
 
@@ -332,8 +332,8 @@ class Migrator:
         return MigrateResult(self._line, state.schema, steps, notices)
 
     def _check_lines(self, state: SchemaState, *, dry_run: bool) -> list[str]:
-        """Check that `river_migration` can record the line. In a dry run return a notice instead of
-        raising."""
+        """Raise MigrationError if `river_migration` has no column for lines and the line needs it.
+        In a dry run return a notice instead."""
         if self._line == MAIN_LINE or state.has_lines:
             return []
         need = f"line {self._line!r} needs version {LINE_COLUMN_VERSION} of line {MAIN_LINE!r}"

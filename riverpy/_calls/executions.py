@@ -195,7 +195,7 @@ class ExecutionCalls(ClientCalls):
 
         Args:
             key: identifies the effect: 1 to 255 characters.
-            fn: receives the claim. It is cancelled shortly before the claim expires.
+            fn: receives the claim. `fn` is cancelled shortly before the claim expires.
             expires_after: how long `fn` may take, and how long other calls wait after a process
                 has crashed. Default 5 minutes.
             kept: how long the key is stored, at least `expires_after`. After that, the effect would

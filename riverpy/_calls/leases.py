@@ -98,12 +98,11 @@ class LeaseCalls(ClientCalls):
         Args:
             name: the name of the lease: 1 to 100 printable ASCII characters without a space. A
                 singleton of this name competes for the same lease.
-            wait: how long to wait, with at least one attempt; zero: one attempt. Default None:
-                without limit.
+            wait: how long to wait. Zero: try once. Default None: without limit.
 
         Raises:
             LeaseLostError: the lease was lost before the block ended.
-            TimeoutError: the lease was not free within `wait`.
+            TimeoutError: the client did not acquire the lease within `wait`.
             ConfigError: the name, `wait` or `Config.leader_ttl` is not allowed.
             SchemaMissingError: the migration line `riverpy` is not applied; the error text has the
                 command.
