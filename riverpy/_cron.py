@@ -31,7 +31,7 @@ _DIGITS_MAX = 19
 """A number with this many digits is too large for Go."""
 _DURATION_PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
 _DURATION = re.compile(rf"[+-]?(?:(?:{_DURATION_PART})+|0)")
-_NANOSECONDS = {
+_NANOSECONDS_BY_UNIT = {
     "ns": 1,
     "us": 10**3,
     "µs": 10**3,
@@ -121,7 +121,7 @@ def _go_duration(text: str) -> int | None:
         return None
     parts = re.findall(_DURATION_PART, text)
     try:
-        total = sum(int(Fraction(number) * _NANOSECONDS[unit]) for number, unit in parts)
+        total = sum(int(Fraction(number) * _NANOSECONDS_BY_UNIT[unit]) for number, unit in parts)
     except ValueError:  # Python refuses numbers with thousands of digits
         return None
     total *= -1 if text.startswith("-") else 1

@@ -25,7 +25,7 @@ Missed: TypeAlias = Literal["skip", "one", "all"]
 RunOnStart: TypeAlias = Literal["never", "first_registration", "each_term"]
 PeriodicRun: TypeAlias = JobArgs | RawArgs | tuple[JobArgs | RawArgs, InsertOpts]
 """The job for one time of a schedule: args, or args with options."""
-_NOT_PLAIN_TESTS = (
+_ASYNC_OR_GENERATOR_TESTS = (
     inspect.iscoroutinefunction,
     inspect.isgeneratorfunction,
     inspect.isasyncgenfunction,
@@ -128,7 +128,7 @@ class PeriodicJob:
 def _check_constructor(job_id: str, constructor: Callable[..., object]) -> None:
     """Raise ConfigError for a constructor that would fail at each run."""
     codes = (constructor, type(constructor).__call__)
-    if any(test(code) for test in _NOT_PLAIN_TESTS for code in codes):
+    if any(test(code) for test in _ASYNC_OR_GENERATOR_TESTS for code in codes):
         raise ConfigError(_not_plain_error(job_id))
     try:
         signature = inspect.signature(constructor)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MISSED_AFTER = timedelta(seconds=30)
 """A slot counts as missed if its delay is longer than this. A change of leader takes less time."""
-MISSED_MAX = 1000
+MISSED_JOBS_MAX = 1000
 """The largest number of missed slots of one periodic job that get a job."""
 SLOT_STEPS_MAX = 10_000
 """The largest number of slots of a user's own schedule that are computed one by one."""
@@ -43,7 +43,7 @@ def due_slots(
     Raises:
         Exception: the schedule failed, or returned a wrong value.
     """
-    count = MISSED_MAX if missed == "all" else 1
+    count = MISSED_JOBS_MAX if missed == "all" else 1
     slots: deque[datetime] = deque(maxlen=count)
     due: datetime | None = _skip_old_slots(schedule, slot, now, count)
     while due is not None and due <= now:

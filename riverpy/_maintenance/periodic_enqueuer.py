@@ -185,7 +185,7 @@ class PeriodicEnqueuer(MaintenanceService):
                     await hook.periodic_jobs_start(start)
         if self._has_table:
             try:
-                await self._register()
+                await self._register_jobs()
             except DATABASE_ERRORS as error:  # the next pass registers the jobs
                 self.log.debug(PERIODIC_JOB_REGISTRATION_FAILED, error=describe(error))
 
@@ -193,7 +193,7 @@ class PeriodicEnqueuer(MaintenanceService):
         """Insert the jobs of due slots. Return the seconds until the next pass."""
         if not await self._find_table():
             return MISSING_TABLE_RETRY_DELAY
-        await self._register()
+        await self._register_jobs()
         await self._maintain_rows_hourly()
         if not self._registered:
             return READ_INTERVAL
@@ -201,10 +201,10 @@ class PeriodicEnqueuer(MaintenanceService):
             rows = await periodic_due(connection, self.schema, list(self._registered))
         self._moved_row_count = 0
         self._sender.discard()
-        await self._insert_due(rows)
+        await self._insert_due_jobs(rows)
         return 0.0 if self._moved_row_count else self._seconds_until_next(rows)
 
-    async def _insert_due(self, rows: Sequence[PeriodicRow]) -> None:
+    async def _insert_due_jobs(self, rows: Sequence[PeriodicRow]) -> None:
         """Plan and insert jobs in parts. A part is small enough to block neither the event loop nor
         a transaction for long. Periodic jobs that failed before come last."""
         count, began = 0, self.context.timer.boottime()
@@ -259,7 +259,7 @@ class PeriodicEnqueuer(MaintenanceService):
     def _row_id(self, job_id: str) -> str:
         return job_id + self._suffix
 
-    async def _register(self) -> None:
+    async def _register_jobs(self) -> None:
         """Register new periodic jobs, and forget periodic jobs that the client has removed."""
         self._registered = {
             row_id: job for row_id, job in self._registered.items() if self._jobs.get(job.id) is job
@@ -310,14 +310,14 @@ class PeriodicEnqueuer(MaintenanceService):
         if self._last_marked_at is not None and now - self._last_marked_at < MARK_USED_INTERVAL:
             return
         await self._mark_batches.handle_rows(list(self._registered))
-        await self._deletion_batches.handle_pages(self._read_unused)
+        await self._deletion_batches.handle_pages(self._read_unused_ids)
         self._last_marked_at = now
 
     async def _mark_rows_used(self, ids: list[str]) -> None:
         async with self._mark_batches.transaction() as connection:
             await periodic_mark_used(connection, self.schema, ids)
 
-    async def _read_unused(self, after: str | None, limit: int) -> list[str]:
+    async def _read_unused_ids(self, after: str | None, limit: int) -> list[str]:
         async with self.read_connection("looking for unused periodic jobs") as connection:
             return await periodic_unused(
                 connection,
@@ -432,7 +432,7 @@ class PeriodicEnqueuer(MaintenanceService):
         ) as connection:
             done = await periodic_store_next_slots(connection, self.schema, changes)
             jobs = [job for plan in plans if plan.slot_change.id in done for job in plan.jobs]
-            results = await self._insert([job.job for job in jobs], connection) if jobs else []
+            results = await self._insert_jobs([job.job for job in jobs], connection) if jobs else []
             inserted = {
                 job.row_id: job.slot
                 for job, result in zip(jobs, results, strict=True)
@@ -464,7 +464,9 @@ class PeriodicEnqueuer(MaintenanceService):
             advice=SKIP_ADVICE if is_lost else None,
         )
 
-    async def _insert(self, jobs: list[PreparedJob], connection: Connection) -> list[InsertResult]:
+    async def _insert_jobs(
+        self, jobs: list[PreparedJob], connection: Connection
+    ) -> list[InsertResult]:
         try:
             return await self._inserter.insert_prepared(jobs, tx=connection)
         except TransactionError as error:

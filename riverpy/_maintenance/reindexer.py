@@ -166,7 +166,7 @@ class Reindexer(MaintenanceService):
     async def run_once(self, scope: StopScope) -> float:
         """Rebuild the indexes if a run is due. The first pass of a term only drops indexes that an
         earlier term left."""
-        now = await self._now()
+        now = await self._read_server_time()
         if not self._has_begun:
             self._has_begun, self._run_at = True, now
             self._next_run = next_time(self._schedule, now)
@@ -177,7 +177,7 @@ class Reindexer(MaintenanceService):
         if self._pending_names or not self._has_dropped_leftovers:
             if not await self._rebuild_pending(scope):
                 return LOCKED_RETRY_DELAY
-            now = await self._now()
+            now = await self._read_server_time()
         if self._next_run is None:
             return CLOCK_READ_INTERVAL
         return min(max((self._next_run - now).total_seconds(), 0.0), CLOCK_READ_INTERVAL)
@@ -187,7 +187,7 @@ class Reindexer(MaintenanceService):
         False if another session holds the lock. After an error the next call continues after the
         index that failed."""
         self._has_dropped_leftovers = False
-        async with self._session() as connection:
+        async with self._open_session() as connection:
             if not await self._try_lock(connection):
                 return False
             indexes = await self._drop_all_leftovers(connection)
@@ -197,14 +197,14 @@ class Reindexer(MaintenanceService):
         self._has_dropped_leftovers = True
         return True
 
-    async def _now(self) -> datetime:
+    async def _read_server_time(self) -> datetime:
         async with self.read_connection("reading the clock") as connection:
             return await index_now(connection)
 
     # -- the session
 
     @asynccontextmanager
-    async def _session(self) -> AsyncGenerator[Connection]:
+    async def _open_session(self) -> AsyncGenerator[Connection]:
         with anyio.fail_after(CONNECT_TIMEOUT):
             connection = await self._connect()
         try:
@@ -281,7 +281,7 @@ class Reindexer(MaintenanceService):
                 self.log.info(INDEX_ARTIFACT_DROPPED, index=artifact.name)
         return is_done
 
-    async def _clean_up(self, connection: Connection, name: str) -> None:
+    async def _drop_leftovers_after_stop(self, connection: Connection, name: str) -> None:
         """Drop the indexes that a rebuild left because a stop interrupted the rebuild. This process
         may not be the leader any more, but its session still holds the lock against other
         reindexers."""
@@ -304,7 +304,7 @@ class Reindexer(MaintenanceService):
         for index in await self._read_indexes(connection, [name]):
             reason = await self._reason_to_skip(connection, index)
             if reason is None:
-                await self._rebuild(connection, index, scope)
+                await self._rebuild_index(connection, index, scope)
             else:
                 self.log.warning(INDEX_REBUILD_FAILED, index=name, reason=reason)
 
@@ -321,7 +321,7 @@ class Reindexer(MaintenanceService):
             return f"what may be left of other rebuilds could not be dropped: {names}"
         return None
 
-    async def _rebuild(self, connection: Connection, index: Index, scope: StopScope) -> None:
+    async def _rebuild_index(self, connection: Connection, index: Index, scope: StopScope) -> None:
         await _set_limits(connection, statement=self._timeout, lock=None)
         self.context.fence.expect_held()
         began = self.context.timer.boottime()
@@ -329,7 +329,7 @@ class Reindexer(MaintenanceService):
             await _with_timeout(index_rebuild(connection, index), self._timeout)
         except anyio.get_cancelled_exc_class():
             if scope.cause is not None:
-                await self._clean_up(connection, index.name)
+                await self._drop_leftovers_after_stop(connection, index.name)
             raise
         except PostgresError as error:
             if connection.is_closed():
