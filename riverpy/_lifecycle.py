@@ -251,7 +251,7 @@ async def await_in_separate_task(name: str, call: Callable[[], Awaitable[ResultT
         return task.result()
 
 
-async def finish(step: Callable[[], Awaitable[ResultT]]) -> ResultT:
+async def run_despite_cancellation(step: Callable[[], Awaitable[ResultT]]) -> ResultT:
     """Await a step to its end, in spite of cancellations. A cancellation is raised after the step.
     The step must have its own timeout.
 

@@ -7,7 +7,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from riverpy._lifecycle import finish
+from riverpy._lifecycle import run_despite_cancellation
 from riverpy._plugins import plugin_name
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class DoInner(Generic[ResultT]):
         if task is None or self._has_ended or task is asyncio.current_task():
             return
         task.cancel()
-        await finish(partial(asyncio.wait, [task]))
+        await run_despite_cancellation(partial(asyncio.wait, [task]))
 
     def close(self) -> None:
         """Refuse later calls of `do_inner`, and drop the error, because its traceback refers to

@@ -17,7 +17,7 @@ from riverpy._calls.jobs import JobCalls
 from riverpy._calls.leases import LeaseCalls
 from riverpy._calls.periodic_jobs import PeriodicJobCalls
 from riverpy._calls.queues import QueueCalls
-from riverpy._clients.process import Opener
+from riverpy._clients.process import ProcessAndLoop
 from riverpy._clock import Clock
 from riverpy._dsn import validate_url
 from riverpy._insert.errors import translate_channel_error
@@ -107,7 +107,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         self._config = config or Config()
         self._database: str | Pool | None = None
         self._pool: Pool | None = None
-        self._opener: Opener | None = None
+        self._opened_in: ProcessAndLoop | None = None
         self._run: Run | None = None
         self._stop_next_run: Callable[[Run], None] | None = None
         """The stop that was requested before the run started."""
@@ -199,7 +199,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             ClientStateError: the client is open or running.
             ConfigError: a name or a value is not allowed.
         """
-        if self._opener is not None or self.is_running:
+        if self._opened_in is not None or self.is_running:
             raise ClientStateError("configure() comes before the client is opened")
         changes = {
             "schema": schema,
@@ -245,17 +245,17 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             ClientStateError: the client is open already, here or in another process or event loop.
             Exception: the database cannot be reached, or refuses the connection.
         """
-        if self._opener is not None:
-            self._opener.check("the client")
+        if self._opened_in is not None:
+            self._opened_in.expect_current("the client")
             raise ClientStateError("the client is open already")
         if self._database is None:
             raise ConfigError('give the client a database: Client("postgres://…")')
         # Set this before the await, so that a second task cannot open the client too.
-        self._opener = Opener.current()
+        self._opened_in = ProcessAndLoop.current()
         try:
             self._pool = await self._make_pool(self._database)
         except BaseException:
-            self._opener = None
+            self._opened_in = None
             raise
         return self
 
@@ -278,8 +278,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         """End all leases, and close the pool unless the caller created it. Connections that are
         still in use are closed after a short wait, with a warning."""
         pool, self._pool = self._pool, None
-        opener, self._opener = self._opener, None
-        if opener is None or not opener.is_this_process:
+        opened_in, self._opened_in = self._opened_in, None
+        if opened_in is None or not opened_in.is_this_process:
             return  # a forked child would close the connections of its parent
         try:
             await self._leases.close()
@@ -288,11 +288,11 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
                 self._log.warning(HELD_POOL_CONNECTIONS_CLOSED)
 
     def _open_pool(self) -> Pool:
-        if self._pool is None or self._opener is None:
+        if self._pool is None or self._opened_in is None:
             raise ClientStateError(
                 "the client is not open: use `async with client:`, or give a transaction with tx="
             )
-        self._opener.check("the client")
+        self._opened_in.expect_current("the client")
         return self._pool
 
     @asynccontextmanager
@@ -442,8 +442,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             ClientStateError: the client runs already.
             Exception: the client could not start, or riverpy itself has a fault.
         """
-        if self._opener is not None:
-            self._opener.check("the client")
+        if self._opened_in is not None:
+            self._opened_in.expect_current("the client")
         if self._run is not None:
             raise ClientStateError("the client runs already")
         run = self._run = self._last_run = self._new_run()

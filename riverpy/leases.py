@@ -11,14 +11,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
-from riverpy._clients.process import Opener
+from riverpy._clients.process import ProcessAndLoop
 from riverpy._clock import Timer
 from riverpy._dsn import validate_url
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.lease import Lease
 from riverpy._leases.memory import MemoryLeases, MemoryTransaction
 from riverpy._leases.store import UserLeaseTable
-from riverpy._leases.timing import LeaseTiming, expect_wait
+from riverpy._leases.timing import LeaseTiming, validate_wait
 from riverpy._lifecycle import StopCause
 from riverpy._names import make_unique_id, validate_client_id, validate_lease_name, validate_schema
 from riverpy.config import ELECT_JITTER_SHARE, LEASE_TTL_MAX
@@ -95,9 +95,9 @@ class LeaseManager:
         self._engine = LeaseEngine(
             store, holder=self._holder, timing=timing, timer=Timer(), max_held=max_held
         )
-        self._opener: Opener | None = None
+        self._opened_in: ProcessAndLoop | None = None
         self._is_closed = False
-        self._given = WeakSet[Lease]()
+        self._acquired_leases = WeakSet[Lease]()
         """The leases that `try_acquire` has returned."""
 
     @property
@@ -114,10 +114,10 @@ class LeaseManager:
             ConfigError, DatabaseError, OSError, TimeoutError, asyncpg.PostgresError: the database
                 cannot be used.
         """
-        if self._opener is not None:
+        if self._opened_in is not None:
             raise ClientStateError("the manager of leases is open already, or was: make another")
         await self._engine.__aenter__()
-        self._opener = Opener.current()
+        self._opened_in = ProcessAndLoop.current()
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -125,9 +125,9 @@ class LeaseManager:
         that run in other tasks are cancelled. Leases of `try_acquire` that were not released
         expire."""
         # Closing in a forked process would end the database sessions of its parent.
-        if self._opener is not None and self._opener.is_this_process:
+        if self._opened_in is not None and self._opened_in.is_this_process:
             self._is_closed = True
-            for lease in self._given:
+            for lease in self._acquired_leases:
                 lease.end("its lease manager was closed", cause=StopCause.CLIENT_STOP)
             await self._engine.close()
 
@@ -148,7 +148,7 @@ class LeaseManager:
         self._expect_open()
         lease, _wait = await self._engine.try_acquire(name)
         if lease is not None:
-            self._given.add(lease)
+            self._acquired_leases.add(lease)
             if self._is_closed:  # another task has closed the manager
                 lease.end("its lease manager was closed", cause=StopCause.CLIENT_STOP)
         return lease
@@ -190,16 +190,16 @@ class LeaseManager:
             LeaseLostError: the lease was lost before the block ended.
         """
         validate_lease_name(name)
-        expect_wait(wait)
+        validate_wait(wait)
         self._expect_open()
         return self._engine.hold(name, wait=wait)
 
     def _expect_open(self) -> None:
-        if self._opener is None:
+        if self._opened_in is None:
             raise ClientStateError("the manager of leases is not open: use `async with manager:`")
         if self._is_closed:
             raise ClientStateError("the manager of leases is closed: make another")
-        self._opener.check("the manager of leases")
+        self._opened_in.expect_current("the manager of leases")
 
 
 def _timing(ttl: timedelta, renew_interval: timedelta) -> LeaseTiming:

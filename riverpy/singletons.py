@@ -42,7 +42,7 @@ class Singleton(NamedTuple):
     @property
     def is_blocking(self) -> bool:
         """Whether the function runs in a thread."""
-        return not _is_code(self.fn, iscoroutinefunction)
+        return not _is_function_kind(self.fn, iscoroutinefunction)
 
     def expect_ended(self, result: object) -> None:
         """Check that the function has run to its end.
@@ -87,7 +87,7 @@ class Singletons:
             raise ConfigError(f"singleton {name!r} is registered already: names are given once")
         if not callable(fn):
             raise ConfigError(f"singleton {name!r} takes a function, got {type(fn).__name__}")
-        if _is_code(fn, isasyncgenfunction) or _is_code(fn, isgeneratorfunction):
+        if _is_function_kind(fn, isasyncgenfunction) or _is_function_kind(fn, isgeneratorfunction):
             raise ConfigError(
                 f"singleton {name!r} is a generator, which would never run: remove the `yield`"
             )
@@ -113,11 +113,11 @@ class Singletons:
             raise ConfigError(
                 f"leader function {name!r} is registered already: names are given once"
             )
-        if not _is_code(fn, iscoroutinefunction):
+        if not _is_function_kind(fn, iscoroutinefunction):
             raise ConfigError(f"leader function {name!r} must be an `async def`")
         self.leader_functions[name] = function
 
 
-def _is_code(fn: object, test: Callable[[object], bool]) -> bool:
-    """Whether `test` is true for a function, or for the `__call__` of an object."""
-    return test(fn) or test(getattr(fn, "__call__", None))  # noqa: B004 (it is called)
+def _is_function_kind(fn: object, is_kind: Callable[[object], bool]) -> bool:
+    """Whether `is_kind` is true for a function, or for the `__call__` of an object."""
+    return is_kind(fn) or is_kind(getattr(fn, "__call__", None))  # noqa: B004 (it is called)

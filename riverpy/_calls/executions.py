@@ -12,7 +12,7 @@ import anyio.lowlevel
 
 from riverpy._calls.base import ClientCalls
 from riverpy._clock import Backoff
-from riverpy._lifecycle import finish
+from riverpy._lifecycle import run_despite_cancellation
 from riverpy._log import get_logger
 from riverpy._log_events import EXECUTION_CLAIM_RELEASE_FAILED, EXECUTION_END_NOT_RECORDED
 from riverpy._names import validate_execution_key
@@ -232,7 +232,7 @@ class ExecutionCalls(ClientCalls):
                 await anyio.lowlevel.checkpoint_if_cancelled()
                 value = await fn(claim)
         except BaseException:
-            await finish(lambda: self._release_claim(claim))
+            await run_despite_cancellation(lambda: self._release_claim(claim))
             raise
         return await self._record_end(claim, value, kept)
 
@@ -259,7 +259,7 @@ class ExecutionCalls(ClientCalls):
                 claim = Claim(key, epoch)
         except anyio.get_cancelled_exc_class():
             if claim is not None:
-                await finish(partial(self._release_claim, claim))
+                await run_despite_cancellation(partial(self._release_claim, claim))
             raise
         return claim
 
@@ -268,7 +268,7 @@ class ExecutionCalls(ClientCalls):
     ) -> Execution[ResultT]:
         """Record that the effect is complete. Retry after database errors. A cancellation does not
         stop this method, because no other process knows that the effect happened."""
-        is_ours = await finish(lambda: self._store_completion(claim, kept))
+        is_ours = await run_despite_cancellation(lambda: self._store_completion(claim, kept))
         state = ExecutionState.RAN if is_ours else ExecutionState.OVERTAKEN
         return Execution(state, value, self.id)
 

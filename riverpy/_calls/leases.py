@@ -11,7 +11,7 @@ from riverpy._clock import Timer
 from riverpy._leases.client_leases import ClientLeases
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.store import UserLeaseTable
-from riverpy._leases.timing import LeaseTiming, expect_wait
+from riverpy._leases.timing import LeaseTiming, validate_wait
 from riverpy._names import validate_lease_name
 from riverpy.config import LEASE_TTL_MAX
 from riverpy.errors import ClientStateError, ConfigError
@@ -110,7 +110,7 @@ class LeaseCalls(ClientCalls):
             Exception: one of DATABASE_ERRORS, when the client first uses leases.
         """
         validate_lease_name(name)
-        expect_wait(wait)
+        validate_wait(wait)
         self._open_pool()
         engine = await self._leases.open()
         async with engine.hold(name, wait=wait) as lease:

@@ -1,7 +1,7 @@
-"""IdClaim: lets at most one live run use a client id.
+"""ClientIdRegistration: lets at most one live run use a client id.
 
-IdClaim replaces the row of another run only if that run is dead: the run's process has certainly
-ended, or its heartbeat has not changed for `dead_after` by this process's clock.
+The row of another run is replaced only if that run is dead: the run's process has certainly ended,
+or its heartbeat has not changed for `dead_after` by this process's clock.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 STATEMENT_TIMEOUT = 10.0
 """The timeout of one statement at the start of a run, in seconds."""
-READ_SHARE = 1 / 12
-READ_INTERVAL_MAX = 5.0
-"""The time between two reads of another run's heartbeat is `READ_SHARE` of that run's `dead_after`,
-and at most this number of seconds."""
+HEARTBEAT_READS_PER_DEAD_AFTER = 12
+"""The number of reads of another client's heartbeat within that client's `dead_after`."""
+HEARTBEAT_READ_INTERVAL_MAX = 5.0
+"""The longest time between two of these reads, in seconds."""
 
 _registered_runs: set[tuple[str | None, str, int]] = set()
 """The registered runs of this process. Each has the name of the process, the client id, and the
 time of the registration. A forked process has another name."""
 
 
-class IdClaim:
+class ClientIdRegistration:
     """Registers one run of a client under the client's id."""
 
     def __init__(
@@ -42,7 +42,7 @@ class IdClaim:
         connection: DedicatedConnection,
         timer: Timer,
     ) -> None:
-        """Create the claim of a client id. `registration` is the client's row, which has the id."""
+        """Create the registration. It sends no statement. `registration` is the client's row."""
         self._registration, self._schema = registration, schema
         self._connection, self._timer = connection, timer
         self._client_id = registration.client_id
@@ -65,7 +65,7 @@ class IdClaim:
                 return registered_at
             dead = None if holder is None else await self._wait_until_dead(holder)
 
-    def end(self) -> None:
+    def record_run_end(self) -> None:
         """Record that the run has ended in this process."""
         if self._run is not None:
             _registered_runs.discard(self._run)
@@ -91,11 +91,13 @@ class IdClaim:
             if now.heartbeat != holder.heartbeat:
                 raise ClientIdInUseError(self._client_id, now.since)
             observer.observe([now.heartbeat], now.server_start)
-            silent = observer.silent(limit)
-            if silent.heartbeats:
+            stopped = observer.find_stopped(limit)
+            if stopped.heartbeats:
                 return now.heartbeat.value
-            step = min(READ_INTERVAL_MAX, holder.heartbeat.limit * READ_SHARE)
-            await self._timer.sleep(min(step, silent.next_in))
+            step = min(
+                HEARTBEAT_READ_INTERVAL_MAX, holder.heartbeat.limit / HEARTBEAT_READS_PER_DEAD_AFTER
+            )
+            await self._timer.sleep(min(step, stopped.seconds_until_next))
             async with self._connection.acquire(
                 "reading a heartbeat", STATEMENT_TIMEOUT
             ) as connection:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy._clients.client_id import IdClaim
+from riverpy._clients.client_id import ClientIdRegistration
 from riverpy._lifecycle import TestSignal
 from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import (
@@ -50,17 +50,17 @@ if TYPE_CHECKING:
 
 HEARTBEATS_PER_DEAD_AFTER = 6
 """The number of heartbeats within `dead_after`."""
-CLAIM_SHARE = 1 / 3
+CLAIM_STOP_SHARE_OF_DEAD_AFTER = 1 / 3
 """The age of the last heartbeat at which the client stops claiming jobs, as a share of
 `dead_after`."""
-CONTACT_GAP_SHARE = 1 / 2
+CONTACT_BREAK_SHARE_OF_DEAD_AFTER = 1 / 2
 """The age of the last heartbeat at which the contact counts as broken, as a share of
 `dead_after`."""
-TIMEOUT_SHARE = 1 / 30
-TIMEOUT_MIN = 0.25
-"""The timeout of a heartbeat on one connection is `TIMEOUT_SHARE` of `dead_after`, and at least
-this number of seconds."""
-RETRY_MAX = 1.0
+WRITE_TIMEOUT_SHARE_OF_DEAD_AFTER = 1 / 30
+WRITE_TIMEOUT_MIN = 0.25
+"""The timeout of a heartbeat on one connection: a share of `dead_after`, and at least
+`WRITE_TIMEOUT_MIN` seconds."""
+RETRY_DELAY_MAX = 1.0
 """The longest time until the next attempt after every connection failed, in seconds."""
 UNREGISTER_TIMEOUT = 1.0
 """The timeout for deleting the client's row at the end of a run, in seconds."""
@@ -81,7 +81,7 @@ class Heartbeat:
         config: Config,
         connections: Sequence[DedicatedConnection],
         timer: Timer,
-        displaced: Callable[[], None],
+        on_id_lost: Callable[[], None],
     ) -> None:
         """Create the heartbeat.
 
@@ -90,29 +90,31 @@ class Heartbeat:
                 the list fail. The first one should have a short `lock_timeout`. Otherwise a wait
                 for a locked table would reach the heartbeat's timeout, which closes the connection.
                 The last one registers the run.
-            displaced: called once when another run has registered under the client's id. After that
-                no heartbeat is written, and no job is claimed.
+            on_id_lost: called once when another run has registered under the client's id. After
+                that, no heartbeat is written, and no job is claimed.
         """
         self._registration, self._config = registration, config
         self._connections, self._timer = connections, timer
-        self._displaced = displaced
-        self._id_claim = IdClaim(registration, config.schema, connections[-1], timer)
+        self._on_id_lost = on_id_lost
+        self._id_registration = ClientIdRegistration(
+            registration, config.schema, connections[-1], timer
+        )
         self._dead_after = config.dead_after.total_seconds()
         self._interval = self._dead_after / HEARTBEATS_PER_DEAD_AFTER
-        self._timeout = max(self._dead_after * TIMEOUT_SHARE, TIMEOUT_MIN)
-        self._claims_allowed = asyncio.Event()
+        self._timeout = max(self._dead_after * WRITE_TIMEOUT_SHARE_OF_DEAD_AFTER, WRITE_TIMEOUT_MIN)
+        self._claims_allowed_event = asyncio.Event()
         """An event that is set when claiming is allowed again."""
         self._written_at = -math.inf
         """The time at which the last successful heartbeat started, by `Timer.boottime`."""
         self._contact_since = 0.0
-        self.contacts = 0
+        self.contact_count = 0
         """How often the contact began. After a break of the contact, the client's row may be a new
         one."""
-        self._claims_end_at = math.inf
+        self._claims_allowed_until = math.inf
         self.registered_at: int | None = None
         """The server's time of the registration of this run, in microseconds since 2000. None: not
         registered yet."""
-        self.is_displaced = False
+        self.has_lost_client_id = False
         """Whether another run has registered under the client's id."""
         self._log = get_logger()
         self._failures = RepeatedFailureLog(self._log)
@@ -122,24 +124,24 @@ class Heartbeat:
     @property
     def may_claim(self) -> bool:
         """Whether claiming is allowed: the last heartbeat is recent."""
-        return self._timer.boottime() < self._claims_end_at
+        return self._timer.boottime() < self._claims_allowed_until
 
     async def until_may_claim(self) -> None:
         """Wait until claiming is allowed."""
         while not self.may_claim:
-            self._claims_allowed.clear()
-            await self._claims_allowed.wait()
+            self._claims_allowed_event.clear()
+            await self._claims_allowed_event.wait()
 
     @property
     def age(self) -> float | None:
         """Seconds since the last heartbeat. None: no heartbeat was written yet."""
         return None if self._written_at == -math.inf else self._timer.boottime() - self._written_at
 
-    def contact(self) -> float:
+    def contact_seconds(self) -> float:
         """Return how long the contact with the server has lasted without a break, in seconds; 0
         during a break. Without contact this process cannot know whether other clients are dead."""
         now = self._timer.boottime()
-        if now - self._written_at > self._dead_after * CONTACT_GAP_SHARE:
+        if now - self._written_at > self._dead_after * CONTACT_BREAK_SHARE_OF_DEAD_AFTER:
             return 0.0
         return now - self._contact_since
 
@@ -152,7 +154,7 @@ class Heartbeat:
         """
         began = self._timer.boottime()
         try:
-            self.registered_at = await self._id_claim.register()
+            self.registered_at = await self._id_registration.register()
         except UndefinedTableError as error:
             self._record_missing_table(error)
         else:
@@ -162,8 +164,12 @@ class Heartbeat:
         """Write heartbeats until the service is stopped. Call `register` first."""
         began = self._timer.boottime() if self.registered_at is None else self._written_at
         task_status.started()
-        while not self.is_displaced:
-            delay = self._interval if self._written_at >= began else min(self._interval, RETRY_MAX)
+        while not self.has_lost_client_id:
+            delay = (
+                self._interval
+                if self._written_at >= began
+                else min(self._interval, RETRY_DELAY_MAX)
+            )
             scope.expect_progress(within=delay + self._timeout * len(self._connections))
             await self._timer.sleep(delay)
             began = self._timer.boottime()
@@ -171,7 +177,7 @@ class Heartbeat:
         scope.expect_no_progress()
         await anyio.sleep_forever()
 
-    async def is_current(self, connection: Connection) -> bool:
+    async def has_client_id(self, connection: Connection) -> bool:
         """Return whether this run still has the client's id. Call this after reading the rows of
         claimed jobs. If it returns True, this run has claimed them, not another run with the same
         id.
@@ -188,11 +194,11 @@ class Heartbeat:
             registered_at=self.registered_at,
         )
 
-    def end(self) -> None:
+    def record_run_end(self) -> None:
         """Record that the run has ended in this process. Its row may stay in the table."""
-        self._id_claim.end()
+        self._id_registration.record_run_end()
 
-    async def leave(self) -> None:
+    async def delete_client_row(self) -> None:
         """Delete the client's row. Call this after the run has ended and no job runs any more."""
         if self.registered_at is None:
             return
@@ -247,28 +253,28 @@ class Heartbeat:
             )
 
     def _record_lost_id(self) -> None:
-        self.is_displaced = True
-        self._claims_end_at = -math.inf
+        self.has_lost_client_id = True
+        self._claims_allowed_until = -math.inf
         client_id = self._registration.client_id
         self._log.error(CLIENT_ID_LOST, effect="this client stops", client_id=client_id)
-        self._displaced()
+        self._on_id_lost()
 
     def _record_success(self, began: float) -> None:
         now = self._timer.boottime()
-        if began - self._written_at > self._dead_after * CONTACT_GAP_SHARE:
+        if began - self._written_at > self._dead_after * CONTACT_BREAK_SHARE_OF_DEAD_AFTER:
             self._contact_since = now
-            self.contacts += 1
+            self.contact_count += 1
         self._written_at = began
-        self._claims_end_at = began + self._dead_after * CLAIM_SHARE
-        self._claims_allowed.set()
+        self._claims_allowed_until = began + self._dead_after * CLAIM_STOP_SHARE_OF_DEAD_AFTER
+        self._claims_allowed_event.set()
         self._failures.recovered(HEARTBEAT_RESTORED)
         self.written.emit()
 
     def _record_missing_table(self, error: Exception) -> None:
         """Allow claims while the table of clients is missing, because without the table no leader
         can treat a client as dead."""
-        self._claims_end_at = math.inf
-        self._claims_allowed.set()
+        self._claims_allowed_until = math.inf
+        self._claims_allowed_event.set()
         self._failures.failed(
             HEARTBEAT_TABLE_NOT_FOUND,
             level="error",
@@ -279,7 +285,7 @@ class Heartbeat:
 
     def _record_failure(self, error: Exception | None) -> None:
         age = self._timer.boottime() - self._written_at
-        if age > self._dead_after * CONTACT_GAP_SHARE:
+        if age > self._dead_after * CONTACT_BREAK_SHARE_OF_DEAD_AFTER:
             self._failures.failed(
                 HEARTBEAT_LOST,
                 effect="the client claims no jobs, and its running jobs will be rescued",

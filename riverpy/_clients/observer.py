@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from riverpy._postgres.clients import LastHeartbeat
 
 
-class SilentHeartbeats(NamedTuple):
+class StoppedHeartbeats(NamedTuple):
     """The heartbeats that have not changed for too long."""
 
     heartbeats: dict[str, bytes]
-    """The last heartbeat of each silent client or domain, by name."""
-    next_in: float
+    """The last value of each such heartbeat, by the name of its client or domain."""
+    seconds_until_next: float
     """Seconds until another heartbeat may be too old. Infinity: there is no other heartbeat."""
 
 
 class HeartbeatObserver:
     """Measures how long heartbeats stay the same. Each user has an observer of its own."""
 
-    def __init__(self, timer: Timer, contact: Callable[[], float] | None = None) -> None:
+    def __init__(self, timer: Timer, contact_seconds: Callable[[], float] | None = None) -> None:
         """Create the heartbeat observer. Nothing is observed yet.
 
         Args:
-            contact: returns how long this process has written heartbeats without a break, in
-                seconds. During a break, other processes may not have been able to write heartbeats
+            contact_seconds: returns how long this process has written heartbeats without a break.
+                During a break, other processes may not have been able to write heartbeats
                 either. None: each call of `observe` proves contact with the server.
         """
-        self._timer, self._contact = timer, contact
+        self._timer, self._contact_seconds = timer, contact_seconds
         self._observed: dict[str, tuple[LastHeartbeat, float]] = {}
         """The last heartbeat of each writer by name, and the time at which it was first read."""
         self.server_start = b""
@@ -56,17 +56,17 @@ class HeartbeatObserver:
                 since = now
             self._observed[one.name] = one, since
 
-    def silent(self, limit: float, *, kept: float = 0.0) -> SilentHeartbeats:
+    def find_stopped(self, limit: float, *, kept: float = 0.0) -> StoppedHeartbeats:
         """Return the heartbeats that have not changed for a limit plus `kept` seconds. The limit is
         `limit`, or the heartbeat's own limit if that is longer."""
         now = self._timer.boottime()
-        contact = math.inf if self._contact is None else self._contact()
-        silent: dict[str, bytes] = {}
-        next_in = math.inf
+        contact = math.inf if self._contact_seconds is None else self._contact_seconds()
+        stopped: dict[str, bytes] = {}
+        seconds_until_next = math.inf
         for heartbeat, since in self._observed.values():
             left = max(limit, heartbeat.limit) + kept - min(now - since, contact)
             if left <= 0:
-                silent[heartbeat.name] = heartbeat.value
+                stopped[heartbeat.name] = heartbeat.value
             else:
-                next_in = min(next_in, left)
-        return SilentHeartbeats(silent, next_in)
+                seconds_until_next = min(seconds_until_next, left)
+        return StoppedHeartbeats(stopped, seconds_until_next)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from riverpy.errors import ClientStateError
 
-_ENDED_STATES = {"Z", "X", "x"}
+_ENDED_PROCESS_STATES = {"Z", "X", "x"}
 """The states in `/proc/PID/stat` of a process that has ended."""
 
 
-class Opener(NamedTuple):
+class ProcessAndLoop(NamedTuple):
     """The process and event loop in which an object was opened. The object's sockets belong to the
     process, and its tasks to the event loop."""
 
@@ -21,7 +21,7 @@ class Opener(NamedTuple):
     loop: asyncio.AbstractEventLoop
 
     @classmethod
-    def current(cls) -> Opener:
+    def current(cls) -> ProcessAndLoop:
         """Return the current process and event loop."""
         return cls(os.getpid(), asyncio.get_running_loop())
 
@@ -30,7 +30,7 @@ class Opener(NamedTuple):
         """Whether the current process has opened the object, and is not a fork of that process."""
         return self.pid == os.getpid()
 
-    def check(self, what: str) -> None:
+    def expect_current(self, what: str) -> None:
         """Check that this process and event loop opened the object.
 
         Raises:
@@ -78,7 +78,7 @@ def _has_pid_ended(pid: int, started: str) -> bool:
     except PermissionError:  # /proc may hide the processes of other users
         pass
     stat = _read_process_stat(pid)
-    return stat is not None and (stat[0] in _ENDED_STATES or stat[1] != started)
+    return stat is not None and (stat[0] in _ENDED_PROCESS_STATES or stat[1] != started)
 
 
 def _read_machine_id() -> str | None:

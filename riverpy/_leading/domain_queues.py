@@ -51,7 +51,7 @@ class DomainQueues:
         has_notifications: bool,
         timer: Timer,
         dead_after: timedelta,
-        contact: Callable[[], float],
+        contact_seconds: Callable[[], float],
     ) -> None:
         """Create the reader. It sends no statement.
 
@@ -59,12 +59,12 @@ class DomainQueues:
             domain: the domain of the leader; or the name of the schema lease, whose holder
                 maintains only orphaned queues.
             has_notifications: whether `forget` is called when owners change.
-            contact: returns how long this process has had contact with the server without a break,
-                in seconds.
+            contact_seconds: returns how long this process has had contact with the server
+                without a break.
         """
         self._connection, self._schema, self._timer = connection, schema, timer
         self._domain = domain
-        self._observer = HeartbeatObserver(timer, contact)
+        self._observer = HeartbeatObserver(timer, contact_seconds)
         self._dead_after = dead_after.total_seconds()
         self._unowned_interval = UNOWNED_READ_INTERVAL if has_notifications else READ_INTERVAL
         self._scope = ALL_QUEUES
@@ -75,7 +75,7 @@ class DomainQueues:
         self._is_denial_logged = False
         self._log = get_logger()
 
-    async def scope(self) -> QueueScope:
+    async def read_scope(self) -> QueueScope:
         """Return the queues to maintain now.
 
         Raises:
@@ -123,7 +123,7 @@ class DomainQueues:
             LastHeartbeat(row.queue, row.last_seen, 0.0 if row.is_old else ORPHANED_AFTER)
             for row in owned
         )
-        orphaned = self._observer.silent(self._dead_after).heartbeats
+        orphaned = self._observer.find_stopped(self._dead_after).heartbeats
         if self._domain == DEFAULT_DOMAIN:
             return all_queues_except(row.queue for row in owned if row.queue not in orphaned)
         if self._domain == SCHEMA_LEASE:

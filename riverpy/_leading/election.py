@@ -99,7 +99,7 @@ class Election:
         self._publish_change(lease, None)
         lease.call_at_end(partial(self._handle_term_end, lease))
         work = partial(self._run_maintenance, lease)
-        task = LeaseTask(lease, self._engine, work, lost=StopCause.LEADERSHIP_LOST)
+        task = LeaseTask(lease, self._engine, work, loss_cause=StopCause.LEADERSHIP_LOST)
         task.start("maintenance")
         self.elected.emit()
         return task
@@ -109,7 +109,7 @@ class Election:
             await self._run_term(lease, scope)
         except Exception:
             self._log.exception(LEADER_TERM_FAILED)
-            self.maintenance_failed(lease)
+            self.resign_after_failure(lease)
 
     def _handle_term_end(self, lease: Lease) -> None:
         elected_at = lease.acquired_at.isoformat()
@@ -134,11 +134,11 @@ class Election:
 
     # -- maintenance
 
-    def maintenance_started(self) -> None:
+    def forget_failures(self) -> None:
         """Forget earlier failures, because maintenance runs now."""
         self._failed_term_count = 0
 
-    def maintenance_failed(self, lease: Lease) -> bool:
+    def resign_after_failure(self, lease: Lease) -> bool:
         """Resign, so that another client can become leader. This client then takes no part in the
         election for a time, which doubles with each consecutive failure. Returns False if the term
         had ended before."""
@@ -157,8 +157,8 @@ def receive_leadership(engine: LeaseEngine, payload: str) -> None:
         return
     match message.action:
         case "resigned":
-            engine.lease_released(DEFAULT_DOMAIN, message.leader_id)
+            engine.handle_release(DEFAULT_DOMAIN, message.leader_id)
         case "request_resign":
-            engine.release_requested(DEFAULT_DOMAIN)
+            engine.handle_release_request(DEFAULT_DOMAIN)
         case _:
             pass

@@ -12,7 +12,11 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from riverpy._clients.heartbeat import CONTACT_GAP_SHARE, HEARTBEATS_PER_DEAD_AFTER
+from riverpy._clients.client_id import (
+    HEARTBEAT_READ_INTERVAL_MAX,
+    HEARTBEAT_READS_PER_DEAD_AFTER,
+)
+from riverpy._clients.heartbeat import CONTACT_BREAK_SHARE_OF_DEAD_AFTER, HEARTBEATS_PER_DEAD_AFTER
 from riverpy._clients.observer import HeartbeatObserver
 from riverpy._lifecycle import TestSignal
 from riverpy._log import RepeatedFailureLog, get_logger
@@ -56,10 +60,6 @@ JOIN_TIMEOUT = 10.0
 """The timeout for joining a domain, in seconds. Clients that join at the same time wait for each
 other."""
 STATEMENT_TIMEOUT = 2.0
-READ_SHARE = 1 / 12
-READ_INTERVAL_MAX = 5.0
-"""The time between two reads of the heartbeats of another domain's clients is `READ_SHARE` of
-`dead_after`, and at most this number of seconds."""
 
 
 class Membership:
@@ -86,7 +86,7 @@ class Membership:
         self._heartbeat = heartbeat
         self._interval = config.dead_after / HEARTBEATS_PER_DEAD_AFTER
         self._claimed_queues: Sequence[str] = ()
-        self._moved_queues: dict[str, str] = {}
+        self._owner_by_moved_queue: dict[str, str] = {}
         """The domain that now owns each moved queue of this client, as it was logged last."""
         self._log = get_logger(domain=config.domain)
         self._last_update_at = self._timer.boottime()
@@ -104,6 +104,7 @@ class Membership:
         """
         observer = HeartbeatObserver(self._timer)
         dead_after = self._config.dead_after.total_seconds()
+        interval = min(dead_after / HEARTBEAT_READS_PER_DEAD_AFTER, HEARTBEAT_READ_INTERVAL_MAX)
         dead: Mapping[str, bytes] = {}
         is_logged = False
         while (undecided := await self._try_to_join(dead)) is not None:
@@ -116,12 +117,10 @@ class Membership:
                 )
             async with self._reserved.acquire("reading heartbeats", JOIN_TIMEOUT) as connection:
                 observer.observe(*await client_heartbeats(connection, self._config.schema))
-            silent = observer.silent(dead_after)
-            dead = silent.heartbeats
+            stopped = observer.find_stopped(dead_after)
+            dead = stopped.heartbeats
             if not undecided <= dead.keys():
-                await self._timer.sleep(
-                    min(dead_after * READ_SHARE, READ_INTERVAL_MAX, silent.next_in)
-                )
+                await self._timer.sleep(min(interval, stopped.seconds_until_next))
 
     async def _try_to_join(self, dead: Mapping[str, bytes]) -> set[str] | None:
         """Claim the queues. If another domain owns one of them, some clients of that domain may be
@@ -135,16 +134,16 @@ class Membership:
             await owner_lock(connection, schema)
             held = await owner_conflicts(connection, schema, queues=wanted, dead=dead)
             foreign = [holder for holder in held if holder.domain != self._config.domain]
-            left = {holder.queue for holder in foreign if not self._may_take_over(holder)}
+            kept_by_owner = {holder.queue for holder in foreign if not self._may_take_queue(holder)}
             undecided = {
                 client_id
                 for holder in foreign
-                if holder.queue not in left
+                if holder.queue not in kept_by_owner
                 for client_id in holder.silent_ids
             }
             if undecided:
                 return undecided
-            self._claimed_queues = [queue for queue in wanted if queue not in left]
+            self._claimed_queues = [queue for queue in wanted if queue not in kept_by_owner]
             await self._claim_queues(connection)
             await self._write_heartbeat(connection)
             return None
@@ -172,7 +171,7 @@ class Membership:
     def _record_failure(self, error: Exception) -> None:
         self._log.debug(DOMAIN_HEARTBEAT_FAILED, error=describe(error))
         age = self._timer.boottime() - self._last_update_at
-        if age > self._config.dead_after.total_seconds() * CONTACT_GAP_SHARE:
+        if age > self._config.dead_after.total_seconds() * CONTACT_BREAK_SHARE_OF_DEAD_AFTER:
             self._failures.failed(
                 DOMAIN_HEARTBEAT_LOST,
                 effect="if no client of the domain sends heartbeats, the leader of `default` "
@@ -197,7 +196,7 @@ class Membership:
             await owner_notify(connection, self._config.schema)
             self._log.info(QUEUES_CLAIMED_FOR_DOMAIN, queues=claimed)
 
-    def _may_take_over(self, holder: QueueConflict) -> bool:
+    def _may_take_queue(self, holder: QueueConflict) -> bool:
         """Whether the domain of this client may take a queue from the domain that owns it."""
         policy = self._config.on_domain_conflict
         if policy == "warn":
@@ -239,14 +238,14 @@ class Membership:
             if (owner := owners.get(queue, DEFAULT_DOMAIN)) != domain
         }
         for queue, owner in moved.items():
-            if self._moved_queues.get(queue) != owner:
+            if self._owner_by_moved_queue.get(queue) != owner:
                 self._log.warning(
                     QUEUE_MOVED_TO_ANOTHER_DOMAIN,
                     effect="the leader of that domain maintains it",
                     queue=queue,
                     owner=owner,
                 )
-        self._moved_queues = moved
+        self._owner_by_moved_queue = moved
 
 
 def settings_digest(config: Config, periodic_jobs: PeriodicJobs) -> str:

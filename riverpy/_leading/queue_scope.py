@@ -19,41 +19,41 @@ class QueueScope:
     """The queues that a leader maintains: only some queues, or all queues except some."""
 
     queues: frozenset[str] = frozenset()
-    is_only: bool = False
+    is_allow_list: bool = False
     """True: the scope has only `queues`. False: it has all other queues."""
 
     def __contains__(self, queue: str) -> bool:
-        return (queue in self.queues) is self.is_only
+        return (queue in self.queues) is self.is_allow_list
 
     def without(self, queues: Iterable[str]) -> QueueScope:
         """Return a scope that does not have these queues."""
-        change = self.queues.difference if self.is_only else self.queues.union
-        return QueueScope(change(queues), self.is_only)
+        change = self.queues.difference if self.is_allow_list else self.queues.union
+        return QueueScope(change(queues), self.is_allow_list)
 
     def filter(self) -> QueueFilter:
         """Return one filter for the whole scope."""
-        return QueueFilter(tuple(sorted(self.queues)), self.is_only)
+        return QueueFilter(tuple(sorted(self.queues)), self.is_allow_list)
 
     def filters(self) -> Sequence[QueueFilter | None]:
         """Return the filters of the statements that together handle the whole scope. A scope of
         only some queues has one filter for each `FILTER_MAX` queues. A filter `None` selects all
         queues."""
-        if not self.is_only:
+        if not self.is_allow_list:
             return [self.filter() if self.queues else None]
         names = sorted(self.queues)
         return [
-            QueueFilter(tuple(names[first : first + FILTER_MAX]), is_only=True)
+            QueueFilter(tuple(names[first : first + FILTER_MAX]), is_allow_list=True)
             for first in range(0, len(names), FILTER_MAX)
         ]
 
 
 ALL_QUEUES = QueueScope()
-NO_QUEUES = QueueScope(is_only=True)
+NO_QUEUES = QueueScope(is_allow_list=True)
 
 
 def only_queues(queues: Iterable[str]) -> QueueScope:
     """Return the scope of these queues. Without queues it is empty."""
-    return QueueScope(frozenset(queues), is_only=True)
+    return QueueScope(frozenset(queues), is_allow_list=True)
 
 
 def all_queues_except(queues: Iterable[str]) -> QueueScope:

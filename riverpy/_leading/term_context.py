@@ -28,12 +28,12 @@ class TermContext:
     workers: Workers
     connection: DedicatedConnection
     """The connection for short statements."""
-    cleaning: DedicatedConnection
+    cleaner_connection: DedicatedConnection
     """The connection for statements that may take long, up to their timeout."""
     timer: Timer
     connect_direct: Callable[[], Awaitable[Connection]] | None
     """Opens a connection that bypasses a pooler in transaction mode. None: that is not possible."""
-    scope: Callable[[], Awaitable[QueueScope]]
+    read_queue_scope: Callable[[], Awaitable[QueueScope]]
     """Returns the queues to maintain. Each pass calls this function, since queues come and go.
 
     Raises:

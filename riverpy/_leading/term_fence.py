@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TRANSACTION_LIMIT = timedelta(seconds=5)
 """The timeout of one fenced transaction, which commits only during its term. The open transaction
 of a dead leader delays the next leader by at most this time."""
-LOCK_SHARE = 1 / 5
+LOCK_TIMEOUT_SHARE = 1 / 5
 """A statement may wait for a locked row for this fraction of its transaction's timeout."""
 ROLLBACK_LIMIT = 0.5
 """The timeout for the rollback of a stopped or failed transaction, in seconds. When it expires, the
@@ -89,7 +89,7 @@ class LeaderTerm:
         if is_rivers_row:
             await expect_read_committed(connection)
         with anyio.fail_after(CHECK_TIMEOUT, reason="passing the fence of a leader term took long"):
-            is_held = await self._passes_fence(connection)
+            is_held = await self._try_fence(connection)
         if not is_held:
             if await self.lease.renew_in_store():
                 raise await wrong_database_error(connection, "this leader term")
@@ -97,11 +97,11 @@ class LeaderTerm:
         if is_rivers_row:
             await expect_outermost(connection)
 
-    async def _passes_fence(self, connection: Transaction) -> bool:
+    async def _try_fence(self, connection: Transaction) -> bool:
         """Bind a transaction to the term. Returns False if the term has ended, or if the connection
         leads to another database."""
-        return await self.lease.passes_fence(
-            connection, timeout=self.limit, lock_timeout=self.limit * LOCK_SHARE
+        return await self.lease.try_fence(
+            connection, timeout=self.limit, lock_timeout=self.limit * LOCK_TIMEOUT_SHARE
         )
 
     def _fenced_out_error(self) -> FencedOutError:
@@ -134,7 +134,7 @@ class TermFence(LeaderTerm):
                 connection.acquire(purpose, self.limit.total_seconds()) as open_connection,
                 _transaction(open_connection),
             ):
-                if not await self._passes_fence(open_connection):
+                if not await self._try_fence(open_connection):
                     raise self._fenced_out_error()
                 is_entered = True
                 yield open_connection

@@ -32,7 +32,7 @@ ATTEMPTS_MAX = 3
 """The number of consecutive failures of maintenance after which the leader resigns."""
 RETRY_DELAY_MIN = timedelta(seconds=1)
 RETRY_DELAY_MAX = timedelta(seconds=2)
-STEADY_RUN_SECONDS = 60.0
+FAILURE_RESET_AFTER = 60.0
 """If the services ran for this number of seconds, the next failure counts as the first one."""
 
 
@@ -59,7 +59,7 @@ class TermRunner:
         """
         self._lease, self._make_services, self._timer = lease, make, timer
         self._started, self._resign = started, resign
-        self._running_since: float | None = None
+        self._services_started_at: float | None = None
         self._failure_count = 0
         self._backoff = Backoff(RETRY_DELAY_MIN, RETRY_DELAY_MAX)
         self._log = get_logger(leader_id=lease.holder, elected_at=lease.acquired_at.isoformat())
@@ -67,7 +67,7 @@ class TermRunner:
     async def run(self, scope: StopScope) -> None:
         """Run the services until the scope is stopped, or until they have failed too often."""
         while scope.cause is None and self._failure_count < ATTEMPTS_MAX:
-            self._running_since = None
+            self._services_started_at = None
             try:
                 await self._run_services(scope)
             except Exception as error:
@@ -80,20 +80,20 @@ class TermRunner:
                 for service in services:
                     await group.start(service)
                 context.all_started.set()
-                self._running_since = self._timer.boottime()
+                self._services_started_at = self._timer.boottime()
                 if scope.cause is None:
                     self._started()
                 await anyio.sleep_forever()
         finally:
-            await close_all([context.connection, context.cleaning])
+            await close_all([context.connection, context.cleaner_connection])
 
     async def _handle_failure(self, scope: StopScope, error: BaseException) -> None:
         """Log a failure of maintenance. Then wait before the next attempt, or resign."""
         if scope.cause is not None:
             self._log.error(MAINTENANCE_FAILED_WHILE_STOPPING, **error_keys(error))
             return
-        began = self._running_since
-        if began is not None and self._timer.boottime() - began >= STEADY_RUN_SECONDS:
+        began = self._services_started_at
+        if began is not None and self._timer.boottime() - began >= FAILURE_RESET_AFTER:
             self._failure_count = 0
             self._backoff.reset()
         self._failure_count += 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy._lifecycle import finish
+from riverpy._lifecycle import run_despite_cancellation
 from riverpy.stats import LeaseStats
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ClientLeases:
     async def close(self) -> None:
         """Close the engine, which ends every lease. If the engine is being opened, wait for that
         first."""
-        await finish(self._close)
+        await run_despite_cancellation(self._close)
 
     async def _close(self) -> None:
         async with self._opening:

@@ -31,7 +31,7 @@ from riverpy._leases.held_leases import (
 )
 from riverpy._leases.lease import STORE_TIMEOUT, CancelAtLeaseEnd, Lease
 from riverpy._leases.timing import WAKE_JITTER
-from riverpy._lifecycle import StopCause, TestSignal, finish
+from riverpy._lifecycle import StopCause, TestSignal, run_despite_cancellation
 from riverpy._log import get_logger
 from riverpy._log_events import (
     LEASE_ACQUIRED_TOO_LATE,
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.leases import LeaseAnswer
 
-SPREAD_DELAY, SPREAD_DELAY_MAX = 0.02, 0.5
-"""An attempt is delayed by `SPREAD_DELAY` seconds for each lease that this process holds, and at
-most by `SPREAD_DELAY_MAX`. So leases spread over the processes."""
-CONFLICT_DELAY = 0.25
+ATTEMPT_DELAY_PER_LEASE, ATTEMPT_DELAY_MAX = 0.02, 0.5
+"""An attempt is delayed by `ATTEMPT_DELAY_PER_LEASE` seconds for each lease that this process
+holds, and at most by `ATTEMPT_DELAY_MAX`. So leases spread over the processes."""
+BUSY_LEASE_RETRY_DELAY = 0.25
 """Seconds until the next attempt, if another attempt or a fenced transaction was in progress."""
 CANCELLED_ATTEMPT_TIMEOUT = 1.0
 """The timeout of an attempt after the caller was cancelled, in seconds."""
@@ -134,7 +134,7 @@ class LeaseEngine:
             lease.end("the leases of this process are closed", cause=StopCause.CLIENT_STOP)
         for attempt in self._attempts:
             attempt.start_timeout()
-        await finish(self._close)
+        await run_despite_cancellation(self._close)
 
     async def _close(self) -> None:
         with anyio.move_on_after(CLOSE_TIMEOUT):
@@ -162,16 +162,16 @@ class LeaseEngine:
             return
         name = message.lease.removeprefix(prefix)
         if message.action == "released":
-            self.lease_released(name, message.holder)
+            self.handle_release(name, message.holder)
         elif message.action == "resign_requested":
-            self.release_requested(name, epoch=message.epoch)
+            self.handle_release_request(name, epoch=message.epoch)
 
-    def lease_released(self, name: str, holder: str) -> None:
+    def handle_release(self, name: str, holder: str) -> None:
         """Wake the callers that wait for this lease, because another process has released it."""
         if holder != self.holder:
             self._wake_callers(name)
 
-    def release_requested(self, name: str, *, epoch: int | None = None) -> None:
+    def handle_release_request(self, name: str, *, epoch: int | None = None) -> None:
         """End a lease that another process requested. With `epoch`, only a lease of this epoch."""
         lease = self.held.get(name)
         if lease is not None and epoch in {None, lease.epoch}:
@@ -281,7 +281,7 @@ class LeaseEngine:
         self._attempt_count += 1
         try:
             if before:
-                await self.timer.sleep(min(SPREAD_DELAY * before, SPREAD_DELAY_MAX))
+                await self.timer.sleep(min(ATTEMPT_DELAY_PER_LEASE * before, ATTEMPT_DELAY_MAX))
             lease, pause = await self.try_acquire(name)
         except DATABASE_ERRORS as error:
             return None, self._log_failed_attempt(name, error, backoff)
@@ -327,7 +327,7 @@ class LeaseEngine:
         )
         self._attempts.add(attempt)
         try:
-            await attempt.run()
+            await attempt.execute_statement()
         except BaseException:
             if attempt.answer is not None and attempt.answer.is_granted:
                 await self.release(self._make_lease(name, attempt.answer, attempted_at))
@@ -336,12 +336,12 @@ class LeaseEngine:
             self._attempts.discard(attempt)
             self._signal_change()
         if attempt.answer is None:
-            return None, CONFLICT_DELAY + random.uniform(0, WAKE_JITTER)  # noqa: S311 (no secret)
+            return None, BUSY_LEASE_RETRY_DELAY + random.uniform(0, WAKE_JITTER)  # noqa: S311 (no secret)
         pause = self.timing.until_next_attempt(attempt.answer.remaining)
         if not attempt.answer.is_granted:
             return None, pause
         lease = self._make_lease(name, attempt.answer, attempted_at)
-        if lease.time_to_stop <= 0:
+        if lease.seconds_until_stop <= 0:
             self._log.warning(LEASE_ACQUIRED_TOO_LATE, lease=name)
             await self.release(lease)
             return None, pause
@@ -373,7 +373,9 @@ class LeaseEngine:
         lease.end("the lease was released", cause=StopCause.CLIENT_STOP)
         is_freed = False
         try:
-            is_freed = lease.may_be_held and await finish(lambda: self._release_in_store(lease))
+            is_freed = lease.may_be_held and await run_despite_cancellation(
+                lambda: self._release_in_store(lease)
+            )
         finally:
             lease.is_used = False
             self.held.remove(lease)
@@ -418,14 +420,14 @@ class AcquireAttempt:
         self._scope = anyio.CancelScope(shield=True)
         self._end_event = asyncio.Event()
 
-    async def run(self) -> None:
-        """Run the statement to its end. `start_timeout` limits the remaining time.
+    async def execute_statement(self) -> None:
+        """Execute the statement to its end. `start_timeout` limits the remaining time.
 
         Raises:
             Exception: one of DATABASE_ERRORS; the result is unknown.
         """
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._run_statement)
+            tasks.start_soon(self._execute_shielded)
             try:
                 await self._end_event.wait()
             finally:
@@ -438,11 +440,11 @@ class AcquireAttempt:
         for it any more."""
         self._scope.deadline = anyio.current_time() + CANCELLED_ATTEMPT_TIMEOUT
 
-    async def _run_statement(self) -> None:
+    async def _execute_shielded(self) -> None:
         with self._scope:
             try:
                 self.answer = await self._statement()
-            except Exception as error:  # `run` raises it
+            except Exception as error:  # `execute_statement` raises it
                 self._error = error
         if self._scope.cancelled_caught:
             self._error = TimeoutError("the leases were closed before the answer came")

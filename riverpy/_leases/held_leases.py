@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy._clock import Backoff
-from riverpy._leases.lease import NOT_RENEWED, STORE_TIMEOUT
-from riverpy._leases.timing import WATCH_INTERVAL_MIN
+from riverpy._leases.lease import NOT_RENEWED_REASON, STORE_TIMEOUT
+from riverpy._leases.timing import DEADLINE_CHECK_INTERVAL_MIN
 from riverpy._lifecycle import TestSignal
 from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import (
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 RENEWAL_TIME_MIN = 0.01
 """A lease is not renewed any more if its work must stop within this number of seconds."""
-STALL_MIN = 1.0
+LOGGED_PAUSE_MIN = 1.0
 """If a sleep takes this number of seconds longer than planned, it is logged as a pause of this
 process."""
-REPORT_INTERVAL = 10.0
+WORK_LOG_INTERVAL = 10.0
 """Seconds between two log lines about work that runs after its lease ended."""
 UNKNOWN_RESULT_ERRORS = (*DATABASE_ERRORS, TransactionError)
 """The errors after which the result of a statement is unknown."""
@@ -64,7 +64,7 @@ class HeldLeases:
         self._timing, self._timer = timing, timer
         self._leases: dict[str, Lease] = {}
         self._scopes: dict[Lease, StopScope] = {}  # scopes of the services that hold leases
-        self._next_report_at: dict[Lease, float] = {}
+        self._next_work_log_at: dict[Lease, float] = {}
         """The time by boottime at which work that still runs is logged again."""
         self._change_event = asyncio.Event()
         """An event that is set and replaced when a lease is added, renewed by its user, or
@@ -115,7 +115,7 @@ class HeldLeases:
 
     def remove(self, lease: Lease) -> None:
         """Forget a lease whose work has stopped. The lease may be unknown."""
-        self._next_report_at.pop(lease, None)
+        self._next_work_log_at.pop(lease, None)
         if self._leases.get(lease.name) is lease:
             del self._leases[lease.name]
         self._signal_change()
@@ -127,7 +127,7 @@ class HeldLeases:
             Exception: one of DATABASE_ERRORS; the result is unknown.
         """
         if not lease.is_held:
-            lease.end(NOT_RENEWED)
+            lease.end(NOT_RENEWED_REASON)
             return False
         try:
             await self._renew([lease], timeout=min(STORE_TIMEOUT, lease.valid_for))
@@ -150,7 +150,7 @@ class HeldLeases:
             self._store.mark_idle(renewing=True)
 
     def _handle_lease_end(self, lease: Lease) -> None:
-        self._next_report_at[lease] = lease.ended_at + self._timing.grace
+        self._next_work_log_at[lease] = lease.ended_at + self._timing.grace
         if (scope := self._scopes.pop(lease, None)) is not None:
             scope.expect_no_progress()  # the work may take any time to stop
         keys = {"lease": lease.name, "epoch": lease.epoch, "reason": lease.end_reason}
@@ -164,9 +164,9 @@ class HeldLeases:
         return [lease for lease in self._leases.values() if lease.cause is None]
 
     @property
-    def _time_to_stop(self) -> float:
+    def _seconds_until_stop(self) -> float:
         """Seconds until the first work under a held lease must be stopped."""
-        return min((lease.time_to_stop for lease in self._active_leases), default=math.inf)
+        return min((lease.seconds_until_stop for lease in self._active_leases), default=math.inf)
 
     async def _watch_and_renew(self) -> None:
         """Watch and renew leases while there are any."""
@@ -188,23 +188,23 @@ class HeldLeases:
         deadline."""
         while True:
             for lease in self._active_leases:
-                if lease.time_to_stop <= 0:
-                    lease.end(NOT_RENEWED)
-            self._report_unfinished()
-            planned = min(self._timing.watch_interval, self._time_to_stop)
-            planned = max(planned, WATCH_INTERVAL_MIN)
+                if lease.seconds_until_stop <= 0:
+                    lease.end(NOT_RENEWED_REASON)
+            self._log_unfinished_work()
+            planned = min(self._timing.deadline_check_interval, self._seconds_until_stop)
+            planned = max(planned, DEADLINE_CHECK_INTERVAL_MIN)
             before = self._timer.boottime()
             await self._timer.sleep(planned)
             late = self._timer.boottime() - before - planned
-            if late > STALL_MIN and self._active_leases:
+            if late > LOGGED_PAUSE_MIN and self._active_leases:
                 self._log.warning(PROCESS_PAUSED, seconds=round(late, 1))
 
-    def _report_unfinished(self) -> None:
+    def _log_unfinished_work(self) -> None:
         """Log work that has not stopped in time after its lease ended."""
         now = self._timer.boottime()
-        for lease, report_at in self._next_report_at.items():
-            if now >= report_at and self._leases.get(lease.name) is lease:
-                self._next_report_at[lease] = now + REPORT_INTERVAL
+        for lease, log_at in self._next_work_log_at.items():
+            if now >= log_at and self._leases.get(lease.name) is lease:
+                self._next_work_log_at[lease] = now + WORK_LOG_INTERVAL
                 self._log.warning(
                     WORK_RAN_PAST_ITS_LEASE,
                     lease=lease.name,
@@ -220,13 +220,15 @@ class HeldLeases:
         locked = frozenset[str]()
         while self._leases:
             held = [
-                lease for lease in self._active_leases if lease.time_to_stop >= RENEWAL_TIME_MIN
+                lease
+                for lease in self._active_leases
+                if lease.seconds_until_stop >= RENEWAL_TIME_MIN
             ]
             for scope in [self._scopes[lease] for lease in held if lease in self._scopes]:
                 scope.expect_progress(within=progress_limit(self._timing))
             early = self._next_renewal_at - self._timer.boottime()
             if early > 0 or not held:
-                step = self._timing.watch_interval
+                step = self._timing.deadline_check_interval
                 await self._timer.wait(self._change_event, min(early, step) if early > 0 else step)
                 continue
             due = self._timer.boottime() + self._timing.interval
@@ -241,7 +243,7 @@ class HeldLeases:
                     error=describe(error),
                 )
                 self.renewal_failures += 1
-                left = max(self._time_to_stop, 0.0)
+                left = max(self._seconds_until_stop, 0.0)
                 self._next_renewal_at = self._timer.boottime() + min(backoff.next(), left / 2)
             else:
                 failures.recovered(LEASE_RENEWAL_RESTORED)
@@ -253,7 +255,7 @@ class HeldLeases:
         """Return the timeout of a renewal: half of the time until the work must stop, so that a
         second renewal is possible. Leases in `locked` do not shorten the timeout of the others."""
         free = [lease for lease in held if lease.name not in locked]
-        return min(STORE_TIMEOUT, min(lease.time_to_stop for lease in free or held) / 2)
+        return min(STORE_TIMEOUT, min(lease.seconds_until_stop for lease in free or held) / 2)
 
     async def _renew(self, held: list[Lease], *, timeout: float) -> None:
         attempted_at = self._timer.boottime()
@@ -263,7 +265,7 @@ class HeldLeases:
             if lease.name not in answers:
                 lease.end("another process may hold the lease", may_be_held=False)
             elif answers[lease.name]:
-                lease.renewed(attempted_at=attempted_at)
+                lease.extend(attempted_at=attempted_at)
         self.renewals += 1
         self.renewal_seconds = self._timer.boottime() - attempted_at
         self.renewed.emit()

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 STORE_TIMEOUT = 5.0
 """The timeout of one call of the store, in seconds."""
-NOT_RENEWED = "the lease could not be renewed in time"
-FENCE_REFUSED = "the database refused its fence"
+NOT_RENEWED_REASON = "the lease could not be renewed in time"
+FENCE_REFUSED_REASON = "the database refused its fence"
 _SERIALIZATION_FAILURE = "40001"
 
 
@@ -58,7 +58,7 @@ class Lease:
         """The start of the term by the server's clock, exact to the microsecond."""
         self.cause: StopCause | None = None
         """The cause of the end; None until the engine, the user or the database ends the lease."""
-        self.end_reason = NOT_RENEWED
+        self.end_reason = NOT_RENEWED_REASON
         """The reason of the end, for log lines and errors."""
         self.ended_at = 0.0
         """The time at which the lease ended, by boottime."""
@@ -105,7 +105,7 @@ class Lease:
     async def wait_lost(self) -> None:
         """Wait until the lease is not held any more, for any reason."""
         while (left := self.valid_for) > 0:
-            await self._timer.wait(self._end_event, min(left, self._timing.watch_interval))
+            await self._timer.wait(self._end_event, min(left, self._timing.deadline_check_interval))
 
     async def fence(self, connection: Transaction | MemoryTransaction) -> None:
         """Bind the transaction that is open on `connection` to this term: it commits only while no
@@ -135,18 +135,18 @@ class Lease:
                 self.valid_for,
                 reason=f"the fence of lease {self.name!r} was not set before the local deadline",
             ):
-                is_held = await self.passes_fence(connection, timeout=ttl, lock_timeout=ttl)
+                is_held = await self.try_fence(connection, timeout=ttl, lock_timeout=ttl)
         except PostgresError as error:
             if getattr(error, "sqlstate", None) != _SERIALIZATION_FAILURE:
                 raise
             if await self.renew_in_store():  # the lease is held, only the snapshot is too old
                 raise
-            self.end(FENCE_REFUSED, may_be_held=False)
+            self.end(FENCE_REFUSED_REASON, may_be_held=False)
         else:
             if not is_held and await self.renew_in_store():
                 raise await self._store.wrong_database_error(connection, self.name)
             if not is_held:
-                self.end(FENCE_REFUSED, may_be_held=False)
+                self.end(FENCE_REFUSED_REASON, may_be_held=False)
         self.expect_held()
 
     @property
@@ -169,7 +169,7 @@ class Lease:
     # -- for the engine and for term fences
 
     @property
-    def time_to_stop(self) -> float:
+    def seconds_until_stop(self) -> float:
         """Seconds until the work must be stopped, so that it ends before the local deadline."""
         return self.valid_for - self._timing.grace
 
@@ -178,7 +178,7 @@ class Lease:
         """The time to live of the lease: how long it lasts without a renewal."""
         return self._timing.ttl_delta
 
-    async def passes_fence(
+    async def try_fence(
         self, transaction: object, *, timeout: timedelta, lock_timeout: timedelta
     ) -> bool:
         """Bind a transaction to this term, with a timeout for the transaction and for each wait for
@@ -204,10 +204,10 @@ class Lease:
             )
             return False
         if held.get(self.name):
-            self.renewed(attempted_at=attempted_at)
+            self.extend(attempted_at=attempted_at)
         return self.name in held
 
-    def renewed(self, *, attempted_at: float) -> None:
+    def extend(self, *, attempted_at: float) -> None:
         """Extend the local deadline after a renewal that started at `attempted_at` by boottime."""
         if self.cause is None:
             self._valid_until = attempted_at + self._timing.validity
@@ -237,7 +237,9 @@ class Lease:
     @property
     def is_lost(self) -> bool:
         """Whether the lease ended because it was not renewed or because the database refused it."""
-        return self.cause is not None and (self.end_reason == NOT_RENEWED or not self.may_be_held)
+        return self.cause is not None and (
+            self.end_reason == NOT_RENEWED_REASON or not self.may_be_held
+        )
 
     def lost_error(self) -> LeaseLostError:
         """Return the error for the use of a lease that is not held any more."""

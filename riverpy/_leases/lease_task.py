@@ -32,10 +32,10 @@ class LeaseTask:
         engine: LeaseEngine,
         work: Callable[[StopScope], Awaitable[None]],
         *,
-        lost: StopCause = StopCause.LEASE_LOST,
+        loss_cause: StopCause = StopCause.LEASE_LOST,
     ) -> None:
-        """Create the task of a held lease. `work` must stop when its scope is stopped. `lost` is
-        the cause of that stop if the lease is lost."""
+        """Create the task of a held lease. `work` must stop when its scope is stopped. If the lease
+        is lost, the cause of that stop is `loss_cause`."""
         self.lease = lease
         self.error: Exception | None = None
         """The error that the work raised."""
@@ -46,7 +46,7 @@ class LeaseTask:
         self.seconds = 0.0
         """The duration of the work, in seconds."""
         self.work_ended, self.released = asyncio.Event(), asyncio.Event()
-        self._engine, self._work, self._loss_cause = engine, work, lost
+        self._engine, self._work, self._loss_cause = engine, work, loss_cause
         self._scope = StopScope()
         self._task: asyncio.Task[None] | None = None
 
@@ -57,7 +57,7 @@ class LeaseTask:
     def stop_work(self, cause: StopCause) -> None:
         """End the lease, and stop the work."""
         self._scope.stop(cause)
-        self.lease.end("the work under the lease was stopped", cause=cause)
+        self.lease.end("this client is stopping", cause=cause)
 
     async def stop(self, cause: StopCause) -> bool:
         """Stop the work, and wait for at most the grace period until the work has ended. Returns

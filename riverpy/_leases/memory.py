@@ -28,7 +28,7 @@ class _LeaseRow:
         self.epoch, self.holder, self.ttl = epoch, holder, ttl
         self.acquired_at = datetime.now(UTC)
         self.expires_at = now + ttl
-        self.fenced: set[MemoryTransaction] = set()
+        self.fenced_transactions: set[MemoryTransaction] = set()
         """The fenced transactions of this term that have not ended."""
 
 
@@ -132,7 +132,7 @@ class MemoryLeases(LeaseStore):
             if row.expires_at >= now:
                 left = row.expires_at - now
                 return LeaseAnswer(False, row.holder, row.epoch, row.acquired_at, left)
-            if any(transaction.is_open for transaction in row.fenced):
+            if any(transaction.is_open for transaction in row.fenced_transactions):
                 return None
         micros = int(datetime.now(UTC).timestamp() * 1_000_000)
         self._last_epoch = max(self._last_epoch + 1, micros)
@@ -179,7 +179,9 @@ class MemoryLeases(LeaseStore):
             if row is None:
                 return False
             transaction.limit(timeout.total_seconds())
-            row.fenced = {other for other in row.fenced if other.is_open} | {transaction}
+            row.fenced_transactions = {
+                other for other in row.fenced_transactions if other.is_open
+            } | {transaction}
             return True
 
     async def wrong_database_error(self, transaction: object, name: str) -> TransactionError:

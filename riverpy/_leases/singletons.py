@@ -42,7 +42,7 @@ RETRY_DELAY_MIN = timedelta(seconds=1)
 RETRY_DELAY_MAX = timedelta(seconds=30)
 """The first and the longest delay after a failure. Another process may run the function during the
 delay."""
-STEADY_RUN_SECONDS = 60.0
+FAILURE_RESET_AFTER = 60.0
 """If the function ran for this number of seconds, the next failure counts as the first one."""
 
 
@@ -92,7 +92,7 @@ class SingletonRunner:
                     self._log_failure_at_stop(task.error)
                 await task.stop(scope.cause or StopCause.CLIENT_STOP)
                 raise
-            if not await self._should_wait_again(task):
+            if not await self._handle_function_end(task):
                 return
 
     async def close(self, timeout: float) -> bool:
@@ -122,7 +122,7 @@ class SingletonRunner:
         if not isinstance(error, FencedOutError):
             self._log.error(SINGLETON_FAILED_WHILE_STOPPING, **error_keys(error))
 
-    async def _should_wait_again(self, task: LeaseTask) -> bool:
+    async def _handle_function_end(self, task: LeaseTask) -> bool:
         """Log how the function ended, and wait after a failure. Returns whether this process waits
         for the lease again."""
         error, lease = task.error, task.lease
@@ -137,7 +137,7 @@ class SingletonRunner:
         if self.singleton.restart == "never":
             self._log.error(SINGLETON_FAILED_FOR_GOOD, **error_keys(error))
             return False
-        if task.seconds >= STEADY_RUN_SECONDS:
+        if task.seconds >= FAILURE_RESET_AFTER:
             self._backoff.reset()
         delay = self._backoff.next()
         self._log.error(SINGLETON_FAILED, seconds=round(delay, 1), **error_keys(error))

@@ -142,7 +142,7 @@ class LeaseStore(ABC):
         raise ConfigError(f"lease {name!r} has no fence statement")
 
 
-class _Connections(Protocol):
+class _ConnectionProvider(Protocol):
     """A class that provides a connection for each statement."""
 
     def acquire(
@@ -155,8 +155,8 @@ class LeaseTable(LeaseStore):
 
     def __init__(
         self,
-        renewals: _Connections,
-        others: _Connections,
+        renewals: _ConnectionProvider,
+        others: _ConnectionProvider,
         schema: str | None,
         *,
         prefix: str = "",
@@ -263,8 +263,8 @@ class UserLeaseTable(LeaseTable):
         self._own_connections: list[DedicatedConnection] = []
         self._caller_database: Pool | Transaction | None = None
         self.outage = ConnectionOutage(holder=holder, effect=OUTAGE_EFFECT)
-        renewals: _Connections
-        others: _Connections
+        renewals: _ConnectionProvider
+        others: _ConnectionProvider
         if isinstance(database, str):
             self._url = database
             renewals, others = self._own_connections = [

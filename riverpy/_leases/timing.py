@@ -19,15 +19,15 @@ from riverpy.errors import ConfigError
 if TYPE_CHECKING:
     from riverpy.config import Config
 
-MARGIN_SHARE = 1 / 15
+DEADLINE_MARGIN_SHARE_OF_TTL = 1 / 15
 """The safety margin before the local deadline, as a share of the time to live: 1 s of 15 s, as in
 River."""
-GRACE_SHARE = 1 / 5
+GRACE_PERIOD_SHARE_OF_TTL = 1 / 5
 """The grace period in which work under a lease must stop, as a share of the time to live: 3 s of
 15 s."""
-WATCH_INTERVAL_MAX = 1.0
-WATCH_INTERVAL_MIN = 0.001
-WATCH_SHARE = 1 / 15
+DEADLINE_CHECK_INTERVAL_MAX = 1.0
+DEADLINE_CHECK_INTERVAL_MIN = 0.001
+DEADLINE_CHECK_SHARE_OF_TTL = 1 / 15
 """The time between two checks of the local deadline, as a share of the time to live."""
 WAKE_JITTER = 0.05
 """The longest random delay of an attempt to acquire a lease that was released or has expired, in
@@ -55,19 +55,22 @@ class LeaseTiming(msgspec.Struct, frozen=True):
     @property
     def validity(self) -> float:
         """The time from the start of a successful attempt or renewal to the local deadline."""
-        return self.ttl * (1 - MARGIN_SHARE)
+        return self.ttl * (1 - DEADLINE_MARGIN_SHARE_OF_TTL)
 
     @property
     def grace(self) -> float:
         """The grace period in which work under a lease must stop."""
-        return self.ttl * GRACE_SHARE
+        return self.ttl * GRACE_PERIOD_SHARE_OF_TTL
 
     @property
-    def watch_interval(self) -> float:
+    def deadline_check_interval(self) -> float:
         """The time from one check of the local deadline to the next. A sleep does not count the
         time during which the machine is suspended, so no single sleep is longer than this
         interval."""
-        return max(min(WATCH_INTERVAL_MAX, self.ttl * WATCH_SHARE), WATCH_INTERVAL_MIN)
+        return max(
+            min(DEADLINE_CHECK_INTERVAL_MAX, self.ttl * DEADLINE_CHECK_SHARE_OF_TTL),
+            DEADLINE_CHECK_INTERVAL_MIN,
+        )
 
     def until_next_attempt(self, remaining: float | None) -> float:
         """Return the time from a denied attempt to the next one. `remaining` is the time until the
@@ -78,7 +81,7 @@ class LeaseTiming(msgspec.Struct, frozen=True):
         return min(usual, remaining + random.uniform(0, WAKE_JITTER))  # noqa: S311 (no secret)
 
 
-def expect_wait(wait: timedelta | None) -> None:
+def validate_wait(wait: timedelta | None) -> None:
     """Check the `wait` argument of a call.
 
     Raises:

@@ -30,11 +30,11 @@ class ClientCleaner(MaintenanceService):
 
     name = "client cleaner"
 
-    def __init__(self, context: TermContext, contact: Callable[[], float]) -> None:
-        """Create the client cleaner. `contact` returns how long this process has had contact with
-        the server without a break, in seconds."""
+    def __init__(self, context: TermContext, contact_seconds: Callable[[], float]) -> None:
+        """Create the client cleaner. `contact_seconds` returns how long this process has had
+        contact with the server without a break."""
         super().__init__(context)
-        self._observer = HeartbeatObserver(context.timer, contact)
+        self._observer = HeartbeatObserver(context.timer, contact_seconds)
         self.batches: Batches[tuple[str, bytes]] = Batches(
             self, "deleting dead clients", self._delete_clients, key=itemgetter(0)
         )
@@ -44,10 +44,10 @@ class ClientCleaner(MaintenanceService):
         async with self.read_connection("looking for dead clients") as connection:
             self._observer.observe(*await client_heartbeats(connection, self.schema))
         dead_after = self.context.config.dead_after.total_seconds()
-        silent = self._observer.silent(dead_after, kept=RETENTION)
-        if silent.heartbeats:
-            await self.batches.handle_rows(silent.heartbeats.items())
-        return self.batches.delay(min(INTERVAL, silent.next_in + DELETION_MARGIN))
+        stopped = self._observer.find_stopped(dead_after, kept=RETENTION)
+        if stopped.heartbeats:
+            await self.batches.handle_rows(stopped.heartbeats.items())
+        return self.batches.delay(min(INTERVAL, stopped.seconds_until_next + DELETION_MARGIN))
 
     async def _delete_clients(self, heartbeats: list[tuple[str, bytes]]) -> None:
         """Delete the rows of clients that have written no heartbeat after those in `heartbeats`."""

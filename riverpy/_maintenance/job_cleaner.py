@@ -106,7 +106,7 @@ class JobCleaner(MaintenanceService):
             "deleting ended jobs",
             self._delete_jobs,
             key=lambda job: job.id,
-            connection=context.cleaning,
+            connection=context.cleaner_connection,
         )
         self._cursors: dict[Rule, EndedCursor | None] = {}
         """The position up to which the jobs of each rule were read. A new rule starts at the
@@ -120,7 +120,7 @@ class JobCleaner(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """Delete all jobs whose retention has ended."""
-        rules = retention_rules(self.context.config, await self.context.scope())
+        rules = retention_rules(self.context.config, await self.context.read_queue_scope())
         self.batches.begin_pass(rules)
         self._renew_cursors(rules)
         states = await self._read_states_to_clean(rules)
@@ -180,7 +180,9 @@ class JobCleaner(MaintenanceService):
 
     async def _read_ended_jobs(self, rule: Rule, limit: int) -> list[EndedJob]:
         self.context.fence.expect_held()
-        async with self.context.cleaning.acquire("reading ended jobs", READ_TIMEOUT) as connection:
+        async with self.context.cleaner_connection.acquire(
+            "reading ended jobs", READ_TIMEOUT
+        ) as connection:
             return await job_ended(
                 connection,
                 self.schema,

@@ -109,11 +109,13 @@ class JobRescuer(MaintenanceService):
 
     name = "job rescuer"
 
-    def __init__(self, context: TermContext, contact: Callable[[], float] | None) -> None:
-        """Create the job rescuer. `contact` returns how long this process has had contact with the
-        server without a break, in seconds. None: the database has no table of clients."""
+    def __init__(self, context: TermContext, contact_seconds: Callable[[], float] | None) -> None:
+        """Create the job rescuer. `contact_seconds` returns how long this process has had
+        contact with the server without a break. None: the database has no table of clients."""
         super().__init__(context)
-        self._observer = None if contact is None else HeartbeatObserver(context.timer, contact)
+        self._observer = (
+            None if contact_seconds is None else HeartbeatObserver(context.timer, contact_seconds)
+        )
         self._config = context.config
         self._dead_after = self._config.dead_after.total_seconds()
         self._interval = min(INTERVAL_MAX, self._dead_after * INTERVAL_SHARE_OF_DEAD_AFTER)
@@ -145,15 +147,15 @@ class JobRescuer(MaintenanceService):
     async def run_once(self, scope: StopScope) -> float:
         """Make one pass. Return the seconds until the next one."""
         now = self.context.timer.boottime()
-        filters = (await self.context.scope()).filters()
+        filters = (await self.context.read_queue_scope()).filters()
         self.batches.begin_pass(filters)
         self.stuck_job_reads.begin_pass(filters)
-        next_in = await self._rescue_jobs_of_dead_clients(filters)
+        seconds_until_next = await self._rescue_jobs_of_dead_clients(filters)
         if now >= self._next_stuck_search:
             await self._rescue_stuck_jobs(filters)
             self._next_stuck_search = now + self._stuck_interval
         await self.batches.handle_rows(())  # retries rows that are set aside
-        return min(next_in, self._next_stuck_search - now)
+        return min(seconds_until_next, self._next_stuck_search - now)
 
     # -- by heartbeat
 
@@ -164,13 +166,13 @@ class JobRescuer(MaintenanceService):
             return self._interval
         async with self.read_connection(_PURPOSE) as connection:
             self._observer.observe(*await client_heartbeats(connection, self.schema))
-        silent = self._observer.silent(self._dead_after)
-        if silent.heartbeats:
+        stopped = self._observer.find_stopped(self._dead_after)
+        if stopped.heartbeats:
             for within in filters:
                 await self.batches.handle_pages(
-                    partial(self._read_lost_attempts, silent.heartbeats, within)
+                    partial(self._read_lost_attempts, stopped.heartbeats, within)
                 )
-        return min(self._interval, silent.next_in + TIMER_MARGIN)
+        return min(self._interval, stopped.seconds_until_next + TIMER_MARGIN)
 
     async def _read_lost_attempts(
         self,

@@ -44,7 +44,7 @@ class JobScheduler(MaintenanceService):
     async def run_once(self, scope: StopScope) -> float:
         """Make all due jobs available."""
         self._unchanged_job_ids = []
-        queues = await self.context.scope()
+        queues = await self.context.read_queue_scope()
         self.batches.begin_pass(queues)
         for within in queues.filters():
             if not await self.batches.handle_pages(partial(self._read_due_jobs, within)):

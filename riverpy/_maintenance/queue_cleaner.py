@@ -37,7 +37,7 @@ class QueueCleaner(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """Delete the rows of all unused queues."""
-        queues = await self.context.scope()
+        queues = await self.context.read_queue_scope()
         self.batches.begin_pass(queues)
         for within in queues.filters():
             await self.batches.handle_pages(partial(self._read_page, within))

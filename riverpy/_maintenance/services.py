@@ -107,10 +107,10 @@ def _queue_services(context: TermContext, heartbeat: Heartbeat) -> list[Maintena
 
 def _riverpy_table_services(context: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
     """Return the services for the tables of line `riverpy`, which River does not have."""
-    contact = _contact_function(heartbeat)
-    cleaners = [] if contact is None else [ClientCleaner(context, contact)]
+    contact_seconds = _contact_function(heartbeat)
+    cleaners = [] if contact_seconds is None else [ClientCleaner(context, contact_seconds)]
     return [ExecutionCleaner(context), *cleaners]
 
 
 def _contact_function(heartbeat: Heartbeat) -> Callable[[], float] | None:
-    return None if heartbeat.registered_at is None else heartbeat.contact
+    return None if heartbeat.registered_at is None else heartbeat.contact_seconds

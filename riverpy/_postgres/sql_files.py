@@ -164,7 +164,7 @@ class QueueFilter(NamedTuple):
     """The queues that a statement handles."""
 
     queues: tuple[str, ...]
-    is_only: bool
+    is_allow_list: bool
     """True: the statement handles `queues`. False: it handles all other queues."""
 
 
@@ -179,6 +179,6 @@ async def fetch_filtered(
 ) -> list[Record]:
     """Run the block `name` for the queues of a filter (None: all queues), and return all rows."""
     if within is not None:
-        name += "_in_queues" if within.is_only else "_except_queues"
+        name += "_in_queues" if within.is_allow_list else "_except_queues"
         values["queues"] = within.queues
     return await query(file, name, schema).fetch(connection, **values)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from riverpy._lifecycle import finish
+from riverpy._lifecycle import run_despite_cancellation
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     InFailedTransactionError,
@@ -75,7 +75,7 @@ async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
         yield
         await _run_block(connection, "session_savepoint_release")
     except BaseException as error:
-        failure = await finish(lambda: _roll_back(connection))
+        failure = await run_despite_cancellation(lambda: _roll_back(connection))
         if failure is not None and isinstance(error, Exception):
             raise TransactionError(
                 "the transaction given as tx has ended or is aborted: its savepoint is lost "

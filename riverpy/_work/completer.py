@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy._clock import Backoff
-from riverpy._lifecycle import TestSignal, finish
+from riverpy._lifecycle import TestSignal, run_despite_cancellation
 from riverpy._log import get_logger
 from riverpy._log_events import (
     JOB_CANCELLED_AFTER_ITS_ATTEMPT,
@@ -184,7 +184,7 @@ class Completer:
                 await wait(self._has_ended)
                 self._scope.cancel()
                 if self._was_cancelled:
-                    await finish(partial(self._send_after_cancellation, wait))
+                    await run_despite_cancellation(partial(self._send_after_cancellation, wait))
 
     async def _send_until_closed(self) -> None:
         try:

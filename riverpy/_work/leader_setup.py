@@ -183,8 +183,8 @@ class ElectionSetup:
             lease,
             self._make_term,
             timer=self._timer,
-            started=self.election.maintenance_started,
-            resign=lambda: self.election.maintenance_failed(lease),
+            started=self.election.forget_failures,
+            resign=lambda: self.election.resign_after_failure(lease),
         )
         await runner.run(scope)
 
@@ -197,17 +197,17 @@ class ElectionSetup:
             has_notifications=not run.config.poll_only,
             timer=self._timer,
             dead_after=run.config.dead_after,
-            contact=run.heartbeat.contact,
+            contact_seconds=run.heartbeat.contact_seconds,
         )
         context = TermContext(
             fence=TermFence(lease),
             config=run.config,
             workers=run.client.workers,
             connection=connection,
-            cleaning=self._make_connection("cleaning"),
+            cleaner_connection=self._make_connection("cleaning"),
             timer=self._timer,
             connect_direct=run.connections.connector.reindexer,
-            scope=self._queues.scope,
+            read_queue_scope=self._queues.read_scope,
         )
         self._services = self.make_services(context)
         return context, self._services

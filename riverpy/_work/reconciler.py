@@ -345,7 +345,7 @@ class Reconciler:
                 rescue.claim_key for rescue in self._rescue_sender.rows
             }
             lost = [claim_key for claim_key in claimed if claim_key not in known]
-            if lost and not await self._heartbeat.is_current(connection):
+            if lost and not await self._heartbeat.has_client_id(connection):
                 return
         self._release_sender.discard()
         for claim_key in lost:
@@ -405,7 +405,7 @@ class Reconciler:
 
             claims = await self._damaged_jobs.read(connection, self._schema, RUNNING_STATES, read)
             active = self._active_claim_keys()
-            if claims and not await self._heartbeat.is_current(connection):
+            if claims and not await self._heartbeat.has_client_id(connection):
                 return
         for claim_key, client_id in claims:
             if claim_key.attempted_at < registered_at and claim_key not in active:

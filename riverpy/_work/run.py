@@ -164,7 +164,7 @@ class Run:
             self._config,
             [connections.results, connections.claims, connections.reserved],
             Timer(),
-            displaced=self.stop_hard,
+            on_id_lost=self.stop_hard,
         )
 
     def _make_producers(self) -> dict[str, Producer]:
@@ -391,7 +391,7 @@ class Run:
             raise single_error(group) from None
         finally:
             self._executor.close()
-            self._heartbeat.end()
+            self._heartbeat.record_run_end()
             await self._connections.close()
             self.state = "stopped"
 
@@ -418,7 +418,7 @@ class Run:
             try:
                 await self._membership.join()
             except DomainConflictError:
-                await self._heartbeat.leave()
+                await self._heartbeat.delete_client_row()
                 raise
             await services.start(self._membership)
         if CLIENTS_VERSION in schema_versions:
@@ -568,7 +568,7 @@ class Run:
         )
         log_report(report)
         if report.is_clean:
-            await self._heartbeat.leave()
-        if self._heartbeat.is_displaced:
+            await self._heartbeat.delete_client_row()
+        if self._heartbeat.has_lost_client_id:
             raise ClientIdInUseError(self._client.id, None)
         return report

@@ -97,11 +97,11 @@ class HeldTerm:
 
     def pass_deadline(self) -> None:
         """Let the local deadline pass. The row does not change."""
-        self.lease.renewed(attempted_at=float("-inf"))
+        self.lease.extend(attempted_at=float("-inf"))
 
     def renew(self) -> None:
         """Move the local deadline as after a renewal."""
-        self.lease.renewed(attempted_at=self.timer.boottime())
+        self.lease.extend(attempted_at=self.timer.boottime())
 
     @property
     def is_refused(self) -> bool:
@@ -145,10 +145,10 @@ async def held_term(
             config=Config(schema=schema.name, **settings),
             workers=workers or Workers(),
             connection=connections[0],
-            cleaning=connections[1],
+            cleaner_connection=connections[1],
             timer=held.timer,
             connect_direct=None,
-            scope=held._ask_scope,
+            read_queue_scope=held._ask_scope,
         )
         held.context.all_started.set()
         yield held

@@ -52,7 +52,7 @@ def default_queues(
         has_notifications=has_notifications,
         timer=timer or Timer(),
         dead_after=timedelta(minutes=1),
-        contact=lambda: 1e6,
+        contact_seconds=lambda: 1e6,
     )
     queues._has_table = has_table
     return queues
@@ -71,11 +71,11 @@ async def test_claim_during_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(domain_queues, "owner_read", owner_read)
     queues = default_queues(has_table=True)
-    assert await queues.scope() == ALL_QUEUES
-    assert await queues.scope() == all_queues_except({"one"})
+    assert await queues.read_scope() == ALL_QUEUES
+    assert await queues.read_scope() == all_queues_except({"one"})
     queues.forget()
-    assert await queues.scope() == ALL_QUEUES
-    assert await queues.scope() == ALL_QUEUES
+    assert await queues.read_scope() == ALL_QUEUES
+    assert await queues.read_scope() == ALL_QUEUES
     assert answers == []
 
 
@@ -98,12 +98,12 @@ async def test_table_created_during_a_term(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(domain_queues, "owner_exists", owner_exists)
         monkeypatch.setattr(domain_queues, "owner_read", owner_read)
         queues = default_queues(has_table=False, has_notifications=listens, timer=timer)
-        assert await queues.scope() == ALL_QUEUES
+        assert await queues.read_scope() == ALL_QUEUES
         timer.skipped += 299
-        assert await queues.scope() == ALL_QUEUES
+        assert await queues.read_scope() == ALL_QUEUES
         timer.skipped += 1
         for _ in range(2):
-            assert await queues.scope() == all_queues_except({"one"})
+            assert await queues.read_scope() == all_queues_except({"one"})
             timer.skipped += 1
         assert checks == [0, 300]
 
@@ -126,14 +126,14 @@ async def test_role_without_the_grant(schema: Schema) -> None:
         has_notifications=False,
         timer=Timer(),
         dead_after=timedelta(minutes=1),
-        contact=lambda: 1e6,
+        contact_seconds=lambda: 1e6,
     )
     await schema.execute("TRUNCATE riverpy_queue_owner")  # what another test has left of it
     try:
         with capture_logs() as log:
             for _ in range(2):
                 queues.forget()
-                assert await queues.scope() == ALL_QUEUES
+                assert await queues.read_scope() == ALL_QUEUES
         (entry,) = log
         assert entry["log_level"] == "warning"
         assert "GRANT SELECT, INSERT, UPDATE, DELETE ON riverpy_queue_owner" in entry["advice"]
@@ -142,9 +142,9 @@ async def test_role_without_the_grant(schema: Schema) -> None:
         )
         queues.forget()
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await queues.scope()
+            await queues.read_scope()
         await schema.execute(f"GRANT SELECT ON riverpy_queue_owner TO {role}")
-        assert await queues.scope() == all_queues_except({"q"})
+        assert await queues.read_scope() == all_queues_except({"q"})
     finally:
         await connection.close()
         await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
@@ -169,7 +169,7 @@ async def test_orphans_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None
         return [row if row.queue != "beating" else row._replace(last_seen=beat) for row in rows]
 
     async def maintained() -> set[str]:
-        return {row.queue for row in rows if row.queue in await queues.scope()}
+        return {row.queue for row in rows if row.queue in await queues.read_scope()}
 
     monkeypatch.setattr(domain_queues, "owner_read", owner_read)
     timer = StoppedTimer()

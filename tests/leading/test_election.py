@@ -539,7 +539,7 @@ async def test_fenced_out(leader: Candidate, row: Row) -> None:
     assert leader.leads
     assert leader.lease != old
     old.end("a write was refused", may_be_held=False)
-    assert not leader.election.maintenance_failed(old)
+    assert not leader.election.resign_after_failure(old)
     await settle()
     assert leader.leads
 
@@ -661,15 +661,15 @@ async def test_exhaustion(leader: Candidate, row: Row, timer: VirtualTimer) -> N
     before the next attempt. Maintenance that starts resets the pause."""
     waits: list[float] = []
     for _ in range(6):
-        leader.election.maintenance_failed(leader.lease)
+        leader.election.resign_after_failure(leader.lease)
         resigned = timer.boottime()
         await settle()
         while not leader.leads:
             await timer.advance(0.5)
         waits.append(row.times_of("acquire")[-1] - resigned)
     assert waits == pytest.approx([5, 10, 20, 40, 60, 60], abs=0.51)
-    leader.election.maintenance_started()
-    leader.election.maintenance_failed(leader.lease)
+    leader.election.forget_failures()
+    leader.election.resign_after_failure(leader.lease)
     resigned = timer.boottime()
     await timer.advance(5.5)
     assert row.times_of("acquire")[-1] - resigned == pytest.approx(5, abs=0.51)

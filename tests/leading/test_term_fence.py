@@ -113,7 +113,7 @@ async def test_end_of_a_busy_transaction(held: HeldTerm) -> None:
                     return  # there only single statements and pauses are limited
                 await connection.execute(f"SET transaction_timeout = '{own}'")
                 await connection.execute("BEGIN")
-                assert await fence_of(held, ttl)._passes_fence(connection)
+                assert await fence_of(held, ttl)._try_fence(connection)
                 timeout = await connection.fetchval("SHOW transaction_timeout")
                 assert timeout == ("500ms" if own == "500ms" else "1500ms")
                 with pytest.raises(DATABASE_ERRORS) as raised:
@@ -130,7 +130,7 @@ async def test_two_fences_in_one_transaction(held: HeldTerm) -> None:
         async with plain.acquire("a test", 20.0) as connection, connection.transaction():
             until: list[int] = []
             for ttl in (1.5, 30.0):
-                assert await fence_of(held, ttl)._passes_fence(connection)
+                assert await fence_of(held, ttl)._try_fence(connection)
                 until.append(int(await connection.fetchval("SHOW riverpy.fenced_until")))
             assert until[1] <= until[0] + 1
     finally:

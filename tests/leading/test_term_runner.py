@@ -229,7 +229,7 @@ class Terms:
         """Begin the term."""
         lease = lease_of(term(1), self.timer)
         work = partial(self.run_term, lease)
-        task = LeaseTask(lease, self.engine, work, lost=StopCause.LEADERSHIP_LOST)
+        task = LeaseTask(lease, self.engine, work, loss_cause=StopCause.LEADERSHIP_LOST)
         task.start("a term")
         return task
 
@@ -633,8 +633,8 @@ class Competition:
                 lease,
                 make,
                 timer=self.timer,
-                started=election.maintenance_started,
-                resign=lambda: election.maintenance_failed(lease),
+                started=election.forget_failures,
+                resign=lambda: election.resign_after_failure(lease),
             ).run(scope)
 
         election = Election(self.store.engine(leader_id), DEFAULT_DOMAIN, run_term)
@@ -717,11 +717,11 @@ async def test_p17_resignation_is_addressed(clients: Competition) -> None:
     await clients.add("b")
     times_of = len(clients.store.times_of("release", "a"))
     for election in clients.elections.values():
-        assert not election.maintenance_failed(first)
+        assert not election.resign_after_failure(first)
     await clients.timer.advance(20)
     assert clients.store.holder == held
     assert len(clients.store.times_of("release", "a")) == times_of
-    assert clients.elections["a"].maintenance_failed(second)
+    assert clients.elections["a"].resign_after_failure(second)
     await settle()
     assert clients.store.holder is None
 
@@ -731,7 +731,7 @@ async def test_p15_term_begins_once(clients: Competition) -> None:
     maintenance = await clients.add("a")
     for _ in range(5):
         clients.elections["a"]._engine.wake_all()
-        clients.elections["a"]._engine.lease_released(DEFAULT_DOMAIN, "b")
+        clients.elections["a"]._engine.handle_release(DEFAULT_DOMAIN, "b")
         await clients.timer.advance(TIMING.interval)
     assert len(clients.store.times_of("renew", "a")) == 5
     assert len(maintenance.made) == 1
@@ -783,7 +783,7 @@ async def test_p20_running_services_keep_the_lease(clients: Competition) -> None
     to acquire it before they have ended (P20)."""
     gate = asyncio.Event()
     maintenance = await clients.add("a", [Plan(end_gate=gate)])
-    clients.elections["a"].maintenance_failed(clients.lease("a"))
+    clients.elections["a"].resign_after_failure(clients.lease("a"))
     await clients.timer.advance(120)
     assert clients.store.times_of("release", "a") == []
     assert len(clients.store.times_of("acquire", "a")) == 1

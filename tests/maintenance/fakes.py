@@ -165,7 +165,7 @@ class FakeMaintenance:
         async def work(scope: StopScope) -> None:
             await self.run_term(lease, scope, which)
 
-        task = LeaseTask(lease, self.engine, work, lost=StopCause.LEADERSHIP_LOST)
+        task = LeaseTask(lease, self.engine, work, loss_cause=StopCause.LEADERSHIP_LOST)
         self.tasks.append(task)
         task.start(f"term {number}")
 
@@ -289,8 +289,8 @@ def context_without_database(timer: Timer, lease: Lease) -> TermContext:
         config=Config(),
         workers=Workers(),
         connection=DedicatedConnection("maintenance", connect, outage),
-        cleaning=DedicatedConnection("cleaning", connect, outage),
+        cleaner_connection=DedicatedConnection("cleaning", connect, outage),
         timer=timer,
         connect_direct=None,
-        scope=all_queues,
+        read_queue_scope=all_queues,
     )

@@ -85,7 +85,7 @@ class Shop:
 
     def renew(self) -> None:
         """The term is renewed."""
-        self.lease.renewed(attempted_at=self.timer.boottime())
+        self.lease.extend(attempted_at=self.timer.boottime())
 
     async def advance(self, seconds: float) -> None:
         """Move time on, in which the term is renewed."""
@@ -242,7 +242,7 @@ class Sleeper(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         context = self.context
-        async with context.fence.transaction(context.cleaning, "sleeping") as connection:
+        async with context.fence.transaction(context.cleaner_connection, "sleeping") as connection:
             await connection.execute("SELECT pg_sleep(60)")
         return 60.0
 

@@ -63,8 +63,8 @@ async def test_ended_jobs(schema: Schema) -> None:
     ("within", "expected"),
     [
         (None, ["a", "b"]),
-        (QueueFilter(("a",), is_only=True), ["a"]),
-        (QueueFilter(("a",), is_only=False), ["b"]),
+        (QueueFilter(("a",), is_allow_list=True), ["a"]),
+        (QueueFilter(("a",), is_allow_list=False), ["b"]),
     ],
     ids=["all", "some", "others"],
 )

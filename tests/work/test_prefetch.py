@@ -325,12 +325,12 @@ async def test_client_that_counts_as_dead(rig: Rig, ahead: None, patient: None) 
     async with rig.working(queues=QUEUES) as client:
         await until_ahead(rig, client)
         heartbeat = producer_of(client)._heartbeat
-        heartbeat._claims_end_at, until = 0.0, heartbeat._claims_end_at
+        heartbeat._claims_allowed_until, until = 0.0, heartbeat._claims_allowed_until
         blocked.release.set()
         await expect_given_back(rig, due)
         assert blocked.ran == [1]
-        heartbeat._claims_end_at = until
-        heartbeat._claims_allowed.set()
+        heartbeat._claims_allowed_until = until
+        heartbeat._claims_allowed_event.set()
         await rig.take(1 + AHEAD)
     assert blocked.ran == [1, 2, 3, 4]
 

@@ -201,8 +201,8 @@ async def test_frozen_client(
 
         def stand_still() -> None:
             if not until:
-                until.append(heartbeat._claims_end_at)
-                heartbeat._claims_end_at = 0.0
+                until.append(heartbeat._claims_allowed_until)
+                heartbeat._claims_allowed_until = 0.0
 
         async def late_answer(*args: Any) -> Any:
             if (rows := await take(*args)) and when == "before the answer":
@@ -219,8 +219,8 @@ async def test_frozen_client(
         await client.insert(Task())
         await rig.until("SELECT state = 'available' AND attempted_by IS NOT NULL FROM river_job")
         assert (ran, (await rig.row(1))["attempt"]) == ([], 0)
-        heartbeat._claims_end_at = until[0]
-        heartbeat._claims_allowed.set()
+        heartbeat._claims_allowed_until = until[0]
+        heartbeat._claims_allowed_event.set()
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED
     assert ran == [1]
 

@@ -169,8 +169,8 @@ async def test_names_spread(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> 
                     for _ in range(12):
                         await engine.denied.wait()
                 # A process may be notified later than others that a lease is free.
-                monkeypatch.setattr(engine_module, "SPREAD_DELAY", 0.25)
-                monkeypatch.setattr(engine_module, "SPREAD_DELAY_MAX", 2.0)
+                monkeypatch.setattr(engine_module, "ATTEMPT_DELAY_PER_LEASE", 0.25)
+                monkeypatch.setattr(engine_module, "ATTEMPT_DELAY_MAX", 2.0)
                 clients[0].stop()
                 counts: list[int] = []
 
@@ -311,7 +311,7 @@ async def test_function_that_keeps_running(
 ) -> None:
     """If a function runs after its lease was lost, this is logged repeatedly. Its process does not
     try to acquire the lease until the function has ended, and then runs it again (S6)."""
-    monkeypatch.setattr(held_leases, "REPORT_INTERVAL", 0.05)
+    monkeypatch.setattr(held_leases, "WORK_LOG_INTERVAL", 0.05)
     task, client = Task(), make_client(schema, "a", ttl=TTL)
     task.is_deaf = True
     client.singleton("s", task)
