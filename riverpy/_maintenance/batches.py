@@ -83,9 +83,9 @@ class Batches(Generic[Row]):
         self._sender = BatchSender(
             BatchStatement(self._count_and_send, row_id=key),
             size=BatchSize(size or BATCH_SIZE, self._context.fence.limit.total_seconds()),
-            aside=self.set_aside_rows,
-            set_aside=self._log_set_aside,
-            recovered=self._log_recovered,
+            set_aside_rows=self.set_aside_rows,
+            on_set_aside=self._log_set_aside,
+            on_recovered=self._log_recovered,
             failures_max=FAILURES_MAX,
         )
         self._scope: object = None
@@ -127,7 +127,7 @@ class Batches(Generic[Row]):
             self._sender.add(row)
         while self._sender.is_ready:
             began = self._context.timer.boottime()
-            await self._sender.step()
+            await self._sender.send_batch()
             if self._failed_statements >= FAILURES_MAX:
                 self._failed_statements = 0
                 self._sender.discard()

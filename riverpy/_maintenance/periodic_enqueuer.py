@@ -152,8 +152,8 @@ class PeriodicEnqueuer(MaintenanceService):
                 is_row_error=self._is_row_error,
             ),
             size=BatchSize(BATCH_MAX, context.fence.limit.total_seconds()),
-            aside=None,
-            set_aside=lambda plan, error: self._postpone(plan.slot_change.id, error),
+            set_aside_rows=None,
+            on_set_aside=lambda plan, error: self._postpone(plan.slot_change.id, error),
             failures_max=FAILURES_MAX,
         )
         self._registration_batches: Batches[NewJob] = Batches(

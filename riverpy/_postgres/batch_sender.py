@@ -152,7 +152,7 @@ class BatchStatement(Generic[Row]):
     """Returns the id of a row. One statement never has two rows with the same id."""
     key: Callable[[Row], Hashable] | None = None
     """Returns the key under which a row is set aside. None: the id of the row is the key."""
-    fitting: Callable[[list[Row]], int] = len
+    count_fitting: Callable[[list[Row]], int] = len
     """Returns how many of the given rows fit into one statement."""
     is_row_error: Callable[[Exception], bool] | None = None
     """Returns whether a row may be the cause of an error. None: `StatementErrors` decides."""
@@ -173,10 +173,10 @@ class BatchSender(Generic[Row]):
         statement: BatchStatement[Row],
         *,
         size: BatchSize,
-        aside: SetAside[Row] | None,
-        set_aside: Callable[[Row, Exception], None] = _do_nothing,
-        recovered: Callable[[Row], None] = _do_nothing,
-        too_slow: Callable[[int, Exception], None] = _do_nothing,
+        set_aside_rows: SetAside[Row] | None,
+        on_set_aside: Callable[[Row, Exception], None] = _do_nothing,
+        on_recovered: Callable[[Row], None] = _do_nothing,
+        on_too_slow: Callable[[int, Exception], None] = _do_nothing,
         failures_max: int = FAILURES_MAX,
     ) -> None:
         """Start without rows.
@@ -184,24 +184,31 @@ class BatchSender(Generic[Row]):
         Args:
             statement: the statement to send.
             size: the size of batches.
-            aside: keeps rows that fail alone. None: such a row is not sent again.
-            set_aside: called once for each row that fails alone. If the server did not refuse the
-                row, and `aside` keeps it, this is called at its second failure.
-            recovered: called when a row that was passed to `set_aside` is sent successfully.
-            too_slow: called with the new size and the error when a batch took too long.
+            set_aside_rows: keeps rows that fail alone. None: such a row is not sent again.
+            on_set_aside: called once for each row that fails alone, at its first failure. It is
+                called at the second failure if the server did not refuse the row, and
+                `set_aside_rows` keeps the row.
+            on_recovered: called when a row that was passed to `on_set_aside` is sent successfully.
+            on_too_slow: called with the new size and the error when a batch took too long.
             failures_max: how many batches may fail one after the other before the sender pauses.
         """
         self._statement = statement
         self._row_id, self._key = statement.row_id, statement.key or statement.row_id
         self.size = size
-        self.aside: SetAside[Row] = SetAside() if aside is None else aside
-        self._should_keep_failed_rows = aside is not None
-        self._set_aside, self._recovered, self._too_slow = set_aside, recovered, too_slow
+        self.set_aside_rows: SetAside[Row] = (
+            SetAside() if set_aside_rows is None else set_aside_rows
+        )
+        self._should_keep_failed_rows = set_aside_rows is not None
+        self._on_set_aside, self._on_recovered, self._on_too_slow = (
+            on_set_aside,
+            on_recovered,
+            on_too_slow,
+        )
         self._failures_max = failures_max
         self._backoff = Backoff(PAUSE_MIN, PAUSE_MAX)
         self._errors = StatementErrors()
         self._reported: set[Hashable] = set()
-        """The keys of the rows that were passed to `set_aside`."""
+        """The keys of the rows that were passed to `on_set_aside`."""
         self._new: list[Row] = []
         self._parts: deque[list[Row]] = deque()
         self._sending: list[Row] = []
@@ -218,14 +225,19 @@ class BatchSender(Generic[Row]):
     def rows(self) -> list[Row]:
         """All rows that were not sent successfully yet."""
         parts = [row for part in self._parts for row in part]
-        return [*self._sending, *parts, *self._new, *(entry.row for entry in self.aside.entries)]
+        return [
+            *self._sending,
+            *parts,
+            *self._new,
+            *(entry.row for entry in self.set_aside_rows.entries),
+        ]
 
     @property
     def next_due(self) -> float:
         """The time at which the next row can be sent, in monotonic seconds. Infinity: no row
         waits."""
         has_rows = self._new or self._parts
-        return min(self._pause_until if has_rows else math.inf, self.aside.next_due)
+        return min(self._pause_until if has_rows else math.inf, self.set_aside_rows.next_due)
 
     @property
     def is_ready(self) -> bool:
@@ -234,7 +246,7 @@ class BatchSender(Generic[Row]):
 
     def __len__(self) -> int:
         """Count the waiting rows, without the rows of a running statement."""
-        return len(self._new) + sum(map(len, self._parts)) + len(self.aside)
+        return len(self._new) + sum(map(len, self._parts)) + len(self.set_aside_rows)
 
     @property
     def is_empty(self) -> bool:
@@ -243,7 +255,7 @@ class BatchSender(Generic[Row]):
 
     def add(self, row: Row) -> None:
         """Add a row to be sent, unless it is set aside."""
-        if not self.aside or self._key(row) not in self.aside:
+        if not self.set_aside_rows or self._key(row) not in self.set_aside_rows:
             self._new.append(row)
 
     def add_missing(self, rows: Iterable[Row]) -> None:
@@ -257,7 +269,7 @@ class BatchSender(Generic[Row]):
     def forget(self, row: Row) -> None:
         """Forget a row that is set aside."""
         key = self._key(row)
-        self.aside.remove(key)
+        self.set_aside_rows.remove(key)
         self._reported.discard(key)
 
     def discard(self) -> None:
@@ -265,17 +277,21 @@ class BatchSender(Generic[Row]):
         self._new.clear()
         self._parts.clear()
 
-    async def step(self) -> None:
+    async def send_batch(self) -> None:
         """Send one statement, if there is a row for it.
 
         Raises:
             Exception: an error that no row has caused, for example a lost connection. The next
-                steps send the rows again.
+                calls send the rows again.
         """
         rows = self._sending = self._take_rows()
         if not rows:
             return
-        is_retry = len(rows) == 1 and bool(self.aside) and self._key(rows[0]) in self.aside
+        is_retry = (
+            len(rows) == 1
+            and bool(self.set_aside_rows)
+            and self._key(rows[0]) in self.set_aside_rows
+        )
         began = time.monotonic()
         try:
             await self._statement.send(rows)
@@ -295,13 +311,13 @@ class BatchSender(Generic[Row]):
 
     async def send_all(self, within: float = math.inf) -> bool:
         """Send all rows that are due. Return False if `within` seconds were not enough. Raise what
-        `step` raises."""
+        `send_batch` raises."""
         until = time.monotonic() + within
         while self._new or self._parts or self.is_ready:
             if time.monotonic() >= until:
                 return not self._new and not self._parts
             await anyio.sleep(max(self.next_due - time.monotonic(), 0.0))
-            await self.step()
+            await self.send_batch()
         return True
 
     def _is_row_error(self, error: Exception, is_retry: bool) -> bool:
@@ -314,7 +330,7 @@ class BatchSender(Generic[Row]):
         one row that is set aside."""
         is_paused = time.monotonic() < self._pause_until
         parts, new = not is_paused and self._parts, not is_paused and self._new
-        retry = None if parts else self.aside.due()
+        retry = None if parts else self.set_aside_rows.due()
         if new and not (self._last_batch_was_new and (parts or retry)):
             self._last_batch_was_new = True
             return self._take_new_rows()
@@ -324,7 +340,7 @@ class BatchSender(Generic[Row]):
         return [] if retry is None else [retry.row]
 
     def _take_new_rows(self) -> list[Row]:
-        count = self._statement.fitting(self._new[: self.size.rows])
+        count = self._statement.count_fitting(self._new[: self.size.rows])
         batch, self._new = self._new[:count], self._new[count:]
         firsts: dict[Hashable, Row] = {}
         for row in batch:
@@ -335,7 +351,7 @@ class BatchSender(Generic[Row]):
 
     def _take_part(self) -> list[Row]:
         part = self._parts.popleft()
-        count = self._statement.fitting(part[: self.size.rows])
+        count = self._statement.count_fitting(part[: self.size.rows])
         if count < len(part):
             self._parts.appendleft(part[count:])
         return part[:count]
@@ -345,28 +361,28 @@ class BatchSender(Generic[Row]):
             self.size.shrink(len(rows))
             self._parts.extend(split_batch(rows))
             if cause_of(error) is Cause.TIME:
-                self._too_slow(self.size.rows, error)
+                self._on_too_slow(self.size.rows, error)
             return
         row, key = rows[0], self._key(rows[0])
         if not self._should_keep_failed_rows:
-            self._set_aside(row, error)
+            self._on_set_aside(row, error)
             return
-        tries = self.aside.add(key, row, error, seconds).tries
+        tries = self.set_aside_rows.add(key, row, error, seconds).tries
         if key not in self._reported and (tries > 1 or cause_of(error) is Cause.ROWS):
             self._reported.add(key)
-            self._set_aside(row, error)
+            self._on_set_aside(row, error)
 
     def _handle_success(self, rows: list[Row], seconds: float, *, is_retry: bool) -> None:
         if is_retry:
             key = self._key(rows[0])
-            self.aside.remove(key)
+            self.set_aside_rows.remove(key)
             if key in self._reported:
                 self._reported.discard(key)
-                self._recovered(rows[0])
+                self._on_recovered(rows[0])
         else:
             self.size.grow(len(rows), seconds)
         if is_retry or self._failures >= RECOVERY_FAILURES:
-            self.aside.make_all_due()
+            self.set_aside_rows.make_all_due()
         if self._failures:
             self._failures, self._pause_until = 0, 0.0
             self._backoff.reset()

@@ -121,13 +121,15 @@ class Completer:
         self._limited_log = self._log.limited()
         self.flushed = TestSignal("Completer.flushed")
 
-    def _make_sender(self, fitting: Callable[[list[Attempt]], int] = len) -> BatchSender[Attempt]:
+    def _make_sender(
+        self, count_fitting: Callable[[list[Attempt]], int] = len
+    ) -> BatchSender[Attempt]:
         return BatchSender(
-            BatchStatement(self._store_batch, row_id=_job_id, key=id, fitting=fitting),
+            BatchStatement(self._store_batch, row_id=_job_id, key=id, count_fitting=count_fitting),
             size=BatchSize(RESULTS_MAX, STATEMENT_TIMEOUT),
-            aside=SetAside(),  # `RESULT_BACKLOG_MAX` limits the number of results
-            set_aside=self._log_failed_result,
-            too_slow=self._log_slow_batch,
+            set_aside_rows=SetAside(),  # `RESULT_BACKLOG_MAX` limits the number of results
+            on_set_aside=self._log_failed_result,
+            on_too_slow=self._log_slow_batch,
         )
 
     @property
@@ -145,7 +147,7 @@ class Completer:
     def skipped_results(self) -> list[SetAsideEntry[Attempt]]:
         """The results that the database refused or did not store in time. The completer tries them
         again."""
-        return [*self._completion_sender.aside.entries, *self._other_result_sender.aside.entries]
+        return [*self._completion_sender.set_aside_rows.entries, *self._other_result_sender.set_aside_rows.entries]
 
     def add(self, attempt: Attempt) -> None:
         """Add an attempt that ended. This method does not wait and does not fail."""
@@ -179,7 +181,7 @@ class Completer:
             finally:
                 self._is_closing = True
                 for sender in self._senders:
-                    sender.aside.make_all_due()
+                    sender.set_aside_rows.make_all_due()
                 self._has_results.set()
                 await wait(self._has_ended)
                 self._scope.cancel()
@@ -241,7 +243,7 @@ class Completer:
         if not sender.is_ready:
             return
         try:
-            await sender.step()
+            await sender.send_batch()
         except DATABASE_ERRORS as error:
             self._log.debug(JOB_RESULT_BATCH_FAILED, error=describe(error))
             await anyio.sleep(self._backoff.next())

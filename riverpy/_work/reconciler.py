@@ -145,10 +145,10 @@ class Reconciler:
         sender = BatchSender[Row](
             BatchStatement(send, row_id=lambda row: row),
             size=BatchSize(STATEMENT_ROWS_MAX, STATEMENT_TIMEOUT),
-            aside=SetAside(),  # the client's jobs and queues limit its size
-            set_aside=lambda row, error: self._log_failed_row(what, name(row), error),
+            set_aside_rows=SetAside(),  # the client's jobs and queues limit its size
+            on_set_aside=lambda row, error: self._log_failed_row(what, name(row), error),
         )
-        self._skipped_row_reports.append(lambda: report_rows(what, sender.aside.entries, name))
+        self._skipped_row_reports.append(lambda: report_rows(what, sender.set_aside_rows.entries, name))
         return sender
 
     def _log_failed_row(self, what: str, name: int | str, error: Exception) -> None:
@@ -229,7 +229,7 @@ class Reconciler:
             self._next_claim_check = self._claim_lost_at
         else:
             self._next_claim_check = began + self.interval
-            self.has_uncertain_claim = bool(self._release_sender.aside)
+            self.has_uncertain_claim = bool(self._release_sender.set_aside_rows)
         if retry_at := min(self._release_sender.next_due, self._rescue_sender.next_due):
             self._next_claim_check = min(self._next_claim_check, max(retry_at, began + RETRY_DELAY))
 
@@ -259,7 +259,7 @@ class Reconciler:
         self._paused.clear()
         self._touch_sender.add_missing(self._producers)
         is_done = await self._touch_sender.send_all(SEND_TIMEOUT)
-        failing = len(self._touch_sender.aside)
+        failing = len(self._touch_sender.set_aside_rows)
         if is_done and not failing:
             self._apply_pauses(self._paused)
         elif failing == len(self._producers) and self._touch_error is not None:

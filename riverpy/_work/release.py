@@ -41,7 +41,7 @@ async def release_claims(
     sender = BatchSender(
         BatchStatement(send, row_id=lambda claim_key: claim_key),
         size=BatchSize(len(claim_keys), RELEASE_TIMEOUT),
-        aside=SetAside[ClaimKey](),
+        set_aside_rows=SetAside[ClaimKey](),
     )
     sender.add_missing(claim_keys)
     try:

@@ -48,14 +48,14 @@ class Statements:
         self.recovered: list[int] = []
         self.too_slow: list[int] = []
         """The size of statements after each that took too long."""
-        self.aside = SetAside[int](delay_min=0.0, delay_max=0.0)
+        self.set_aside_rows = SetAside[int](delay_min=0.0, delay_max=0.0)
         self.sender = BatchSender(
             BatchStatement(self._send, row_id=lambda row: row),
             size=BatchSize(maximum, LIMIT),
-            aside=self.aside,
-            set_aside=lambda row, _error: self.named.append(row),
-            recovered=self.recovered.append,
-            too_slow=lambda size, _error: self.too_slow.append(size),
+            set_aside_rows=self.set_aside_rows,
+            on_set_aside=lambda row, _error: self.named.append(row),
+            on_recovered=self.recovered.append,
+            on_too_slow=lambda size, _error: self.too_slow.append(size),
         )
 
     async def _send(self, rows: list[int]) -> None:
@@ -73,7 +73,7 @@ class Statements:
         """Send so many statements, in spite of errors that say nothing."""
         for _ in range(steps):
             try:
-                await self.sender.step()
+                await self.sender.send_batch()
             except (asyncpg.PostgresError, TimeoutError):
                 continue
 
@@ -163,12 +163,12 @@ async def test_every_row_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     statements.add(20)
     for _ in range(200):
         await statements.send(1)
-        tries = {aside.row: aside.tries for aside in statements.aside.entries}
+        tries = {entry.row: entry.tries for entry in statements.set_aside_rows.entries}
         assert all(tries[row] > 1 for row in statements.named)
         now += 1.0
     assert sorted(statements.named) == [*range(1, 21)]
     assert len(statements.sender) == 20
-    assert all(aside.tries > 1 for aside in statements.aside.entries)
+    assert all(entry.tries > 1 for entry in statements.set_aside_rows.entries)
 
 
 async def test_size_grows_again() -> None:
@@ -236,7 +236,7 @@ async def test_all_rows_fail_for_a_while() -> None:
     """Where nothing succeeds few rows are tried alone before the sender pauses; the first success
     makes all due that are set aside."""
     statements = Statements(lambda _rows: REFUSED, maximum=500)
-    statements.aside = statements.sender.aside = SetAside(delay_min=60.0)
+    statements.set_aside_rows = statements.sender.set_aside_rows = SetAside(delay_min=60.0)
     statements.add(500)
     count = 0
     while statements.sender.is_ready:
@@ -254,12 +254,12 @@ async def test_pause_ends_with_a_success() -> None:
     """While the sender pauses it tries rows that are set aside; when one succeeds the others go on
     at once."""
     statements = Statements(lambda _rows: REFUSED)
-    statements.aside = statements.sender.aside = SetAside(delay_min=60.0)
+    statements.set_aside_rows = statements.sender.set_aside_rows = SetAside(delay_min=60.0)
     statements.add(500)
     while statements.sender.is_ready:
         await statements.send(1)
     statements.sender._pause_until += 60.0
-    statements.aside.make_all_due()
+    statements.set_aside_rows.make_all_due()
     statements.fails = lambda _rows: None
     await statements.send(2)
     (retried,), sent = statements.sent[-2:]
@@ -283,7 +283,7 @@ async def test_time_to_send() -> None:
 async def test_rows_that_are_forgotten() -> None:
     """Rows that are discarded are not sent; one that was set aside and forgotten is a new row."""
     statements = Statements(bad(REFUSED, 1))
-    statements.aside = statements.sender.aside = SetAside(delay_min=60.0)
+    statements.set_aside_rows = statements.sender.set_aside_rows = SetAside(delay_min=60.0)
     for _ in range(2):
         statements.add(3)
         await statements.send(2)
@@ -300,7 +300,7 @@ async def test_row_that_succeeds_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     statements = Statements(bad(REFUSED, 1, 2))
-    statements.aside = statements.sender.aside = SetAside(delay_min=1.0)
+    statements.set_aside_rows = statements.sender.set_aside_rows = SetAside(delay_min=1.0)
     statements.add(3)
     while statements.sender.is_ready:
         await statements.send(1)
@@ -314,7 +314,7 @@ async def test_row_that_succeeds_again(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_row_that_is_set_aside_and_added_again() -> None:
     """It stays set aside, and fails no other."""
     statements = Statements(bad(REFUSED, 1))
-    statements.aside = statements.sender.aside = SetAside(delay_min=60.0)
+    statements.set_aside_rows = statements.sender.set_aside_rows = SetAside(delay_min=60.0)
     for _ in range(2):
         statements.add(2)
         await statements.send(3)
@@ -345,13 +345,13 @@ async def test_two_rows_of_one_id() -> None:
     sender = BatchSender(
         BatchStatement(send, row_id=lambda row: row[0], key=lambda row: row),
         size=BatchSize(10, LIMIT),
-        aside=SetAside(delay_min=0.0, delay_max=0.0),
-        set_aside=lambda row, _error: named.append(row),
+        set_aside_rows=SetAside(delay_min=0.0, delay_max=0.0),
+        on_set_aside=lambda row, _error: named.append(row),
     )
     sender.add((1, 1))
     sender.add((1, 2))
     for _ in range(4):
-        await sender.step()
+        await sender.send_batch()
     assert set(named) == set(sender.rows) == {(1, 1), (1, 2)}
     fails = False
     await sender.send_all()
