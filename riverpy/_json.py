@@ -98,7 +98,7 @@ def encode(value: object, *, path: str = "$") -> str:
         raise _depth_error().args_error(path) from None
 
 
-def string(value: str) -> str:
+def encode_string(value: str) -> str:
     """Encode a string, with quotes. The caller must check for NUL and lone surrogates."""
     return _escape(encode_basestring(value))
 
@@ -296,12 +296,12 @@ def _struct_encoder(cls: type[msgspec.Struct]) -> _Encoder:
     defaults = list(map(_default_value, cls.__struct_defaults__)) if config.omit_defaults else []
     defaults = [msgspec.NODEFAULT] * (len(names) - len(defaults)) + defaults
     declared = [
-        _Field(attribute, name, f"{string(name)}:", default)
+        _Field(attribute, name, f"{encode_string(name)}:", default)
         for attribute, name, default in zip(cls.__struct_fields__, names, defaults, strict=True)
     ]
     if config.tag is None:
         return _object_encoder(declared)
-    tag = f"{string(config.tag_field or 'type')}:{_encode(config.tag, 0)}"
+    tag = f"{encode_string(config.tag_field or 'type')}:{_encode(config.tag, 0)}"
     return _object_encoder(declared, [tag])
 
 
@@ -316,7 +316,7 @@ def _default_value(default: object) -> object:
 
 def _dataclass_encoder(cls: type[DataclassInstance]) -> _Encoder:
     names = [field.name for field in fields(cls)]
-    return _object_encoder([_Field(name, name, f"{string(name)}:") for name in names])
+    return _object_encoder([_Field(name, name, f"{encode_string(name)}:") for name in names])
 
 
 _ENCODERS: tuple[tuple[Any, _Encoder], ...] = (

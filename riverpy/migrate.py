@@ -23,7 +23,7 @@ from riverpy._postgres.schema import (
     MAIN_LINE,
     Migration,
     SchemaState,
-    lines,
+    migration_lines,
     migrations,
     read_schema_state,
 )
@@ -242,13 +242,15 @@ class Migrator:
         async with self._connection() as connection:
             state = await self._read_state(connection)
         missing = [
-            version for version in state.missing(self._line) if target is None or version <= target
+            version
+            for version in state.missing_versions(self._line)
+            if target is None or version <= target
         ]
         messages: list[str] = []
         if state.is_unrecorded():
             messages.append(state.unrecorded_message())
-        elif state.gap(self._line) and missing:
-            messages.append(state.gap_message(self._line))
+        elif state.skipped_versions(self._line) and missing:
+            messages.append(state.skipped_versions_message(self._line))
         elif missing:
             plural = "s" if len(missing) > 1 else ""
             messages.append(
@@ -343,11 +345,11 @@ class Migrator:
 
     def _plan_up(self, state: SchemaState, target: int | None) -> Sequence[Migration]:
         _expect_known_version(self._line, target)
-        if state.gap(self._line):
-            raise MigrationError(state.gap_message(self._line))
+        if state.skipped_versions(self._line):
+            raise MigrationError(state.skipped_versions_message(self._line))
         plan = [
             self._migrations[version]
-            for version in state.missing(self._line)
+            for version in state.missing_versions(self._line)
             if target is None or version <= target
         ]
         if plan and state.invalid_indexes:
@@ -355,12 +357,12 @@ class Migrator:
         return plan
 
     def _plan_down(self, state: SchemaState, target: int | None) -> Sequence[Migration]:
-        if unknown := state.unknown(self._line):
+        if unknown := state.unknown_versions(self._line):
             raise MigrationError(
                 f"line {self._line!r} has versions {', '.join(map(str, unknown))}, which this "
                 "riverpy cannot undo: migrate down with the release that applied them"
             )
-        applied = state.versions(self._line)
+        applied = state.applied_versions(self._line)
         if target and target not in applied:
             raise MigrationError(
                 f"version {target} of line {self._line!r} is not applied in schema "
@@ -373,7 +375,11 @@ class Migrator:
         ]
         others = sorted(state.applied.keys() - {MAIN_LINE})
         if self._line == MAIN_LINE and others and LINE_COLUMN_VERSION in (m.version for m in plan):
-            commands = [f"`riverpy migrate down --line {o} --to 0`" for o in others if o in lines()]
+            commands = [
+                f"`riverpy migrate down --line {o} --to 0`"
+                for o in others
+                if o in migration_lines()
+            ]
             raise MigrationError(
                 f"version {LINE_COLUMN_VERSION} of line {MAIN_LINE!r} cannot be undone while the "
                 f"lines {', '.join(others)} have migrations: migrate them down to 0 first"
@@ -429,7 +435,7 @@ async def migrate_all(
             lock_timeout=lock_timeout,
             statement_timeout=statement_timeout,
         ).up(dry_run=dry_run)
-        for line in lines()
+        for line in migration_lines()
     ]
 
 

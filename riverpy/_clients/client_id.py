@@ -78,24 +78,25 @@ class ClientIdRegistration:
         """
         if self._has_process_ended(holder):
             return holder.heartbeat.value
-        limit = max(self._registration.dead_after.total_seconds(), holder.heartbeat.limit)
+        limit = max(self._registration.dead_after.total_seconds(), holder.heartbeat.dead_after)
         self._log.warning(
             CLIENT_ID_ALREADY_REGISTERED,
             client_id=self._client_id,
-            registered_at=holder.since,
+            registered_at=holder.registered_at_text,
             seconds=limit,
         )
         observer = HeartbeatObserver(self._timer)
         now: RegisteredRun | None = holder
         while now is not None:
             if now.heartbeat != holder.heartbeat:
-                raise ClientIdInUseError(self._client_id, now.since)
+                raise ClientIdInUseError(self._client_id, now.registered_at_text)
             observer.observe([now.heartbeat], now.server_start)
             stopped = observer.find_stopped(limit)
             if stopped.heartbeats:
                 return now.heartbeat.value
             step = min(
-                HEARTBEAT_READ_INTERVAL_MAX, holder.heartbeat.limit / HEARTBEAT_READS_PER_DEAD_AFTER
+                HEARTBEAT_READ_INTERVAL_MAX,
+                holder.heartbeat.dead_after / HEARTBEAT_READS_PER_DEAD_AFTER,
             )
             await self._timer.sleep(min(step, stopped.seconds_until_next))
             async with self._connection.acquire(
@@ -119,7 +120,7 @@ class ClientIdRegistration:
                 return True
             is_running = holder.is_recent and is_on_this_machine(holder.process)
         if is_running:
-            raise ClientIdInUseError(self._client_id, holder.since)
+            raise ClientIdInUseError(self._client_id, holder.registered_at_text)
         return False
 
     async def _try_to_register(self, dead: bytes | None) -> tuple[int | None, RegisteredRun | None]:

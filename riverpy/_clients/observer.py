@@ -64,7 +64,7 @@ class HeartbeatObserver:
         stopped: dict[str, bytes] = {}
         seconds_until_next = math.inf
         for heartbeat, since in self._observed.values():
-            left = max(limit, heartbeat.limit) + kept - min(now - since, contact)
+            left = max(limit, heartbeat.dead_after) + kept - min(now - since, contact)
             if left <= 0:
                 stopped[heartbeat.name] = heartbeat.value
             else:

@@ -158,7 +158,7 @@ def _iterate_members(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _encode_key(key: str) -> str:
-    return _json.string(key) if _CHARACTER_TO_ESCAPE.search(key) else f'"{key}"'
+    return _json.encode_string(key) if _CHARACTER_TO_ESCAPE.search(key) else f'"{key}"'
 
 
 # Fields marked `Unique`

@@ -120,7 +120,9 @@ class DomainQueues:
     def _select_scope(self, owned: Sequence[OwnedQueue]) -> QueueScope:
         """Return the queues to maintain. `owned` are the queues that have an owner."""
         self._observer.observe(
-            LastHeartbeat(row.queue, row.last_seen, 0.0 if row.is_old else ORPHANED_AFTER)
+            LastHeartbeat(
+                row.queue, row.last_heartbeat, 0.0 if row.is_heartbeat_old else ORPHANED_AFTER
+            )
             for row in owned
         )
         orphaned = self._observer.find_stopped(self._dead_after).heartbeats

@@ -120,7 +120,7 @@ class LeaderWatch:
 
     def _check_leader(self, status: ElectionStatus) -> None:
         """Log a warning once for each term if its leader is a problem."""
-        is_well = status.is_registered and (self._domain is None or status.knows_domains)
+        is_well = status.is_registered and (self._domain is None or status.supports_domains)
         if status.leader_id is None or is_well or status.elected_at == self._logged_term:
             return
         self._logged_term = status.elected_at

@@ -139,7 +139,7 @@ class Membership:
                 client_id
                 for holder in foreign
                 if holder.queue not in kept_by_owner
-                for client_id in holder.silent_ids
+                for client_id in holder.maybe_dead_client_ids
             }
             if undecided:
                 return undecided

@@ -62,7 +62,7 @@ def _scopes_by_retention(
 ) -> Iterator[tuple[timedelta, JobScope | None]]:
     kinds = tuple(config.retention_by_kind)
     for retention, names in _names_by_retention(config.retention_by_kind, state).items():
-        yield retention, JobScope(*scope.filter(), tuple(names), only_kinds=True)
+        yield retention, JobScope(*scope.filter(), tuple(names), is_kind_allow_list=True)
     for retention, names in _names_by_retention(config.retention_by_queue, state).items():
         if within := tuple(name for name in names if name in scope):
             yield retention, JobScope(within, True, kinds)

@@ -134,7 +134,7 @@ class JobRescuer(MaintenanceService):
             self, "reading stuck jobs", self._read_stuck_jobs, key=int, size=READ_SIZE
         )
         self._damaged = DamagedJobs("finding jobs of dead clients", self.log)
-        self.set_aside_reporters.append(lambda: self._damaged.set_aside)
+        self.set_aside_reporters.append(lambda: self._damaged.skipped_jobs)
         self._stuck_attempts: list[LostAttempt] = []
         """The attempts of stuck jobs that this pass has read and will end."""
         self._unknown_kinds: Counter[str] = Counter()

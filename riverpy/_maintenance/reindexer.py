@@ -234,7 +234,7 @@ class Reindexer(MaintenanceService):
         indexes = await self._read_indexes(connection, self._names)
         self._warn_of_missing_indexes({index.name for index in indexes})
         for index in indexes:
-            if not index.is_held:
+            if not index.is_table_busy:
                 await self._drop_leftovers(connection, index.name, must_lead=True)
         return indexes
 
@@ -309,7 +309,7 @@ class Reindexer(MaintenanceService):
                 self.log.warning(INDEX_REBUILD_FAILED, index=name, reason=reason)
 
     async def _reason_to_skip(self, connection: Connection, index: Index) -> str | None:
-        if index.is_held:
+        if index.is_table_busy:
             return "another session builds an index of its table"
         postponed = Postponement.parse_comment(index.comment)
         if postponed is not None and index.read_at < postponed.until:

@@ -42,7 +42,7 @@ class ElectionStatus(NamedTuple):
     """Whether the leader is a riverpy client."""
     has_candidate: bool
     """Whether a riverpy client with a recent heartbeat takes part in leader election."""
-    knows_domains: bool = True
+    supports_domains: bool = True
     """Whether the leader of `default` has a riverpy version that supports domains."""
 
 
@@ -52,7 +52,7 @@ class LastHeartbeat(NamedTuple):
     name: str
     value: bytes
     """The server's time of the heartbeat. It is only compared with other heartbeats."""
-    limit: float
+    dead_after: float
     """If the heartbeat stays the same for longer than these seconds, its writer counts as dead."""
 
 
@@ -61,7 +61,7 @@ class RegisteredRun(NamedTuple):
 
     registered_at: int
     heartbeat: LastHeartbeat
-    since: str
+    registered_at_text: str
     """The time of the registration, in RFC 3339."""
     process: str | None
     """The process of the run. None: unknown."""
@@ -168,7 +168,7 @@ async def client_set_state(
         state=state,
         process=process,
         aside_count=aside_count,
-        what=[row.what for row in aside],
+        what=[row.purpose for row in aside],
         name=[row.name for row in aside],
         error=[row.error for row in aside],
         tries=[row.tries for row in aside],

@@ -35,36 +35,36 @@ class Connector:
         """Make no connection yet. A `url` of None means the `PG*` variables."""
         self._url, self._config = url, config
 
-    async def claims(self) -> Connection:
+    async def connect_claims(self) -> Connection:
         """Return a connection for claims. With `durable_claims` False, the commit of a claim is not
         flushed to disk at once. The commit of the job's result also flushes the claim."""
         settings = {} if self._config.durable_claims else {"synchronous_commit": "off"}
         return await self._connect_for_jobs("riverpy claims", settings)
 
-    async def results(self) -> Connection:
+    async def connect_results(self) -> Connection:
         """Return a connection for results."""
         return await self._connect_for_jobs("riverpy results", {"lock_timeout": LOCK_TIMEOUT})
 
-    async def reserved(self) -> Connection:
+    async def connect_reserved(self) -> Connection:
         """Return a connection for leases, heartbeats and other statements that must not wait for
         jobs."""
         return await connect_with_statement_timeout(
             self._url, "riverpy reserved", limit=STATEMENT_LIMIT, pooled=self._config.pooler
         )
 
-    async def listener(self) -> Connection:
+    async def connect_listener(self) -> Connection:
         """Return a connection for LISTEN, to `listen_url` if that is set."""
         name, listen_url = "riverpy listener", self._config.listen_url
         if listen_url is not None:
             return await connect(listen_url, application_name=name, setting="listen_url")
         return await connect(self._url, application_name=name, pooled=self._config.pooler)
 
-    async def maintenance(self, name: str) -> Connection:
+    async def connect_maintenance(self, name: str) -> Connection:
         """Return a connection for the maintenance by the leader."""
         return await connect_maintenance(self._url, name, pooled=self._config.pooler)
 
     @property
-    def reindexer(self) -> Callable[[], Awaitable[Connection]] | None:
+    def connect_reindexer(self) -> Callable[[], Awaitable[Connection]] | None:
         """A function that connects for the reindexer. None: all URLs lead to a pooler in
         transaction mode."""
         url = self._config.listen_url if self._config.pooler else self._url

@@ -164,7 +164,7 @@ class DamagedJobs:
         self._known: dict[int, SetAsideRow] = {}
 
     @property
-    def set_aside(self) -> list[SetAsideRow]:
+    def skipped_jobs(self) -> list[SetAsideRow]:
         """The damaged jobs that the last read has skipped."""
         return list(self._known.values())
 

@@ -31,9 +31,9 @@ class OwnedQueue(NamedTuple):
 
     queue: str
     domain: str
-    last_seen: bytes
+    last_heartbeat: bytes
     """The domain's last heartbeat. It is only compared with other heartbeats."""
-    is_old: bool
+    is_heartbeat_old: bool
     """Whether the last heartbeat is old by the server's clock. If that clock was changed, the
     domain may still have running clients."""
 
@@ -45,7 +45,7 @@ class QueueConflict(NamedTuple):
     domain: str
     client_ids: list[str]
     """At most ten clients of that domain with a recent heartbeat by the server's clock."""
-    silent_ids: list[str]
+    maybe_dead_client_ids: list[str]
     """At most ten other clients of that domain. They have no recent heartbeat, but may be alive."""
 
 
@@ -72,11 +72,11 @@ class DomainLeader(NamedTuple):
     """Seconds until the lease expires. Negative: it has expired. None: it was released."""
     is_registered: bool
     """Whether the holder is a riverpy client."""
-    knows_domains: bool
+    supports_domains: bool
     """Whether the holder has a riverpy version that supports domains."""
 
     @property
-    def is_over(self) -> bool:
+    def has_lease_ended(self) -> bool:
         """Whether the lease expired or was released."""
         return self.remaining is None or self.remaining < 0
 
@@ -89,14 +89,14 @@ class QueueOwner(NamedTuple):
     claimed_by: str
     claimed_at: datetime
     last_seen_at: datetime
-    silent: float
+    heartbeat_age: float
     """Seconds since the last heartbeat of a client of the domain."""
 
     @property
     def is_orphaned(self) -> bool:
         """Whether the domain has had no heartbeat for so long that the leader of `default`
         maintains the queue."""
-        return self.silent >= ORPHANED_AFTER
+        return self.heartbeat_age >= ORPHANED_AFTER
 
 
 class DomainMember(NamedTuple):
@@ -122,9 +122,9 @@ class QueueOwnership(NamedTuple):
     domain: str | None
     """The domain of the owner. None: no domain owns the queue, so the leader of `default` maintains
     the queue."""
-    living: int
+    live_clients: int
     """The number of clients of that domain with a recent heartbeat."""
-    is_known: bool
+    is_queue_known: bool
     """Whether a row, a client or a job names the queue."""
     is_domain_known: bool
     """Whether a client or a queue belongs to the new domain."""

@@ -22,7 +22,7 @@ class Index(NamedTuple):
     name: str
     is_owner: bool
     """Whether this role owns the index, and so may rebuild it."""
-    is_held: bool
+    is_table_busy: bool
     """Whether another session builds an index of the same table."""
     read_at: datetime
     """The server's time of this read."""
@@ -30,7 +30,7 @@ class Index(NamedTuple):
     """The size of the index in bytes."""
     comment: str
     """The comment of the index. Empty: no comment."""
-    rebuild: str
+    rebuild_statement: str
     """The statement that rebuilds the index."""
 
 
@@ -40,7 +40,7 @@ class IndexArtifact(NamedTuple):
     name: str
     is_droppable: bool
     """Whether the index may be dropped: it is invalid, and no other session builds it."""
-    removal: str
+    drop_statement: str
     """The statement that drops the index."""
 
 
@@ -96,12 +96,12 @@ async def index_comment(
 
 async def index_rebuild(connection: Transaction, index: Index) -> None:
     """Rebuild the index concurrently, within the session's timeouts."""
-    await connection.execute(index.rebuild)
+    await connection.execute(index.rebuild_statement)
 
 
 async def index_drop(connection: Transaction, artifact: IndexArtifact) -> None:
     """Drop the index concurrently, within the session's timeouts."""
-    await connection.execute(artifact.removal)
+    await connection.execute(artifact.drop_statement)
 
 
 def _milliseconds(limit: timedelta | None) -> int:

@@ -50,7 +50,7 @@ class InsertRow(NamedTuple):
     scheduled_at: str | None
     """When the job is due. None: now. This is the last field, because COPY may omit it."""
 
-    def shared(self) -> tuple[object, ...]:
+    def shared_values(self) -> tuple[object, ...]:
         """Return the values that are equal in most batches: all but args and unique key."""
         return self[2:]
 
@@ -60,8 +60,8 @@ async def job_insert(
 ) -> tuple[list[InsertResult], int]:
     """Insert jobs in one statement that also notifies queues. Return the results in the order of
     the rows, and how many queues were notified."""
-    shared = rows[0].shared()
-    if all(row.shared() == shared for row in rows[1:]):
+    shared_values = rows[0].shared_values()
+    if all(row.shared_values() == shared_values for row in rows[1:]):
         name, values = "job_insert", rows[0]._asdict()
     else:
         columns: map[Any] = map(list, zip(*rows, strict=True))
@@ -122,9 +122,9 @@ async def _copy_lines(rows: Sequence[InsertRow], now: str | None) -> AsyncGenera
     for start in range(0, len(rows), _COPY_ROWS):
         lines: list[str] = []
         for row in rows[start : start + _COPY_ROWS]:
-            shared = row.shared()
-            if (end := ends.get(shared)) is None:
-                end = ends[shared] = _copy_line_end(row, now)
+            shared_values = row.shared_values()
+            if (end := ends.get(shared_values)) is None:
+                end = ends[shared_values] = _copy_line_end(row, now)
             key = r"\N" if row.unique_key is None else rf"\\x{row.unique_key}"
             lines.append(f"{row.args.translate(_COPY_ESCAPES)}\t{key}\t{end}\n")
         yield "".join(lines).encode()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.jobs import ClaimKey
-from riverpy._postgres.sql_files import columns, fetch_filtered, milliseconds, query
+from riverpy._postgres.sql_files import fetch_filtered, milliseconds, query, values_by_field
 from riverpy.job import wire_timestamp
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ _FILE = "river_job_maintenance"
 
 
 class JobScope(NamedTuple):
-    """The jobs of some queues and kinds. If `only_queues` is False, these are all queues except
-    `queues`. `only_kinds` does the same for kinds."""
+    """The jobs of some queues and kinds. If `is_queue_allow_list` is False, these are all queues
+    except `queues`. `is_kind_allow_list` does the same for kinds."""
 
     queues: tuple[str, ...] = ()
-    only_queues: bool = False
+    is_queue_allow_list: bool = False
     kinds: tuple[str, ...] = ()
-    only_kinds: bool = False
+    is_kind_allow_list: bool = False
 
 
 class EndedCursor(NamedTuple):
@@ -215,7 +215,7 @@ async def job_rescue(
     """End attempts with `RESCUE_ERROR`. Return the new state of each job whose attempt ended."""
     rows = await query(_FILE, "job_rescue", schema).fetch(
         connection,
-        **columns([rescue.claim_key for rescue in rescues]),
+        **values_by_field([rescue.claim_key for rescue in rescues]),
         delay=[rescue.delay for rescue in rescues],
         error=RESCUE_ERROR,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from riverpy._postgres.sql_files import columns, query
+from riverpy._postgres.sql_files import query, values_by_field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,13 +34,13 @@ class AttemptResult(NamedTuple):
     attempt: int
     attempted_at: int
     state: str
-    finalize: bool | None
-    age: float
+    is_final: bool | None
+    seconds_since_end: float
     new_attempt: int
     delay: float | None
     """Seconds until the job is due again. None: `scheduled_at` stays the same."""
     error: str | None
-    updates: str | None
+    metadata_updates: str | None
 
 
 class StoredOutcome(NamedTuple):
@@ -159,7 +159,7 @@ async def job_store_results(
     connection: Transaction, schema: str | None, results: Sequence[AttemptResult]
 ) -> dict[int, str]:
     """Store attempts of any outcome. Return the new state of each job whose attempt was stored."""
-    rows = await _fetch_rows(connection, "job_store_results", schema, **columns(results))
+    rows = await _fetch_rows(connection, "job_store_results", schema, **values_by_field(results))
     return {row[0]: row[1] for row in rows}
 
 
@@ -173,7 +173,7 @@ async def job_merge_metadata(
     """Merge objects, given as JSON text, into the metadata of jobs that another session cancelled
     or ended during these attempts. Return the rows. Locked rows are left out."""
     return await _fetch_rows(
-        connection, "job_merge_metadata", schema, **columns(claim_keys), updates=updates
+        connection, "job_merge_metadata", schema, **values_by_field(claim_keys), updates=updates
     )
 
 
@@ -226,7 +226,7 @@ async def job_release(
 ) -> set[int]:
     """Make the jobs of these attempts available again, and notify the clients of their queues. The
     attempts do not count. Return the ids of the released jobs."""
-    rows = await _fetch_rows(connection, "job_release", schema, **columns(claim_keys))
+    rows = await _fetch_rows(connection, "job_release", schema, **values_by_field(claim_keys))
     return {row[0] for row in rows}
 
 

@@ -63,7 +63,7 @@ class StepRunner:
             async with bounded_transaction(connection, isolation="read_committed"):
                 with _migration_errors(f"waiting for another migrator before {what}"):
                     await self._lock_migrations(connection, schema)
-                applied = (await read_schema_state(connection, schema)).versions(self._line)
+                applied = (await read_schema_state(connection, schema)).applied_versions(self._line)
                 if (migration.version in applied) is up:
                     return False
                 self._check_order(migration.version, applied, direction)

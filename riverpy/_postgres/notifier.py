@@ -97,7 +97,7 @@ class Notifier:
         self._probes: dict[str, asyncio.Event] = {}
         self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
         self._log = get_logger()
-        self.proven = False
+        self.is_delivery_proven = False
         """Whether notifications arrive: the last probe has arrived over the current connection."""
         self._is_first_probe_sent = False
         """Whether another connection has sent a probe since the listening connection was made."""
@@ -193,7 +193,7 @@ class Notifier:
         """Wait until the connection is lost, or a probe does not arrive. Return whether the
         previous probe arrived."""
         while True:
-            was_proven = self.proven
+            was_proven = self.is_delivery_proven
             interval = (
                 self.probe_interval if was_proven or self._is_queue_full else FAILED_PROBE_INTERVAL
             )
@@ -241,15 +241,15 @@ class Notifier:
             self._record_queue_fullness(is_notification_queue_full(error))
             if is_sent and first and not self._lost.is_set():
                 self._log_failure()
-            self.proven = False
+            self.is_delivery_proven = False
         else:
-            self.proven = is_sent
+            self.is_delivery_proven = is_sent
             if is_sent:
                 self._is_failure_logged = False
                 self._backoff.reset()
         finally:
             del self._probes[token]
-        return self.proven
+        return self.is_delivery_proven
 
     async def _send_probe(self, connection: Connection, token: str) -> bool:
         """Send a probe. Return False if nothing was sent, because the server's queue of
@@ -277,7 +277,7 @@ class Notifier:
     async def _reconnect(self, scope: StopScope, *, was_proven: bool) -> None:
         """Connect again, however many attempts this takes, and call `resync`."""
         is_loss = self._lost.is_set() and not self._is_failure_logged
-        self.proven = False
+        self.is_delivery_proven = False
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None

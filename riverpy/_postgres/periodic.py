@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from riverpy._postgres.driver import UndefinedTableError
-from riverpy._postgres.sql_files import columns, query
+from riverpy._postgres.sql_files import query, values_by_field
 from riverpy.errors import NotFoundError, SchemaMissingError
 from riverpy.periodic import PeriodicJobState
 
@@ -107,7 +107,7 @@ async def periodic_register(
     """Insert or update rows. Jobs in `first` run at once if their row is new, jobs in `each` unless
     they are paused. Return the ids of the rows that were not locked."""
     rows = await query(_FILE, "periodic_register", schema).fetch(
-        connection, **columns(registrations), first=first, each=each
+        connection, **values_by_field(registrations), first=first, each=each
     )
     return {row[0] for row in rows}
 
@@ -126,7 +126,7 @@ async def periodic_store_next_slots(
     """Store the new next slots, in the transaction that inserts the jobs. Return the ids of the
     changed rows. Rows that another session has changed since the read are left out."""
     statement = query(_FILE, "periodic_store_next_slots", schema)
-    rows = await statement.fetch(connection, **columns(advances))
+    rows = await statement.fetch(connection, **values_by_field(advances))
     return {row[0] for row in rows}
 
 

@@ -85,7 +85,7 @@ class Migration:
 
 
 @cache
-def lines() -> Sequence[str]:
+def migration_lines() -> Sequence[str]:
     """Return the lines in the order in which they are migrated: the directories in
     `sql/migrations`."""
     entries = sql_directory().joinpath("migrations").iterdir()
@@ -97,8 +97,10 @@ def lines() -> Sequence[str]:
 def migrations(line: str) -> Mapping[int, Migration]:
     """Return the migrations of a line by version, lowest first. Raise ConfigError for an unknown
     line."""
-    if line not in lines():
-        raise ConfigError(f"unknown migration line {line!r}: riverpy has {', '.join(lines())}")
+    if line not in migration_lines():
+        raise ConfigError(
+            f"unknown migration line {line!r}: riverpy has {', '.join(migration_lines())}"
+        )
     texts: dict[tuple[int, str], dict[str, str]] = {}
     for entry in sql_directory().joinpath("migrations", line).iterdir():
         if match := _FILE.fullmatch(entry.name):
@@ -116,22 +118,22 @@ class RowSecurity(NamedTuple):
     lack these rows."""
 
     role: str
-    hidden: Sequence[str]
+    hidden_tables: Sequence[str]
     """The tables with row-level security but without a policy: the role can see no row."""
-    filtered: Sequence[str]
+    filtered_tables: Sequence[str]
     """The tables whose policies may hide some rows."""
 
     @property
     def tables(self) -> list[str]:
         """All tables in which rows may be hidden."""
-        return sorted([*self.hidden, *self.filtered])
+        return sorted([*self.hidden_tables, *self.filtered_tables])
 
     @property
     def problem(self) -> str:
         """The effect on a client, if `tables` is not empty."""
         effect = (
             "without a policy no job is worked or counted"
-            if self.hidden
+            if self.hidden_tables
             else "jobs that no policy allows are neither worked nor counted"
         )
         return (
@@ -164,32 +166,36 @@ class SchemaState:
     row_security: RowSecurity
     """The tables in which row-level security hides rows from the role."""
 
-    def versions(self, line: str) -> set[int]:
+    def applied_versions(self, line: str) -> set[int]:
         """Return the applied versions of a line."""
         return set(self.applied.get(line, ()))
 
-    def missing(self, line: str) -> list[int]:
+    def missing_versions(self, line: str) -> list[int]:
         """Return the versions of a line that the database lacks, lowest first."""
-        return sorted(migrations(line).keys() - self.versions(line))
+        return sorted(migrations(line).keys() - self.applied_versions(line))
 
-    def needed(self) -> list[int]:
+    def needed_versions(self) -> list[int]:
         """Return the missing versions of line `main` that a client needs, lowest first."""
-        return [version for version in self.missing(MAIN_LINE) if version <= NEEDED_MAIN_VERSION]
+        return [
+            version
+            for version in self.missing_versions(MAIN_LINE)
+            if version <= NEEDED_MAIN_VERSION
+        ]
 
-    def gap(self, line: str) -> list[int]:
+    def skipped_versions(self, line: str) -> list[int]:
         """Return the missing versions of a line that are below an applied version, lowest first.
         River before 0.48 leaves version 8 recorded when it undoes version 7. So versions that
         change nothing do not count as applied."""
-        newest = max(self.versions(line) - EMPTY_VERSIONS.get(line, set()), default=0)
-        return [version for version in self.missing(line) if version < newest]
+        newest = max(self.applied_versions(line) - EMPTY_VERSIONS.get(line, set()), default=0)
+        return [version for version in self.missing_versions(line) if version < newest]
 
-    def unknown(self, line: str) -> list[int]:
+    def unknown_versions(self, line: str) -> list[int]:
         """Return the applied versions of a line that this riverpy does not know, lowest first."""
-        return sorted(self.versions(line) - migrations(line).keys())
+        return sorted(self.applied_versions(line) - migrations(line).keys())
 
     def is_unrecorded(self) -> bool:
         """Whether River's tables exist, but `river_migration` records no version."""
-        return self.has_jobs and not self.versions(MAIN_LINE)
+        return self.has_jobs and not self.applied_versions(MAIN_LINE)
 
     def notices(self, line: str) -> list[str]:
         """Return a sentence for each recorded version or line that this riverpy does not know."""
@@ -197,21 +203,21 @@ class SchemaState:
         return [
             f"line {line!r} has version {version}, which this riverpy does not know "
             f"(it knows 1 to {known}): left alone"
-            for version in self.unknown(line)
+            for version in self.unknown_versions(line)
         ] + [
             f"line {foreign!r} is not one of riverpy's: left alone"
-            for foreign in sorted(self.applied.keys() - set(lines()))
+            for foreign in sorted(self.applied.keys() - set(migration_lines()))
         ]
 
-    def gap_message(self, line: str) -> str:
-        """Return the error text for a `gap`."""
-        gap = ", ".join(map(str, self.gap(line)))
+    def skipped_versions_message(self, line: str) -> str:
+        """Return the error text for skipped versions."""
+        skipped = ", ".join(map(str, self.skipped_versions(line)))
         return (
             f"river_migration in schema {self.schema!r} records version "
-            f"{max(self.versions(line))} of line {line!r}, but not {gap} below it: versions are "
-            "applied in order only. If you know that the tables have the missing versions, insert "
-            f"their rows into {quote_identifier(self.schema)}.river_migration. Otherwise restore "
-            "the tables from a backup, or move them away and migrate again"
+            f"{max(self.applied_versions(line))} of line {line!r}, but not {skipped} below "
+            "it: versions are applied in order only. If you know that the tables have the missing "
+            f"versions, insert their rows into {quote_identifier(self.schema)}.river_migration. "
+            "Otherwise restore the tables from a backup, or move them away and migrate again"
         )
 
     def unrecorded_message(self) -> str:
@@ -285,9 +291,9 @@ async def check_schema(
     state = await read_schema_state(connection, schema)
     check_schema_length(state.schema)
     security = state.row_security
-    if security.hidden:
+    if security.hidden_tables:
         raise ConfigError(f"{security.problem}: {security.fix}")
-    if security.filtered:
+    if security.filtered_tables:
         _log.warning(
             ROW_LEVEL_SECURITY_FOUND,
             role=security.role,
@@ -297,17 +303,17 @@ async def check_schema(
         )
     if state.is_unrecorded():
         raise SchemaMissingError(state.unrecorded_message())
-    if state.gap(MAIN_LINE):
-        raise SchemaMissingError(state.gap_message(MAIN_LINE))
-    if state.needed():
+    if state.skipped_versions(MAIN_LINE):
+        raise SchemaMissingError(state.skipped_versions_message(MAIN_LINE))
+    if state.needed_versions():
         found = (
-            f"lacks River's migrations {', '.join(map(str, state.missing(MAIN_LINE)))}"
+            f"lacks River's migrations {', '.join(map(str, state.missing_versions(MAIN_LINE)))}"
             if state.has_jobs
             else "does not have River's tables"
         )
         command = migrate_command("riverpy migrate up", schema, url)
         raise SchemaMissingError(f"schema {state.schema!r} {found}: run `{command}`")
-    if unknown := state.unknown(MAIN_LINE):
+    if unknown := state.unknown_versions(MAIN_LINE):
         _log.warning(
             NEWER_MIGRATIONS_FOUND,
             advice="update riverpy",
@@ -322,7 +328,7 @@ def expect_feature(
 ) -> None:
     """If a version of line `riverpy` is not applied, raise SchemaMissingError with the command to
     run."""
-    if version not in state.versions(RIVERPY_LINE):
+    if version not in state.applied_versions(RIVERPY_LINE):
         command = migrate_command(f"riverpy migrate up --line {RIVERPY_LINE}", schema, url)
         raise SchemaMissingError(
             f"schema {state.schema!r} lacks version {version} of line {RIVERPY_LINE!r}, which "
@@ -332,7 +338,7 @@ def expect_feature(
 
 def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str | None) -> None:
     """Log which features have no tables, and the command that creates these tables."""
-    if missing := state.missing(RIVERPY_LINE):
+    if missing := state.missing_versions(RIVERPY_LINE):
         _log.warning(
             RIVERPY_TABLES_NOT_FOUND,
             schema=state.schema,

@@ -30,7 +30,7 @@ Row = TypeVar("Row")
 class SetAsideRow(NamedTuple):
     """A row that is set aside, as reported to the operator."""
 
-    what: str
+    purpose: str
     """The purpose of the statement, for example `result` or `claim`."""
     name: str
     """The id of the job, or the key of another row."""
@@ -143,12 +143,12 @@ class SetAside(Generic[Row]):
 
 
 def report_rows(
-    what: str, entries: Iterable[SetAsideEntry[Row]], name: Callable[[Row], object] = str
+    purpose: str, entries: Iterable[SetAsideEntry[Row]], name: Callable[[Row], object] = str
 ) -> list[SetAsideRow]:
-    """Return the rows that failed more than once, for an operator. `what` is the purpose of the
+    """Return the rows that failed more than once, for an operator. `purpose` is that of the
     statement, and `name` returns the id of a row."""
     return [
-        SetAsideRow(what, str(name(entry.row)), entry.error, entry.tries, entry.since)
+        SetAsideRow(purpose, str(name(entry.row)), entry.error, entry.tries, entry.since)
         for entry in entries
         if entry.tries > 1
     ]

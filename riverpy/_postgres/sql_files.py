@@ -112,7 +112,7 @@ def milliseconds(duration: timedelta) -> int:
     return round(duration.total_seconds() * 1000)
 
 
-def columns(rows: Sequence[Any]) -> dict[str, list[Any]]:
+def values_by_field(rows: Sequence[Any]) -> dict[str, list[Any]]:
     """Return the values of named tuples as one list for each field. `rows` must not be empty."""
     values = map(list, zip(*rows, strict=True))
     return dict(zip(rows[0]._fields, values, strict=True))

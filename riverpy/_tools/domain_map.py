@@ -33,7 +33,7 @@ class DomainMap:
     @property
     def other_domains(self) -> list[str]:
         """The domains other than `default` that have a live client, a queue or a leader."""
-        current = [lead for lead in self.leaders if not lead.is_over]
+        current = [lead for lead in self.leaders if not lead.has_lease_ended]
         known = {row.domain for row in (*self.owners, *self.members, *current)}
         return sorted(known - {DEFAULT_DOMAIN, SCHEMA_LEASE})
 
@@ -50,7 +50,7 @@ class DomainMap:
     def leader(self, domain: str) -> DomainLeader | None:
         """Return the current leader of a domain; None: there is no leader now."""
         lead = self.last_leader(domain)
-        return None if lead is None or lead.is_over else lead
+        return None if lead is None or lead.has_lease_ended else lead
 
     def has_leader(self, domain: str) -> bool:
         """Return whether the domain has a leader now."""

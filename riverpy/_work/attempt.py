@@ -201,12 +201,12 @@ class Attempt(Job[Any]):
         return AttemptResult(
             *self.claim_key,
             state=self.target_state,
-            finalize=True if outcome is None or outcome.final else None,
-            age=now - self.ended_at,
+            is_final=True if outcome is None or outcome.final else None,
+            seconds_since_end=now - self.ended_at,
             new_attempt=self.attempt if outcome is None else outcome.attempt,
             delay=outcome and outcome.delay,
             error=outcome and outcome.error,
-            updates=self.updates,
+            metadata_updates=self.updates,
         )
 
     @property

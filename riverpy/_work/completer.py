@@ -147,7 +147,10 @@ class Completer:
     def skipped_results(self) -> list[SetAsideEntry[Attempt]]:
         """The results that the database refused or did not store in time. The completer tries them
         again."""
-        return [*self._completion_sender.set_aside_rows.entries, *self._other_result_sender.set_aside_rows.entries]
+        return [
+            *self._completion_sender.set_aside_rows.entries,
+            *self._other_result_sender.set_aside_rows.entries,
+        ]
 
     def add(self, attempt: Attempt) -> None:
         """Add an attempt that ended. This method does not wait and does not fail."""

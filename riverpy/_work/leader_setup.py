@@ -206,7 +206,7 @@ class ElectionSetup:
             connection=connection,
             cleaner_connection=self._make_connection("cleaning"),
             timer=self._timer,
-            connect_direct=run.connections.connector.reindexer,
+            connect_direct=run.connections.connector.connect_reindexer,
             read_queue_scope=self._queues.read_scope,
         )
         self._services = self.make_services(context)
@@ -217,7 +217,7 @@ class ElectionSetup:
         run = self._run
         return DedicatedConnection(
             name,
-            lambda: run.connections.connector.maintenance(f"riverpy {name}"),
+            lambda: run.connections.connector.connect_maintenance(f"riverpy {name}"),
             run.connections.outage,
             trace_internal=run.config.trace_internal,
             wait=CONNECTION_WAIT_MAX,

@@ -148,7 +148,9 @@ class Reconciler:
             set_aside_rows=SetAside(),  # the client's jobs and queues limit its size
             on_set_aside=lambda row, error: self._log_failed_row(what, name(row), error),
         )
-        self._skipped_row_reports.append(lambda: report_rows(what, sender.set_aside_rows.entries, name))
+        self._skipped_row_reports.append(
+            lambda: report_rows(what, sender.set_aside_rows.entries, name)
+        )
         return sender
 
     def _log_failed_row(self, what: str, name: int | str, error: Exception) -> None:
@@ -167,7 +169,7 @@ class Reconciler:
     def skipped_rows(self) -> list[SetAsideRow]:
         """The rows that the reconciler skips for a while, because their statements fail."""
         return [
-            *self._damaged_jobs.set_aside,
+            *self._damaged_jobs.skipped_jobs,
             *(row for report in self._skipped_row_reports for row in report()),
         ]
 

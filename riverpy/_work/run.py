@@ -208,7 +208,7 @@ class Run:
     def _make_notifier(self) -> Notifier:
         quiet = self._config.quiet_interval
         notifier = Notifier(
-            self._connections.connector.listener,
+            self._connections.connector.connect_listener,
             schema=self._config.schema,
             reserved=self._connections.reserved,
             outage=self._connections.outage,
@@ -262,7 +262,7 @@ class Run:
 
     def _is_notified(self) -> bool:
         """Whether notifications arrive."""
-        return self._notifier is not None and self._notifier.proven
+        return self._notifier is not None and self._notifier.is_delivery_proven
 
     def _expect_due_job(self, queue: str, delay: float) -> None:
         if queue in self.producers:
@@ -404,7 +404,7 @@ class Run:
         if self._membership is not None:
             expect_feature(state, DOMAINS_VERSION, schema, url=url)
         warn_of_missing_features(state, schema, url=url)
-        self._riverpy_schema_versions = frozenset(state.versions(RIVERPY_LINE))
+        self._riverpy_schema_versions = frozenset(state.applied_versions(RIVERPY_LINE))
         await self._singletons.prepare()
         await self._connections.claims.open()
         await self._connections.results.open()

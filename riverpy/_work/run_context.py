@@ -56,9 +56,9 @@ class RunConnections:
         self.connector = connector = Connector(client.url, client.config)
         self.outage = ConnectionOutage(client_id=client.id)
         self._config = client.config
-        self.claims = self._make_connection("claims", connector.claims, reconnected)
-        self.results = self._make_connection("results", connector.results, reconnected)
-        self.reserved = self._make_connection("reserved", connector.reserved)
+        self.claims = self._make_connection("claims", connector.connect_claims, reconnected)
+        self.results = self._make_connection("results", connector.connect_results, reconnected)
+        self.reserved = self._make_connection("reserved", connector.connect_reserved)
 
     def _make_connection(
         self,

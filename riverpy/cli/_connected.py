@@ -46,7 +46,7 @@ class CommandConnection(NamedTuple):
 
     def has_version(self, version: int) -> bool:
         """Whether the database has this version of riverpy's own tables."""
-        return version in self.state.versions(RIVERPY_LINE)
+        return version in self.state.applied_versions(RIVERPY_LINE)
 
     def expect_version(self, version: int, tables: str) -> None:
         """Raise SchemaMissingError if riverpy's own tables do not have this version. The text names

@@ -102,7 +102,7 @@ def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> N
     """
 
     def check_owner(owner: QueueOwnership) -> None:
-        if not owner.is_known:
+        if not owner.is_queue_known:
             raise CommandError(
                 f"there is no queue {queue!r}: a queue exists after a client has worked it. "
                 f"To prepare one: riverpy domain claim {queue} --domain {to}"
@@ -139,10 +139,10 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
     """
 
     def check_owner(owner: QueueOwnership) -> None:
-        if owner.living and not force:
+        if owner.live_clients and not force:
             raise CommandError(
                 f"queue {queue!r} belongs to domain {owner.domain!r}, which has "
-                f"{format_count(owner.living, 'running client')}: stop them, or take it with "
+                f"{format_count(owner.live_clients, 'running client')}: stop them, or take it with "
                 "--force"
             )
 
@@ -193,7 +193,7 @@ async def assign_queue(
             before = await with_timeout(purpose, _try_to_assign(found, queue, to, check_owner))
         seen = await found.read(read_domains)
     leader = seen.last_leader(to)
-    return before, None if leader is None or leader.is_over else leader.holder
+    return before, None if leader is None or leader.has_lease_ended else leader.holder
 
 
 async def _try_to_assign(
@@ -246,7 +246,12 @@ def _domain_object(seen: DomainMap, name: str) -> dict[str, object]:
 def _leader_object(leader: DomainLeader | None) -> dict[str, object] | None:
     """Return a leader for `--json` output; None: the domain has no leader now. `held_for` and
     `expires_in` are in seconds."""
-    if leader is None or leader.is_over or leader.expires_at is None or leader.remaining is None:
+    if (
+        leader is None
+        or leader.has_lease_ended
+        or leader.expires_at is None
+        or leader.remaining is None
+    ):
         return None
     held_for = (leader.expires_at - leader.elected_at).total_seconds() - leader.remaining
     return {
@@ -261,7 +266,7 @@ def _leader_object(leader: DomainLeader | None) -> dict[str, object] | None:
 
 
 def _leader_cells(leader: DomainLeader | None) -> tuple[str, int | None, str | None, str | None]:
-    if leader is None or leader.is_over:
+    if leader is None or leader.has_lease_ended:
         return "none", None, None, None
     owner = leader.holder if leader.is_registered else f"{leader.holder} (not riverpy)"
     since = format_time(leader.elected_at.replace(microsecond=0))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from riverpy._postgres.schema import MAIN_LINE, lines, migrations
+from riverpy._postgres.schema import MAIN_LINE, migration_lines, migrations
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_note, print_table
 from riverpy.cli._run import EXIT_FAILURE, run
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _line_option = click.option(
     "--line",
-    type=click.Choice(lines()),
+    type=click.Choice(migration_lines()),
     help="Line of migrations: `main` for River's tables, `riverpy` for riverpy's own.",
 )
 
@@ -69,7 +69,7 @@ def _chosen_lines(line: str | None, *, of_one: bool) -> Sequence[str]:
     if `of_one` is true."""
     if line is not None:
         return (line,)
-    return (MAIN_LINE,) if of_one else lines()
+    return (MAIN_LINE,) if of_one else migration_lines()
 
 
 def _print_lines(objects: Sequence[dict[str, object]]) -> None:

@@ -171,7 +171,9 @@ async def _request_run(connection: Connection, schema: str | None, job_id: str) 
     _, _, domain = job_id.partition("@")
     if domain:
         leads = await domain_leaders(connection, schema)
-        return next((one.holder for one in leads if one.domain == domain and not one.is_over), None)
+        return next(
+            (one.holder for one in leads if one.domain == domain and not one.has_lease_ended), None
+        )
     leader = await leader_get(connection, schema)
     return None if leader is None or leader.remaining < 0 else leader.leader_id
 

@@ -51,11 +51,11 @@ select
       and pg_locks.relation = index.oid
       and pg_locks.mode in ('ShareUpdateExclusiveLock', 'AccessExclusiveLock')
       and pg_locks.pid <> pg_backend_pid()
-  ) as is_held,
+  ) as is_table_busy,
   now() as read_at,
   pg_relation_size(index.oid) as size,
   coalesce(obj_description(index.oid, 'pg_class'), '') as comment,
-  format('reindex index concurrently %I.%I', namespace.nspname, index.relname) as rebuild
+  format('reindex index concurrently %I.%I', namespace.nspname, index.relname) as rebuild_statement
 from unnest(@name::text[]) with ordinality as given (name, place)
 join pg_class as index on index.relname = given.name and index.relkind = 'i'
 join pg_index on pg_index.indexrelid = index.oid
@@ -81,7 +81,7 @@ select
       and pg_locks.mode in ('ShareUpdateExclusiveLock', 'AccessExclusiveLock')
       and pg_locks.pid <> pg_backend_pid()
   ) as is_ownerless,
-  format('drop index concurrently if exists %I.%I', namespace.nspname, artifact.relname) as removal
+  format('drop index concurrently if exists %I.%I', namespace.nspname, artifact.relname) as drop_statement
 from pg_class as index
 join pg_index as whole on whole.indexrelid = index.oid
 join pg_index as part on part.indrelid = whole.indrelid

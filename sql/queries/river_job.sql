@@ -87,19 +87,19 @@ returning job.id;
 update /* schema */ river_job as job
 set
   state = case
-    when done.finalize is null and job.metadata -> 'cancel_attempted_at' is not null then 'cancelled'
+    when done.is_final is null and job.metadata -> 'cancel_attempted_at' is not null then 'cancelled'
     else done.state::/* schema */ river_job_state
   end,
   finalized_at = case
-    when done.finalize is null and job.metadata -> 'cancel_attempted_at' is not null then statement_timestamp()
-    when done.finalize then statement_timestamp() - done.age * interval '1 second'
+    when done.is_final is null and job.metadata -> 'cancel_attempted_at' is not null then statement_timestamp()
+    when done.is_final then statement_timestamp() - done.seconds_since_end * interval '1 second'
   end,
   attempt = case
-    when done.finalize is null and job.metadata -> 'cancel_attempted_at' is not null then job.attempt
+    when done.is_final is null and job.metadata -> 'cancel_attempted_at' is not null then job.attempt
     else done.new_attempt
   end,
   scheduled_at = case
-    when done.finalize is null and job.metadata -> 'cancel_attempted_at' is null
+    when done.is_final is null and job.metadata -> 'cancel_attempted_at' is null
     then coalesce(statement_timestamp() + done.delay * interval '1 second', job.scheduled_at)
     else job.scheduled_at
   end,
@@ -112,7 +112,7 @@ set
   end,
   metadata = case
     when done.error is not null and cardinality(job.errors) >= 100 and jsonb_typeof(job.metadata) = 'object'
-    then job.metadata || coalesce(done.updates::jsonb, '{}') || jsonb_build_object(
+    then job.metadata || coalesce(done.metadata_updates::jsonb, '{}') || jsonb_build_object(
       'riverpy:errors_dropped',
       cardinality(job.errors) - 99 + case
         when jsonb_typeof(job.metadata -> 'riverpy:errors_dropped') = 'number'
@@ -120,14 +120,14 @@ set
         else 0
       end
     )
-    when done.updates is null then job.metadata
-    when jsonb_typeof(job.metadata) in ('object', 'array') then job.metadata || done.updates::jsonb
-    else jsonb_build_array(job.metadata, done.updates::jsonb)
+    when done.metadata_updates is null then job.metadata
+    when jsonb_typeof(job.metadata) in ('object', 'array') then job.metadata || done.metadata_updates::jsonb
+    else jsonb_build_array(job.metadata, done.metadata_updates::jsonb)
   end
 from unnest(
-  @id::bigint[], @attempt::smallint[], @attempted_at::timestamptz[], @state::text[], @finalize::bool[],
-  @age::float8[], @new_attempt::smallint[], @delay::float8[], @error::text[], @updates::text[]
-) as done (id, attempt, attempted_at, state, finalize, age, new_attempt, delay, error, updates)
+  @id::bigint[], @attempt::smallint[], @attempted_at::timestamptz[], @state::text[], @is_final::bool[],
+  @seconds_since_end::float8[], @new_attempt::smallint[], @delay::float8[], @error::text[], @metadata_updates::text[]
+) as done (id, attempt, attempted_at, state, is_final, seconds_since_end, new_attempt, delay, error, metadata_updates)
 where job.id = done.id and job.state = 'running'
   and job.attempt = done.attempt and job.attempted_at = done.attempted_at
 returning job.id, job.state::text;

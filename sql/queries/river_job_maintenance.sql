@@ -31,7 +31,7 @@ where (
 -- for two queues of that million), and jobs that were cancelled before they were due would not be found.
 select
   id, to_jsonb(finalized_at) #>> '{}',
-  (queue = any(@queues::text[])) = @only_queues::bool and (kind = any(@kinds::text[])) = @only_kinds::bool as is_meant
+  (queue = any(@queues::text[])) = @is_queue_allow_list::bool and (kind = any(@kinds::text[])) = @is_kind_allow_list::bool as is_meant
 from /* schema */ river_job
 where state = @state::text::/* schema */ river_job_state
   and finalized_at < now() - @retention::interval

@@ -56,7 +56,7 @@ select
       and client.heartbeat_at not between now() - client.dead_after and now() + client.dead_after
     order by client.client_id
     limit 10
-  ) as silent_ids
+  ) as maybe_dead_client_ids
 from /* schema */ riverpy_queue_owner as owner
 where owner.queue = any(@queue::text[])
 order by owner.queue;
@@ -135,7 +135,7 @@ select
     ) as has_candidate,
   exists (
     select from /* schema */ riverpy_client where client_id = leader.leader_id and settings is not null
-  ) as knows_domains
+  ) as supports_domains
 from (select) as always
 left join /* schema */ river_leader as leader on leader.name = 'default' and leader.expires_at >= now();
 
@@ -161,7 +161,7 @@ select
   exists (select from /* schema */ riverpy_client where client_id = leader.leader_id) as is_registered,
   exists (
     select from /* schema */ riverpy_client where client_id = leader.leader_id and settings is not null
-  ) as knows_domains
+  ) as supports_domains
 from /* schema */ river_leader as leader
 where leader.name = 'default'
 union all
@@ -219,11 +219,11 @@ select
   (
     select count(*) from /* schema */ riverpy_client
     where domain = owner.domain and heartbeat_at between now() - dead_after and now() + dead_after
-  ) as living,
+  ) as live_clients,
   owner.queue is not null
     or exists (select from /* schema */ river_queue where name = given.queue)
     or exists (select from /* schema */ riverpy_client where given.queue = any(queues))
-    or exists (select from /* schema */ river_job where state = 'available' and queue = given.queue) as is_known,
+    or exists (select from /* schema */ river_job where state = 'available' and queue = given.queue) as is_queue_known,
   given.domain = 'default'
     or exists (select from /* schema */ riverpy_client where domain = given.domain)
     or exists (select from /* schema */ riverpy_queue_owner where domain = given.domain) as is_domain_known

@@ -166,7 +166,9 @@ async def test_orphans_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None
 
     async def owner_read(*_args: object, **_options: object) -> list[OwnedQueue]:
         beat = str(timer.skipped).encode()
-        return [row if row.queue != "beating" else row._replace(last_seen=beat) for row in rows]
+        return [
+            row if row.queue != "beating" else row._replace(last_heartbeat=beat) for row in rows
+        ]
 
     async def maintained() -> set[str]:
         return {row.queue for row in rows if row.queue in await queues.read_scope()}

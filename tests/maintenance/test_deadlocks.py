@@ -105,12 +105,12 @@ async def work(connection: asyncpg.Connection[Any], schema: str, chance: random.
             attempt=row["attempt"],
             attempted_at=row["attempted_at"],
             state="retryable",
-            finalize=None,
-            age=0.0,
+            is_final=None,
+            seconds_since_end=0.0,
             new_attempt=row["attempt"],
             delay=0.0,
             error="{}",
-            updates=None,
+            metadata_updates=None,
         )
         for row in failed
     ]

@@ -39,12 +39,12 @@ async def _settle(connection: Any, schema: str, key: ClaimKey) -> object:
     result = AttemptResult(
         *key,
         state="retryable",
-        finalize=None,
-        age=0.0,
+        is_final=None,
+        seconds_since_end=0.0,
         new_attempt=key.attempt,
         delay=60.0,
         error=None,
-        updates=None,
+        metadata_updates=None,
     )
     return await job_store_results(connection, schema, [result])
 

@@ -159,7 +159,7 @@ async def test_job_complete(large: asyncpg.Connection[Any]) -> None:
     assert scans_of(nodes) <= NARROW
 
 
-async def test_job_settle(large: asyncpg.Connection[Any]) -> None:
+async def test_job_store_results(large: asyncpg.Connection[Any]) -> None:
     """The general statement reads only those rows too."""
     bools = f"{NULLS}::bool[]"
     texts = f"{NULLS}::text[]"

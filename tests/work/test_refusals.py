@@ -159,7 +159,7 @@ async def test_large_results_go_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPat
     settle = jobs.job_store_results
 
     async def spy(connection: Any, schema: Any, results: Any) -> dict[int, str]:
-        parts.append(sum(len(one.updates or "") for one in results))
+        parts.append(sum(len(one.metadata_updates or "") for one in results))
         return await settle(connection, schema, results)
 
     monkeypatch.setattr(jobs, "job_store_results", spy)

@@ -143,13 +143,13 @@ class CheckRunner:
             fix = "name the schema with --schema, create it, or let this role use it (`grants`)"
             self._report("schema", fail(describe(error), fix))
             return None
-        if "river_migration" in state.row_security.hidden:  # the migrations cannot be read
+        if "river_migration" in state.row_security.hidden_tables:  # the migrations cannot be read
             self._report(
                 "grants", tables.row_security_finding(state.row_security, schema=state.schema)
             )
         else:
             self._report("schema", *tables.check_migrations(state, schema, url))
-        return state if not state.needed() else None
+        return state if not state.needed_versions() else None
 
     async def _check_jobs(self, row: ServerRow, state: SchemaState) -> None:
         snapshot = DatabaseSnapshot(self._session, row, state, self._request)

@@ -109,7 +109,9 @@ def _unreleased_jobs(
         )
         if not live and domains.has_orphan_maintainer():
             silent = min(
-                row.silent for row in domains.owned_queues(domain) if row.queue in unmaintained
+                row.heartbeat_age
+                for row in domains.owned_queues(domain)
+                if row.queue in unmaintained
             )
             wait = format_seconds(ORPHANED_AFTER - silent)
             text += f" (the leader of default releases them in {wait})"

@@ -116,7 +116,7 @@ def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork
     owned = domains.owned_queues(domain)
     if not owned:
         return []
-    silent = min(row.silent for row in owned)
+    silent = min(row.heartbeat_age for row in owned)
     queues = [row.queue for row in owned]
     early = [row.queue for row in owned if not row.is_orphaned]
     orphans = [row.queue for row in owned if row.is_orphaned]
@@ -265,7 +265,7 @@ def _check_foreign_leader(domains: DomainMap) -> list[Finding]:
 def _check_old_clients(domains: DomainMap) -> list[Finding]:
     """Report a leader of `default`, and leader candidates, that do not support domains."""
     lead = domains.leader(DEFAULT_DOMAIN)
-    is_old = lead is not None and lead.is_registered and not lead.knows_domains
+    is_old = lead is not None and lead.is_registered and not lead.supports_domains
     leader = lead.holder if lead is not None and is_old else None
     candidates = [
         client.client_id

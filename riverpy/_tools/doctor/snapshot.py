@@ -131,7 +131,7 @@ class DatabaseSnapshot:
 
     def has_migration(self, version: int) -> bool:
         """Return whether the database has this migration of riverpy's own tables."""
-        return version in self.state.versions(RIVERPY_LINE)
+        return version in self.state.applied_versions(RIVERPY_LINE)
 
     @_read_once
     async def clients(self) -> list[ClientRow] | None:

@@ -43,40 +43,44 @@ def check_migrations(state: SchemaState, schema: str | None, url: str) -> list[F
     that the user named; None: the user named no schema."""
     command = migrate_command("riverpy migrate up", schema, url)
     main = _check_river_migrations(state, command)
-    if state.needed() or state.is_unrecorded():
+    if state.needed_versions() or state.is_unrecorded():
         return [main]
     return [main, _check_own_migrations(state, command)]
 
 
 def _check_river_migrations(state: SchemaState, command: str) -> Finding:
-    newest, found = max(migrations(MAIN_LINE)), state.versions(MAIN_LINE)
+    newest, found = max(migrations(MAIN_LINE)), state.applied_versions(MAIN_LINE)
     data = _line_data(state, MAIN_LINE)
     if len(state.schema.encode()) > SCHEMA_LENGTH_MAX:
         return fail(SCHEMA_TOO_LONG, "give it a shorter name: ALTER SCHEMA … RENAME TO …", **data)
-    if state.is_unrecorded() or state.gap(MAIN_LINE):
+    if state.is_unrecorded() or state.skipped_versions(MAIN_LINE):
         is_unrecorded = state.is_unrecorded()
-        message = state.unrecorded_message() if is_unrecorded else state.gap_message(MAIN_LINE)
+        message = (
+            state.unrecorded_message()
+            if is_unrecorded
+            else state.skipped_versions_message(MAIN_LINE)
+        )
         problem, _, fix = message.partition(". ")
         return fail(problem, fix, **data)
     if not found:
         return fail(f'schema "{state.schema}" has no tables of River', f"run `{command}`", **data)
-    if needed := state.needed():
+    if needed := state.needed_versions():
         text = (
             f'River\'s tables in "{state.schema}" lack version{"s" if len(needed) > 1 else ""} '
             f"{', '.join(map(str, needed))}, which this riverpy needs"
         )
         return fail(text, f"run `{command}`", **data)
-    if state.unknown(MAIN_LINE):
+    if state.unknown_versions(MAIN_LINE):
         return _unknown_version(state, MAIN_LINE, f'River\'s tables in "{state.schema}"')
     text = f'river {max(found)} of {newest} in "{state.schema}"'
-    if state.missing(MAIN_LINE):
+    if state.missing_versions(MAIN_LINE):
         text += f": version {newest} changes nothing on PostgreSQL. `riverpy migrate up` records it"
     return ok(text, **data)
 
 
 def _check_own_migrations(state: SchemaState, command: str) -> Finding:
-    newest, found = max(migrations(RIVERPY_LINE)), state.versions(RIVERPY_LINE)
-    missing = state.missing(RIVERPY_LINE)
+    newest, found = max(migrations(RIVERPY_LINE)), state.applied_versions(RIVERPY_LINE)
+    missing = state.missing_versions(RIVERPY_LINE)
     off = [FEATURES[version] for version in missing if version in FEATURES]
     data = _line_data(state, RIVERPY_LINE)
     if missing:
@@ -85,7 +89,7 @@ def _check_own_migrations(state: SchemaState, command: str) -> Finding:
             f"{'; '.join(off) or 'the new features'}"
         )
         return warn(text, f"run `{command}`", **data, off=off)
-    if state.unknown(RIVERPY_LINE):
+    if state.unknown_versions(RIVERPY_LINE):
         return _unknown_version(state, RIVERPY_LINE, "riverpy's own tables", off=off)
     return ok(f'riverpy {newest} of {newest} in "{state.schema}"', **data, off=off)
 
@@ -93,21 +97,21 @@ def _check_own_migrations(state: SchemaState, command: str) -> Finding:
 def _unknown_version(state: SchemaState, line: str, tables: str, /, **data: object) -> Finding:
     """Report that the tables have a newer version than this riverpy supports."""
     text = (
-        f"{tables} are at version {max(state.unknown(line))}. This riverpy supports only "
+        f"{tables} are at version {max(state.unknown_versions(line))}. This riverpy supports only "
         f"{max(migrations(line))}"
     )
     return warn(text, "update riverpy", **_line_data(state, line), **data)
 
 
 def _line_data(state: SchemaState, line: str) -> dict[str, object]:
-    missing, unknown = state.missing(line), state.unknown(line)
+    missing, unknown = state.missing_versions(line), state.unknown_versions(line)
     return {"schema": state.schema, "line": line, "missing": missing, "unknown": unknown}
 
 
 async def check_tables(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report tables that were dropped although their migration is recorded."""
     relations = await snapshot.session.read(doctor_relations, snapshot.schema)
-    applied = snapshot.state.versions(RIVERPY_LINE)
+    applied = snapshot.state.applied_versions(RIVERPY_LINE)
     own = [table for version, table in _OWN_TABLES.items() if version in applied]
     missing = [table for table in (*_MAIN_TABLES, *own) if table not in relations]
     if not missing:
@@ -165,7 +169,7 @@ async def check_grants(snapshot: DatabaseSnapshot) -> list[Finding]:
 def row_security_finding(security: RowSecurity, /, **data: object) -> Finding:
     """Report tables with row security. The server hides rows from the role without an error, so
     riverpy does not find jobs."""
-    report = fail if security.hidden else warn
+    report = fail if security.hidden_tables else warn
     return report(security.problem, security.fix, **data, row_security=security.tables)
 
 

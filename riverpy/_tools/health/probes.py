@@ -99,7 +99,7 @@ def check_leaders(limit: timedelta, domains: DomainMap) -> Check:
     facts: list[str] = []
     for domain in sorted({member.domain for member in domains.members} | {DEFAULT_DOMAIN}):
         lead = domains.last_leader(domain)
-        if lead is not None and not lead.is_over:
+        if lead is not None and not lead.has_lease_ended:
             facts.append(f"{lead.holder} is the leader of {domain}")
             continue
         members = domains.live_clients(domain)

@@ -217,7 +217,7 @@ class StatusReader:
             self._connection = await connect(self._url, pooled=True)
             await expect_primary(self._connection)
             state = await check_schema(self._connection, self._schema, url=self._url)
-            versions = state.versions(RIVERPY_LINE)
+            versions = state.applied_versions(RIVERPY_LINE)
             self._has_clients = CLIENTS_VERSION in versions
             self._has_domains = DOMAINS_VERSION in versions
         return self._connection
