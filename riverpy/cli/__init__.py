@@ -14,7 +14,7 @@ import click
 
 from riverpy._names import DISTRIBUTION
 from riverpy.cli._logging import log_to_stderr
-from riverpy.cli._run import debug_option, expected_errors, show_error
+from riverpy.cli._run import convert_expected_errors, debug_option, show_error
 
 _COMMANDS = {
     "bench": "Measure how fast jobs are inserted, worked and picked up.",
@@ -53,7 +53,7 @@ class _Commands(click.Group):
             formatter.write_dl(sorted(_COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        with expected_errors():
+        with convert_expected_errors():
             return super().invoke(ctx)
 
     def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import IO
 
 _STDERR = 2
-_ATOMIC_WRITE = 512
+_ATOMIC_WRITE_MAX = 512
 """The largest write, in bytes, that does not block on a pipe that is ready for writing."""
 
 
@@ -86,7 +86,7 @@ def print_last_note(text: str) -> None:
     """Print one line on stderr before the process exits. Drop the line if the write would block."""
     with suppress(OSError, ValueError):
         if select.select([], [_STDERR], [], 0)[1]:
-            os.write(_STDERR, f"{mask_url(text)}\n".encode()[:_ATOMIC_WRITE])
+            os.write(_STDERR, f"{mask_url(text)}\n".encode()[:_ATOMIC_WRITE_MAX])
 
 
 def has_color(stream: IO[str]) -> bool:

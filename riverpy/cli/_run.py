@@ -62,7 +62,7 @@ def run(function: Callable[[*ArgsT], Coroutine[Any, Any, ResultT]], *args: *Args
     Raises:
         CommandError: the function failed with an expected error.
     """
-    with expected_errors():
+    with convert_expected_errors():
         return anyio.run(function, *args, backend_options={"use_uvloop": _has_uvloop()})
 
 
@@ -117,7 +117,7 @@ def close_runner(runner: asyncio.Runner) -> None:
 
 
 @contextmanager
-def expected_errors() -> Generator[None]:
+def convert_expected_errors() -> Generator[None]:
     """Replace an expected error by a CommandError. An exception group with one error counts as that
     error."""
     try:

@@ -67,7 +67,7 @@ class Setting(Generic[T]):
     """The name of the option's value in the help. None: click chooses it."""
     default: str = "-"
     """The default value, in words."""
-    show: Callable[[T], str] = str
+    format_value: Callable[[T], str] = str
     """Returns the text that shows a value, without passwords."""
 
     @property
@@ -120,7 +120,7 @@ def _parse_positive_duration(text: str) -> timedelta:
 
 def _boolean_setting(name: str, default: str, help_text: str) -> Setting[bool]:
     return Setting(
-        name, click.BOOL, help_text, default=default, show=lambda is_on: str(is_on).lower()
+        name, click.BOOL, help_text, default=default, format_value=lambda is_on: str(is_on).lower()
     )
 
 
@@ -130,7 +130,7 @@ DATABASE_URL = Setting(
     "URL of the database, such as postgres://user@host/name. Default: RIVERPY_DATABASE_URL,"
     " DATABASE_URL, PGHOST and related variables, or the file.",
     metavar="URL",
-    show=show_url,
+    format_value=show_url,
 )
 SCHEMA = Setting(
     "schema",
@@ -145,7 +145,7 @@ QUEUES = Setting(
     "Queues to work, and how many jobs of each run at the same time. Default: the client's.",
     metavar="NAME:SLOTS,…",
     default="the client's",
-    show=format_queues,
+    format_value=format_queues,
 )
 POLL_ONLY = _boolean_setting(
     "poll-only",
@@ -176,7 +176,7 @@ SOFT_STOP = Setting(
     "How long running jobs may continue after a stop. Default: the client's, else 30s.",
     metavar="DURATION",
     default="the client's, else 30s",
-    show=format_duration,
+    format_value=format_duration,
 )
 DEAD_AFTER = Setting(
     "dead-after",
@@ -185,7 +185,7 @@ DEAD_AFTER = Setting(
     " the client's, else 1m.",
     metavar="DURATION",
     default="the client's, else 1m",
-    show=format_duration,
+    format_value=format_duration,
 )
 NAME = Setting(
     "name",
@@ -288,7 +288,7 @@ def _toml_value_as_text(setting: Setting[Any], value: object, source: str) -> st
     expected = "text in quotes"
     if setting.type is click.BOOL:
         if isinstance(value, bool):
-            return setting.show(value)
+            return setting.format_value(value)
         expected = "true or false"
     elif setting is QUEUES:
         if isinstance(value, dict):

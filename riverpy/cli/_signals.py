@@ -299,7 +299,7 @@ def _flush_output() -> None:
 
 @cache
 def _nonblocking_stderr() -> int:
-    """Return a non-blocking descriptor of stderr, or one of the null device."""
+    """Return a non-blocking descriptor of stderr, or of the null device."""
     try:
         return open_nonblocking(_STDERR)
     except OSError:

@@ -72,7 +72,7 @@ def load_target(spec: str) -> Target:
 
 @asynccontextmanager
 async def open_target(target: Target) -> AsyncGenerator[Client]:
-    """Yield the client of a target. It is the target itself, or the target returns or yields it. A
+    """Yield the client of a target. The target is the client, or the target returns or yields it. A
     context manager is closed at the end."""
     spec, value = target
     verb = "returns"

@@ -64,7 +64,7 @@ class NumberType(click.FloatRange):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         number: float = super().convert(value, param, ctx)
-        if math.isnan(number):  # no comparison with a limit refuses it
+        if math.isnan(number):  # comparisons with NaN are false, so no limit refuses it
             self.fail(f"{value!r} is not a number", param, ctx)
         return number
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SILENCE_MAX = 3 * KEEPALIVE_INTERVAL
 """If the worker sends no line for this many seconds, the connection counts as lost."""
-RETRY_MIN, RETRY_MAX = timedelta(milliseconds=200), timedelta(seconds=5)
+RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX = timedelta(milliseconds=200), timedelta(seconds=5)
 _END_ERRORS = (anyio.IncompleteRead, anyio.BrokenResourceError)
 
 
@@ -90,7 +90,7 @@ def events(
 
 
 async def _follow_events(address: Address, target: str, show: Callable[[bytes], Any]) -> None:
-    backoff = Backoff(RETRY_MIN, RETRY_MAX)
+    backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
     is_noted = False
     while True:
         try:

@@ -21,7 +21,7 @@ from riverpy.cli._options import (
     states_option,
 )
 from riverpy.cli._output import print_json
-from riverpy.cli._run import expected_errors, run
+from riverpy.cli._run import convert_expected_errors, run
 from riverpy.cli._types import IntegerType
 from riverpy.errors import NotFoundError
 from riverpy.job import JobRow, JobState
@@ -91,7 +91,7 @@ def list_(
     else:
         print_jobs(found)
     if damaged:
-        with expected_errors():
+        with convert_expected_errors():
             raise damage_error(damaged)
 
 

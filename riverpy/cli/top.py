@@ -16,7 +16,7 @@ import msgspec
 
 from riverpy._postgres.driver import DATABASE_ERRORS, is_statement_timeout
 from riverpy._tools.top.status import STATEMENT_TIMEOUT, FleetStatus, StatusReader
-from riverpy._tools.top.view import frame, no_answer_line, view
+from riverpy._tools.top.view import no_answer_line, render_frame, status_lines
 from riverpy.cli._options import database_options
 from riverpy.cli._output import drop_output, has_color
 from riverpy.cli._run import describe, run
@@ -89,7 +89,7 @@ class _Screen:
     def show(self, status: FleetStatus) -> None:
         """Show a status."""
         self._status, self._read_at, self._error = status, time.monotonic(), None
-        self._show(status, view(status))
+        self._show(status, status_lines(status))
 
     def show_error(self, error: str) -> None:
         """Show the error of a failed read."""
@@ -120,9 +120,9 @@ class _Screen:
         width, height = shutil.get_terminal_size()
         before = "\n" * height if self._is_empty else ""  # scrolls older text out of the frame
         age = time.monotonic() - self._read_at
-        lines = view(self._status, self._error, age, width=width)
+        lines = status_lines(self._status, self._error, age, width=width)
         color = has_color(sys.stdout)
-        self._write(before + frame(lines, width=width, height=height, color=color))
+        self._write(before + render_frame(lines, width=width, height=height, color=color))
 
     def _write(self, text: str) -> None:
         self._is_empty = False

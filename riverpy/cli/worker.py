@@ -32,7 +32,7 @@ from riverpy._names import DISTRIBUTION
 from riverpy._postgres.connection import expect_writable
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS, close, connect
 from riverpy._tools.bench.process_cost import relax_garbage_collector
-from riverpy._tools.health.probes import liveness
+from riverpy._tools.health.probes import check_liveness
 from riverpy._tools.health.systemd import Systemd
 from riverpy._tools.health.worker_health import WorkerHealth
 from riverpy.cli import _settings
@@ -45,9 +45,9 @@ from riverpy.cli._run import (
     EXIT_NOT_READY,
     CommandError,
     close_runner,
+    convert_expected_errors,
     debug_flag,
     describe,
-    expected_errors,
     new_runner,
     run_until_complete,
     show_error,
@@ -83,7 +83,7 @@ DATABASE_TIMEOUT = 10.0
 """The longest time that a starting worker waits for a writable database, in seconds."""
 EXIT_TIMEOUT = 3.0
 """The longest time from the end of the client's run to the end of the process, in seconds."""
-_NOT_READY_STATES = frozenset({"57P03", "53300", "55000"})
+_NOT_READY_SQLSTATES = frozenset({"57P03", "53300", "55000"})
 """SQLSTATEs of a server that is starting or stopping, or that has too many connections."""
 
 _EPILOG = """\b
@@ -151,7 +151,7 @@ def worker(
         rows = [
             (
                 setting.name,
-                setting.default if value.value is UNSET else setting.show(value.value),
+                setting.default if value.value is UNSET else setting.format_value(value.value),
                 value.source,
             )
             for setting, value in settings.items()
@@ -208,7 +208,7 @@ class _WorkerProcess:
         self._signals.start()
         code = EXIT_FAILURE
         try:
-            with expected_errors():
+            with convert_expected_errors():
                 main = self._run_target(target)
                 code = run_until_complete(main, self._loop, self._signals.install_wakeup_fd)
         except click.ClickException as error:
@@ -233,7 +233,7 @@ class _WorkerProcess:
         return 0
 
     def _is_alive(self) -> bool:
-        return self._client is None or liveness(self._client.stats()).ok
+        return self._client is None or check_liveness(self._client.stats()).ok
 
     def _cancel_start(self) -> None:
         if self._start_scope is None:
@@ -410,4 +410,4 @@ def _is_temporary_error(error: BaseException) -> bool:
     sqlstate = getattr(error, "sqlstate", None)
     if sqlstate is None:
         return isinstance(error, OSError | TimeoutError | EOFError)
-    return sqlstate in _NOT_READY_STATES or sqlstate.startswith("08")
+    return sqlstate in _NOT_READY_SQLSTATES or sqlstate.startswith("08")

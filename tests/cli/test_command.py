@@ -18,7 +18,7 @@ import pytest
 from riverpy._log_events import NEWER_MIGRATIONS_FOUND
 from riverpy.cli import main
 from riverpy.cli._output import has_color, print_json, print_table
-from riverpy.cli._run import CommandError, expected_errors, one_line, run
+from riverpy.cli._run import CommandError, convert_expected_errors, one_line, run
 from riverpy.errors import ConfigError
 from tests.cli.invoking import invoke
 
@@ -172,7 +172,7 @@ def test_run_translates_expected_errors() -> None:
 
 def test_message_is_one_line_without_password() -> None:
     """Line breaks become spaces, passwords stars."""
-    with pytest.raises(CommandError) as caught, expected_errors():
+    with pytest.raises(CommandError) as caught, convert_expected_errors():
         raise OSError("cannot reach\npostgres://u:s3cret@h/d")
     assert caught.value.message == "cannot reach postgres://u:***@h/d"
 

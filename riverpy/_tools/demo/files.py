@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_EXCLUDED = frozenset({"site-packages", "dist-packages", "__pycache__"})
+_EXCLUDED_DIRECTORIES = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 
 class Files:
@@ -29,12 +29,12 @@ class Files:
         """One text for each directory or file that could not be read, and for each file name that
         is not UTF-8."""
         self._is_default = directory is None
-        self.paths = list(islice(self._walk(), limit))
+        self.paths = list(islice(self._find_paths(), limit))
 
-    def _walk(self) -> Iterator[str]:
+    def _find_paths(self) -> Iterator[str]:
         for parent, directories, names in os.walk(self.directory, onerror=self._add_problem):
             if self._is_default:
-                directories[:] = set(directories) - _EXCLUDED
+                directories[:] = set(directories) - _EXCLUDED_DIRECTORIES
             directories.sort()
             for name in sorted(names):
                 path = os.path.join(parent, name)

@@ -122,8 +122,8 @@ class Supervisor:
         self._arguments, self._environ = arguments, environ
         self._print_note = print_note
         self._directory, self._stop_timeout = directory, stop_timeout
-        self._stopping, self._urgent = anyio.Event(), anyio.Event()
-        self._changed = anyio.Event()
+        self._stop_requested, self._hard_stop_requested = anyio.Event(), anyio.Event()
+        self._files_changed = anyio.Event()
 
     async def run(self) -> int:
         """Run workers until a stop. Returns the exit code of the last worker."""
@@ -132,8 +132,8 @@ class Supervisor:
             await tasks.start(self._follow_signals)
             if self._directory is not None:
                 tasks.start_soon(self._follow_changes, self._directory)
-            while not self._stopping.is_set():
-                self._changed = anyio.Event()
+            while not self._stop_requested.is_set():
+                self._files_changed = anyio.Event()
                 code = await self._run_worker()
                 if self._directory is None:
                     break
@@ -146,15 +146,15 @@ class Supervisor:
         worker = WorkerProcess(self._arguments, self._environ, self._stop_timeout, self._print_note)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.watch)
-            await wait_for_first(worker.ended, self._changed, self._stopping)
+            await wait_for_first(worker.ended, self._files_changed, self._stop_requested)
             if not worker.ended.is_set():
-                await worker.stop(self._urgent)
+                await worker.stop(self._hard_stop_requested)
             elif self._directory is not None:
                 self._print_note(
                     f"riverpy dev: the worker ended with code {worker.exit_code}. "
                     "It starts again when a file changes"
                 )
-                await wait_for_first(self._changed, self._stopping)
+                await wait_for_first(self._files_changed, self._stop_requested)
         return worker.exit_code
 
     async def _follow_signals(self, *, task_status: TaskStatus[None]) -> None:
@@ -163,13 +163,13 @@ class Supervisor:
         with anyio.open_signal_receiver(*stop_signals) as signals:
             task_status.started()
             async for _ in signals:
-                if self._stopping.is_set():
-                    self._urgent.set()
+                if self._stop_requested.is_set():
+                    self._hard_stop_requested.set()
                 else:
                     self._print_note(
                         "riverpy dev: stopping. A second signal cancels the running jobs"
                     )
-                    self._stopping.set()
+                    self._stop_requested.set()
 
     async def _follow_changes(self, directory: Path) -> None:
         from watchfiles import PythonFilter, awatch  # pyright: ignore[reportUnknownVariableType] (its stop_event)
@@ -179,11 +179,11 @@ class Supervisor:
         async for changes in awatch(
             directory, watch_filter=is_ours, debounce=_DEBOUNCE_MS, step=_STEP_MS
         ):
-            if not self._stopping.is_set():
+            if not self._stop_requested.is_set():
                 self._print_note(
                     f"riverpy dev: {_describe_changes(changes, directory)} changed, restarting"
                 )
-                self._changed.set()
+                self._files_changed.set()
 
 
 async def wait_for_first(*events: anyio.Event) -> None:

@@ -27,7 +27,7 @@ def _stop_when_parent_ends(pipe: int, timeout: float) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _end_group() -> None:
+def _kill_group_of_ended_parent() -> None:
     """Kill the process group of this worker, if the parent has ended and cannot kill it."""
     if _parent_ended.is_set():
         os.killpg(0, signal.SIGKILL)
@@ -36,7 +36,9 @@ def _end_group() -> None:
 if __name__ == "__main__":
     parent_pipe, kill_timeout = int(sys.argv[1]), float(sys.argv[2])
     os.set_inheritable(parent_pipe, False)
-    atexit.register(_end_group)  # atexit calls this function last, because it is registered first
+    atexit.register(
+        _kill_group_of_ended_parent
+    )  # atexit calls this function last, because it is registered first
     threading.Thread(
         target=_stop_when_parent_ends, args=(parent_pipe, kill_timeout), daemon=True
     ).start()

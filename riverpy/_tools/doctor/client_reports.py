@@ -62,7 +62,7 @@ def _stuck_jobs(client: ClientRow, rows: Sequence[RunningRow]) -> Finding:
     jobs = format_job_ids(client.stuck_job_ids)
     text = f"{client.client_id}: cancelled jobs that still run use {used}: {jobs}"
     if rows:
-        text += f" ({'; '.join(map(_described_group, rows[:NAMES_MAX]))})"
+        text += f" ({'; '.join(map(_describe_group, rows[:NAMES_MAX]))})"
     if is_full:
         text += ". This client can work no other job"
     elif full_queues:
@@ -83,7 +83,7 @@ def _stuck_jobs(client: ClientRow, rows: Sequence[RunningRow]) -> Finding:
     )
 
 
-def _described_group(row: RunningRow) -> str:
+def _describe_group(row: RunningRow) -> str:
     limit = "" if row.jobs == 1 else "up to "
     place = f'kind "{row.kind}" in queue "{row.queue}"'
     return f"{row.jobs:,} of {place} for {limit}{format_seconds(row.longest_run)}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.domains import ORPHANED_AFTER
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.doctor.leader import heartbeat_age
+from riverpy._tools.doctor.leader import describe_heartbeat_age
 from riverpy._tools.doctor.snapshot import RUNNING_LIMIT
 from riverpy._tools.text import format_count, format_names, format_seconds
 
@@ -83,8 +83,8 @@ def is_on_time(client: ClientRow) -> bool:
 
 def _late_heartbeat(client: ClientRow) -> Finding:
     return warn(
-        f"{client.client_id} {heartbeat_age(client)}. A leader treats it as dead when the leader "
-        f"itself has seen no heartbeat for {format_seconds(client.dead_after)}",
+        f"{client.client_id} {describe_heartbeat_age(client)}. A leader treats it as dead when the "
+        f"leader itself has seen no heartbeat for {format_seconds(client.dead_after)}",
         "its event loop is blocked, its process or machine is stopped, or it has no connection to "
         "the database: read its log",
         client_id=client.client_id,
@@ -120,7 +120,7 @@ def _unreleased_jobs(
 
 
 def _dead_client(client: ClientRow, jobs: int, unreleased: Sequence[str]) -> Finding:
-    text = f"{client.client_id} is dead: it {heartbeat_age(client)}"
+    text = f"{client.client_id} is dead: it {describe_heartbeat_age(client)}"
     data: dict[str, object] = {
         "client_id": client.client_id,
         "silent": round(client.heartbeat_age, 3),

@@ -48,7 +48,7 @@ async def check_leader(snapshot: DatabaseSnapshot) -> list[Finding]:
         if client.client_id == row.leader_id and not client.is_alive:
             return [
                 warn(
-                    f"{text}, but it {heartbeat_age(client)}",
+                    f"{text}, but it {describe_heartbeat_age(client)}",
                     "if its process has ended, its lease expires in "
                     f"{format_seconds(row.remaining)}. Otherwise read its log",
                     **data,
@@ -139,7 +139,7 @@ def _foreign_leader(text: str, clients: Sequence[ClientRow], data: dict[str, obj
     )
 
 
-def heartbeat_age(client: ClientRow) -> str:
+def describe_heartbeat_age(client: ClientRow) -> str:
     """Return the end of a sentence about a client's heartbeat. The sentence begins with the
     client's id."""
     if client.heartbeat_age < 0:

@@ -74,9 +74,7 @@ async def check_notification_queue(snapshot: DatabaseSnapshot) -> list[Finding]:
         return [ok(text, usage=usage)]
     pid = await _blocking_pid(snapshot)
     sessions = await snapshot.session.read(doctor_sessions, pid)
-    blockers = (
-        "; ".join(map(_described_session, sessions)) or "a session that this role may not see"
-    )
+    blockers = "; ".join(map(_describe_session, sessions)) or "a session that this role may not see"
     verb = "blocks" if pid is not None else "probably blocks"
     effect = ""
     if snapshot.is_notification_queue_full:
@@ -94,7 +92,7 @@ async def check_notification_queue(snapshot: DatabaseSnapshot) -> list[Finding]:
     ]
 
 
-def _described_session(row: SessionRow) -> str:
+def _describe_session(row: SessionRow) -> str:
     since = "" if row.seconds is None else f", in a transaction for {format_seconds(row.seconds)}"
     state = f", {row.state}" if row.state else ""
     return (

@@ -49,7 +49,7 @@ _HARMLESS_VALUES = {
     ),
     "track_activities": ("on", "doctor cannot check snapshots and locks"),
 }
-"""The harmless value of each of these settings, and the effect of another value."""
+"""The harmless values of some settings, and the effects of other values."""
 _CLIENT_SOURCES = {"client", "environment variable"}
 
 

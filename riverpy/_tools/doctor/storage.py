@@ -212,7 +212,7 @@ def _old_snapshot(row: SnapshotRow) -> Finding:
             "hot_standby_feedback, long queries on the standby have the same effect"
         )
     else:
-        text = f"{_described_session(row)} holds a snapshot{since}: {effect}"
+        text = f"{_describe_session(row)} holds a snapshot{since}: {effect}"
         fix = (
             f"end it: SELECT pg_terminate_backend({row.id}), or set "
             "idle_in_transaction_session_timeout for its role. Run reports and dumps on a standby"
@@ -231,7 +231,7 @@ def _old_snapshot(row: SnapshotRow) -> Finding:
     )
 
 
-def _described_session(row: SnapshotRow | LockRow) -> str:
+def _describe_session(row: SnapshotRow | LockRow) -> str:
     application = f", {row.application!r}" if row.application else ""
     text = f": {mask_query(row.statement)}" if row.statement else ""
     role, state = row.role or "unknown role", row.state or "unknown state"
@@ -242,7 +242,7 @@ async def check_locks(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report open transactions that hold locks on River's tables."""
     findings = [
         warn(
-            f"{_described_session(row)} locks {'all' if row.is_whole_table else 'rows'} of "
+            f"{_describe_session(row)} locks {'all' if row.is_whole_table else 'rows'} of "
             f"{format_names(row.tables)} for {format_seconds(row.seconds)}; "
             f"{format_waiting_count(row.waiting_sessions, 'session')} for it",
             f"let the program commit sooner, or end it: SELECT pg_terminate_backend({row.id})",

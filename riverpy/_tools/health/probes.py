@@ -49,7 +49,7 @@ class ProbeResult(msgspec.Struct, frozen=True):
         return "; ".join(failed) or "ok"
 
 
-def liveness(stats: ClientStats | None) -> ProbeResult:
+def check_liveness(stats: ClientStats | None) -> ProbeResult:
     """Check that the services of the worker run. The event loop runs, because it answers this
     probe. The database is not checked. If `stats` is None, there is no client yet."""
     stuck = stats.stuck if stats is not None else ()
@@ -57,7 +57,7 @@ def liveness(stats: ClientStats | None) -> ProbeResult:
     return ProbeResult.of({"event_loop": Check(True, "runs"), "services": Check(not stuck, reason)})
 
 
-def readiness(stats: ClientStats | None, lag: Check | None = None) -> ProbeResult:
+def check_readiness(stats: ClientStats | None, lag: Check | None = None) -> ProbeResult:
     """Check that the worker works jobs. If `stats` is None, there is no client yet. `lag` is the
     result of `check_lag`; None: the request has no parameter `max_lag`."""
     state = "starting" if stats is None else stats.state

@@ -72,7 +72,7 @@ class Server:
         Raises:
             OSError: the server cannot listen on the address. The text has the remedy.
         """
-        listeners = await self._listen()
+        listeners = await self._open_listeners()
         try:
             async with anyio.create_task_group() as tasks:
                 for listener in listeners:
@@ -86,7 +86,7 @@ class Server:
                 with anyio.CancelScope(shield=True):
                     await listener.aclose()
 
-    async def _listen(self) -> list[SocketListener]:
+    async def _open_listeners(self) -> list[SocketListener]:
         host, port = self._address
         try:
             found = await anyio.create_tcp_listener(local_host=host, local_port=port)

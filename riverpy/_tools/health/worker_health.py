@@ -15,7 +15,7 @@ from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._tools.health import event_stream
 from riverpy._tools.health.http import HttpError, Response
 from riverpy._tools.health.metrics import CONTENT_TYPE, render_metrics
-from riverpy._tools.health.probes import check_lag, liveness, readiness
+from riverpy._tools.health.probes import check_lag, check_liveness, check_readiness
 from riverpy._tools.health.server import Server
 from riverpy.errors import RiverError
 from riverpy.stats import ClientStats
@@ -71,7 +71,7 @@ class WorkerHealth:
         # If the loop was blocked until now, let the waiting tasks run first.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
-        return _probe_response(liveness(self._stats()))
+        return _probe_response(check_liveness(self._stats()))
 
     async def _readyz(self, request: Request) -> Response:
         await anyio.lowlevel.checkpoint()
@@ -83,7 +83,7 @@ class WorkerHealth:
                 raise HttpError(HTTPStatus.BAD_REQUEST, f"max_lag: {error}") from None
             lags = await self._read_lags()
             lag = check_lag(limit, lags, self._stats())
-        return _probe_response(readiness(self._stats(), lag))
+        return _probe_response(check_readiness(self._stats(), lag))
 
     async def _metrics(self, request: Request) -> Response:
         lags = await self._read_lags()

@@ -65,7 +65,7 @@ class Line:
         return f"{_COLORS[self.style]}{text}{_RESET_STYLE}" if color and self.style else text
 
 
-def frame(lines: Sequence[Line], *, width: int, height: int, color: bool) -> str:
+def render_frame(lines: Sequence[Line], *, width: int, height: int, color: bool) -> str:
     """Return the output that overwrites a terminal of this size. The cursor ends below the text."""
     limit = max(height - 1, 1)
     shown = list(lines)
@@ -75,7 +75,7 @@ def frame(lines: Sequence[Line], *, width: int, height: int, color: bool) -> str
     return f"{_CURSOR_HOME}{text}{_CLEAR_REST_OF_SCREEN}"
 
 
-def view(
+def status_lines(
     status: FleetStatus, error: str | None = None, age: float = 0.0, *, width: int | None = None
 ) -> list[Line]:
     """Return the lines of the screen. `error` is the error of a later read, and `age` is the

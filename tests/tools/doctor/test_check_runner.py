@@ -190,7 +190,7 @@ async def test_timeouts(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None
     async def slow(connection: Any, *_: object, **__: object) -> list[Any]:
         return await connection.fetch("SELECT pg_sleep(60)")
 
-    monkeypatch.setattr(snapshot.DatabaseSnapshot, "running", limited)
+    monkeypatch.setattr(snapshot.DatabaseSnapshot, "running_jobs", limited)
     monkeypatch.setattr(snapshot, "doctor_running", slow)
     report = await doctor()
     assert "statement timeout" in report.one("clients", "warn")["text"]

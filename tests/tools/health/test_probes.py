@@ -11,7 +11,7 @@ import pytest
 
 from riverpy import ClientStats, Histogram, QueueStats
 from riverpy._lifecycle import PROGRESS_DELAY_MAX, ServiceGroup, StopScope
-from riverpy._tools.health.probes import check_lag, liveness, readiness
+from riverpy._tools.health.probes import check_lag, check_liveness, check_readiness
 
 NONE = Histogram((), (0,), 0.0)
 QUEUE = QueueStats(
@@ -37,8 +37,8 @@ def with_queue(**changes: Any) -> ClientStats:
 
 def test_ready() -> None:
     """A worker that claims is ready and alive (OP-02)."""
-    assert readiness(WORKING).ok
-    assert liveness(WORKING).ok
+    assert check_readiness(WORKING).ok
+    assert check_liveness(WORKING).ok
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_ready() -> None:
 def test_ready_without_a_claim(changes: dict[str, Any]) -> None:
     """A queue that is paused, has no free slot or is polled rarely needs no recent claim
     (OP-02)."""
-    assert readiness(with_queue(**changes)).ok
+    assert check_readiness(with_queue(**changes)).ok
 
 
 @pytest.mark.parametrize(
@@ -69,17 +69,17 @@ def test_ready_without_a_claim(changes: dict[str, Any]) -> None:
 )
 def test_not_ready(stats: ClientStats | None, check: str) -> None:
     """A worker that does not claim is not ready and says why, but it is alive (OP-02)."""
-    result = readiness(stats)
+    result = check_readiness(stats)
     assert [name for name, one in result.checks.items() if not one.ok] == [check]
     assert result.summary.startswith(f"{check}: ")
-    assert liveness(stats).ok
+    assert check_liveness(stats).ok
 
 
 @pytest.mark.parametrize("listener", ["off", "deaf"])
 def test_polling_is_ready(listener: str) -> None:
     """A worker that finds its jobs by polling is ready, by configuration or because no
     notification arrives. The reason says which."""
-    result = readiness(msgspec.structs.replace(WORKING, listener=listener))
+    result = check_readiness(msgspec.structs.replace(WORKING, listener=listener))
     assert result.ok
     assert "polling" in result.checks["listener"].reason
 
@@ -96,7 +96,7 @@ def test_polling_is_ready(listener: str) -> None:
 def test_lag(lags: dict[str, timedelta] | None, reason: str | None) -> None:
     """A worker is not ready while a job waits for longer than `max_lag`, or if that is not
     known. Paused queues do not count."""
-    result = readiness(WORKING, check_lag(timedelta(minutes=1), lags, WORKING))
+    result = check_readiness(WORKING, check_lag(timedelta(minutes=1), lags, WORKING))
     assert result.ok == (reason is None)
     assert reason is None or reason in result.summary
     paused = with_queue(paused=True, claim_age=3600.0)
@@ -105,7 +105,7 @@ def test_lag(lags: dict[str, timedelta] | None, reason: str | None) -> None:
 
 def test_stuck_service() -> None:
     """A worker with a stuck service is not alive (OP-02)."""
-    result = liveness(msgspec.structs.replace(WORKING, stuck=("reconciler",)))
+    result = check_liveness(msgspec.structs.replace(WORKING, stuck=("reconciler",)))
     assert not result.ok
     assert "reconciler" in result.summary
 

@@ -11,7 +11,7 @@ from riverpy import Job, QueueConfig
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._tools.top import status as status_module
 from riverpy._tools.top.status import StatusReader, UnworkedKind
-from riverpy._tools.top.view import view
+from riverpy._tools.top.view import status_lines
 from riverpy.errors import SchemaMissingError
 from tests.kit import pgbouncer
 from tests.kit.damaged_rows import damage
@@ -203,7 +203,9 @@ async def test_kinds_without_worker(schema: Schema, reader: StatusReader) -> Non
     await register(schema, "alive", queues="a", kinds=["other"])
     status = await reader.read()
     assert status.kinds_without_worker == [UnworkedKind("k", 3, ["a", "b"])]
-    assert "no running worker has k (3 in a,b)" in "\n".join(line.text for line in view(status))
+    assert "no running worker has k (3 in a,b)" in "\n".join(
+        line.text for line in status_lines(status)
+    )
     await register(schema, "new", queues="c", kinds=["k"])
     assert (await reader.read()).kinds_without_worker == []
 
@@ -399,9 +401,9 @@ async def test_damaged_rows(schema: Schema, reader: StatusReader) -> None:
         assert (queue.available, queue.running, queue.retryable) == (1, 3, 1)
         assert queue.completed_per_s > 0
         assert {one.client_id: one.running for one in status.workers} == {"": 2, "c": 1}
-        lines = [line.text for line in view(status)]
+        lines = [line.text for line in status_lines(status)]
         assert any("cannot read jobs 1, 2, 3, 4, 6" in line for line in lines)
     await schema.execute("DELETE FROM river_job WHERE id <> 5")
     status = await reader.read()
     assert status.damaged == []
-    assert not any("cannot read" in line.text for line in view(status))
+    assert not any("cannot read" in line.text for line in status_lines(status))

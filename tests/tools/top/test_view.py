@@ -15,7 +15,7 @@ from riverpy._tools.top.status import (
     QueueStatus,
     WorkerStatus,
 )
-from riverpy._tools.top.view import Line, frame, view
+from riverpy._tools.top.view import Line, render_frame, status_lines
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 QUEUE = QueueStatus(
@@ -85,12 +85,12 @@ def changed(**fields: object) -> FleetStatus:
 
 def text_of(status: FleetStatus) -> str:
     """Return the screen as text."""
-    return "\n".join(line.text for line in view(status))
+    return "\n".join(line.text for line in status_lines(status))
 
 
 def style_of(status: FleetStatus, start: str) -> str:
     """Return the style of the line that starts with `start`."""
-    (line,) = [line for line in view(status) if line.text.startswith(start)]
+    (line,) = [line for line in status_lines(status) if line.text.startswith(start)]
     return line.style
 
 
@@ -108,7 +108,7 @@ def test_domains() -> None:
         DomainStatus("report", None, 1, 0, []),
         DomainStatus("young", None, 1, 1, ["young"]),
     ]
-    lines = view(changed(domains=domains, leader=None, candidates=0))
+    lines = status_lines(changed(domains=domains, leader=None, candidates=0))
     assert [(line.text, line.style) for line in lines[1:6]] == [
         ("leader    none, and no worker of default can become leader", "warn"),
         ("domain    archive: no leader, and no worker of it can become leader; queues old", "warn"),
@@ -130,7 +130,7 @@ def test_rare_columns() -> None:
 
 def test_narrow_screen() -> None:
     """A narrow screen drops the least useful columns. Rates and waits stay."""
-    lines = [line.text for line in view(STATUS, width=80)]
+    lines = [line.text for line in status_lines(STATUS, width=80)]
     assert max(len(line) for line in lines[4:]) <= 80
     queues, workers = (line.split() for line in lines if line.startswith(("QUEUE", "WORKER")))
     assert queues == [
@@ -140,7 +140,7 @@ def test_narrow_screen() -> None:
     assert workers == [
         *("WORKER", "STATE", "RUNNING", "SLOTS", "LONGEST", "SEEN", "VERSION", "QUEUES"),
     ]
-    wide = [line.text for line in view(STATUS, width=300)]
+    wide = [line.text for line in status_lines(STATUS, width=300)]
     assert wide == text_of(STATUS).splitlines()
 
 
@@ -178,7 +178,7 @@ def test_styles(status: FleetStatus, start: str, style: str) -> None:
 def test_names_cannot_write_on_the_terminal() -> None:
     """Control characters in names are shown as `?`, so that they cannot change the terminal."""
     queue = msgspec.structs.replace(QUEUE, name="a\x1b[2Jb\r\nc\x9b")
-    text = frame(view(changed(queues=[queue])), width=200, height=50, color=False)
+    text = render_frame(status_lines(changed(queues=[queue])), width=200, height=50, color=False)
     assert "a?[2Jb??c?" in text
     assert set(re.findall("\x1b[^A-Za-z]*[A-Za-z]", text)) == {"\x1b[H", "\x1b[K", "\x1b[J"}
 
@@ -188,21 +188,21 @@ def test_names_cannot_write_on_the_terminal() -> None:
 def test_frame_fits(width: int, height: int, *, color: bool) -> None:
     """No frame is wider or higher than its terminal. The last line counts the missing lines."""
     status = changed(queues=[QUEUE] * 30)
-    text = frame(view(status), width=width, height=height, color=color)
+    text = render_frame(status_lines(status), width=width, height=height, color=color)
     lines = re.sub("\x1b[^A-Za-z]*[A-Za-z]", "", text).splitlines()
     assert max(map(len, lines)) <= width
     assert len(lines) <= max(height - 1, 1)
     if height < 30 and width > 20:
-        assert lines[-1] == f"… {len(view(status)) - height + 2} more lines"
+        assert lines[-1] == f"… {len(status_lines(status)) - height + 2} more lines"
     assert color == ("\x1b[1m" in text)
 
 
 def test_failed_read() -> None:
     """While the database does not answer, the error is shown above the last status."""
-    lines = view(STATUS, "cannot connect", 75.0)
+    lines = status_lines(STATUS, "cannot connect", 75.0)
     assert lines[1].text == "NO ANSWER for 75 s: cannot connect"
     assert lines[1].style == "bad"
-    assert [line.text for line in lines[2:]] == [line.text for line in view(STATUS)[1:]]
+    assert [line.text for line in lines[2:]] == [line.text for line in status_lines(STATUS)[1:]]
 
 
 def test_line_without_style_has_no_color() -> None:
@@ -219,5 +219,5 @@ def test_totals_of_many_queues(number: int, cap: int, shown: str) -> None:
     """With many queues fewer jobs of each are counted. A total is the sum of these counts."""
     status = changed(totals=dict.fromkeys(STATUS.totals, number), cap=cap)
     assert f"jobs      {shown} available, {shown} running" in "\n".join(
-        line.text for line in view(status)
+        line.text for line in status_lines(status)
     )
