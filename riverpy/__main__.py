@@ -1,4 +1,4 @@
-"""`python -m riverpy` is the command `riverpy`."""
+"""`python -m riverpy` runs the command `riverpy`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""AttemptError: one entry of a job's errors, in River's form or in the form of another program."""
+"""AttemptError: one entry of a job's column `errors`, written by River, riverpy or another
+program."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 NO_TIME = datetime(1, 1, 1, tzinfo=UTC)
-"""Go's zero time, for an entry whose time cannot be read."""
+"""Go's zero time: the `at` of an entry whose time cannot be read."""
 _TIME_PATTERN = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,](\d+))?(?:Z|([+-])(\d\d):(\d\d))", re.ASCII
 )
@@ -22,10 +23,10 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class AttemptError(msgspec.Struct, frozen=True):
-    """One entry of a job's `errors`: a failed attempt.
+    """One entry of a job's `errors`: a failed attempt at the job.
 
     Entries of other programs may have any form. If `at` cannot be read, it is the first moment of
-    the year 1. If `attempt` cannot be read, it is 0. If the entry's `error` or `trace` is no
+    the year 1. If `attempt` cannot be read, it is 0. If the entry's `error` or `trace` is not a
     string, its JSON text is used.
     """
 
@@ -37,7 +38,7 @@ class AttemptError(msgspec.Struct, frozen=True):
 
 def error_texts(column: Iterable[Any] | None) -> Iterator[str]:
     """Yield the JSON text of each entry of a column `errors`, an array with any number of
-    dimensions. An entry NULL becomes `null`."""
+    dimensions. For an SQL NULL, yield `null`."""
     for entry in column or ():
         if isinstance(entry, list):
             yield from error_texts(cast("list[Any]", entry))
@@ -46,7 +47,8 @@ def error_texts(column: Iterable[Any] | None) -> Iterator[str]:
 
 
 def read_error(text: str) -> AttemptError:
-    """Return the entry of a JSON text. A text in any other form gives an entry too."""
+    """Parse the JSON text of an entry. If the text is not a JSON object, it becomes the entry's
+    `error`."""
     try:
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
@@ -89,7 +91,8 @@ def _parse_time(text: str) -> datetime:
     seconds, fraction, sign, hours, minutes = match.groups()
     try:
         at = datetime.fromisoformat(seconds).replace(tzinfo=UTC)
-        at += timedelta(seconds=float(f"0.{(fraction or '0')[:9]}"))  # rounds as PostgreSQL does
+        # Timedelta rounds to microseconds in the same way as PostgreSQL.
+        at += timedelta(seconds=float(f"0.{(fraction or '0')[:9]}"))
         if sign is None:
             return at
         offset = timedelta(hours=int(hours), minutes=int(minutes))

@@ -21,7 +21,7 @@ class Clock:
     """The system's clock. Tests replace it."""
 
     def now(self) -> datetime:
-        """Return the current time, aware and in UTC."""
+        """Return the current time, timezone-aware and in UTC."""
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
@@ -56,7 +56,7 @@ class Backoff:
         self._failures = 0
 
     def next(self) -> float:
-        """Return the delay after another failure, in seconds."""
+        """Record a failure, and return the delay before the retry in seconds."""
         delay = min(self._minimum * 2.0 ** min(self._failures, 30), self._maximum)
         self._failures += 1
         return delay * random.uniform(0.9, 1.1)  # noqa: S311 (not a secret)

@@ -28,7 +28,7 @@ _MACROS = {
 }
 _WILDCARDS = ("*", "?")
 _DIGITS_MAX = 19
-"""A number with this many digits is too large for Go."""
+"""A number with this many digits or more is too large for Go."""
 _DURATION_PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
 _DURATION = re.compile(rf"[+-]?(?:(?:{_DURATION_PART})+|0)")
 _NANOSECONDS_BY_UNIT = {
@@ -97,9 +97,9 @@ def split_time_zone(expression: object) -> tuple[str | None, str]:
     return prefix.partition("=")[2], rest.strip()
 
 
-def every_interval(expression: str) -> timedelta | None:
-    """Return the interval of `@every DURATION`, in whole seconds, at least one second; None: the
-    expression does not have this form.
+def parse_every_interval(expression: str) -> timedelta | None:
+    """Return the interval of `@every DURATION`, rounded down to whole seconds, but at least one
+    second. Return None if the expression does not have this form.
 
     Raises:
         ConfigError: the duration is not valid.
@@ -116,7 +116,7 @@ def every_interval(expression: str) -> timedelta | None:
 
 
 def _go_duration(text: str) -> int | None:
-    """Return the nanoseconds of a duration in Go's form; None: the text is not a duration."""
+    """Return the nanoseconds of a duration in Go's form, or None if the text is not a duration."""
     if not _DURATION.fullmatch(text):
         return None
     parts = re.findall(_DURATION_PART, text)
@@ -157,7 +157,7 @@ def cron_pattern(fields: list[str], given: str) -> CronSim:
         raise ConfigError(f"cron expression {given[:80]!r} is not allowed: {error}") from None
     try:
         return CronSim(" ".join(texts), datetime(2000, 1, 1))  # noqa: DTZ001 (a local time)
-    except CronSimError:  # such as the 30th of February
+    except CronSimError:  # no date matches, as for the 30th of February
         raise ConfigError(
             f"cron expression {given[:80]!r} is not allowed: no date matches"
         ) from None
@@ -167,8 +167,8 @@ def _field_values(text: str, field: _Field) -> str:
     """Return the values of a field, separated by commas, or `*` if the field allows every value.
 
     A day field allows every value if it has an item `*`, `?` or `*/1`. A field `*/2` allows only
-    some values, but cronsim treats every field that begins with `*` as unrestricted. So the values
-    of `*/2` are listed.
+    some values, but cronsim treats every field that begins with `*` as unrestricted. So this
+    function lists the values of `*/2`.
     """
     values: set[int] = set()
     is_unrestricted = False
@@ -204,7 +204,7 @@ def _item_values(item: str, field: _Field) -> range:
 
 
 def _parse_value(text: str, field: _Field) -> int | None:
-    """Return the value of a number or name; None: the text is not a value of the field."""
+    """Return the value of a number or name, or None if the text is not a value of the field."""
     name = text.lower()
     value = field.first + field.names.index(name) if name in field.names else _parse_number(text)
     return value if value is not None and field.first <= value <= field.last else None

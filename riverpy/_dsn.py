@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 PG_VARIABLES = ("PGSERVICE", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE")
-"""The variables that can select a database."""
+"""The environment variables that can select a database."""
 
 UNKNOWN_USER = "?"
 """Stands for the user if no setting names a user, and the system has no name for the user id, as in
@@ -59,7 +59,7 @@ _SESSION_KINDS = "any, read-write, read-only, primary, standby, prefer-standby"
 """The values of `target_session_attrs`."""
 
 _TLS_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
-"""The parameters that name a file. Each has a variable, such as PGSSLROOTCERT."""
+"""The URL parameters that name a file. Each has an environment variable, such as PGSSLROOTCERT."""
 _SHOWN_PARAMETERS = frozenset(
     {
         "host",
@@ -81,8 +81,8 @@ _SHOWN_PARAMETERS = frozenset(
         *_TLS_FILES,
     }
 )
-"""Parameters whose values may be shown. Any other parameter may be a password whose name was
-mistyped."""
+"""Parameters whose values may be shown in logs and errors. Any other parameter may be a password
+with a mistyped name."""
 _IGNORED_PARAMETERS: Mapping[str, frozenset[str] | None] = {
     "channel_binding": frozenset({"disable", "prefer"}),
     "connection_limit": None,
@@ -230,7 +230,8 @@ def _mask_query(query: str) -> str:
 
 
 def validate_url(url: str) -> None:
-    """Raise ConfigError unless this is a valid database URL. The text does not contain the URL."""
+    """Raise ConfigError unless this is a valid database URL. The error text does not contain the
+    URL."""
     if not url.startswith(("postgres://", "postgresql://")):
         scheme = re.match("[a-z][a-z0-9+.-]{0,20}://", url)
         raise ConfigError(
@@ -261,7 +262,8 @@ def _syntax_problem(url: str) -> str | None:
 
 
 def _parameter_problem(query: Sequence[tuple[str, str]]) -> str | None:
-    """Return why a parameter is refused. The text does not contain its value."""
+    """Return why a parameter is refused, or None. The text does not contain the parameter's
+    value."""
     values = dict(query)
     sslmode = values.get("sslmode")
     for name, value in query:
@@ -276,14 +278,16 @@ def _parameter_problem(query: Sequence[tuple[str, str]]) -> str | None:
 
 
 def _support_problem(name: str, value: str, sslmode: str | None) -> str | None:
-    """Return why a parameter cannot be ignored, if asyncpg does not support it."""
+    """Return why a parameter that asyncpg does not support cannot be ignored. Otherwise return
+    None."""
     ignored = _IGNORED_PARAMETERS.get(name, frozenset())
     if name not in _REFUSED_PARAMETERS or ignored is None or value in ignored:
         return None
     if name == "channel_binding":
         if value != "require":
             return "must be disable, prefer or require"
-        if sslmode == "verify-full":  # the certificate proves the identity of the server
+        # This mode needs no channel binding: the certificate proves the identity of the server.
+        if sslmode == "verify-full":
             return None
     return f"is not supported: {_REFUSED_PARAMETERS[name]}"
 
@@ -430,7 +434,8 @@ def environment_url(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def show_url(url: str) -> str:
-    """Return the URL without its password. For `environment_url`, return the server instead."""
+    """Return the URL without its password. For a URL from `environment_url`, return the server
+    instead."""
     if url.partition("?service=")[0] == _EMPTY_URL:
         return str(server_of(url))
     return mask_url(url)
@@ -441,7 +446,7 @@ class SplitUrl(NamedTuple):
 
     url: str
     connect_timeout: float | None
-    """The timeout of a connection attempt in seconds. None: no limit."""
+    """The timeout for making a connection, in seconds. None: no limit."""
     ignored: tuple[str, ...]
     """The names of the parameters that have no effect."""
 
@@ -512,7 +517,8 @@ def _system_certificate_parameters(query: str) -> list[str]:
 
 
 def missing_tls_file_message(url: str) -> str | None:
-    """Return a text about the first TLS file of the URL or the environment that is missing."""
+    """If a TLS file of the URL or the environment is missing, return an error text about the first
+    such file."""
     query = dict(parse_qsl(urlsplit(url).query))
     for name in _TLS_FILES:
         variable = f"PG{name.upper()}"

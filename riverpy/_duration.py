@@ -1,4 +1,4 @@
-"""The text of a duration: `1h30m`, `250ms`."""
+"""Parses and formats durations such as `1h30m` or `250ms`."""
 
 from __future__ import annotations
 

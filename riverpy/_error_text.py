@@ -1,4 +1,4 @@
-"""Makes the text of an exception for rows and log events."""
+"""Makes the text of an exception for rows of the database and log events."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
-from json.encoder import encode_basestring  # written in C; keeps non-ASCII text, like Go
+from json.encoder import encode_basestring  # a C function that keeps non-ASCII text, as Go does
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, get_origin
 from uuid import UUID
@@ -189,7 +189,7 @@ def _encode_datetime(value: datetime, _depth: int) -> str:
     offset = value.utcoffset()
     if offset is None:
         raise _EncodingError("the datetime has no time zone; add one, as in datetime.now(UTC)")
-    if offset % timedelta(minutes=1):  # RFC 3339 has no seconds in an offset
+    if offset % timedelta(minutes=1):  # RFC 3339 has no seconds in an offset: use UTC
         value, offset = value - offset, timedelta(0)
     text = value.replace(tzinfo=None).isoformat()
     zone = value.isoformat()[len(text) :] if offset else "Z"
@@ -208,7 +208,8 @@ def _encode_decimal(value: Decimal, _depth: int) -> str:
 def _encode_members(
     members: Iterable[tuple[str | int, str | None, object]], depth: int, tag: Iterable[str] = ()
 ) -> str:
-    """Encode the members of an array or object, without its brackets. `tag` has texts to put first.
+    """Encode the members of an array or object, without its brackets. `tag` has encoded members to
+    put first.
 
     A member is a tuple: its key or index, the text to put before its value, and the value. If this
     text is None, the encoded key is used.

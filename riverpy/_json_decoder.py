@@ -59,8 +59,8 @@ def _is_plain(cls: type) -> bool:
 
 
 def _unsupported_field(cls: type[Any]) -> str:
-    """Return the path of the first field that msgspec does not support, as "$.name: ". Return "" if
-    msgspec supports all fields."""
+    """Return the path of the first field that msgspec does not support, in the form "$.name: ".
+    Return "" if msgspec supports all fields."""
     names: Sequence[str] = getattr(cls, "__struct_fields__", ())
     if is_dataclass(cls):
         names = [field.name for field in fields(cls)]
@@ -115,7 +115,7 @@ def _convert_durations(value: Any, info: inspect.Type) -> Any:
             try:
                 return timedelta(microseconds=value // 1000)
             except OverflowError:
-                return value  # msgspec then raises an error that names the place
+                return value  # msgspec then raises an error with the path of the value
         case inspect.UnionType(), _:
             possible = [member for member in info.types if _can_have_type(member, value)]
             return _convert_durations(value, possible[0]) if len(possible) == 1 else value
@@ -137,7 +137,7 @@ def _convert_durations(value: Any, info: inspect.Type) -> Any:
             types = [inner for _, inner in _inner_types(info)]
             if isinstance(info, inspect.StructType) and info.tag is not None:
                 types.insert(0, inspect.AnyType())
-            # If the lengths differ too much, msgspec then raises an error that names the place.
+            # If the lengths differ too much, msgspec raises an error with the path of the value.
             return [*map(_convert_durations, items, types), *items[len(types) :]]
         case _:
             return value

@@ -32,7 +32,7 @@ ResultT = TypeVar("ResultT")
 
 
 class StopCause(Enum):
-    """Why a service, use of a lease, or a job was stopped."""
+    """Why a service, a job, or code that needs a lease was stopped."""
 
     CLIENT_STOP = "client stop"
     HARD_STOP = "hard stop"
@@ -71,7 +71,7 @@ class StopScope:
 
     @property
     def cause(self) -> StopCause | None:
-        """The cause of the stop of this scope or of a scope around it; None: not stopped."""
+        """Why this scope, or a scope around it, was stopped. None: neither was stopped."""
         return self._own_cause or (self._parent.cause if self._parent else None)
 
     def stop(self, cause: StopCause) -> None:
@@ -87,11 +87,11 @@ class StopScope:
 
     @contextmanager
     def shielded(self, timeout: float, *, after_stop: float) -> Generator[None]:
-        """Protect a step from cancellation when the scope is stopped. The step may take `timeout`
-        seconds, but after a stop only `after_stop` seconds.
+        """Protect the `with` block from cancellation when the scope is stopped. The block may take
+        `timeout` seconds, but after a stop only `after_stop` seconds.
 
         Raises:
-            TimeoutError: the step took too long.
+            TimeoutError: the block took too long.
         """
         if self.cause is not None or self._scope.cancel_called:
             timeout = min(timeout, after_stop)
@@ -170,7 +170,8 @@ class ServiceGroup:
         self._members[scope] = service.name
         try:
             with scope:
-                await anyio.lowlevel.checkpoint_if_cancelled()  # may be stopped before its start
+                # The group may stop a service before it starts. Then `run` is not called.
+                await anyio.lowlevel.checkpoint_if_cancelled()
                 await service.run(scope, task_status=task_status)
         finally:
             del self._members[scope]
@@ -195,9 +196,9 @@ class ServiceGroup:
 
 @contextmanager
 def convert_base_exceptions(name: str, *, is_awaited: bool = False) -> Generator[None]:
-    """Raise exceptions of user code that are no `Exception` as RuntimeError. Otherwise they would
-    end the process or look like a cancellation. With `is_awaited`, a cancellation of this task is
-    raised unchanged."""
+    """Convert exceptions of user code that are not subclasses of `Exception` into RuntimeError.
+    Otherwise they would end the process or look like a cancellation. `is_awaited`: the `with` block
+    awaits the code, so raise a cancellation of this task unchanged."""
     try:
         yield
     except Exception:
@@ -276,7 +277,7 @@ async def run_despite_cancellation(step: Callable[[], Awaitable[ResultT]]) -> Re
     try:
         if cancellation is not None:
             if not task.cancelled():
-                task.exception()  # mark it as retrieved, so that the loop does not log it
+                task.exception()  # mark the error as retrieved, so that asyncio does not log it
             raise cancellation
         return task.result()
     finally:
@@ -284,8 +285,8 @@ async def run_despite_cancellation(step: Callable[[], Awaitable[ResultT]]) -> Re
 
 
 def single_error(error: BaseException) -> BaseException:
-    """Return the only error inside nested exception groups. An error that is no group is returned
-    unchanged, and so is a group of several errors."""
+    """Return the only error inside nested exception groups. Return any other error, and also a
+    group of several errors, unchanged."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)
@@ -304,7 +305,7 @@ class TestSignal:
         self._emitted: asyncio.Semaphore | None = None
 
     def init(self) -> None:
-        """Start counting from zero."""
+        """Start counting events from zero."""
         self._emitted = asyncio.Semaphore(0)
 
     def emit(self) -> None:
@@ -313,7 +314,7 @@ class TestSignal:
             self._emitted.release()
 
     async def wait(self) -> None:
-        """Wait for the next event that was not waited for yet.
+        """Wait for the next event that no earlier call has waited for.
 
         Raises:
             TimeoutError: no event happened within 30 s. The text has the name of the signal.

@@ -15,7 +15,8 @@ from riverpy._log_events import (
 )
 
 EVENTS_MAX = 10
-"""How many entries of one event `LimitedLog` logs at their level within `EVENTS_WINDOW`."""
+"""The maximum number of entries of one event that `LimitedLog` logs at their own level within
+`EVENTS_WINDOW`."""
 EVENTS_WINDOW = 60.0
 """The length of the time in which entries of one event are counted, in seconds."""
 _NAME = "riverpy"
@@ -28,7 +29,7 @@ _STANDARD_ATTRIBUTES = {
 
 
 class Log:
-    """A logger of events with keys.
+    """A logger of events with key-value pairs.
 
     If the program has configured structlog, events go to it, and otherwise to
     `logging.getLogger("riverpy")`. Each log call checks this, so the program can configure
@@ -92,7 +93,7 @@ class Log:
         if not logger.isEnabledFor(number):
             return
         exc_info = keys.pop("exc_info", None)
-        keys = {**keys, **self._keys, **keys}  # the keys of the event come first
+        keys = {**keys, **self._keys, **keys}  # the event's keys come first and take precedence
         # The values are passed as arguments, so that no text is formatted for a record that is
         # dropped.
         text = " ".join([event.replace("%", "%%"), *(f"{key}=%r" for key in keys)])
@@ -201,7 +202,8 @@ class NotificationQueueLog:
         self._failures = RepeatedFailureLog(get_logger())
 
     def report(self, *, is_full: bool) -> None:
-        """Log a change. `is_full` is whether the queue was full at the last notification."""
+        """Log if the queue became full, or has room again. `is_full`: whether the last notification
+        found it full."""
         if not is_full:
             self._failures.recovered(NOTIFICATION_QUEUE_DRAINED)
         elif not self._failures.is_failing:

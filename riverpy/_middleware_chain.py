@@ -73,8 +73,8 @@ class DoInner(Generic[ResultT]):
         return self._error
 
     async def end_inner(self) -> None:
-        """Cancel the inner code if it still runs in another task, and wait for its end. The code of
-        a job must not continue after its attempt."""
+        """Cancel the inner code if it still runs in another task, and wait for its end. A job's
+        code must not continue after the attempt at the job."""
         task = self._task
         if task is None or self._has_ended or task is asyncio.current_task():
             return
@@ -116,7 +116,7 @@ async def run_middleware(
         try:
             await call(first, do_inner)
             error = do_inner.inner_error()
-        except GeneratorExit:  # the event loop has ended
+        except GeneratorExit:  # the event loop may have ended: do not await
             raise
         except BaseException:
             await do_inner.end_inner()

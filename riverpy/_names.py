@@ -45,7 +45,7 @@ _TAG_PATTERN = re.compile(r"\w[\w\-]+\w", re.ASCII)
 _LEASE_PATTERN = re.compile(r"[!-~]+")
 _SCHEMA_PATTERN = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _STORABLE_PATTERN = re.compile(r"[^\0\ud800-\udfff]+")
-"""Text that PostgreSQL can store."""
+"""Matches text that PostgreSQL can store."""
 _STORABLE_RULE = "must have no NUL and no lone surrogate"
 
 
@@ -67,7 +67,7 @@ def validate_lease_name(name: str) -> None:
 
 
 def domain_lease(domain: str) -> str:
-    """Return the name of the lease of a domain's leader. The domain is not `default`."""
+    """Return the name of the lease of a domain's leader. `domain` must not be `default`."""
     return f"d:{domain}"
 
 
@@ -110,7 +110,7 @@ def make_unique_id(name: str | None) -> str:
     shortened, so that the id is a valid client id."""
     host = socket.gethostname() if name is None else name
     tail = f":{os.getpid()}:{secrets.token_hex(4)}"
-    # The name of a host may be any bytes.
+    # A host name may contain bytes that are not text.
     host = host.encode("utf-8", "replace").decode().replace("\0", "")
     return host[: CLIENT_ID_LENGTH_MAX - len(tail)] + tail
 

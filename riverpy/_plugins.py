@@ -104,8 +104,8 @@ def _check_objects(setting: str, given: object, methods: Sequence[str]) -> None:
 
 
 def plugin_name(one: object) -> str:
-    """Return the name of a plugin, hook or middleware: of the function that an adapter wraps,
-    otherwise of the class."""
+    """Return the name of a plugin, hook or middleware. For an adapter of a function it is the
+    function's name, otherwise the class's."""
     name = getattr(getattr(one, "__wrapped__", one), "__qualname__", None)
     return name if isinstance(name, str) else type(one).__name__
 

@@ -74,7 +74,7 @@ class Streams(Generic[StreamT]):
     def __init__(self) -> None:
         self._open: list[StreamT] = []
         self.dropped = 0
-        """The number of items that full streams have dropped, in all streams so far."""
+        """The number of items that all streams so far have dropped because they were full."""
 
     def add(self, stream: StreamT) -> None:
         """Add a stream that was opened."""

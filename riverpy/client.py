@@ -20,7 +20,7 @@ from riverpy._calls.queues import QueueCalls
 from riverpy._clients.process import ProcessAndLoop
 from riverpy._clock import Clock
 from riverpy._dsn import validate_url
-from riverpy._insert.errors import translate_channel_error
+from riverpy._insert.errors import translate_notify_channel_error
 from riverpy._insert.inserter import ACQUIRE_TIMEOUT, NO_CONNECTION_TEXT, Inserter
 from riverpy._insert.row import InsertRules
 from riverpy._leading.subscriptions import Leadership, LeadershipSubscription
@@ -66,7 +66,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
     """A River client. `async with client:` opens its pool; `client.working()` works jobs while your
     other code runs.
 
-    A client without queues only inserts jobs and runs singletons.
+    A client without queues only inserts jobs and runs singletons (functions that run in one process
+    at a time).
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         self._opened_in: ProcessAndLoop | None = None
         self._run: Run | None = None
         self._stop_next_run: Callable[[Run], None] | None = None
-        """The stop that was requested before the run started."""
+        """The method of `Run` for a stop that was requested before its start."""
         self._last_run: Run | None = None
         """The current run, or the run that ended last."""
         self._generated_id: tuple[int, str] | None = None
@@ -302,10 +303,11 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         *,
         isolation: Literal["read_committed"] | None = "read_committed",
     ) -> AsyncGenerator[Transaction]:
-        """Open a savepoint in the caller's transaction `tx`. Without `tx`, open a transaction."""
+        """Open a savepoint in the caller's transaction `tx`. Without `tx`, open a transaction with
+        this `isolation`."""
         if tx is not None:
             connection = expect_transaction(tx)
-            with translate_channel_error():
+            with translate_notify_channel_error():
                 async with savepoint(connection):
                     yield connection
             return
@@ -315,7 +317,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             with anyio.fail_after(ACQUIRE_TIMEOUT, reason=NO_CONNECTION_TEXT):
                 connection = await pool.acquire()
             try:
-                with translate_channel_error():
+                with translate_notify_channel_error():
                     async with connection.transaction(isolation=isolation):
                         yield connection
             finally:
@@ -326,8 +328,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
     @cached_property
     def _inserter(self) -> Inserter:
         return Inserter(
-            # The inserter has its own timeout. A timeout in asyncpg would start a task for each
-            # insert.
+            # The inserter has its own timeout, so `acquire` gets none: its timeout would start a
+            # task for each insert.
             lambda: self._open_pool().acquire(),
             schema=self._config.schema,
             rules=InsertRules(
@@ -429,8 +431,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         drain: bool = False,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> StopReport:
-        """Work jobs until stopped. Opens the client if it is not open. Returns a report of what had
-        not ended at the stop.
+        """Work jobs until stopped. Opens the client if it is not open. Returns a report of the
+        attempts, results and services that did not end in time.
 
         Args:
             drain: stop when the queues have no more jobs to work.
@@ -487,7 +489,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[Self]:
-        """Work jobs during the block, for example in the lifespan of a web application.
+        """Work jobs during the `async with` block, for example in the lifespan of a web
+        application.
 
         The end of the block stops the client and waits for running jobs, up to
         `Config.soft_stop_timeout`. A fault in riverpy itself ends the block.
@@ -511,7 +514,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
                     yield self
                 except (
                     Exception
-                ) as raised:  # an error of the block: raise it unchanged after the stop
+                ) as raised:  # an error of the caller's block: raise it unchanged after the stop
                     error = raised
                 finally:
                     self.stop()

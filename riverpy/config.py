@@ -43,7 +43,7 @@ LEASE_TTL_MAX = timedelta(days=1)
 """The longest TTL of a lease in riverpy's table."""
 LEADER_DURATION_MIN = timedelta(milliseconds=100)
 """The shortest duration for leases and heartbeats. With a shorter duration, a slow round trip or a
-busy event loop would end a leader's term."""
+busy event loop would make a leader lose its lease."""
 _ZERO_MINIMUM = (timedelta(0), "zero")  # a minimum, and its text in errors
 _MILLISECOND_MINIMUM = (timedelta(milliseconds=1), "one millisecond")
 _LEADER_MINIMUM = (LEADER_DURATION_MIN, "100 milliseconds")
@@ -54,7 +54,8 @@ _DURATION_MINIMUMS = {
     "leader_ttl": _LEADER_MINIMUM,
     "dead_after": _LEADER_MINIMUM,
 }
-"""The shortest values of some durations. The others are at least `_MILLISECOND_MINIMUM`."""
+"""The shortest values of some durations. The other durations are at least
+`_MILLISECOND_MINIMUM`."""
 _NUMBER_MAXIMA = {
     "max_workers": MAX_WORKERS_MAX,
     "max_attempts": MAX_ATTEMPTS_MAX,
@@ -62,8 +63,8 @@ _NUMBER_MAXIMA = {
 }
 """The largest values of settings that are numbers. The smallest value is 1."""
 ELECT_JITTER_SHARE = 0.2
-"""The largest random time that is added to `elect_interval` between two attempts to become leader,
-as a fraction of `elect_interval`."""
+"""The largest random time that a client adds to `elect_interval` before it tries again to become
+leader, as a fraction of `elect_interval`."""
 RESCUE_AFTER_DEFAULT = timedelta(hours=1)
 RETENTION_DEFAULT = timedelta(hours=24)
 
@@ -76,7 +77,7 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
     fetch_cooldown: timedelta | None = None
     """The minimum time between two claims. Default None: claiming adapts to the load."""
     fetch_poll_interval: timedelta | None = None
-    """How often an idle queue is polled. Default None: as in `Config`."""
+    """How often an idle queue is polled. Default None: the value of `Config`."""
     prefetch: bool = False
     """Claim a few jobs before slots are free, if jobs are so short that slots would otherwise wait
     for the database. Default False. Such a job is `running` in the database while it waits in this
@@ -139,8 +140,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     fetch_poll_interval: timedelta = timedelta(seconds=1)
     """How often an idle queue is polled. Default 1 second."""
     quiet_interval: timedelta | None = None
-    """For a database that stops while it is idle: the minimum time between two checks for lost
-    notifications in an idle client. The client may need this time to detect a broken listening
+    """The minimum time between two checks for lost notifications in an idle client. Set it for a
+    database that stops while it is idle. The client may need this time to detect a broken listening
     connection. Default None: checks run every 10 and 30 seconds."""
     poll_only: bool = False
     """Find jobs by polling, without LISTEN. Default False."""
@@ -180,9 +181,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     `elect_interval`, and at most one day if the client uses a `leader_domain`, leases or
     singletons."""
     max_leases: int | None = None
-    """The maximum number of leases that this client holds at a time, including the leases of
-    singletons. At the limit the client does not acquire another lease, and `client.lease` waits.
-    Use this setting to spread leases over processes. Default None: no limit."""
+    """The maximum number of leases that this client holds at a time. The leases of singletons
+    (functions that run in one process at a time) count too. At the limit the client does not
+    acquire another lease, and `client.lease` waits. Use this setting to spread leases over
+    processes. Default None: no limit."""
     leader_domain: str | None = None
     """The leader domain of this client. Each domain has its own leader, which maintains the queues
     that the domain claims. Default None: the domain `default`, to which clients of River in Go

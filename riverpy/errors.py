@@ -1,24 +1,17 @@
 """The exceptions of riverpy.
 
-    RiverError
-    ├ ConfigError            a setting or a name is wrong (also a ValueError)
-    │ ├ ClientIdInUseError   another client runs under this client's id
-    │ └ DomainConflictError  a queue to claim belongs to another leader domain
-    ├ InsertError            a job is not allowed; nothing was sent (also a ValueError)
-    │ ├ ArgsError            its args cannot be stored as JSON; `path` is the place
-    │ └ UnknownJobKindError  no worker is registered for its kind
-    ├ TransactionError       the caller's transaction cannot be used
-    ├ UniqueConflictError    a job with the same unique key exists
-    ├ NotFoundError          there is no such job or queue
-    ├ JobRunningError        a running job cannot be deleted
-    ├ ClientStateError       the client's state does not allow the call
-    ├ FencedOutError         leadership was lost: nothing was written
-    │ └ LeaseLostError       a lease was lost
-    ├ DatabaseError          the database cannot be used
-    │ ├ JobDamagedError      the server cannot read a stored job
-    │ ├ SchemaMissingError   River's tables are missing or too old
-    │ └ ServerVersionError   PostgreSQL is too old
-    └ MigrationError         a migration cannot be applied or undone
+    RiverError ├ ConfigError a setting or a name is wrong (also a ValueError) │ ├ ClientIdInUseError
+    another client runs under this client's id │ └ DomainConflictError a queue to claim belongs to
+    another leader domain ├ InsertError a job is not allowed; nothing was sent (also a ValueError) │
+    ├ ArgsError its args cannot be stored as JSON; `path` is the position │ └ UnknownJobKindError no
+    worker is registered for its kind ├ TransactionError the caller's transaction cannot be used ├
+    UniqueConflictError a job with the same unique key exists ├ NotFoundError there is no such job
+    or queue ├ JobRunningError a running job cannot be deleted ├ ClientStateError the client's state
+    does not allow the call ├ FencedOutError leadership was lost: nothing was written │ └
+    LeaseLostError a lease was lost ├ DatabaseError the database cannot be used │ ├ JobDamagedError
+    the server cannot read a stored job │ ├ SchemaMissingError River's tables are missing or too old
+    │ └ ServerVersionError PostgreSQL is too old └ MigrationError a migration cannot be applied or
+    undone
 
     JobCancel, JobSnooze     raised by a job to end its attempt; they are not RiverErrors
 
@@ -119,9 +112,9 @@ class UnknownJobKindError(InsertError):
 
 
 class TransactionError(RiverError):
-    """A transaction cannot be used. The connection given as `tx` is closed, aborted or not in a
-    transaction; or a user's function ended the transaction; or the transaction does not allow a
-    call on leases, or a fence (a check that a lease is valid)."""
+    """A transaction cannot be used. There are three causes. The connection given as `tx` is closed,
+    aborted or not in a transaction. A user's function ended the transaction. The transaction does
+    not allow a call on leases or a fence (a check that a lease is valid)."""
 
 
 class UniqueConflictError(RiverError):

@@ -61,9 +61,11 @@ class LeadershipChange(msgspec.Struct, frozen=True):
     """The time at which the client became leader (the start of its term), by the server's clock;
     None: the client has not been leader."""
     cause: StopCause | None = None
-    """The cause that ended the client's term as leader; None: the term has not ended."""
+    """The reason why the client is no longer leader; None: it is the leader, or has not been
+    leader."""
     domain: str = "default"
     """The leader domain."""
     epoch: int | None = None
-    """The number of the term. It is higher than the number of every earlier term; None: the domain
-    is `default`, whose terms have no number, or the client has not been leader."""
+    """The number of the term (the time as leader). It is higher than the number of every earlier
+    term; None: the domain is `default`, whose terms have no number, or the client has not been
+    leader."""

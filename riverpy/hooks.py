@@ -89,7 +89,7 @@ class HookPeriodicJobsStart(Protocol):
 
 @runtime_checkable
 class HookMetricEmit(Protocol):
-    """A hook that receives measurements."""
+    """A hook that receives metrics of claims."""
 
     def metric_emit(self, metric: Metric, /) -> None:
         """Receive one measurement. The hook is called between two claims of a queue, so it must not

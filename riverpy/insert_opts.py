@@ -47,8 +47,8 @@ class UniqueOpts(msgspec.Struct, frozen=True, kw_only=True):
     """Compare the args, or only their fields that are marked `Unique`. Default False."""
     by_period: timedelta | None = None
     """Compare the periods of the jobs. The value is the length of a period, at least 1 second.
-    Periods are counted from the year 1 in UTC. A job belongs to the period of its `scheduled_at`,
-    or else of the time of the insert. Default None."""
+    Periods are counted from the year 1 in UTC. A job belongs to the period of its `scheduled_at`
+    or, if that is not set, of the time of the insert. Default None."""
     by_queue: bool = False
     """Compare the queue. Default False."""
     by_state: Sequence[JobState] | None = None

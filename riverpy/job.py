@@ -151,7 +151,7 @@ class JobRow:
 
     @property
     def attempt(self) -> int:
-        """The number of the running or the last attempt; 0 before the first."""
+        """The number of the running or the last attempt; 0: no attempt has started."""
         return self._row[JobColumn.ATTEMPT]
 
     @property
@@ -171,12 +171,14 @@ class JobRow:
 
     @property
     def errors(self) -> list[AttemptError]:
-        """The errors of earlier attempts, the oldest first. Entries of any form are read."""
+        """The errors of earlier attempts, the oldest first. Entries in an unexpected form are read
+        too."""
         return [read_error(text) for text in error_texts(self._row[JobColumn.ERRORS])]
 
     @property
     def error_count(self) -> int:
-        """The number of failed attempts so far. The row keeps at most 100 errors."""
+        """The number of failed attempts so far. It also counts errors that the row no longer
+        keeps."""
         kept = len(self._row[JobColumn.ERRORS] or ())
         if kept < ERRORS_MAX:
             return kept
@@ -185,7 +187,8 @@ class JobRow:
 
     @property
     def finalized_at(self) -> datetime | None:
-        """The time at which the job was completed, cancelled or discarded; None: not yet."""
+        """The time at which the job was completed, cancelled or discarded; None: it has no final
+        state yet."""
         return timestamp(self._row[JobColumn.FINALIZED_AT])
 
     @property
@@ -385,7 +388,7 @@ def encode_metadata_value(value: object) -> str:
     """
     if isinstance(
         value, str | bytes
-    ):  # check first, since encoding a huge text would block the event loop
+    ):  # check first: encoding a huge text would block the event loop
         _check_size(len(value))
     text = _json.encode(value)
     _check_size(len(text.encode()))
@@ -407,7 +410,7 @@ def check_metadata_key(key: object) -> None:
     ignores the case of keys.
 
     Raises:
-        ArgsError: the key is one of them.
+        ArgsError: the key is one of these keys.
     """
     if isinstance(key, str) and key.casefold() in _KEYS_OF_RIVER:
         raise ArgsError(f"metadata: the key {key!r} belongs to River", path="metadata")

@@ -1,9 +1,9 @@
 """Leases for user code. Several processes compete for the lease of a name, and at most one of them
 holds it.
 
-A lease is a row with an expiry time, set by the server's clock, and an epoch that increases with
-each new term. The holder may act until its local deadline. A fenced write commits only while the
-lease is held."""
+A lease is a row with an expiry time, set by the server's clock, and an epoch: a number that
+increases with each acquisition. The holder may act until its local deadline, a little before the
+expiry. A fenced write commits only while the lease is held."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ TTL_MIN = timedelta(milliseconds=100)
 class LeaseManager:
     """Acquires leases without a client: `async with LeaseManager(url) as leases:`.
 
-    `hold` renews a lease in the background, and cancels its block when the lease is lost. After
-    `try_acquire`, the caller must renew the lease, stop the work when the lease is not held any
-    more, and release it.
+    `hold` renews a lease in the background, and cancels its `async with` block when the lease is
+    lost. After `try_acquire`, the caller must renew the lease, stop the work when the lease is not
+    held any more, and release it.
 
     A manager belongs to one event loop. A forked process needs another manager.
     """
@@ -175,13 +175,14 @@ class LeaseManager:
     def hold(
         self, name: str, *, wait: timedelta | None = None
     ) -> AbstractAsyncContextManager[Lease]:
-        """Wait for a lease, then run the block under the lease. The lease is renewed in the
+        """Wait for a lease, then run the `async with` block under it. The lease is renewed in the
         background. If the lease is lost, the block is cancelled, early enough to end before another
         process can acquire the lease.
 
         Args:
             name: 1 to 100 printable ASCII characters, no space.
-            wait: how long to wait; None: no limit. There is at least one attempt.
+            wait: how long to wait; None: no limit. The manager tries at least once to acquire the
+                lease.
 
         Raises:
             ConfigError: the name, or `wait`, is not allowed.

@@ -17,7 +17,12 @@ from riverpy._postgres.driver import (
     is_pool,
     is_transaction,
 )
-from riverpy._postgres.migration_step import Direction, StepRunner, bounded_transaction, record_text
+from riverpy._postgres.migration_step import (
+    Direction,
+    StepRunner,
+    bounded_transaction,
+    record_step_sql,
+)
 from riverpy._postgres.schema import (
     LINE_COLUMN_VERSION,
     MAIN_LINE,
@@ -81,13 +86,13 @@ class MigrateResult:
     """The steps in the order in which they ran. Empty if there was nothing to do."""
 
     notices: Sequence[str]
-    """One sentence for each recorded version, or line of migrations, that this version of riverpy
-    does not have."""
+    """One sentence for each recorded migration, and for each recorded migration line, that this
+    version of riverpy does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationStatus:
-    """One version of a line of migrations in a database."""
+    """One migration of a migration line, and its state in a database."""
 
     version: int
     name: str | None
@@ -106,12 +111,13 @@ class ValidateResult:
     """The versions that are not applied, lowest first."""
 
     messages: Sequence[str]
-    """One sentence for each problem, and for each migration or line in the database that this
-    riverpy does not have."""
+    """One sentence for each problem, and for each migration or migration line in the database that
+    this riverpy does not have."""
 
 
 class Migrator:
-    """Applies and undoes the migrations of one line in one schema.
+    """Applies and undoes the migrations of one migration line (a series of migrations) in one
+    schema.
 
     Each migration runs in its own transaction, together with its row in `river_migration`. After
     an interruption the next run continues. Several migrators may run at once: a lock lets one at
@@ -122,16 +128,16 @@ class Migrator:
             means the `PG*` variables.
         schema: the schema of River's tables, which must exist. None means the first schema of the
             search path.
-        line: `main` for River's tables, `riverpy` for riverpy's own tables. See `migrate_all` for
-            both.
+        line: the migration line: `main` for River's tables, `riverpy` for riverpy's own tables. See
+            `migrate_all` for both.
         lock_timeout: how long a statement waits for a table that another transaction has locked.
             Until then, new statements of workers on this table wait too. 1 ms to 24 days.
         statement_timeout: how long one statement of a migration may run, and how long to wait for
             another migrator's step. 1 ms to 24 days.
 
     Raises:
-        ConfigError: the name of the schema is not allowed, the line is unknown, or a timeout is
-            out of its range.
+        ConfigError: the name of the schema is not allowed, the migration line is unknown, or a
+            timeout is out of its range.
         TypeError: `database` has another type.
     """
 
@@ -169,8 +175,8 @@ class Migrator:
         """Apply the missing migrations.
 
         Args:
-            target: the last version to apply. None means the newest. If the version is applied,
-                nothing is done.
+            target: the last version to apply. None means the newest. If the version is already
+                applied, nothing is done.
             max_steps: the largest number of migrations to apply. None means no limit.
             dry_run: change nothing, only return what would be done.
 
@@ -208,7 +214,8 @@ class Migrator:
         return await self._migrate(Direction.DOWN, target, max_steps, dry_run=dry_run)
 
     async def list(self) -> Sequence[MigrationStatus]:
-        """Return the versions of the line, lowest first, with the times when they were applied.
+        """Return the versions of the migration line, lowest first, with the times when they were
+        applied.
 
         Raises:
             MigrationError: River's tables exist but no migration is recorded.
@@ -278,7 +285,7 @@ class Migrator:
             schema: the schema of all names. None means the search path.
 
         Raises:
-            ConfigError: the line is unknown or the name of the schema is not allowed.
+            ConfigError: the migration line is unknown or the name of the schema is not allowed.
             MigrationError: a version is unknown.
         """
         if schema is not None:
@@ -292,7 +299,7 @@ class Migrator:
             body = migration.up if up else migration.down
             texts.append(
                 f"-- Line {line}, version {version:03} ({migration.name}), {direction}\n"
-                + splice_schema(body + record_text(line, version, direction), schema)
+                + splice_schema(body + record_step_sql(line, version, direction), schema)
             )
         return "\n".join(texts)
 
@@ -334,8 +341,8 @@ class Migrator:
         return MigrateResult(self._line, state.schema, steps, notices)
 
     def _check_lines(self, state: SchemaState, *, dry_run: bool) -> list[str]:
-        """Raise MigrationError if `river_migration` has no column for lines and the line needs it.
-        In a dry run return a notice instead."""
+        """Raise MigrationError if `river_migration` has no column `line`, and this migration line
+        needs it. In a dry run return a notice instead."""
         if self._line == MAIN_LINE or state.has_lines:
             return []
         need = f"line {self._line!r} needs version {LINE_COLUMN_VERSION} of line {MAIN_LINE!r}"
@@ -415,17 +422,17 @@ async def migrate_all(
     lock_timeout: timedelta = LOCK_TIMEOUT_DEFAULT,
     statement_timeout: timedelta = STATEMENT_TIMEOUT_DEFAULT,
 ) -> Sequence[MigrateResult]:
-    """Apply the missing migrations of both lines: River's `main`, then `riverpy`.
+    """Apply the missing migrations of both migration lines: River's `main`, then `riverpy`.
 
     The arguments are those of `Migrator` and `Migrator.up`.
 
     Returns:
-        The result for each line, in this order.
+        The result for each migration line, in this order.
 
     Raises:
-        ConfigError, TypeError: as `Migrator`.
-        MigrationError, SchemaMissingError, ServerVersionError, OSError, TimeoutError,
-            asyncpg.PostgresError: as `Migrator.up`. If line `riverpy` fails, `main` stays migrated.
+        ConfigError, TypeError: as `Migrator`. MigrationError, SchemaMissingError,
+            ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as `Migrator.up`. If
+            migration line `riverpy` fails, the migrations of `main` stay applied.
     """
     return [
         await Migrator(

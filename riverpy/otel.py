@@ -69,11 +69,11 @@ class OpenTelemetryPlugin:
     first in the list, in programs that insert jobs and in programs that work them.
 
     Each insert has a span `insert QUEUE`. The context of this span is stored in the metadata of the
-    jobs (`traceparent` and `tracestate`, as with River in Go), unless the metadata already has a
-    context. Each attempt has a span `work QUEUE` with a link to the span of the insert. The
-    attribute `river.job.outcome` is completed, snoozed, cancelled (by its own code), stopped (by a
-    cancel or a stop) or failed. A failed span has the error and the status ERROR. No span has args
-    or tags.
+    jobs (`traceparent` and `tracestate`, as with River in Go). If the metadata already has a
+    context, that context is kept. Each attempt has a span `work QUEUE` with a link to the span of
+    the insert. The attribute `river.job.outcome` is completed, snoozed, cancelled (by its own
+    code), stopped (by a cancel or a stop) or failed. A failed span has the error and the status
+    ERROR. No span has args or tags.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class OpenTelemetryPlugin:
         )
         self._queue_names, self._kind_names = _NameLimit(NAMES_MAX), _NameLimit(NAMES_MAX)
         self._error_types: dict[str, _NameLimit] = {}
-        """The types of errors by kind. The empty kind has the types of insert errors."""
+        """The types of errors by job kind. The key `""` has the types of insert errors."""
 
     async def insert_many(
         self, params: Sequence[JobInsertParams], do_inner: InsertInner, /

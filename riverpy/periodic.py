@@ -51,10 +51,10 @@ class PeriodicJob:
             constructor: the args of every job; or a plain function without arguments that is called
                 for each run. It returns args, a pair of args and InsertOpts, or None to insert no
                 job this time.
-            id: identifies the periodic job in the database, which keeps its state when the leader
-                changes: 2 to 127 letters, digits and `-[]<>/.·:+_`. Default: the kind or the
-                function's name, with eight hexadecimal digits of a hash of the schedule. Set an id
-                if the schedule may change later.
+            id: identifies the periodic job in the database: 2 to 127 letters, digits and
+                `-[]<>/.·:+_`. The state stored under this id is kept when the leader changes.
+                Default: the kind or the function's name, with eight hexadecimal digits of a hash of
+                the schedule. Set an id if the schedule may change later.
             run_on_start: an additional run: "each_term" (or True) when a client becomes leader,
                 "first_registration" when the id is new to the database. Default "never" (or False).
             missed: what to insert for runs that were due while there was no leader: "one" job for
@@ -251,7 +251,7 @@ class PeriodicJobsStart(msgspec.Struct, frozen=True, kw_only=True):
 
     jobs: PeriodicJobs
     """The client's periodic jobs. The hook may add and remove periodic jobs. The changes remain
-    after the leader's term."""
+    when this client is not the leader any more."""
     states: Mapping[str, PeriodicJobState]
     """The stored states of all periodic jobs of the client's leader domain, by id. This includes
     periodic jobs that the client does not have."""

@@ -65,7 +65,7 @@ def retry_delay(
         if delay >= timedelta(0):
             return min(delay, RETRY_DELAY_MAX)
         problem = f"it gave {delay}"
-    except BaseException as error:  # a SystemExit of user code would end the event loop
+    except BaseException as error:  # catch SystemExit too: it would end the event loop
         problem = error_text(error)
     log.warning(
         RETRY_POLICY_FAILED,
@@ -90,7 +90,7 @@ class ErrorHandler(Protocol):
 
 
 class StuckJob(msgspec.Struct, frozen=True):
-    """A job that still runs `Config.job_stuck_threshold` after it was cancelled."""
+    """A job that runs longer than `Config.job_stuck_threshold` after its cancellation."""
 
     id: int
     kind: str

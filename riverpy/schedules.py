@@ -6,7 +6,13 @@ import copy
 from datetime import UTC, datetime, timedelta
 from typing import Literal, Protocol, TypeAlias, cast
 
-from riverpy._cron import cron_fields, cron_pattern, every_interval, split_time_zone, time_zone
+from riverpy._cron import (
+    cron_fields,
+    cron_pattern,
+    parse_every_interval,
+    split_time_zone,
+    time_zone,
+)
 from riverpy._duration import format_duration, parse_duration
 from riverpy._lifecycle import convert_base_exceptions
 from riverpy._names import expect_one_of
@@ -197,7 +203,7 @@ def cron(
     timezone = named or ("UTC" if timezone is None else timezone)
     time_zone(timezone)
     expect_one_of("clock_changes", clock_changes, ClockChanges)
-    interval = every_interval(expression)
+    interval = parse_every_interval(expression)
     if interval is not None:
         return IntervalSchedule(interval, expression)
     return CronSchedule(expression, timezone, clock_changes)

@@ -41,10 +41,11 @@ class SentryPlugin:
     """A plugin that reports failed attempts: `Config(plugins=[SentryPlugin()])`, in addition to
     `sentry_sdk.init(…)`.
 
-    Each attempt runs in its own isolation scope, with the tags `river.kind`, `river.queue` and
-    `river.attempt` and the context `river_job`. Snoozes, cancels and stops are not failures. If
-    tracing is enabled, an attempt is a transaction `queue.process` that continues the trace of the
-    insert. The metadata of the job has the trace (`sentry-trace`, `baggage`).
+    Each attempt runs in its own isolation scope of Sentry, with the tags `river.kind`,
+    `river.queue` and `river.attempt` and the context `river_job`. Snoozes, cancels and stops are
+    not failures. If tracing is enabled, an attempt is a Sentry transaction `queue.process` that
+    continues the trace of the insert. The metadata of the job has the trace (`sentry-trace`,
+    `baggage`).
     """
 
     def __init__(self, *, final_only: bool = False, include_args: bool = False) -> None:
@@ -76,7 +77,7 @@ class SentryPlugin:
             await do_inner()
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
-        """Create the transaction of an attempt, and report a failure."""
+        """Create the Sentry transaction of an attempt, and report a failure."""
         with sentry_sdk.isolation_scope() as scope:
             scope.set_tag("river.kind", job.kind)
             scope.set_tag("river.queue", job.queue)
@@ -97,7 +98,7 @@ class SentryPlugin:
                     await do_inner()
                 except (
                     BaseException
-                ) as raised:  # Sentry marks a span as failed if the error leaves it
+                ) as raised:  # keep it here: Sentry marks a span as failed if an error leaves it
                     error = raised
                 end = classify_ending(error)
                 trace.set_status(_STATUS_OF_ENDING[end])

@@ -79,7 +79,8 @@ class Singletons:
         """Register a singleton.
 
         Raises:
-            ConfigError: the name is not allowed or taken, or another value is not allowed.
+            ConfigError: the name is already registered or not allowed, or another value is not
+                allowed.
         """
         name, fn, restart, candidate = singleton
         validate_lease_name(name)
@@ -105,7 +106,8 @@ class Singletons:
         """Register a function that runs while the client is the leader.
 
         Raises:
-            ConfigError: the name is not allowed or taken, or the function is no coroutine function.
+            ConfigError: the name is already registered or not allowed, or the function is no
+                coroutine function.
         """
         name, fn = function
         validate_lease_name(name)

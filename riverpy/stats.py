@@ -40,8 +40,8 @@ class Histogram(msgspec.Struct, frozen=True):
         return Histogram(self.bounds, counts, self.sum + other.sum)
 
     def quantile(self, share: float) -> float | None:
-        """Return the lowest bound below which at least this fraction of the values lies, for
-        example 0.5; infinity: no bound is high enough; None: there are no values."""
+        """Return the lowest bound that at least the fraction `share` of the values, for example
+        0.5, does not exceed; infinity: no bound is high enough; None: there are no values."""
         left = share * self.count
         if left <= 0:
             return None
@@ -68,7 +68,7 @@ class KindStats(msgspec.Struct, frozen=True):
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """One queue that the client works."""
+    """State and counts of a queue of the client."""
 
     slots: int
     running: int
@@ -85,14 +85,16 @@ class QueueStats(msgspec.Struct, frozen=True):
     """Number of jobs of each claim."""
     claim_failures: int
     waits: Histogram
-    """Seconds from the time at which a job was due, or inserted, to the start of its attempt."""
+    """Seconds from the time at which a job was due (or inserted, if that was later) to the start of
+    its attempt."""
     set_aside: tuple[int, ...] = ()
-    """The ids of up to 1,000 jobs that cannot be claimed, because the claim fails or takes too
+    """The ids of up to 1,000 jobs that claims skip, because claiming these jobs fails or takes too
     long. These jobs are tried again at intervals."""
 
 
 class SingletonStats(msgspec.Struct, frozen=True):
-    """The state of one singleton, and its counts since the run started."""
+    """The state of one singleton (a function that runs in one process at a time), and its counts
+    since the run started."""
 
     held: bool
     """Whether this client holds the lease and the lease is valid."""
@@ -100,8 +102,8 @@ class SingletonStats(msgspec.Struct, frozen=True):
     """Whether the function runs in this client. The function may still run after the lease has
     ended."""
     epoch: int | None
-    """The epoch (number of the term) of the lease of the running function; None: the function does
-    not run in this client."""
+    """The epoch of the running function's lease, a number that increases each time the lease is
+    acquired; None: the function does not run in this client."""
     terms: int
     """How often the function has started in this client."""
     failures: int
@@ -120,7 +122,7 @@ class LeaseStats(msgspec.Struct, frozen=True):
     renewal_failures: int = 0
     """The number of renewals that were refused, or not answered in time."""
     renewal_seconds: float = 0.0
-    """Duration of the last renewal."""
+    """Seconds that the last renewal took."""
 
 
 class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,19 +138,19 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     is_leader: bool = False
     """Whether the client is the leader of its domain."""
     listener: Literal["proven", "deaf", "off"] = "off"
-    """`proven`: notifications arrive. `deaf`: this is not proven. `off`: the client only polls, or
-    does not run."""
+    """`proven`: notifications arrive. `deaf`: it is not certain that they arrive. `off`: the client
+    only polls, or does not run."""
     connections: Mapping[str, bool] = {}
-    """Whether each connection is up, by its purpose."""
+    """Whether each connection is open, by its purpose."""
     outages: int = 0
     """How often the connection to the database was lost."""
     backlog: int = 0
-    """Results that wait to be stored."""
+    """Number of results not stored yet."""
     results_set_aside: tuple[int, ...] = ()
     """The ids of jobs whose results the database has refused or not stored in time. These results
     are sent again at intervals."""
     results_refused: int = 0
-    """Results of attempts that no longer belonged to the client."""
+    """Results not stored, because the attempt no longer belonged to the client."""
     dropped_events: int = 0
     """Events that were dropped because subscribers were too slow, in all runs."""
     heartbeat_age: float | None = None
@@ -160,7 +162,7 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     stuck: tuple[str, ...] = ()
     """Services that made no progress in time, because of a fault in riverpy."""
     stuck_jobs: int = 0
-    """Jobs that still run `Config.job_stuck_threshold` after they were cancelled."""
+    """Number of jobs that run longer than `Config.job_stuck_threshold` after their cancellation."""
     kinds: Mapping[str, KindStats] = {}
     """The counts of each kind. Kinds without a worker are counted together as `(unknown)`."""
     queues: Mapping[str, QueueStats] = {}

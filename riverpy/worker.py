@@ -122,8 +122,8 @@ _ALLOWED_RETURNS = (
     *(inspect.Signature.empty, None, NoneType, Any, Never, NoReturn),
     *("None", "Any", "typing.Any", "Never", "typing.Never", "NoReturn", "typing.NoReturn"),
 )
-"""The allowed return annotations of a handler. Annotations are compared without resolving them,
-because their types may be imported for type checkers only."""
+"""The allowed return annotations of a function that works jobs. Annotations are compared without
+resolving them, because their types may be imported for type checkers only."""
 
 
 class Workers:
@@ -146,7 +146,7 @@ class Workers:
         return self._units.get(kind)
 
     def units(self) -> list[WorkUnit]:
-        """Return every registered unit once, in the order of registration."""
+        """Return every registered work unit once, in the order of registration."""
         return [unit for kind, unit in self._units.items() if unit.kind == kind]
 
     def add(self, worker: Worker[Any]) -> Self:
@@ -259,8 +259,8 @@ class Workers:
         PlainFunctionFromJobToNone
         | Callable[[PlainFunctionFromJobToNone], PlainFunctionFromJobToNone]
     ):
-        """Register a plain function. It runs in a thread or in a process of its own, and holds a
-        slot.
+        """Register a plain function. It runs in a thread or in a process of its own, and uses a
+        slot of its queue.
 
         A thread cannot be stopped from outside: after a timeout or a cancel the function keeps
         running, and keeps its slot, until it returns. A process is killed. A function for a process
@@ -291,8 +291,8 @@ class Workers:
         next_retry: Callable[[Job[Any]], timedelta | None] | None,
         middleware: Sequence[WorkerMiddleware],
     ) -> Callable[[FunctionT], FunctionT]:
-        """Return a decorator that registers a function. `decorator` is the name of the decorator in
-        errors. `executor` is None for an `async def`."""
+        """Return a decorator that registers a function. `decorator` is the name of the decorator,
+        for error messages. `executor` is None for an `async def`."""
 
         def register(function: FunctionT) -> FunctionT:
             _check_is_function(function, decorator)
@@ -353,8 +353,8 @@ def check_timeout(kind: str, timeout: object) -> None:
 
 
 def _check_is_function(function: object, decorator: str) -> None:
-    """Raise ConfigError if the decorated object is not a function. It may be an option that was
-    given without its name."""
+    """Raise ConfigError if the decorated object is not a function. The caller may have given an
+    option without its name."""
     if isinstance(function, type) or not callable(function):
         raise ConfigError(
             f"{decorator} takes a function, got {function!r}: give options by name, as in "

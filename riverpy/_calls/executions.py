@@ -49,7 +49,7 @@ KEY_WAIT_DEFAULT = timedelta(seconds=10)
 CLAIM_EXPIRY_DEFAULT = timedelta(minutes=5)
 """The default lifetime of a claim: the right of a `run_at_least_once` call to run `fn`."""
 CANCEL_MARGIN_SHARE = 1 / 15
-"""The time between the cancellation of the function and the end of its claim, as a share of
+"""The time between the cancellation of the function and the end of its claim, as a fraction of
 `expires_after`. It is needed because the clocks of client and server may run at different rates."""
 DURATION_MAX = timedelta(days=36_500)
 """The longest duration that a caller may pass."""
@@ -67,7 +67,7 @@ OutcomeT = TypeVar("OutcomeT")
 
 
 class _KeyLockedError(Exception):
-    """Another transaction has locked the key. A later attempt may succeed."""
+    """Another transaction has locked the key. The same statement may succeed later."""
 
 
 class ExecutionCalls(ClientCalls):
@@ -101,7 +101,8 @@ class ExecutionCalls(ClientCalls):
                 timeout of 30 seconds.
 
         Returns:
-            An Execution in state RAN, DONE_BEFORE or, after `wait`, IN_PROGRESS.
+            An Execution in state RAN or DONE_BEFORE, or IN_PROGRESS if another call runs longer
+            than `wait`.
 
         Raises:
             ConfigError: the key or a duration is not allowed.
@@ -112,8 +113,8 @@ class ExecutionCalls(ClientCalls):
                 transaction.
             Exception: what `fn` raised, or a database error. If `fn` suppressed an error of a
                 statement, that error is raised, because the transaction cannot commit.
-                asyncpg.SerializationError: another call completed the effect after the snapshot of
-                `tx`.
+                asyncpg.SerializationError: another call completed the effect after `tx` took its
+                snapshot.
         """
         _validate_arguments(key, kept=kept, wait=wait)
         return await _retry_while_locked(wait, partial(self._run_once, key, fn, kept, tx))
@@ -167,7 +168,7 @@ class ExecutionCalls(ClientCalls):
         Raises:
             ConfigError, SchemaMissingError, ClientStateError: as `run_once`.
             Exception: what `fn` raised, or a database error. A database error before `fn` means
-                that `fn` did not run; if the connection was lost, the claim may be stored, and
+                that `fn` did not run. If the connection was lost, the claim may be stored, and
                 later calls return UNKNOWN. A database error after `fn` means that completion could
                 not be recorded within 10 seconds.
         """
@@ -209,7 +210,7 @@ class ExecutionCalls(ClientCalls):
             ConfigError, SchemaMissingError, ClientStateError: as `run_once`.
             TimeoutError: `fn` took too long and was cancelled.
             Exception: what `fn` raised, or a database error. A database error before `fn` means
-                that `fn` did not run; if the connection was lost, the claim may be stored until it
+                that `fn` did not run. If the connection was lost, the claim may be stored until it
                 expires. A database error after `fn` means that completion could not be recorded
                 within 10 seconds.
         """
@@ -228,7 +229,7 @@ class ExecutionCalls(ClientCalls):
             return claim
         try:
             with anyio.fail_after(deadline - anyio.current_time(), reason=reason):
-                # Claiming the key may have taken all the time.
+                # Do not call `fn` if the claim of the key took all the time.
                 await anyio.lowlevel.checkpoint_if_cancelled()
                 value = await fn(claim)
         except BaseException:
@@ -306,8 +307,8 @@ class ExecutionCalls(ClientCalls):
 
         Raises:
             _KeyLockedError: the statement waited for `wait` seconds, or a timeout of the session
-                ended it earlier. With `can_retry_conflicts` also: the key was stored after the
-                snapshot of the transaction.
+                ended it earlier. Also, if `can_retry_conflicts` is True: the key was stored after
+                the transaction took its snapshot.
             SchemaMissingError: the migration line `riverpy` is not applied.
         """
         try:
@@ -353,7 +354,7 @@ async def _retry_while_locked(
 
 def _existing_execution(row: ExecutionRow | None) -> Execution[Any]:
     """Return the state of a key that another call has claimed."""
-    if row is None:  # the row was deleted after the attempt to claim it
+    if row is None:  # the row was deleted after this call failed to claim the key
         return Execution(ExecutionState.IN_PROGRESS)
     if row.is_completed:
         state = ExecutionState.DONE_BEFORE

@@ -57,10 +57,10 @@ class LeaseCalls(ClientCalls):
             restart: "on_error": after an error, the lease is released. This process waits for the
                 lease again after a delay, which doubles from 1 up to 30 seconds. "never": this
                 process does not wait again. Default "on_error".
-            candidate: False: this process never runs the function. Default True.
+            candidate: whether this process may run the function. Default True.
 
         Raises:
-            ConfigError: the name is not allowed or taken, or a value is not allowed.
+            ConfigError: the name is already registered or not allowed, or a value is not allowed.
             ClientStateError: the client runs.
         """
         if self.is_running:
@@ -73,8 +73,8 @@ class LeaseCalls(ClientCalls):
 
         `await fn(term)` begins soon after the client became leader. It is cancelled once when the
         term, the client's time as leader, ends. Each transaction that writes begins with `await
-        term.fence(connection)`. A function that returns has ended for this term. A function that
-        raises runs again after a delay of 1 to 8 seconds. While a function ignores its
+        term.fence(connection)`. A function that returns does not run again in this term. A function
+        that raises runs again after a delay of 1 to 8 seconds. While a function ignores its
         cancellation, this client does not become leader again.
 
         Args:
@@ -82,7 +82,8 @@ class LeaseCalls(ClientCalls):
             fn: a coroutine function; gets the term.
 
         Raises:
-            ConfigError: the name is not allowed or taken, or `fn` is no coroutine function.
+            ConfigError: the name is already registered or not allowed, or `fn` is no coroutine
+                function.
             ClientStateError: the client runs.
         """
         if self.is_running:
@@ -91,9 +92,9 @@ class LeaseCalls(ClientCalls):
 
     @asynccontextmanager
     async def lease(self, name: str, *, wait: timedelta | None = None) -> AsyncGenerator[Lease]:
-        """Run a block under a lease: `async with client.lease("stream-7") as lease:`. The client
-        waits for the lease, renews it during the block, and releases it. The block is cancelled
-        when the lease is lost.
+        """Run an `async with` block under a lease: `async with client.lease("stream-7") as lease:`.
+        The client waits for the lease, renews it during the block, and releases it. The block is
+        cancelled when the lease is lost.
 
         Args:
             name: the name of the lease: 1 to 100 printable ASCII characters without a space. A

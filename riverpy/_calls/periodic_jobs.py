@@ -20,7 +20,7 @@ class PeriodicJobCalls(ClientCalls):
 
         Raises:
             NotFoundError: no leader has registered a periodic job with this id.
-            SchemaMissingError: the database lacks migration 2 of line `riverpy`.
+            SchemaMissingError: the database lacks migration 2 of the migration line `riverpy`.
         """
         async with self._transaction(tx) as connection:
             await periodic.periodic_pause(connection, self._config.schema, job_id)

@@ -1,7 +1,8 @@
-"""ClientIdRegistration: lets at most one live run use a client id.
+"""ClientIdRegistration: lets at most one live run use a client id. A run lasts from a client's
+start to its end.
 
-The row of another run is replaced only if that run is dead: the run's process has certainly ended,
-or its heartbeat has not changed for `dead_after` by this process's clock.
+The row of another run is replaced only if that run is dead. It is dead if its process has certainly
+ended. It is also dead if its heartbeat has not changed for `dead_after` by this process's clock.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ STATEMENT_TIMEOUT = 10.0
 HEARTBEAT_READS_PER_DEAD_AFTER = 12
 """The number of reads of another client's heartbeat within that client's `dead_after`."""
 HEARTBEAT_READ_INTERVAL_MAX = 5.0
-"""The longest time between two of these reads, in seconds."""
+"""The longest time between two reads of such a heartbeat, in seconds."""
 
 _registered_runs: set[tuple[str | None, str, int]] = set()
 """The registered runs of this process. Each has the name of the process, the client id, and the

@@ -51,17 +51,17 @@ if TYPE_CHECKING:
 HEARTBEATS_PER_DEAD_AFTER = 6
 """The number of heartbeats within `dead_after`."""
 CLAIM_STOP_SHARE_OF_DEAD_AFTER = 1 / 3
-"""The age of the last heartbeat at which the client stops claiming jobs, as a share of
+"""The age of the last heartbeat at which the client stops claiming jobs, as a fraction of
 `dead_after`."""
 CONTACT_BREAK_SHARE_OF_DEAD_AFTER = 1 / 2
-"""The age of the last heartbeat at which the contact counts as broken, as a share of
+"""The age of the last heartbeat at which the contact counts as broken, as a fraction of
 `dead_after`."""
 WRITE_TIMEOUT_SHARE_OF_DEAD_AFTER = 1 / 30
 WRITE_TIMEOUT_MIN = 0.25
-"""The timeout of a heartbeat on one connection: a share of `dead_after`, and at least
-`WRITE_TIMEOUT_MIN` seconds."""
+"""The timeout for writing a heartbeat on one connection: this fraction of `dead_after`, but at
+least `WRITE_TIMEOUT_MIN` seconds."""
 RETRY_DELAY_MAX = 1.0
-"""The longest time until the next attempt after every connection failed, in seconds."""
+"""The longest delay before the next heartbeat after every connection failed, in seconds."""
 UNREGISTER_TIMEOUT = 1.0
 """The timeout for deleting the client's row at the end of a run, in seconds."""
 
@@ -69,8 +69,8 @@ UNREGISTER_TIMEOUT = 1.0
 class Heartbeat:
     """Writes heartbeats while a client runs, also while it stops.
 
-    Until the first heartbeat is written, claiming is allowed and the contact is 0. In a database
-    without the tables of the migration line `riverpy`, no heartbeat is ever written.
+    Until the first heartbeat is written, claiming jobs is allowed and `contact_seconds` returns 0.
+    In a database without the tables of the migration line `riverpy`, no heartbeat is ever written.
     """
 
     name = "heartbeat"
@@ -108,8 +108,8 @@ class Heartbeat:
         """The time at which the last successful heartbeat started, by `Timer.boottime`."""
         self._contact_since = 0.0
         self.contact_count = 0
-        """How often the contact began. After a break of the contact, the client's row may be a new
-        one."""
+        """How often contact with the server began. After a break, the client may have another
+        row."""
         self._claims_allowed_until = math.inf
         self.registered_at: int | None = None
         """The server's time of the registration of this run, in microseconds since 2000. None: not
@@ -223,7 +223,7 @@ class Heartbeat:
             except UndefinedTableError as missing:
                 self._record_missing_table(missing)
                 return
-            except LockNotAvailableError as locked:  # the row is locked for every connection
+            except LockNotAvailableError as locked:  # no connection could write the locked row
                 error = locked
                 break
             except DATABASE_ERRORS as raised:
@@ -240,7 +240,7 @@ class Heartbeat:
     async def _write_on(self, connection: DedicatedConnection) -> bool:
         """Write one heartbeat. Return whether this run still has the client's id."""
         async with connection.acquire("writing a heartbeat", self._timeout) as opened:
-            if self.registered_at is None:  # the table was missing at the start
+            if self.registered_at is None:  # the table was missing at the start: register now
                 self.registered_at = await client_register(
                     opened, self._config.schema, self._registration
                 )

@@ -21,13 +21,16 @@ class StoppedHeartbeats(NamedTuple):
     """The heartbeats that have not changed for too long."""
 
     heartbeats: dict[str, bytes]
-    """The last value of each such heartbeat, by the name of its client or domain."""
+    """The last value of each such heartbeat, by client id, or by queue for heartbeats of
+    domains."""
     seconds_until_next: float
-    """Seconds until another heartbeat may be too old. Infinity: there is no other heartbeat."""
+    """Seconds until another heartbeat may count as stopped. Infinity: no other heartbeat is
+    observed."""
 
 
 class HeartbeatObserver:
-    """Measures how long heartbeats stay the same. Each user has an observer of its own."""
+    """Measures how long heartbeats stay the same. Each object that needs this has an observer of
+    its own."""
 
     def __init__(self, timer: Timer, contact_seconds: Callable[[], float] | None = None) -> None:
         """Create the heartbeat observer. Nothing is observed yet.
@@ -57,8 +60,8 @@ class HeartbeatObserver:
             self._observed[one.name] = one, since
 
     def find_stopped(self, limit: float, *, kept: float = 0.0) -> StoppedHeartbeats:
-        """Return the heartbeats that have not changed for a limit plus `kept` seconds. The limit is
-        `limit`, or the heartbeat's own limit if that is longer."""
+        """Return the stopped heartbeats: they have not changed for `limit` plus `kept` seconds. The
+        heartbeat's own `dead_after` replaces `limit` if it is longer."""
         now = self._timer.boottime()
         contact = math.inf if self._contact_seconds is None else self._contact_seconds()
         stopped: dict[str, bytes] = {}

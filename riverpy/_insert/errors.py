@@ -34,7 +34,7 @@ _FAILED_TRANSACTION_CODE = "25P02"
 _TOO_LARGE_CODE = "54000"
 _DAMAGED_CODE = "XX001"
 _NO_MEMORY_TEXT = "invalid memory alloc request size"
-_STATEMENT_LOST_CODES = {"26000", "42P05"}
+_PREPARED_STATEMENT_CODES = {"26000", "42P05"}
 _SCHEMA_MISSING_CODES = {"42P01", "42P10", "42703", "42704", "42883", "3F000"}
 _UNIQUE_INDEX = "river_job_unique_idx"
 
@@ -50,7 +50,8 @@ def translate_errors(tx: Transaction | None, *, in_savepoint: bool = False) -> G
 
     Args:
         tx: the caller's connection. An error of the server aborts the caller's transaction.
-        in_savepoint: whether the block runs in a savepoint, so that the transaction stays usable.
+        in_savepoint: whether the `with` block runs in a savepoint, so that the transaction stays
+            usable.
     """
     try:
         yield
@@ -63,7 +64,7 @@ def translate_errors(tx: Transaction | None, *, in_savepoint: bool = False) -> G
 
 
 @contextmanager
-def translate_channel_error() -> Generator[None]:
+def translate_notify_channel_error() -> Generator[None]:
     """Raise ConfigError if the server refuses a notification because the schema's name is too
     long."""
     try:
@@ -89,7 +90,7 @@ def _riverpy_error(error: Exception, aborted: str) -> Exception | None:
         )
     if is_channel_too_long(error):
         return _channel_error(error, aborted)
-    if is_notification_queue_full(error):  # its code is _TOO_LARGE_CODE too
+    if is_notification_queue_full(error):  # a full queue has the code _TOO_LARGE_CODE too
         return None
     if code == _TOO_LARGE_CODE or _NO_MEMORY_TEXT in str(error):
         return ArgsError(
@@ -117,7 +118,7 @@ def _connection_error(error: Exception, tx: Transaction | None, aborted: str) ->
     """Return riverpy's error if the connection or the transaction caused the database error, or
     None."""
     code = sqlstate(error)
-    if code in _STATEMENT_LOST_CODES:
+    if code in _PREPARED_STATEMENT_CODES:
         remedy = (
             "set Config(pooler=True)"
             if tx is None

@@ -53,9 +53,10 @@ STATEMENT_SIZE_MAX = 900 * 1024 * 1024
 """The maximum number of bytes of args and metadata in one statement. PostgreSQL accepts messages of
 up to 1 GiB."""
 SEND_TIMEOUT = 600.0
-"""Seconds for one statement. A shorter timeout of the pool has precedence."""
+"""The timeout of one statement, in seconds. A shorter timeout of the pool has precedence."""
 ACQUIRE_TIMEOUT = 10.0
-"""Seconds to wait for a connection of the pool, including the time in which the database starts."""
+"""The longest time to wait for a connection of the pool, in seconds. It includes the time in which
+the database starts."""
 NO_CONNECTION_TEXT = (
     f"got no connection from the pool within {ACQUIRE_TIMEOUT:g} s: increase Config(pool_size=…), "
     "find the code that keeps connections, or check that the database answers"

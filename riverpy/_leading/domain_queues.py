@@ -3,6 +3,7 @@
 A queue is orphaned if the heartbeat of its domain has not changed for `ORPHANED_AFTER`. It is also
 orphaned if that heartbeat is older than `ORPHANED_AFTER` by the server's clock and has not changed
 for `dead_after`. The server's clock alone does not decide, because it may be set to another time.
+Another leader maintains orphaned queues.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ READ_INTERVAL = 1.0
 at the same time."""
 UNOWNED_READ_INTERVAL = 300.0
 """Seconds between two reads if no domain owns a queue and this client receives notifications. A
-client that claims the first queue for a domain sends a notification. Also used if the table of
-owners is missing."""
+client that claims the first queue for a domain sends a notification. This interval is also used if
+the table of owners is missing."""
 STATEMENT_TIMEOUT = 5.0
 
 
 class DomainQueues:
-    """Reads during one term which domains own which queues."""
+    """Reads during one term (a client's time as leader) which domains own which queues."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class DomainQueues:
                 forget_calls = self._forget_calls
                 owned = await self._read_owned_queues()
                 self._scope = self._select_scope(owned)
-                if forget_calls == self._forget_calls:  # if not, the owners may be outdated
+                if forget_calls == self._forget_calls:  # else `forget` was called during the read
                     unowned = self._unowned_interval if self._has_table else UNOWNED_READ_INTERVAL
                     interval = READ_INTERVAL if owned else unowned
                     self._next_read_at = self._timer.boottime() + interval
@@ -109,7 +110,7 @@ class DomainQueues:
                 return await owner_read(
                     connection, self._schema, orphaned_after=timedelta(seconds=ORPHANED_AFTER)
                 )
-            except UndefinedTableError:  # the table was dropped
+            except UndefinedTableError:  # the table was dropped, so no queue has an owner
                 return ()
             except InsufficientPrivilegeError:
                 if not await owner_is_empty(connection, self._schema):

@@ -1,8 +1,9 @@
 """Election: one client's part in one leader election.
 
-A term ends in this order, for any reason: this client publishes that it is not the leader any more,
-its services stop, and then the lease is released. So the services of two leaders do not run at the
-same time. If a service does not stop, the lease is not released but expires.
+A term is the client's time as leader. It always ends in this order: the client publishes that it is
+not the leader any more, its services stop, and the lease is released. So the services of two
+leaders do not run at the same time. If a service does not stop, the lease is not released but
+expires.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Election:
         changed: Callable[[LeadershipChange], None] | None = None,
     ) -> None:
         """Create the election of the leader that holds the lease `lease_name`. `run_term` runs the
-        work of a term until its scope is stopped. `changed` is called at once when a term begins or
-        ends."""
+        work of a term until its `StopScope` is stopped. `changed` is called at once when a term
+        begins or ends."""
         self._engine, self._lease_name, self._run_term = engine, lease_name, run_term
         self._domain, self._changed = domain, changed
         self._lease: Lease | None = None

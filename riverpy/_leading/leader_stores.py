@@ -23,8 +23,9 @@ class LeaderRowStore(LeaseStore):
     """River's table `river_leader`. The one row of the table is the lease of the leader of
     `default`.
 
-    The table has no column for an epoch. The microseconds of `elected_at` serve as the epoch,
-    because River identifies a term by the leader's id and `elected_at`.
+    The table has no column for an epoch, the number of a term (a client's time as leader).
+    `elected_at` in microseconds serves as the epoch, because River identifies a term by the
+    leader's id and `elected_at`.
     """
 
     logs_terms = False
@@ -101,11 +102,12 @@ class DomainLeaseStore(LeaseTable):
 class SchemaLeaseStore(DomainLeaseStore):
     """The lease `@schema`: the holder maintains the schema while no riverpy client is the leader of
     `default`. A riverpy leader of `default` does the same work, so no client acquires this lease
-    while there is one. If a client of River in Go is the leader of `default`, it does only a part
-    of the work."""
+    while there is such a leader. A leader of `default` that runs River in Go does only a part of
+    the work."""
 
     has_foreign_leader = False
-    """Whether another program's client was the leader of `default` at the last attempt."""
+    """Whether another program's client was the leader of `default` at the last attempt to acquire
+    this lease."""
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJobs
 
 CHECKS_PER_DEAD_AFTER = 3
-"""The number of checks within `dead_after`."""
+"""The number of checks of the leader within `dead_after`."""
 STATEMENT_TIMEOUT = 2.0
 REPEAT_INTERVAL = 3600.0
 """Seconds until the warning that no client can become leader is logged again."""
@@ -84,7 +84,7 @@ class LeaderWatch:
         self._domain = None if config.domain == DEFAULT_DOMAIN else config.domain
         self._interval = config.dead_after.total_seconds() / CHECKS_PER_DEAD_AFTER
         self._logged_term: str | None = None
-        """The time of election of the leader that was logged last."""
+        """The election time (`elected_at`) of the leader for which the last warning was logged."""
         self._no_candidate_since: float | None = None
         self._no_candidate_logged_at = -math.inf
         self._log = get_logger()
@@ -119,7 +119,7 @@ class LeaderWatch:
         return await domain_election_status(connection, self._config.schema, domain=self._domain)
 
     def _check_leader(self, status: ElectionStatus) -> None:
-        """Log a warning once for each term if its leader is a problem."""
+        """Log a warning if the leader is a problem, once for each term (its time as leader)."""
         is_well = status.is_registered and (self._domain is None or status.supports_domains)
         if status.leader_id is None or is_well or status.elected_at == self._logged_term:
             return

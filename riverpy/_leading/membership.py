@@ -1,4 +1,4 @@
-"""Membership: one client's part in its leader domain.
+"""Membership: one client's part in its leader domain. The clients of a domain elect one leader.
 
 The client claims queues for the domain before it works jobs, and writes heartbeats of the domain
 while it runs. Claiming a queue decides which leader maintains it. Any client may work any queue.
@@ -87,7 +87,8 @@ class Membership:
         self._interval = config.dead_after / HEARTBEATS_PER_DEAD_AFTER
         self._claimed_queues: Sequence[str] = ()
         self._owner_by_moved_queue: dict[str, str] = {}
-        """The domain that now owns each moved queue of this client, as it was logged last."""
+        """For each queue that was moved from this client's domain, the new domain that was logged
+        last."""
         self._log = get_logger(domain=config.domain)
         self._last_update_at = self._timer.boottime()
         """When the last heartbeat was written."""
@@ -161,7 +162,7 @@ class Membership:
                     "writing a heartbeat of the domain", STATEMENT_TIMEOUT
                 ) as connection:
                     owners = await self._write_heartbeat(connection)
-            except DATABASE_ERRORS as error:  # the next try comes long before `dead_after`
+            except DATABASE_ERRORS as error:  # the next heartbeat comes before `dead_after` ends
                 self._record_failure(error)
                 continue
             self._record_success()

@@ -1,5 +1,5 @@
 """Leadership: publishes to subscribers in this process when the client becomes leader, and when its
-term ends."""
+term (its time as leader) ends."""
 
 from __future__ import annotations
 

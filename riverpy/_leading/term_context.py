@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TermContext:
-    """The objects that the services of one term share. `fence` lets writes commit only during the
-    term."""
+    """The objects that the services of one term (a client's time as leader) share. `fence` lets
+    writes commit only during the term."""
 
     fence: TermFence
     config: Config
@@ -34,10 +34,11 @@ class TermContext:
     connect_direct: Callable[[], Awaitable[Connection]] | None
     """Opens a connection that bypasses a pooler in transaction mode. None: that is not possible."""
     read_queue_scope: Callable[[], Awaitable[QueueScope]]
-    """Returns the queues to maintain. Each pass calls this function, since queues come and go.
+    """Returns the queues to maintain. Each pass of a service calls this function, because the
+    queues may have changed.
 
     Raises:
-        Exception: one of DATABASE_ERRORS; the pass is tried again soon.
+        Exception: one of DATABASE_ERRORS; the service retries the pass soon.
     """
     all_started: asyncio.Event = field(default_factory=asyncio.Event)
     """An event that is set when all services of the term have started. No service makes a pass

@@ -1,5 +1,6 @@
-"""LeaderTerm and TermFence: one term of a leader, and transactions that commit only until it ends.
-The user's functions get a LeaderTerm, and the maintenance services a TermFence."""
+"""LeaderTerm and TermFence: one term (the time of a client as leader), and transactions that commit
+only until the term ends. The user's functions get a LeaderTerm, and the maintenance services a
+TermFence."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class LeaderTerm:
         return self.lease.is_held
 
     def expect_held(self) -> None:
-        """Check the term before a step that is not fenced.
+        """Check that the term has not ended, before a step outside a fenced transaction.
 
         Raises:
             FencedOutError: the term has ended, or reached its local deadline.
@@ -122,10 +123,10 @@ class TermFence(LeaderTerm):
 
         Raises:
             FencedOutError: the term has ended; nothing was written.
-            FenceBusyError: the block was not entered; nothing was written.
+            FenceBusyError: the `async with` block was not entered; nothing was written.
             TimeoutError: the transaction took longer than `TRANSACTION_LIMIT`; the text has the
                 purpose.
-            Exception: one of DATABASE_ERRORS, of the block or of the commit.
+            Exception: one of DATABASE_ERRORS, raised by the block or by the commit.
         """
         self.expect_held()
         is_entered = False
@@ -149,8 +150,9 @@ class TermFence(LeaderTerm):
 
 @asynccontextmanager
 async def _transaction(connection: Connection) -> AsyncGenerator[None]:
-    """Open a transaction that has ended on the server too when the block ends. If the connection
-    was only closed, a statement could keep running, and its locks would delay the next term.
+    """Open a transaction for an `async with` block. After the block, it has ended on the server
+    too. If the connection was only closed, a statement could keep running, and its locks would
+    delay the next term.
 
     The isolation level is always read committed. At a higher level, the fence would fail if the
     lease was renewed during the transaction."""
@@ -161,7 +163,7 @@ async def _transaction(connection: Connection) -> AsyncGenerator[None]:
         await transaction.commit()
     except BaseException:
         with (
-            suppress(*DATABASE_ERRORS),  # the next use opens a new connection
+            suppress(*DATABASE_ERRORS),  # after an error, the next use opens a new connection
             anyio.move_on_after(ROLLBACK_LIMIT, shield=True) as scope,
         ):
             await transaction.rollback()

@@ -1,4 +1,5 @@
-"""TermRunner: runs the services of one term, and starts them again when they fail."""
+"""TermRunner: runs the services of one term (a client's time as leader), and starts them again when
+they fail."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ FAILURE_RESET_AFTER = 60.0
 
 
 class TermRunner:
-    """Runs the services of one term. Each attempt creates new services, so that an old service
-    cannot affect a newer one."""
+    """Runs the services of one term. Each start creates new services, so that an old service cannot
+    affect a newer one."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class TermRunner:
             await close_all([context.connection, context.cleaner_connection])
 
     async def _handle_failure(self, scope: StopScope, error: BaseException) -> None:
-        """Log a failure of maintenance. Then wait before the next attempt, or resign."""
+        """Log a failure of maintenance. Then wait before the services start again, or resign."""
         if scope.cause is not None:
             self._log.error(MAINTENANCE_FAILED_WHILE_STOPPING, **error_keys(error))
             return

@@ -67,5 +67,5 @@ class ClientLeases:
 
     @property
     def stats(self) -> LeaseStats:
-        """The number of held leases, and the counts of renewals."""
+        """The number of held leases, the counts of renewals, and the duration of the last one."""
         return LeaseStats() if self._engine is None else self._engine.held.stats

@@ -2,14 +2,13 @@
 
 Leader elections, user leases and singletons run on it. A lease goes through these steps:
 
-1. `acquire` waits for the lease. The engine makes an attempt at each interval, when another
-   holder's lease expires, and when the holder releases it.
-2. The engine holds the lease. One statement renews all leases. If a lease is not renewed in time,
-   the engine ends it early enough for the work to stop before the local deadline.
-3. The lease ends, because it was lost, another process requested it, or the work under it ended.
-   The work is stopped.
-4. `release`, called after the work, frees the row. Until then this process does not try to acquire
-   the lease again, and logs work that does not stop.
+1. `acquire` waits for the lease. The engine tries to acquire it at each interval, when another
+holder's lease expires, and when the holder releases it. 2. The engine holds the lease. One
+statement renews all leases. If a lease is not renewed in time, the engine ends it early enough for
+the work to stop before the local deadline. 3. The lease ends, because it was lost, another process
+requested it, or the work under it ended. The work is stopped. 4. `release`, called after the work,
+frees the row. Until then this process does not try to acquire the lease again, and logs work that
+does not stop.
 """
 
 from __future__ import annotations
@@ -56,21 +55,24 @@ if TYPE_CHECKING:
     from riverpy._postgres.leases import LeaseAnswer
 
 ATTEMPT_DELAY_PER_LEASE, ATTEMPT_DELAY_MAX = 0.02, 0.5
-"""An attempt is delayed by `ATTEMPT_DELAY_PER_LEASE` seconds for each lease that this process
-holds, and at most by `ATTEMPT_DELAY_MAX`. So leases spread over the processes."""
+"""An attempt to acquire a lease is delayed by `ATTEMPT_DELAY_PER_LEASE` seconds for each lease that
+this process holds, but at most by `ATTEMPT_DELAY_MAX` seconds. So each process gets some of the
+leases."""
 BUSY_LEASE_RETRY_DELAY = 0.25
-"""Seconds until the next attempt, if another attempt or a fenced transaction was in progress."""
+"""Seconds until the next attempt to acquire a lease, if another attempt or a fenced transaction was
+in progress."""
 CANCELLED_ATTEMPT_TIMEOUT = 1.0
-"""The timeout of an attempt after the caller was cancelled, in seconds."""
+"""The timeout of an attempt to acquire a lease after its caller was cancelled, in seconds."""
 CLOSE_TIMEOUT = 2.0
-"""The longest time that `close` waits for the work under leases, in seconds."""
+"""The longest time that `close` waits for work under leases to stop, in seconds."""
 RELEASE_TIMEOUT = 2.0
 """The timeout of a release, in seconds. A lease that is not released expires."""
 
 
 class LeaseEngine:
     """The leases of one process in one store. Use an engine in only one event loop. `async with
-    engine:` opens and closes the store. It is not needed for a store that opens no connection."""
+    engine:` opens and closes the store. `async with` is not needed for a store that opens no
+    connection."""
 
     def __init__(
         self,
@@ -89,18 +91,20 @@ class LeaseEngine:
         self._store, self.holder, self._max_held = store, holder, max_held
         self.timing, self.timer = timing, timer
         self._attempt_timeout = min(STORE_TIMEOUT, timing.validity - timing.grace)
-        """The timeout of an attempt, in seconds. A later answer would leave no time for work."""
+        """The timeout of an attempt to acquire a lease, in seconds. A later answer would leave no
+        time for work."""
         self.held = HeldLeases(store, holder=holder, timing=timing, timer=timer)
         self._wake_events: dict[str, set[asyncio.Event]] = {}
         """The events that wake callers, by the name of the lease for which they wait."""
         self._paused_until: dict[str, float] = {}
-        """For each lease name, the time (by `Timer.boottime`) before which no attempt is made."""
+        """For each lease name, the time (by `Timer.boottime`) before which this engine does not try
+        to acquire it."""
         self._attempt_count = 0
-        """The number of attempts that wait or run now."""
+        """The number of attempts to acquire a lease that wait or run now."""
         self._attempts: set[AcquireAttempt] = set()
         self._failing_names: set[str] = set()
-        """The names of leases whose last attempt failed. While there are any, failures are logged
-        at level debug only."""
+        """The names of leases that the last attempt could not acquire because of an error. While
+        there are any, failures are logged only at level debug."""
         self._change_event = asyncio.Event()
         """An event that is set and replaced when a lease is released, when a caller stops waiting,
         and when an attempt ends."""
@@ -147,7 +151,7 @@ class LeaseEngine:
                 epoch=lease.epoch,
                 effect="the lease is not released but expires",
             )
-            lease.may_be_held = False  # the store is closed, so no later release frees it
+            lease.may_be_held = False  # the store closes now, so no later release can free the row
         self._unfinished += self.held.leases
         await self.held.close(CLOSE_TIMEOUT)
         await self._store.close()
@@ -172,7 +176,8 @@ class LeaseEngine:
             self._wake_callers(name)
 
     def handle_release_request(self, name: str, *, epoch: int | None = None) -> None:
-        """End a lease that another process requested. With `epoch`, only a lease of this epoch."""
+        """End a lease that another process requested. If `epoch` (the number of a term) is given,
+        end the lease only if it has this epoch."""
         lease = self.held.get(name)
         if lease is not None and epoch in {None, lease.epoch}:
             self.resign(lease, "another process requested it", pause=self.timing.interval)
@@ -191,8 +196,8 @@ class LeaseEngine:
 
     @asynccontextmanager
     async def hold(self, name: str, *, wait: timedelta | None = None) -> AsyncGenerator[Lease]:
-        """Wait for a lease, then run the block under it. The block is cancelled when the lease
-        ends.
+        """Wait for a lease, then run the `async with` block under it. The block is cancelled when
+        the lease ends.
 
         Raises:
             LeaseLostError: the lease ended before the block ended.
@@ -213,9 +218,10 @@ class LeaseEngine:
 
         Args:
             name: the name of the lease, without the prefix of the store.
-            wait: how long to wait, with at least one attempt; None: without limit.
-            scope: the scope of the service that waits. Until the lease ends, the engine sets in
-                the scope when the next attempt or renewal is expected.
+            wait: how long to wait; None: without limit. The engine tries at least once to acquire
+                the lease.
+            scope: the `StopScope` of the service that waits. Until the lease ends, the engine sets
+                in the scope when the next attempt or renewal is expected.
 
         Raises:
             TimeoutError: the lease was not free within `wait`.
@@ -295,7 +301,7 @@ class LeaseEngine:
         return lease, pause
 
     def _log_failed_attempt(self, name: str, error: Exception, backoff: Backoff) -> float:
-        """Log a failed attempt. Returns the seconds until the next attempt."""
+        """Log a failed attempt to acquire a lease. Returns the seconds until the next attempt."""
         if self._is_closed:
             return 0.0
         if self._store.is_caller_database_closed:
@@ -360,8 +366,8 @@ class LeaseEngine:
     # -- holding
 
     def resign(self, lease: Lease, reason: str, *, pause: float) -> bool:
-        """End a lease so that another process can acquire it. This process makes no attempt for
-        `pause` seconds. Returns False if the lease had ended."""
+        """End a lease so that another process can acquire it. This process does not try to acquire
+        it for `pause` seconds. Returns False if the lease had ended."""
         if lease.cause is not None:
             return False
         self._paused_until[lease.name] = self.timer.boottime() + pause

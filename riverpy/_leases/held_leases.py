@@ -2,7 +2,7 @@
 
 One statement renews all leases. If a lease is not renewed in time, a second task ends it. The work
 then has time to stop before the local deadline (see `LeaseTiming`). This task also logs work that
-does not stop. The user of a lease removes it after the work.
+does not stop. The code that uses a lease removes it after the work.
 """
 
 from __future__ import annotations
@@ -65,11 +65,12 @@ class HeldLeases:
         self._leases: dict[str, Lease] = {}
         self._scopes: dict[Lease, StopScope] = {}  # scopes of the services that hold leases
         self._next_work_log_at: dict[Lease, float] = {}
-        """The time by boottime at which work that still runs is logged again."""
+        """For each ended lease, the time (by `Timer.boottime`) at which its work is logged if it
+        still runs."""
         self._change_event = asyncio.Event()
-        """An event that is set and replaced when a lease is added, renewed by its user, or
+        """An event that is set and replaced when a lease is added, renewed by a call of `renew`, or
         removed."""
-        self._next_renewal_at = 0.0  # by boottime
+        self._next_renewal_at = 0.0  # the time of the next renewal, by `Timer.boottime`
         self._task: asyncio.Task[None] | None = None
         """The task that renews and watches leases while there are any."""
         self.renewals = self.renewal_failures = 0
@@ -89,7 +90,7 @@ class HeldLeases:
 
     @property
     def stats(self) -> LeaseStats:
-        """The number of held leases, and the counts of renewals."""
+        """The number of held leases, the counts of renewals, and the duration of the last one."""
         held = sum(lease.is_held for lease in self._leases.values())
         return LeaseStats(held, self.renewals, self.renewal_failures, self.renewal_seconds)
 
@@ -97,7 +98,7 @@ class HeldLeases:
         return self._leases.get(name)
 
     def add(self, lease: Lease, scope: StopScope | None) -> None:
-        """Renew a new lease until it ends. `scope` is the scope of the service that holds the
+        """Renew a new lease until it ends. `scope` is the `StopScope` of the service that holds the
         lease."""
         if not self._active_leases:
             since = self._timing.validity - lease.valid_for
@@ -114,14 +115,15 @@ class HeldLeases:
             self._task = loop.create_task(self._watch_and_renew(), context=context)
 
     def remove(self, lease: Lease) -> None:
-        """Forget a lease whose work has stopped. The lease may be unknown."""
+        """Forget a lease whose work has stopped. A lease that is not in this object is ignored."""
         self._next_work_log_at.pop(lease, None)
         if self._leases.get(lease.name) is lease:
             del self._leases[lease.name]
         self._signal_change()
 
     async def renew(self, lease: Lease) -> bool:
-        """Extend a lease that its user renews. Returns False if it has ended.
+        """Extend one lease, for code that renews its leases itself. Returns False if the lease has
+        ended.
 
         Raises:
             Exception: one of DATABASE_ERRORS; the result is unknown.
@@ -136,8 +138,8 @@ class HeldLeases:
         return lease.is_held
 
     async def close(self, timeout: float) -> None:
-        """Forget all leases. The caller has ended them. Wait `timeout` seconds for a renewal to
-        stop."""
+        """Forget all leases. The caller has ended them. Wait for at most `timeout` seconds until a
+        running renewal stops."""
         self._leases.clear()
         if self._task is not None:
             self._task.cancel()
@@ -179,7 +181,7 @@ class HeldLeases:
         except Exception:
             self._log.exception(LEASE_ENGINE_FAILED, effect="all leases of this process end")
         finally:
-            for lease in self._active_leases:  # there are some only after a failure
+            for lease in self._active_leases:  # active leases remain only after a failure
                 lease.end("a fault ended the renewal of leases")
             self._signal_change()
 
@@ -274,11 +276,12 @@ class HeldLeases:
 
 
 def progress_limit(timing: LeaseTiming) -> float:
-    """Return the longest time from one attempt or renewal to the next, in seconds."""
+    """Return the longest time from one attempt to acquire, or renewal, to the next, in seconds."""
     return 3 * timing.interval + STORE_TIMEOUT
 
 
 def new_backoff(timing: LeaseTiming) -> Backoff:
-    """Return the delays after failures: 1, 2, 4, then 5 seconds at the default interval."""
+    """Return the delays after failures: 1, 2, 4 and then always 5 seconds at the default
+    interval."""
     interval = timedelta(seconds=timing.interval)
     return Backoff(interval / 5, interval)

@@ -37,8 +37,8 @@ class Lease:
     """One term of a lease, from its acquisition to its end. No other term of this `name` has the
     same `epoch`.
 
-    A `LeaseManager` or a client makes it. Every method that is not a coroutine may be called from
-    any thread.
+    A `LeaseManager` or a client creates this object. Every method that is not a coroutine may be
+    called from any thread.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Lease:
         timing: LeaseTiming,
         timer: Timer,
     ) -> None:
-        """Create the lease from the store's answer to an attempt that started at `attempted_at` by
-        boottime. `name` does not have the prefix that it has in the table."""
+        """Create the lease from the store's answer to an attempt to acquire it. The attempt started
+        at `attempted_at` by boottime. `name` does not have the prefix that it has in the table."""
         self.name, self.epoch, self.holder = name, answer.epoch, answer.holder
         self.acquired_at = answer.acquired_at
         """The start of the term by the server's clock, exact to the microsecond."""
@@ -63,7 +63,7 @@ class Lease:
         self.ended_at = 0.0
         """The time at which the lease ended, by boottime."""
         self.may_be_held = True
-        """Whether the row may still belong to this term."""
+        """Whether the row in the store may still belong to this term."""
         self.is_used = True
         """Whether work under the lease may still run, even after the end of the lease. Any thread
         may set this."""
@@ -94,7 +94,7 @@ class Lease:
         return max(self._valid_until - self._timer.boottime(), 0.0)
 
     def expect_held(self) -> None:
-        """Check the lease before a step that is not fenced.
+        """Check that the lease is held, before a step outside a fenced transaction.
 
         Raises:
             LeaseLostError: the lease is not held.
@@ -151,13 +151,14 @@ class Lease:
 
     @property
     def fence_statement(self) -> str:
-        """The fence as one SQL statement, for a blocking driver in a thread.
+        """The SQL statement that binds a transaction to this term (see `fence`), for a blocking
+        driver in a thread.
 
         Execute the statement without parameters in the outermost transaction, before other
         statements write. Roll back unless the result is true. If the statement returns no row, the
         lease has ended. If it returns false, a savepoint is open, which would undo the fence. In a
-        repeatable read or serializable transaction the fence of an ended term still passes until
-        another term begins. The other term then waits for the transaction.
+        repeatable read or serializable transaction, the result for an ended term is still true
+        until another term begins. The other term then waits for the transaction.
 
         Raises:
             LeaseLostError: the lease is not held.
@@ -216,7 +217,7 @@ class Lease:
         self, reason: str, *, cause: StopCause = StopCause.LEASE_LOST, may_be_held: bool = True
     ) -> bool:
         """End the lease for this process at once. Returns False if the lease had ended before: the
-        first reason is kept."""
+        first reason is kept. `may_be_held`: whether the row may still belong to this term."""
         if self.cause is not None:
             self.may_be_held = self.may_be_held and may_be_held
             return False
@@ -252,7 +253,7 @@ class Lease:
 
 
 class CancelAtLeaseEnd:
-    """A context manager that cancels the task in its block when a lease ends.
+    """A context manager that cancels the task in its `with` block when a lease ends.
 
     The task is cancelled once, as asyncio does it, so that the block can still await its cleanup,
     such as the end of a transaction. A cancel scope would cancel each of these awaits.

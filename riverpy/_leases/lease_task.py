@@ -22,8 +22,8 @@ class LeaseTask:
     """Runs work under a lease, stops the work when the lease ends, and then releases the lease.
 
     The work runs in a plain task, because a task group would wait for work that ignores its
-    cancellation. The tasks of two terms share nothing, so that work of an old term cannot affect a
-    newer one.
+    cancellation. The tasks of two terms (a term: from acquisition to end) share no objects, so that
+    old work cannot affect newer work.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class LeaseTask:
         *,
         loss_cause: StopCause = StopCause.LEASE_LOST,
     ) -> None:
-        """Create the task of a held lease. `work` must stop when its scope is stopped. If the lease
-        is lost, the cause of that stop is `loss_cause`."""
+        """Create the task of a held lease. `work` must stop when its `StopScope` is stopped. If the
+        lease is lost, the cause of that stop is `loss_cause`."""
         self.lease = lease
         self.error: Exception | None = None
         """The error that the work raised."""
@@ -67,7 +67,7 @@ class LeaseTask:
         with anyio.CancelScope(shield=True):
             if not await engine.timer.wait(self.work_ended, engine.timing.grace):
                 return False
-            await self.released.wait()  # the release has a timeout
+            await self.released.wait()  # ends soon: the release has a timeout
         return True
 
     def _handle_lease_end(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 POLL_INTERVAL = 0.01
-"""Seconds between two checks of an attempt that waits for a transaction."""
+"""Seconds between two checks while an attempt to acquire a lease waits for a fenced transaction."""
 
 
 class _LeaseRow:
@@ -29,7 +29,7 @@ class _LeaseRow:
         self.acquired_at = datetime.now(UTC)
         self.expires_at = now + ttl
         self.fenced_transactions: set[MemoryTransaction] = set()
-        """The fenced transactions of this term that have not ended."""
+        """The transactions that `Lease.fence` has bound to this term. Some may have ended."""
 
 
 class MemoryTransaction:
@@ -64,7 +64,7 @@ class MemoryTransaction:
         self.effects.append(effect)
 
     def limit(self, seconds: float) -> None:
-        """End the transaction after `seconds`. A shorter limit that was set before stays."""
+        """End the transaction after `seconds`. A shorter limit that was set before is kept."""
         self._ends_at = min(self._ends_at, self._timer.boottime() + seconds)
 
 
@@ -84,12 +84,12 @@ class MemoryLeases(LeaseStore):
         self._timer = Timer() if timer is None else timer
         self._rows: dict[str, _LeaseRow] = {}
         self._last_epoch = 0
-        self._lock = threading.RLock()  # a function of `on_commit` may call `forget`
+        self._lock = threading.RLock()  # reentrant: an `on_commit` function may call `forget`
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[MemoryTransaction]:
-        """Open a transaction for `Lease.fence`. It commits at the end of the block, and is rolled
-        back if the block raises.
+        """Open a transaction for `Lease.fence`. It commits at the end of the `async with` block,
+        and is rolled back if the block raises.
 
         Raises:
             LeaseLostError: the fenced transaction lasted longer than its limit. It was rolled back.

@@ -47,7 +47,8 @@ FAILURE_RESET_AFTER = 60.0
 
 
 class SingletonRunner:
-    """Runs one singleton in each term of its lease, as a service of a client's run."""
+    """Runs the function of one singleton each time that this process acquires the lease, as a
+    service of a client."""
 
     def __init__(self, singleton: Singleton, engine: LeaseEngine) -> None:
         """Create the singleton runner. It starts no task."""
@@ -62,7 +63,7 @@ class SingletonRunner:
 
     @property
     def stats(self) -> SingletonStats:
-        """The state and the counts of the singleton."""
+        """The state of the singleton, and its counts since the run started."""
         task = self._task
         lease = None if task is None or task.released.is_set() else task.lease
         return SingletonStats(
@@ -88,7 +89,7 @@ class SingletonRunner:
             try:
                 await task.released.wait()
             except BaseException:
-                if task.error is not None and not task.was_stopped:  # failed before the stop
+                if task.error is not None and not task.was_stopped:  # `fn` failed before the stop
                     self._log_failure_at_stop(task.error)
                 await task.stop(scope.cause or StopCause.CLIENT_STOP)
                 raise
@@ -150,7 +151,7 @@ class SingletonRunners:
     `candidate=True`."""
 
     def __init__(self, singletons: Singletons, leases: ClientLeases, timer: Timer) -> None:
-        """Create the singleton runners. It opens no connection."""
+        """Create the singleton runners. This opens no connection."""
         self._singletons, self._leases, self._timer = singletons, leases, timer
         self._runners: list[SingletonRunner] = []
 
@@ -206,7 +207,7 @@ async def _run_in_thread(name: str, function: Callable[[], object], lease: Lease
                 results.append(context.run(function))
         except Exception as error:
             errors.append(error)
-        lease.is_used = False  # works also after the end of the event loop
+        lease.is_used = False  # works also after the event loop has ended
         with suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(ended.set)
 

@@ -47,17 +47,17 @@ if TYPE_CHECKING:
 STATEMENT_TIMEOUT = timedelta(seconds=12)
 """The server's `statement_timeout` on connections that riverpy opens for leases."""
 ACQUIRE_LOCK_TIMEOUT = timedelta(milliseconds=500)
-"""The longest time for which an attempt to acquire a lease waits for a fenced transaction of the
-last term. The limit is short because other statements wait for the same connection."""
+"""The longest time for which an attempt to acquire a lease waits for a transaction that the last
+holder has bound to it. The limit is short because other statements wait for the same connection."""
 OPEN_TIMEOUT = 15.0
 """The timeout of the check for the table, in seconds."""
 OUTAGE_EFFECT = "leases that cannot be renewed end in time, and the process keeps connecting"
 
 
 class LeaseStore(ABC):
-    """Keeps leases, in a table or in memory. Each call takes at most `timeout` seconds, and raises
-    one of DATABASE_ERRORS if its result is unknown. It raises TransactionError if the caller's
-    connection is in a transaction."""
+    """Keeps leases, in a table or in memory. A term lasts from the acquisition of a lease to its
+    end. Each call takes at most `timeout` seconds, and raises one of DATABASE_ERRORS if its result
+    is unknown. It raises TransactionError if the caller's connection is in a transaction."""
 
     prefix = ""
     """The prefix of the leases' names in the table and in notifications."""
@@ -81,7 +81,7 @@ class LeaseStore(ABC):
         return False
 
     outage: ConnectionOutage | None = None
-    """Logs the outages of the connections, if the store knows its connections."""
+    """Logs the outages of the connections. None: the store does not know its connections."""
 
     @property
     def is_outage_logged(self) -> bool:
@@ -89,8 +89,8 @@ class LeaseStore(ABC):
         return self.outage is not None and self.outage.is_logged
 
     def mark_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:  # noqa: B027
-        """Mark connections as idle while no caller waits for a lease (`acquiring`), or no lease is
-        renewed (`renewing`). The loss of an idle connection does not count as an outage."""
+        """Mark connections as idle. `acquiring`: no caller waits for a lease. `renewing`: no lease
+        is renewed. The loss of an idle connection does not count as an outage."""
 
     @abstractmethod
     async def acquire(
@@ -103,9 +103,9 @@ class LeaseStore(ABC):
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
-        """Extend terms, each given as a name and an epoch. The result has the names of the terms
-        that have not ended as keys. The value is True if the term was extended, and False if its
-        row was locked."""
+        """Extend terms, each given as a name and an epoch (the number of the term). The result has
+        the names of the terms that have not ended as keys. The value is True if the term was
+        extended, and False if its row was locked."""
 
     @abstractmethod
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
@@ -121,8 +121,8 @@ class LeaseStore(ABC):
         timeout: timedelta,
         lock_timeout: timedelta,
     ) -> bool:
-        """Bind an open transaction to a term. The transaction may last for `timeout`, and wait for
-        a lock for `lock_timeout`. Returns False if the term has ended.
+        """Bind an open transaction to a term. The transaction may last for `timeout`, and each wait
+        for a lock may last for `lock_timeout`. Returns False if the term has ended.
 
         Raises:
             TransactionError: `transaction` is not an open transaction of this store.
@@ -134,10 +134,10 @@ class LeaseStore(ABC):
         return await wrong_database_error(expect_fenceable(transaction), f"lease {name!r}")
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
-        """Return the fence as a statement without parameters.
+        """Return the SQL statement of `fence`, without parameters.
 
         Raises:
-            ConfigError: the store has none.
+            ConfigError: the store has no such statement.
         """
         raise ConfigError(f"lease {name!r} has no fence statement")
 

@@ -1,8 +1,9 @@
 """LeaseTiming: how long a lease lasts, when it is renewed, and until when it is valid locally.
 
 The server decides about a lease by its own clock. Between two answers of the server, a process
-relies on its local deadline. This is the start of the last successful attempt plus the time to
-live, minus a margin. The margin allows for clocks that run at different rates.
+relies on its local deadline. This is the start of the last successful attempt to acquire or
+renewal, plus the time to live, minus a margin. The margin allows for clocks that run at different
+rates.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ if TYPE_CHECKING:
     from riverpy.config import Config
 
 DEADLINE_MARGIN_SHARE_OF_TTL = 1 / 15
-"""The safety margin before the local deadline, as a share of the time to live: 1 s of 15 s, as in
-River."""
+"""The safety margin between the local deadline and the expiry, as a fraction of the time to live.
+As in River, it is 1 s of 15 s."""
 GRACE_PERIOD_SHARE_OF_TTL = 1 / 5
-"""The grace period in which work under a lease must stop, as a share of the time to live: 3 s of
+"""The grace period in which work under a lease must stop, as a fraction of the time to live: 3 s of
 15 s."""
 DEADLINE_CHECK_INTERVAL_MAX = 1.0
 DEADLINE_CHECK_INTERVAL_MIN = 0.001
 DEADLINE_CHECK_SHARE_OF_TTL = 1 / 15
-"""The time between two checks of the local deadline, as a share of the time to live."""
+"""The time between two checks of the local deadline, as a fraction of the time to live."""
 WAKE_JITTER = 0.05
 """The longest random delay of an attempt to acquire a lease that was released or has expired, in
 seconds."""
 
 
 class LeaseTiming(msgspec.Struct, frozen=True):
-    """The intervals of a lease, in seconds."""
+    """The time to live of a lease, and the interval of its renewals, in seconds."""
 
     ttl: float
     """The time to live of a lease: how long it lasts without a renewal."""
@@ -54,7 +55,8 @@ class LeaseTiming(msgspec.Struct, frozen=True):
 
     @property
     def validity(self) -> float:
-        """The time from the start of a successful attempt or renewal to the local deadline."""
+        """The time from the start of a successful attempt to acquire or renewal to the local
+        deadline."""
         return self.ttl * (1 - DEADLINE_MARGIN_SHARE_OF_TTL)
 
     @property
@@ -73,8 +75,8 @@ class LeaseTiming(msgspec.Struct, frozen=True):
         )
 
     def until_next_attempt(self, remaining: float | None) -> float:
-        """Return the time from a denied attempt to the next one. `remaining` is the time until the
-        holder's lease expires; None: unknown."""
+        """Return the time from a denied attempt to acquire a lease to the next attempt. `remaining`
+        is the time until the holder's lease expires; None: unknown."""
         usual = self.interval * (1 + random.uniform(0, ELECT_JITTER_SHARE))  # noqa: S311 (no secret)
         if remaining is None:
             return usual

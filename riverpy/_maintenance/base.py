@@ -37,8 +37,8 @@ number of retries has no limit."""
 
 
 class MaintenanceService(ABC):
-    """One maintenance service during one term of a leader. A service makes repeated passes over
-    its tables."""
+    """One maintenance service during one term (a client's time as leader). A service makes repeated
+    passes over its tables."""
 
     name: str
 
@@ -52,7 +52,7 @@ class MaintenanceService(ABC):
         """Functions that return the rows that the service skips for a while, because their
         statements fail."""
         self.pass_succeeded = TestSignal(f"{type(self).__name__}.pass_succeeded")
-        """Emitted after each successful pass."""
+        """A signal for tests, emitted after each successful pass."""
 
     async def prepare(self) -> None:  # noqa: B027 (most services prepare nothing)
         """Prepare the service, once, before its first pass. An error makes the start of the term's
@@ -89,7 +89,7 @@ class MaintenanceService(ABC):
 
     async def _run_pass(self, scope: StopScope) -> float:
         try:
-            self.context.fence.expect_held()  # the process may have been frozen
+            self.context.fence.expect_held()  # the term may have ended while the process was frozen
             delay = await self.run_once(scope)
         except FencedOutError:  # the election ends the term
             return RETRY_MIN.total_seconds()

@@ -1,5 +1,5 @@
 """Batches: handles rows for a maintenance service. A transaction has as many rows as its time limit
-allows, and fails if the leader's term has ended.
+allows, and fails if the leader's term (its time as leader) has ended.
 
 A row that the database refuses, or that takes longer than the limit, is set aside: the row is
 retried later, alone, and delays no other row.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from riverpy._log_events import MAINTENANCE_RUN_CUT_SHORT, ROW_RECOVERED, ROW_SET_ASIDE
 from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
 from riverpy._postgres.driver import describe
-from riverpy._postgres.set_aside import SetAside, report_rows
+from riverpy._postgres.set_aside import SetAsideRows, report_rows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable
@@ -38,7 +38,7 @@ SET_ASIDE_DELAY_MAX = 300.0
 """The shortest and the longest delay before a row that is set aside is retried, in seconds. The
 delay doubles with each failure."""
 PASS_DELAY_MIN = 1.0
-"""The shortest time between two passes in seconds."""
+"""The shortest time between two passes, in seconds."""
 PAGE_SIZE_MIN = 100
 """The smallest page, in rows. A statement may handle fewer rows than a page has."""
 FAILURES_MAX = 1_000
@@ -77,7 +77,7 @@ class Batches(Generic[Row]):
         self._purpose, self._row_name = purpose, name or key
         self._connection = connection or self._context.connection
         self._send_rows = send
-        self.set_aside_rows: SetAside[Row] = SetAside(
+        self.set_aside_rows: SetAsideRows[Row] = SetAsideRows(
             SET_ASIDE_ROWS_MAX, delay_min=SET_ASIDE_DELAY_MIN, delay_max=SET_ASIDE_DELAY_MAX
         )
         self._sender = BatchSender(
@@ -97,8 +97,8 @@ class Batches(Generic[Row]):
         )
 
     def delay(self, interval: float) -> float:
-        """Return the seconds until the next pass: `interval`, or less if a row that is set aside is
-        due earlier."""
+        """Return the seconds until the next pass: `interval`, or the shorter time until a row that
+        is set aside must be retried."""
         return min(interval, max(self.set_aside_rows.next_due - time.monotonic(), PASS_DELAY_MIN))
 
     @property
@@ -107,8 +107,8 @@ class Batches(Generic[Row]):
         return self._sender.size.rows
 
     def begin_pass(self, scope: object) -> None:
-        """Begin a pass. If the scope has changed, forget the rows that are set aside, because
-        another leader may maintain those rows now."""
+        """Begin a pass. If `scope` (the queues to maintain) has changed, forget the rows that are
+        set aside, because another leader may maintain them now."""
         if scope != self._scope:
             self._scope = scope
             for entry in self.set_aside_rows.entries:

@@ -40,7 +40,8 @@ class ClientCleaner(MaintenanceService):
         )
 
     async def run_once(self, scope: StopScope) -> float:
-        """Delete the rows of dead clients. If no client is dead, a pass is one read."""
+        """Delete the rows of dead clients. If no client is dead, the pass only reads the
+        heartbeats."""
         async with self.read_connection("looking for dead clients") as connection:
             self._observer.observe(*await client_heartbeats(connection, self.schema))
         dead_after = self.context.config.dead_after.total_seconds()

@@ -25,14 +25,15 @@ _SEARCH_SPAN_MIN = timedelta(milliseconds=1)
 
 
 class DueSlots(NamedTuple):
-    """The due slots of a schedule."""
+    """The due slots that get a job, and the first slot that is not due yet."""
 
     slots: list[datetime]
     """The slots that get a job, oldest first."""
     following: datetime | None
     """The first slot that is not due yet. None: the schedule has ended."""
     has_dropped_slots: bool
-    """Whether some slots get no job although the policy is `all`, because too many were missed."""
+    """Whether some slots get no job although `missed` is `all`, because too many slots were
+    missed."""
 
 
 def due_slots(
@@ -58,12 +59,12 @@ def due_slots(
 def _skip_old_slots(
     schedule: PeriodicSchedule, slot: datetime, now: datetime, count: int
 ) -> datetime | None:
-    """Return a slot such that at least the newest `count` due slots, and few others, follow it.
+    """Return a slot that is followed by at least the newest `count` due slots, and by few others.
     After a long gap there are too many slots to compute each one.
 
     The function searches backwards from `now`. This is correct only if slots do not depend on
-    earlier slots. The slots of an interval schedule do depend on them. The slots of a user's
-    schedule may, so up to `SLOT_STEPS_MAX` of them are computed one by one.
+    earlier slots. The slots of an interval schedule do depend on earlier slots. The slots of a
+    user's schedule may depend on them too, so up to `SLOT_STEPS_MAX` slots are computed one by one.
     """
     if isinstance(schedule, IntervalSchedule):
         passed = (now - slot) // schedule.interval
@@ -71,7 +72,7 @@ def _skip_old_slots(
     if not (isinstance(schedule, CronSchedule) or has_slots(schedule, slot, now, SLOT_STEPS_MAX)):
         return slot
     span = _SEARCH_SPAN_MIN
-    while now - slot > span:  # `now - span` must not leave the calendar
+    while now - slot > span:  # `now - span` must stay in datetime's range
         if has_slots(schedule, now - span, now, count):
             return next_time(schedule, now - span)
         span *= 2

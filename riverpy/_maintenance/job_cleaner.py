@@ -87,7 +87,7 @@ def _names_by_retention(
 
 
 class CleanedJob(NamedTuple):
-    """A job to delete."""
+    """A job to delete, and the rule that selects it."""
 
     rule: Rule
     id: int
@@ -141,8 +141,8 @@ class JobCleaner(MaintenanceService):
         self._unfinished_rules.intersection_update(rules)
 
     async def _read_states_to_clean(self, rules: Sequence[Rule]) -> set[str]:
-        """Return the states in which there may be jobs to delete. If there are none, this read is
-        the whole pass."""
+        """Return the states in which there may be jobs to delete. If there are no such states, the
+        pass ends after this read."""
         shortest: dict[str, timedelta] = {}
         for rule in rules:
             known = shortest.get(rule.state.value, rule.retention)

@@ -45,16 +45,17 @@ if TYPE_CHECKING:
 
 INTERVAL_MAX = 30.0
 INTERVAL_SHARE_OF_DEAD_AFTER = 1 / 5
-"""The time between two reads of all heartbeats is this share of `dead_after`, but at most
+"""The time between two reads of all heartbeats is this fraction of `dead_after`, but at most
 `INTERVAL_MAX` seconds. A dead client is found with at most this delay."""
 TIMER_MARGIN = 0.01
 """Seconds by which a timer may end too early."""
 STUCK_INTERVAL = 30.0
 INTERVAL_SHARE_OF_RESCUE_AFTER = 1 / 12
 """The time between two searches for jobs that run for too long is `STUCK_INTERVAL` seconds, as in
-River, but at most this share of `rescue_after`."""
+River. It is shorter if this fraction of `rescue_after` is shorter."""
 READ_SIZE = 1_000
-"""The largest number of stuck jobs that are read at a time, with all their columns."""
+"""The largest number of stuck jobs (jobs that run for too long) that are read at a time, with all
+their columns."""
 _RUNNING_STATES = ("running",)
 REASON_CLIENT_DEAD = "its client is dead"
 REASON_RAN_TOO_LONG = "it ran for too long"
@@ -95,7 +96,8 @@ class _StuckJob(Job[Any]):
 
 
 class LostAttempt(NamedTuple):
-    """An attempt that must be ended, because its client is dead or its job runs for too long."""
+    """A job's attempt that must be ended, because its client is dead or the job runs for too
+    long."""
 
     rescue: Rescue
     heartbeat: bytes | None
@@ -122,7 +124,7 @@ class JobRescuer(MaintenanceService):
         rescue_age = self._config.rescue_age.total_seconds()
         self._stuck_interval = min(STUCK_INTERVAL, rescue_age * INTERVAL_SHARE_OF_RESCUE_AFTER)
         self._next_stuck_search = 0.0
-        """The time of the next search for stuck jobs."""
+        """The time (by `Timer.boottime`) of the next search for stuck jobs."""
         self.batches: Batches[LostAttempt] = Batches(
             self,
             "rescuing jobs",
@@ -154,7 +156,7 @@ class JobRescuer(MaintenanceService):
         if now >= self._next_stuck_search:
             await self._rescue_stuck_jobs(filters)
             self._next_stuck_search = now + self._stuck_interval
-        await self.batches.handle_rows(())  # retries rows that are set aside
+        await self.batches.handle_rows(())  # retries rows that failed before
         return min(seconds_until_next, self._next_stuck_search - now)
 
     # -- by heartbeat
@@ -181,7 +183,8 @@ class JobRescuer(MaintenanceService):
         after: LostAttempt | None,
         limit: int,
     ) -> list[LostAttempt]:
-        """Read a page of running attempts of the clients with these last heartbeats."""
+        """Read a page of running attempts of dead clients. `heartbeats` has the last heartbeat of
+        each one."""
         async with self.read_connection(_PURPOSE) as connection:
 
             async def read(skipped: list[int]) -> list[RunningClaim]:
@@ -229,8 +232,8 @@ class JobRescuer(MaintenanceService):
 
     async def _read_stuck_jobs(self, ids: list[int]) -> None:
         """Read all columns of stuck jobs, and choose the jobs to rescue. After an error,
-        `stuck_job_reads` calls this again with fewer ids, so that a damaged job does not prevent
-        the read of others."""
+        `stuck_job_reads` calls this again with fewer ids, so that the other jobs are read despite a
+        damaged job."""
         async with self.read_connection(_PURPOSE) as connection:
             rows = await job_stuck_rows(
                 connection, self.schema, ids=ids, age=self._config.rescue_age
@@ -283,7 +286,7 @@ class JobRescuer(MaintenanceService):
 
     async def _end_attempts(self, attempts: list[LostAttempt]) -> None:
         """End attempts. An attempt of a dead client is ended only if the client has written no
-        other heartbeat since."""
+        heartbeat after the one in `LostAttempt`."""
         heartbeats = {
             attempt.rescue.client_id or "": attempt.heartbeat
             for attempt in attempts

@@ -54,7 +54,8 @@ class JobScheduler(MaintenanceService):
     async def _read_due_jobs(
         self, within: QueueFilter | None, _after: int | None, limit: int
     ) -> list[int]:
-        """Read the first due jobs. The jobs of earlier pages are available now, or skipped."""
+        """Read the first due jobs. The jobs of earlier pages are not read again: they are available
+        now, or skipped."""
         self.context.fence.expect_held()
         set_aside_ids = [entry.row for entry in self.batches.set_aside_rows.entries]
         async with self.read_connection("finding due jobs") as connection:

@@ -49,7 +49,7 @@ from riverpy._postgres.periodic import (
     periodic_store_next_slots,
     periodic_unused,
 )
-from riverpy._postgres.set_aside import SetAside
+from riverpy._postgres.set_aside import SetAsideRows
 from riverpy.errors import InsertError, TransactionError
 from riverpy.periodic import PeriodicJobsStart
 from riverpy.schedules import next_time
@@ -95,7 +95,7 @@ SKIP_ADVICE = (
 
 
 class PlannedJob(NamedTuple):
-    """A job to insert."""
+    """A job to insert, its slot, and the row of its periodic job."""
 
     row_id: str
     """The id of the periodic job's row."""
@@ -122,7 +122,7 @@ class NewJob(NamedTuple):
 
 
 class PeriodicEnqueuer(MaintenanceService):
-    """Inserts the jobs of the client's periodic jobs during one term."""
+    """Inserts the jobs of the client's periodic jobs during one term (its time as leader)."""
 
     name = "periodic enqueuer"
 
@@ -136,12 +136,12 @@ class PeriodicEnqueuer(MaintenanceService):
         self._registered: dict[str, PeriodicJob] = {}
         """The periodic jobs by the id of their row. The row's id contains the domain, since two
         domains may use the same id for a periodic job."""
-        self._postponed: SetAside[str] = SetAside(
+        self._postponed: SetAsideRows[str] = SetAsideRows(
             delay_min=RETRY_MIN, delay_max=RETRY_MAX, now=context.timer.boottime
         )
-        """The periodic jobs that failed, by the id of their row."""
+        """The periodic jobs that failed and wait for a retry, by the id of their row."""
         self._row_ids_with_lost_slots: set[str] = set()
-        """The ids of rows for which the warning about lost slots was logged."""
+        """The ids of rows for which the warning that slots get no job was logged."""
         self._moved_row_count = 0
         """The number of rows that this pass has moved to another slot."""
         self._errors = StatementErrors()
@@ -205,8 +205,8 @@ class PeriodicEnqueuer(MaintenanceService):
         return 0.0 if self._moved_row_count else self._seconds_until_next(rows)
 
     async def _insert_due_jobs(self, rows: Sequence[PeriodicRow]) -> None:
-        """Plan and insert jobs in parts. A part is small enough to block neither the event loop nor
-        a transaction for long. Periodic jobs that failed before come last."""
+        """Plan and insert jobs in parts. The parts are small, so that they do not block the event
+        loop or keep a transaction open for long. Periodic jobs that failed before come last."""
         count, began = 0, self.context.timer.boottime()
         for row in sorted(rows, key=lambda row: row.id in self._postponed):
             if (plan := self._make_plan(row)) is not None:

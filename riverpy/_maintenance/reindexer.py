@@ -1,5 +1,5 @@
 """Reindexer: rebuilds River's indexes concurrently, and drops the indexes that interrupted rebuilds
-leave."""
+leave behind."""
 
 from __future__ import annotations
 
@@ -75,17 +75,18 @@ IDLE_LIMIT = timedelta(seconds=30)
 session. They do not apply to a rebuild. If the process is frozen or unreachable, the server ends
 the idle session, which releases the session's lock."""
 CLIENT_TIMEOUT_MARGIN = 5.0
-"""Our own timeout of a statement is this number of seconds longer than the server's. It closes the
-session."""
+"""Our own timeout of a statement is this number of seconds longer than the server's. When our
+timeout expires, the session is closed."""
 CLEAN_UP_LIMIT = 15.0
-"""The longest time in seconds that a stop takes to drop the indexes of an interrupted rebuild."""
+"""The longest time for which a stop waits until the indexes of an interrupted rebuild are dropped,
+in seconds."""
 DROP_RETRY_DELAY = 0.1
 """Seconds between two attempts to drop the indexes that a rebuild left."""
 LOCKED_RETRY_DELAY = 5.0
-"""Seconds until the next attempt to lock, while another reindexer has the lock. The server needs a
-moment to release the lock of a killed process."""
+"""Seconds until the next attempt to acquire the reindexers' lock, while another reindexer has it.
+The server needs a moment to release the lock of a killed process."""
 CLOCK_READ_INTERVAL = 3600.0
-"""The longest time between two reads of the server's clock in seconds."""
+"""The longest time between two reads of the server's clock, in seconds."""
 POSTPONED_DAYS = (1, 2, 4)
 """Days for which the rebuild of an index is postponed: after the first timeout, after the second
 consecutive one, and after each further one."""
@@ -106,13 +107,13 @@ class Postponement(NamedTuple):
 
     @classmethod
     def parse_comment(cls, comment: str) -> Postponement | None:
-        """Return the postponement in a comment, if there is one."""
+        """Return the postponement in the comment of an index, or None."""
         found = _POSTPONED.search(comment)
         if found is None:
             return None
         try:
             return cls(int(found[1]), datetime.fromisoformat(found[2]).replace(tzinfo=UTC))
-        except ValueError:  # the comment was edited
+        except ValueError:  # someone has edited the comment
             return None
 
     @classmethod
@@ -261,7 +262,8 @@ class Reindexer(MaintenanceService):
 
     async def _drop_leftovers(self, connection: Connection, name: str, *, must_lead: bool) -> bool:
         """Drop the indexes that interrupted rebuilds of this index left, except for those that a
-        session is building. Return whether all drops succeeded."""
+        session is building. Return whether all drops succeeded. `must_lead`: raise FencedOutError
+        if this process is not the leader any more."""
         is_done = True
         for artifact in await _with_timeout(index_artifacts(connection, self.schema, name)):
             if not artifact.is_droppable:
@@ -381,8 +383,8 @@ class Reindexer(MaintenanceService):
 
 
 def reindexers(context: TermContext) -> list[Reindexer]:
-    """Return the reindexer of a term, as a list. The list is empty if no index is to be rebuilt, or
-    if all URLs lead to a pooler in transaction mode."""
+    """Return the reindexer of a term, as a list. The list is empty if there are no indexes to
+    rebuild, or if all URLs lead to a pooler in transaction mode."""
     names = context.config.reindexer_index_names
     names = INDEX_NAMES_DEFAULT if names is None else names
     if not names:

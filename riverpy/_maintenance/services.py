@@ -1,5 +1,6 @@
-"""The maintenance services of each kind of term. If you add a service, add it to a list in this
-module, and add its module to the layers of `_maintenance` in pyproject.toml."""
+"""The maintenance services of each kind of term (a client's time as leader). If you add a service,
+add it to a list in this module, and add its module to the layers of `_maintenance` in
+pyproject.toml."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class LeaderFunctionService(MaintenanceService):
 
 
 class DefaultLeaderCheck(MaintenanceService):
-    """Reads the leader of `default` at the interval at which leases are renewed."""
+    """Reads which client is the leader of `default`. The interval is that of lease renewals."""
 
     name = "default leader check"
 
@@ -88,7 +89,8 @@ def domain_services(
 def schema_services(
     context: TermContext, heartbeat: Heartbeat, *, may_reindex: bool
 ) -> list[MaintenanceService]:
-    """Return the services of a client that holds the schema lease."""
+    """Return the services of a client that holds the schema lease. `may_reindex`: whether these
+    include the reindexer."""
     return [
         *_queue_services(context, heartbeat),
         *_riverpy_table_services(context, heartbeat),
@@ -106,7 +108,8 @@ def _queue_services(context: TermContext, heartbeat: Heartbeat) -> list[Maintena
 
 
 def _riverpy_table_services(context: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
-    """Return the services for the tables of line `riverpy`, which River does not have."""
+    """Return the services for the tables of the migration line `riverpy`, which River does not
+    have."""
     contact_seconds = _contact_function(heartbeat)
     cleaners = [] if contact_seconds is None else [ClientCleaner(context, contact_seconds)]
     return [ExecutionCleaner(context), *cleaners]

@@ -1,8 +1,9 @@
 """BatchSender: runs a statement over many rows, and finds the rows that make the statement fail.
 
 A statement fails for all its rows if the server refuses one row, or if it takes too long. Then its
-rows are sent again in smaller parts, down to single rows. A row that fails alone is set aside: it
-is sent again later, alone. Or it is only passed to a function of the sender's owner.
+rows are sent again in smaller parts, down to single rows. A row that fails alone is set aside:
+after a delay it is sent again, alone. Or it is not sent again, but only reported to the sender's
+owner.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from riverpy._postgres.driver import (
     is_refusal,
     is_statement_timeout,
 )
-from riverpy._postgres.set_aside import SetAside
+from riverpy._postgres.set_aside import SetAsideRows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable
@@ -47,7 +48,8 @@ FAILURES_MAX = 8
 probably all rows are affected, for example by a locked table or a full disk."""
 PAUSE_MIN, PAUSE_MAX = timedelta(milliseconds=20), timedelta(seconds=2)
 RECOVERY_FAILURES = 3
-"""If this many batches failed before a success, all rows that are set aside become due."""
+"""If at least this many batches failed before a successful one, all rows that are set aside become
+due."""
 
 Row = TypeVar("Row")
 
@@ -60,7 +62,7 @@ class Cause(Enum):
     TIME = "time"
     """The statement took too long: there are too many rows, or one row is too slow."""
     UNKNOWN = "unknown"
-    """The statement was sent. A row may be the cause if the error is repeated."""
+    """The statement was sent. A row may be the cause if an error of this kind is repeated."""
     NOT_SENT = "not sent"
     """No statement was sent, so no row is the cause."""
 
@@ -116,16 +118,16 @@ class BatchSize:
         self.maximum = self.rows = maximum
         self._limit = limit
         self._suspect_rows = 0
-        """After `shrink_selection`: the failing row is among this number of the next rows."""
+        """After `shrink_selection`: the failing row is one of the next rows, up to this number."""
 
     def shrink(self, rows: int) -> None:
         """Halve the size after a statement over `rows` rows failed."""
         self.rows = max(rows // 2, 1)
 
     def shrink_selection(self, rows: int) -> None:
-        """Shrink the size after a statement failed that had selected the first `rows` rows itself.
-        The next statement selects the same rows again. So the size grows again only after these
-        rows."""
+        """Shrink the size after a failed statement that selected the first `rows` rows itself. The
+        next statement selects the same first rows again. So the size grows again only when all
+        these rows are done."""
         self._suspect_rows = rows
         self.rows = math.isqrt(rows) if rows > SHRINK_TO_ONE_ROWS_MAX else 1
 
@@ -147,11 +149,12 @@ class BatchStatement(Generic[Row]):
     """A statement for `BatchSender`, with functions about its rows."""
 
     send: Callable[[list[Row]], Awaitable[None]]
-    """Sends the statement. After an error it has changed no row."""
+    """Sends the statement. If it raises an error, it has changed no row."""
     row_id: Callable[[Row], Hashable]
     """Returns the id of a row. One statement never has two rows with the same id."""
     key: Callable[[Row], Hashable] | None = None
-    """Returns the key under which a row is set aside. None: the id of the row is the key."""
+    """Returns the key under which a row is set aside (kept for a retry). None: the id of the row is
+    the key."""
     count_fitting: Callable[[list[Row]], int] = len
     """Returns how many of the given rows fit into one statement."""
     is_row_error: Callable[[Exception], bool] | None = None
@@ -173,7 +176,7 @@ class BatchSender(Generic[Row]):
         statement: BatchStatement[Row],
         *,
         size: BatchSize,
-        set_aside_rows: SetAside[Row] | None,
+        set_aside_rows: SetAsideRows[Row] | None,
         on_set_aside: Callable[[Row, Exception], None] = _do_nothing,
         on_recovered: Callable[[Row], None] = _do_nothing,
         on_too_slow: Callable[[int, Exception], None] = _do_nothing,
@@ -185,9 +188,9 @@ class BatchSender(Generic[Row]):
             statement: the statement to send.
             size: the size of batches.
             set_aside_rows: keeps rows that fail alone. None: such a row is not sent again.
-            on_set_aside: called once for each row that fails alone, at its first failure. It is
-                called at the second failure if the server did not refuse the row, and
-                `set_aside_rows` keeps the row.
+            on_set_aside: called once for each row that fails alone: at the first failure if the
+                server refused the row, or if `set_aside_rows` is None. Otherwise it is called at
+                the second failure.
             on_recovered: called when a row that was passed to `on_set_aside` is sent successfully.
             on_too_slow: called with the new size and the error when a batch took too long.
             failures_max: how many batches may fail one after the other before the sender pauses.
@@ -195,8 +198,8 @@ class BatchSender(Generic[Row]):
         self._statement = statement
         self._row_id, self._key = statement.row_id, statement.key or statement.row_id
         self.size = size
-        self.set_aside_rows: SetAside[Row] = (
-            SetAside() if set_aside_rows is None else set_aside_rows
+        self.set_aside_rows: SetAsideRows[Row] = (
+            SetAsideRows() if set_aside_rows is None else set_aside_rows
         )
         self._should_keep_failed_rows = set_aside_rows is not None
         self._on_set_aside, self._on_recovered, self._on_too_slow = (

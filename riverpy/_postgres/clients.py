@@ -1,4 +1,4 @@
-"""The statements on clients and their heartbeats: one typed function per block of
+"""The statements on clients and their heartbeats: one typed function per SQL statement in
 `sql/queries/riverpy_client.sql`."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ElectionStatus(NamedTuple):
     leader_id: str | None
     """The id of the leader's client. None: there is no leader."""
     elected_at: str | None
-    """In RFC 3339."""
+    """When the leader was elected, in RFC 3339."""
     is_registered: bool
     """Whether the leader is a riverpy client."""
     has_candidate: bool
@@ -57,14 +57,14 @@ class LastHeartbeat(NamedTuple):
 
 
 class RegisteredRun(NamedTuple):
-    """One run of a client, which is registered under its id."""
+    """A run of a client from start to stop, registered under the client id."""
 
     registered_at: int
     heartbeat: LastHeartbeat
     registered_at_text: str
     """The time of the registration, in RFC 3339."""
     process: str | None
-    """The process of the run. None: unknown."""
+    """The name of the run's process. None: unknown."""
     is_recent: bool
     """Whether the heartbeat is recent by the server's clock. If that clock was changed, the client
     may still be dead."""
@@ -158,8 +158,8 @@ async def client_set_state(
     aside: Sequence[SetAsideRow] = (),
     aside_count: int = 0,
 ) -> None:
-    """Write the client's state (`working` or `stopping`), its process, and the rows for which its
-    statements fail: their number and some of the rows."""
+    """Write the client's state (`working` or `stopping`) and its process. Also write the rows for
+    which its statements fail: their number and some of the rows."""
     now = time.monotonic()
     await query(_FILE, "client_set_state", schema).execute(
         connection,
@@ -179,7 +179,7 @@ async def client_set_state(
 async def client_unregister(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> None:
-    """Delete the row of a client. The row of the leader stays."""
+    """Delete the row of a client, unless it still holds the leader's lease."""
     await query(_FILE, "client_unregister", schema).execute(
         connection, client_id=client_id, registered_at=registered_at
     )

@@ -68,7 +68,7 @@ async def limit_statements(connection: Connection, limit: timedelta) -> None:
     statement = query("session", "session_limit", None)
     for name, value in (
         ("statement_timeout", limit),
-        ("client_connection_check_interval", CHECK_INTERVAL),  # from PostgreSQL 14 on
+        ("client_connection_check_interval", CHECK_INTERVAL),  # PostgreSQL 14 added this setting
     ):
         with suppress(PostgresError):  # some platforms lack this setting
             await statement.execute(connection, name=name, milliseconds=milliseconds(value))
@@ -105,10 +105,10 @@ class ConnectionOutage:
     work again."""
 
     def __init__(self, *, effect: str = OUTAGE_EFFECT, **log_keys: str) -> None:
-        """Log with these keys, and with `effect`: what an outage means for the user."""
+        """Each log event has these keys, and `effect`: what an outage means for the user."""
         self._lost: set[str] = set()
         self._unused_since: dict[str, float] = {}
-        """The time since which each lost connection is not used, by its name."""
+        """For the name of each lost connection, the time at which it became unused."""
         self._began_at = 0.0
         self._is_open = False
         """Whether the start of an outage was logged, but not the end."""
@@ -124,7 +124,7 @@ class ConnectionOutage:
 
     def record_loss(self, connection: str, error: BaseException) -> None:
         """Record that a connection is lost, or cannot be made."""
-        is_known = self._was_just_used(connection) and self._is_open
+        is_known = self._was_used_recently(connection) and self._is_open
         if not self._lost and not is_known:
             self.count += 1
             self._began_at = time.monotonic()
@@ -140,7 +140,7 @@ class ConnectionOutage:
 
     def record_success(self, connection: str) -> None:
         """Record that a connection works."""
-        was_lost = self._was_just_used(connection) or connection in self._lost
+        was_lost = self._was_used_recently(connection) or connection in self._lost
         self._lost.discard(connection)
         if not self._is_open or self._lost:
             return
@@ -163,9 +163,9 @@ class ConnectionOutage:
             self._lost.discard(connection)
             self._unused_since[connection] = time.monotonic()
 
-    def _was_just_used(self, connection: str) -> bool:
-        """Whether the lost connection became unused less than `SAME_OUTAGE_TIME` ago. Mark it as
-        used again."""
+    def _was_used_recently(self, connection: str) -> bool:
+        """Mark a connection as used again. Return whether it was lost, and became unused less than
+        `SAME_OUTAGE_TIME` ago."""
         unused_since = self._unused_since.pop(connection, -SAME_OUTAGE_TIME)
         return time.monotonic() - unused_since < SAME_OUTAGE_TIME
 
@@ -192,7 +192,8 @@ class DedicatedConnection:
             outage: logs outages of all connections of the owner.
             pooled: whether the connection leads to a pooler. Then it has no `statement_timeout`,
                 and our own timeout of a statement does not mean that the connection is lost.
-            trace_internal: whether the driver's instrumentation makes spans of the statements.
+            trace_internal: whether OpenTelemetry's instrumentation of the driver makes spans for
+                the statements.
             wait: seconds that `acquire` may wait for other users of the connection, in addition to
                 its timeout. None: it may use half of its timeout for this wait.
             reconnected: called after the connection was lost and made again.
@@ -208,7 +209,9 @@ class DedicatedConnection:
         self._was_connected = self._is_closed = False
         self._known_outages = 0
         """The number of logged outages when this connection worked last."""
-        self._lock = anyio.Lock(fast_acquire=True)  # the SQL statement yields to the loop
+        # With `fast_acquire` the lock does not yield to the event loop. Each SQL statement does
+        # that.
+        self._lock = anyio.Lock(fast_acquire=True)
         self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
         self._connect_error = ""
         """Why no connection can be made now, for error texts."""
@@ -226,8 +229,8 @@ class DedicatedConnection:
 
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
-        """Use the connection in the block, with no other user at the same time, for at most
-        `timeout` seconds. A lost connection is made again within this time. Error texts name
+        """Use the connection in the `async with` block, with no other user at the same time, for at
+        most `timeout` seconds. A lost connection is made again within this time. Error texts name
         `purpose`.
 
         An error after which the session may be unusable cuts the connection. If there is no
@@ -236,7 +239,8 @@ class DedicatedConnection:
 
         Raises:
             StatementTimeoutError: `timeout` expired while the block used the connection.
-            TimeoutError: `timeout`, or half of it, expired before the block. No statement was sent.
+            TimeoutError: `timeout`, or half of it, expired before the block started. No statement
+                was sent.
         """
         reason = f"{purpose} took longer than {timeout:.3g} s"
         is_cut = is_replaced = False
@@ -271,8 +275,8 @@ class DedicatedConnection:
 
     @asynccontextmanager
     async def _locked(self, purpose: str, timeout: float) -> AsyncGenerator[float]:
-        """Wait until no other task uses the connection, then lock it during the block. Yield the
-        seconds that are left of the timeout."""
+        """Wait until no other task uses the connection, then lock it during the `async with` block.
+        Yield how many seconds the block may take."""
         waited = (
             f"{purpose} waited too long for connection {self.name!r}, which is in use or is being "
             "made again"
@@ -307,7 +311,7 @@ class DedicatedConnection:
         self.outage.record_unused(self.name)
 
     async def close(self) -> None:
-        """Close the connection for good. A block that uses it fails."""
+        """Close the connection for good. An `acquire` block that uses it fails."""
         self._is_closed = True
         self.mark_unused()
         connection, self._connection = self._connection, None
@@ -369,14 +373,14 @@ class CallerDatabase:
     made again."""
 
     def __init__(self, database: Pool | Transaction) -> None:
-        """Open nothing: the pool or connection is open."""
+        """Store the pool or connection. It is already open."""
         self._database = database
         self._lock = anyio.Lock()
 
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Transaction]:
-        """Use a connection in the block for at most `timeout` seconds, including the wait for the
-        connection. When the time expires, raise TimeoutError with `purpose`."""
+        """Use a connection in the `async with` block for at most `timeout` seconds, including the
+        wait for the connection. When the time expires, raise TimeoutError with `purpose`."""
         reason = f"{purpose} took longer than {timeout:.3g} s"
         with untraced(), anyio.fail_after(timeout, reason=reason):
             if is_pool(self._database):

@@ -47,7 +47,7 @@ class Connector:
 
     async def connect_reserved(self) -> Connection:
         """Return a connection for leases, heartbeats and other statements that must not wait for
-        jobs."""
+        the claims or results of jobs."""
         return await connect_with_statement_timeout(
             self._url, "riverpy reserved", limit=STATEMENT_LIMIT, pooled=self._config.pooler
         )

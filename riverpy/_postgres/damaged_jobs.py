@@ -63,7 +63,7 @@ async def job_damage_check(connection: Transaction, schema: str | None, ids: Seq
 
 @contextmanager
 def translate_damage_error(job_id: int) -> Generator[None]:
-    """Raise JobDamagedError with the job's id if the block fails to read the job."""
+    """Raise JobDamagedError with the job's id if the `with` block fails to read the job."""
     try:
         yield
     except PostgresError as error:
@@ -149,8 +149,8 @@ async def read_parts(
 
 
 def _savepoint(connection: Transaction) -> AbstractAsyncContextManager[object]:
-    """Run a block in a savepoint if a transaction is open, so that the transaction stays usable
-    after an error."""
+    """If a transaction is open, run the `async with` block in a savepoint, so that the transaction
+    stays usable after an error."""
     return connection.transaction() if is_in_transaction(connection) else nullcontext()
 
 

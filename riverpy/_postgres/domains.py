@@ -1,4 +1,4 @@
-"""The statements on domains and the owners of queues: one typed function per block of
+"""The statements on domains and the owners of queues: one typed function per SQL statement in
 `sql/queries/riverpy_domain.sql`. A domain is a group of clients with one leader. It owns the queues
 that the leader maintains."""
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 OWNERS_ACTION = "ownership_changed"
-"""The `action` of notifications that queues have another owner, on topic `riverpy_event`."""
+"""The `action` of a notification on topic `riverpy_event`: queues have another owner."""
 ORPHANED_AFTER = 600.0
-"""Seconds without a heartbeat of a domain after which the leader of `default` maintains the
+"""If a domain has no heartbeat for this number of seconds, the leader of `default` maintains the
 domain's queues."""
 
 _FILE = "riverpy_domain"
@@ -44,9 +44,10 @@ class QueueConflict(NamedTuple):
     queue: str
     domain: str
     client_ids: list[str]
-    """At most ten clients of that domain with a recent heartbeat by the server's clock."""
+    """At most ten clients of the other domain with a recent heartbeat by the server's clock."""
     maybe_dead_client_ids: list[str]
-    """At most ten other clients of that domain. They have no recent heartbeat, but may be alive."""
+    """At most ten more clients of the other domain. They have no recent heartbeat, but may be
+    alive."""
 
 
 class DefaultLeader(NamedTuple):
@@ -59,12 +60,13 @@ class DefaultLeader(NamedTuple):
 
 
 class DomainLeader(NamedTuple):
-    """The current or last leader of a domain, or holder of the lease `@schema`."""
+    """The current or last leader of a domain, or holder of the lease `@schema`. Its term is its
+    time as holder."""
 
     domain: str
     holder: str
     epoch: int | None
-    """The term's number. None for `default`: River has none."""
+    """The number of the holder's term. None for `default`: River stores none."""
     elected_at: datetime
     expires_at: datetime | None
     """When the lease expires. None: the lease was released."""
@@ -109,8 +111,8 @@ class DomainMember(NamedTuple):
     candidate: bool
     """Whether the client takes part in leader election and is not stopping."""
     settings: str | None
-    """A digest of the client's maintenance settings. It shows whether clients of one domain differ.
-    None: the client's riverpy version does not support domains."""
+    """A digest of the client's maintenance settings. It shows whether the settings of clients of
+    one domain differ. None: the client's riverpy version does not support domains."""
     uptime: float
     """Seconds since the start of the client."""
     is_stopping: bool = False
@@ -125,7 +127,7 @@ class QueueOwnership(NamedTuple):
     live_clients: int
     """The number of clients of that domain with a recent heartbeat."""
     is_queue_known: bool
-    """Whether a row, a client or a job names the queue."""
+    """Whether a queue's row, a client or a job has this queue name."""
     is_domain_known: bool
     """Whether a client or a queue belongs to the new domain."""
 
@@ -144,8 +146,8 @@ async def owner_exists(connection: Transaction, schema: str | None) -> bool:
 
 
 async def owner_is_empty(connection: Transaction, schema: str | None) -> bool:
-    """Whether the table of queue owners is empty, also for a role without the right to read the
-    table. The result may be False for an empty table."""
+    """Whether the table of queue owners is empty. This also works for a role without the right to
+    read the table. The result may be False for an empty table."""
     return await query(_FILE, "owner_is_empty", None).fetchval(connection, schema=schema)
 
 
@@ -207,7 +209,7 @@ async def member_update(
         domain: the client's domain.
         settings: a digest of the client's maintenance settings.
         queues: the queues whose owners to return.
-        interval: how often each client of the domain calls this.
+        interval: the time between two calls by each client of the domain.
     """
     rows = await query(_FILE, "member_update", schema).fetch(
         connection,

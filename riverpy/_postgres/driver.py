@@ -96,7 +96,7 @@ PostgresError = asyncpg.PostgresError
 
 
 def _sqlstate_class(error: BaseException) -> str:
-    """Return the first two characters of the SQLSTATE. Return "" if it is no error of the
+    """Return the first two characters of the SQLSTATE. Return "" if the error is not from the
     server."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
     return sqlstate[:2] if isinstance(error, asyncpg.PostgresError) else ""
@@ -179,7 +179,7 @@ def is_connection_loss(error: BaseException) -> bool:
 def describe(error: BaseException) -> str:
     """Return the error in one line, without passwords. The line starts with the error's type if
     the error has no text, or comes from neither the database nor riverpy."""
-    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):  # as during a failover
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):  # for example during a failover
         return "no server of the URL matches target_session_attrs"
     if isinstance(error, asyncpg.InternalClientError):  # asyncpg's own text explains nothing
         return "the connection ended while it was used"
@@ -226,14 +226,14 @@ class _Connection(asyncpg.Connection):
     ) -> tuple[Sequence[Mapping[str, object]], object]:
         oids = set(typeoids)
         if oids <= _ARRAY_TYPES.keys():
-            no_statement = SimpleNamespace(name="none")  # nothing was sent
+            no_statement = SimpleNamespace(name="none")  # no query was sent to the server
             return [_ARRAY_TYPES[oid] for oid in oids], no_statement
         parent: Any = super()
         return await parent._introspect_types(oids, timeout)  # noqa: SLF001 (the only way)
 
 
 class _Target(NamedTuple):
-    """The server of a URL."""
+    """A valid URL, its server and its timeout."""
 
     url: str
     server: Server
@@ -310,7 +310,7 @@ async def connect(
 
 @contextmanager
 def terminate_on_error(connection: Connection) -> Generator[None]:
-    """Cut the connection if the block raises, because no other code closes it yet."""
+    """Cut the connection if the `with` block raises, because no other code closes it yet."""
     try:
         yield
     except BaseException:
@@ -385,7 +385,7 @@ async def _connect_first(target: _Target, *, timeout: float, **options: Any) -> 
         if connected:
             return connected.pop(0)
     finally:
-        for connection in connected:  # two hosts may answer at once
+        for connection in connected:  # several hosts may answer at once: close the others
             connection.terminate()
     if refusals:
         raise refusals[0]
@@ -455,9 +455,9 @@ async def close(connection: Connection) -> None:
 
 
 class _UnresetConnection(_Connection):
-    """A pooled connection whose release sends nothing to the server, because riverpy changes no
-    settings of the session. Only a transaction that a cancelled call left open is rolled back.
-    asyncpg's own reset would also report such a transaction to the event loop as an error."""
+    """A connection of a pool. Its release to the pool sends nothing to the server, because riverpy
+    changes no settings of the session. Only a transaction that a cancelled call left open is rolled
+    back. asyncpg's own reset would also report such a transaction to the event loop as an error."""
 
     async def reset(self, *, timeout: float | None = None) -> None:
         if self._top_xact is None and not self.is_in_transaction():
@@ -543,7 +543,8 @@ class Notice(NamedTuple):
 
 @contextmanager
 def collect_warnings(connection: Connection, found: list[Notice]) -> Generator[None]:
-    """Append the warnings that the server sends on this connection during the block to `found`."""
+    """During the `with` block, append to `found` the warnings that the server sends on this
+    connection."""
 
     def append_notice(_connection: Any, message: Any) -> None:
         source = getattr(message, "server_source_filename", None) or ""

@@ -1,4 +1,5 @@
-"""The statements of `run_once`: one typed function per block of `sql/queries/riverpy_exec.sql`.
+"""The statements of `run_once`: one typed function per SQL statement in
+`sql/queries/riverpy_exec.sql`.
 
 `run_once` stores one row for each key. Each claim of a key has a number, its epoch. The statements
 pass integers as text, because a connection of the caller may have its own codec for integers.
@@ -37,7 +38,7 @@ class ExpiredCursor(NamedTuple):
     """A position in the order in which keys may be deleted."""
 
     kept_until: str
-    """The time as text, as the server wrote it."""
+    """Until when the key is kept, as the server's text."""
     key: str
 
 

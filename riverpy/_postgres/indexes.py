@@ -1,4 +1,4 @@
-"""The statements of the reindexer: one typed function per block of
+"""The statements of the reindexer: one typed function per SQL statement in
 `sql/queries/river_index.sql`."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Index(NamedTuple):
     is_table_busy: bool
     """Whether another session builds an index of the same table."""
     read_at: datetime
-    """The server's time of this read."""
+    """The server's time when the index was read."""
     size: int
     """The size of the index in bytes."""
     comment: str
@@ -35,7 +35,7 @@ class Index(NamedTuple):
 
 
 class IndexArtifact(NamedTuple):
-    """An index that an interrupted rebuild may have left."""
+    """An index that an interrupted rebuild may have left behind."""
 
     name: str
     is_droppable: bool

@@ -36,7 +36,7 @@ class InsertRow(NamedTuple):
 
     args: str
     unique_key: str | None
-    """Hexadecimal digits."""
+    """The key in hexadecimal digits."""
     kind: str
     metadata: str
     queue: str
@@ -51,7 +51,8 @@ class InsertRow(NamedTuple):
     """When the job is due. None: now. This is the last field, because COPY may omit it."""
 
     def shared_values(self) -> tuple[object, ...]:
-        """Return the values that are equal in most batches: all but args and unique key."""
+        """Return the values that are usually equal for all jobs of a batch: all but args and unique
+        key."""
         return self[2:]
 
 
@@ -118,7 +119,8 @@ async def job_copy(
 
 async def _copy_lines(rows: Sequence[InsertRow], now: str | None) -> AsyncGenerator[bytes]:
     ends: dict[tuple[object, ...], str] = {}
-    """The encoded end of a COPY line, by its shared values. So each is encoded only once."""
+    """The encoded end of a COPY row for each set of shared values. So each set is encoded only
+    once."""
     for start in range(0, len(rows), _COPY_ROWS):
         lines: list[str] = []
         for row in rows[start : start + _COPY_ROWS]:
@@ -131,7 +133,8 @@ async def _copy_lines(rows: Sequence[InsertRow], now: str | None) -> AsyncGenera
 
 
 def _copy_line_end(row: InsertRow, now: str | None) -> str:
-    """Encode the values after the args and the unique key. `now` None: omit `scheduled_at`."""
+    """Encode the values after the args and the unique key. If `now` is None, omit
+    `scheduled_at`."""
     tags = ",".join(f'"{tag}"' for tag in row.tags.split(",") if tag)
     row = row._replace(tags=f"{{{tags}}}", scheduled_at=row.scheduled_at or now)
     values = row[2:] if now is not None else row[2:-1]

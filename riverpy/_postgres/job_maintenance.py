@@ -1,4 +1,4 @@
-"""The statements of the job cleaner, scheduler and rescuer: one typed function per block of
+"""The statements of the job cleaner, scheduler and rescuer: one typed function per SQL statement in
 `sql/queries/river_job_maintenance.sql`."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FILE = "river_job_maintenance"
 
 class JobScope(NamedTuple):
     """The jobs of some queues and kinds. If `is_queue_allow_list` is False, these are all queues
-    except `queues`. `is_kind_allow_list` does the same for kinds."""
+    except `queues`. `is_kind_allow_list` has the same effect on `kinds`."""
 
     queues: tuple[str, ...] = ()
     is_queue_allow_list: bool = False
@@ -40,7 +40,7 @@ class EndedCursor(NamedTuple):
     """A position in the order in which the finished jobs of one state are read."""
 
     ended_at: str
-    """The time as text, as the server wrote it."""
+    """When the job ended, as the text of the server."""
     id: int
 
 
@@ -62,14 +62,14 @@ class Scheduled(NamedTuple):
 
 
 class RunningClaim(NamedTuple):
-    """A running attempt and the client that claimed it."""
+    """A running attempt at a job, and the client that claimed the job."""
 
     claim_key: ClaimKey
     client_id: str
 
 
 class Rescue(NamedTuple):
-    """An attempt that `job_rescue` must end with an error."""
+    """An attempt at a job that `job_rescue` must end with an error."""
 
     claim_key: ClaimKey
     client_id: str | None

@@ -1,4 +1,4 @@
-"""The statements on single jobs and claims: one typed function per block of
+"""The statements on single jobs and claims: one typed function per SQL statement in
 `sql/queries/river_job.sql`. They set no timeout: the callers do."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ClaimKey(NamedTuple):
 
 
 class AttemptResult(NamedTuple):
-    """The result of one attempt, for any outcome."""
+    """The result of one attempt at a job, of any outcome."""
 
     id: int
     attempt: int
@@ -49,7 +49,7 @@ class StoredOutcome(NamedTuple):
     claim_key: ClaimKey
     state: str
     errors: int
-    """The number of errors."""
+    """The number of entries in `errors`."""
 
     @property
     def is_final(self) -> bool:
@@ -79,7 +79,7 @@ async def job_claim(
     limit: int,
     client_id: str,
 ) -> list[Record]:
-    """Claim up to `limit` due jobs of a queue. The jobs are returned in no order.
+    """Claim up to `limit` due jobs of a queue. The jobs are returned in no particular order.
 
     Args:
         connection: reads timestamps as integers.
@@ -87,8 +87,8 @@ async def job_claim(
         queue: the queue.
         kinds: the kinds to claim. None means all kinds.
         skipped: ids of jobs to leave out.
-        after: a position: priority, time in microseconds since 2000, and id. Only jobs after it are
-            claimed.
+        after: the position after which jobs are claimed: priority, time in microseconds since 2000,
+            and id.
         last_priority: jobs with a larger priority number are left out.
         limit: the maximum number of jobs.
         client_id: the client that claims.
@@ -150,7 +150,7 @@ async def job_complete(
     attempted_ats: list[int],
     ages: list[float],
 ) -> set[int]:
-    """Store completed attempts. Return the ids of the jobs whose attempt was stored."""
+    """Store completed attempts at jobs. Return the ids of the jobs whose attempt was stored."""
     values = {"id": ids, "attempt": attempts, "attempted_at": attempted_ats, "age": ages}
     return {row[0] for row in await _fetch_rows(connection, "job_complete", schema, **values)}
 
@@ -158,7 +158,8 @@ async def job_complete(
 async def job_store_results(
     connection: Transaction, schema: str | None, results: Sequence[AttemptResult]
 ) -> dict[int, str]:
-    """Store attempts of any outcome. Return the new state of each job whose attempt was stored."""
+    """Store attempts at jobs, of any outcome. Return the new state of each job whose attempt was
+    stored."""
     rows = await _fetch_rows(connection, "job_store_results", schema, **values_by_field(results))
     return {row[0]: row[1] for row in rows}
 
@@ -207,8 +208,8 @@ async def job_claimed_by(
     age: float,
     skipped: list[int],
 ) -> list[ClaimKey]:
-    """Return the running jobs that this client claimed last, more than `age` seconds ago. Jobs in
-    `skipped` are left out."""
+    """Return the running jobs whose last claim is from this client and older than `age` seconds.
+    Jobs in `skipped` are left out."""
     rows = await _fetch_rows(
         connection,
         "job_claimed_by",
@@ -282,7 +283,7 @@ async def job_list(
 
 
 async def job_cancel(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
-    """Cancel a job. A running job is marked, and the client that runs it is notified."""
+    """Cancel a job. A running job gets a cancel mark, and the client that runs it is notified."""
     return _first_row(await _fetch_rows(connection, "job_cancel", schema, id=job_id))
 
 

@@ -1,5 +1,6 @@
-"""The statements on `river_leader`, River's table of the leader: one typed function per block of
-`sql/queries/river_leader.sql`. A term is the time for which one client is the leader."""
+"""The statements on `river_leader`, River's table of the leader: one typed function per SQL
+statement in `sql/queries/river_leader.sql`. A term is the time for which one client is the
+leader."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ async def leader_renew(
     elected_at: datetime,
     ttl: timedelta,
 ) -> bool:
-    """Extend the term that began at `elected_at`. Return False if the term has ended."""
+    """Extend the leader's term that began at `elected_at`. Return False if the term has ended."""
     statement = query("river_leader", "leader_renew", schema)
     values = {"leader_id": leader_id, "elected_at": elected_at, "ttl": ttl}
     return await statement.fetchval(connection, **values) is not None
@@ -74,7 +75,7 @@ async def leader_fence(
     row = await query("river_leader", "leader_fence", schema).fetchrow(
         connection,
         leader_id=leader_id,
-        elected_at=elected_at.isoformat(),  # the connection may have codecs for times
+        elected_at=elected_at.isoformat(),  # text, since the connection may have codecs for times
         milliseconds=milliseconds(timeout),
         lock_milliseconds=milliseconds(lock_timeout),
     )

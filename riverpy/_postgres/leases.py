@@ -1,4 +1,5 @@
-"""The statements on leases: one typed function per block of `sql/queries/riverpy_lease.sql`.
+"""The statements on leases: one typed function per SQL statement in
+`sql/queries/riverpy_lease.sql`.
 
 A term is the time for which one holder has a lease. Its epoch is a number that is larger than the
 epoch of the term before."""
@@ -41,7 +42,7 @@ class LeaseLockedError(TimeoutError):
 
 
 class LeaseAnswer(NamedTuple):
-    """The answer to an attempt to acquire a lease."""
+    """The result of a call of `lease_acquire`."""
 
     is_granted: bool
     holder: str
@@ -90,7 +91,8 @@ async def lease_acquire(
     """Try to acquire a lease. Return None if another session acquired it during the statement.
 
     The statement waits for the end of transactions in which `lease_fence` was called for the last
-    term. After `lock_timeout`, the statement fails. None: the session's own limit applies.
+    term. The statement fails after `lock_timeout`. If that is None, the session's own limit
+    applies.
     """
     row = await query(_FILE, "lease_acquire", schema).fetchrow(
         connection,

@@ -39,8 +39,8 @@ class Direction(StrEnum):
 
 
 class StepRunner:
-    """Runs one line (series) of migrations. If several migrators run at once, a lock lets only one
-    of them run a migration."""
+    """Runs the migrations of one migration line. If several migrators run at once, a lock lets only
+    one of them run a migration."""
 
     def __init__(self, line: str, *, lock_timeout: timedelta, statement_timeout: timedelta) -> None:
         self._line = line
@@ -68,7 +68,7 @@ class StepRunner:
                     return False
                 self._check_order(migration.version, applied, direction)
                 await self._set_limits(connection, self._lock_timeout)
-                # The server limits each statement. This limit is for a lost connection.
+                # The server ends slow statements. This timeout is for a lost connection.
                 with anyio.fail_after(
                     self._statement_timeout.total_seconds() * sql.count(";") + READ_TIMEOUT
                 ):
@@ -112,8 +112,8 @@ class StepRunner:
 
 
 def _record_block(line: str, version: int, direction: Direction) -> str | None:
-    """Return the SQL block that records the migration in `river_migration`. Old versions of that
-    table have no column `line`. None: the migration drops the table."""
+    """Return the name of the SQL statement that records the migration in `river_migration`, or None
+    if the migration drops the table. Old versions of the table have no column `line`."""
     up = direction is Direction.UP
     verb = "migration_insert" if up else "migration_delete"
     if (
@@ -125,7 +125,7 @@ def _record_block(line: str, version: int, direction: Direction) -> str | None:
     return f"{verb}_without_line" if up or version > 1 else None
 
 
-def record_text(line: str, version: int, direction: Direction) -> str:
+def record_step_sql(line: str, version: int, direction: Direction) -> str:
     """Return the statement that records the migration, as text for another migration tool."""
     block = _record_block(line, version, direction)
     if block is None:
@@ -138,7 +138,7 @@ def record_text(line: str, version: int, direction: Direction) -> str:
 async def bounded_transaction(
     connection: Transaction, *, isolation: Literal["read_committed"] | None = None
 ) -> AsyncGenerator[None]:
-    """Run the block in a transaction. Its begin, commit and rollback have timeouts."""
+    """Run the `async with` block in a transaction. Its begin, commit and rollback have timeouts."""
     transaction = connection.transaction(isolation=isolation)
     with anyio.fail_after(READ_TIMEOUT):
         await transaction.start()

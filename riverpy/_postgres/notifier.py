@@ -81,7 +81,8 @@ class Notifier:
             outage: logs outages.
             resync: called after a reconnect, because notifications may have been missed before.
             quiet: the shortest interval between two probes in seconds.
-            trace_internal: whether the driver's instrumentation makes spans of its statements.
+            trace_internal: whether OpenTelemetry's instrumentation of the driver makes spans for
+                the statements.
         """
         self._connect = connect
         self._schema = schema
@@ -114,8 +115,8 @@ class Notifier:
         return self._connection is not None and not self._connection.is_closed()
 
     def subscribe(self, topic: str, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the payload of each notification on a topic. Subscribe before the
-        start."""
+        """Call `callback` with the payload of each notification on a topic. Call this before the
+        notifier starts."""
         self._callbacks.setdefault(topic, []).append(callback)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
@@ -133,7 +134,7 @@ class Notifier:
                 await close(self._connection)
 
     async def _connect_and_listen(self) -> None:
-        # A new event: the callback of the last connection may still set the old event.
+        # Make a new event, because the callback of the last connection may still set the old event.
         lost = self._lost = asyncio.Event()
         self._is_first_probe_sent = False
         reason = f"listening for notifications took longer than {LISTEN_TIMEOUT:g} s"
@@ -190,8 +191,8 @@ class Notifier:
             event.set()
 
     async def _watch_connection(self, scope: StopScope) -> bool:
-        """Wait until the connection is lost, or a probe does not arrive. Return whether the
-        previous probe arrived."""
+        """Wait until the connection is lost, or a probe does not arrive. Return whether the probe
+        before that arrived."""
         while True:
             was_proven = self.is_delivery_proven
             interval = (
@@ -214,8 +215,8 @@ class Notifier:
                 return was_proven
 
     async def _check_delivery(self, *, first: bool) -> bool:
-        """Send a probe, wait for its notification, and return whether it arrived. Another
-        connection sends the first probe. This finds a listener that is connected to a wrong
+        """Send a probe, wait for its notification, and return whether it arrived. If `first` is
+        True, another connection sends the probe. This finds a listener that is connected to a wrong
         database or to a pooler."""
         token = secrets.token_hex(8)
         arrived = self._probes[token] = asyncio.Event()
@@ -262,7 +263,7 @@ class Notifier:
         self._queue_log.report(is_full=is_full)
 
     def _log_failure(self) -> None:
-        """Log once that no notifications arrive, until a probe arrives again."""
+        """Log that no notifications arrive. Log it only once, until a probe arrives again."""
         if self._is_failure_logged:
             return
         self._is_failure_logged = True
@@ -275,7 +276,7 @@ class Notifier:
         )
 
     async def _reconnect(self, scope: StopScope, *, was_proven: bool) -> None:
-        """Connect again, however many attempts this takes, and call `resync`."""
+        """Connect again, with as many retries as needed, then call `resync`."""
         is_loss = self._lost.is_set() and not self._is_failure_logged
         self.is_delivery_proven = False
         if self._connection is not None:
@@ -283,7 +284,7 @@ class Notifier:
             self._connection = None
         if was_proven or is_loss:
             self._outage.record_loss(self.name, ConnectionError("the listening connection is gone"))
-        if not was_proven:  # the last connection delivered nothing
+        if not was_proven:  # no probe arrived over the last connection, so wait
             await anyio.sleep(self._backoff.next())
         while True:
             scope.expect_progress(

@@ -1,4 +1,4 @@
-"""The statements on periodic jobs: one typed function per block of
+"""The statements on periodic jobs: one typed function per SQL statement in
 `sql/queries/riverpy_periodic.sql`."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NextSlotChange(NamedTuple):
     requested_at: datetime | None
     is_paused: bool
     next_run_at: datetime | None
-    """The new next slot."""
+    """The new time of the next slot."""
 
 
 async def periodic_exists(connection: Transaction, schema: str | None) -> bool:
@@ -104,8 +104,8 @@ async def periodic_register(
     first: Sequence[str],
     each: Sequence[str],
 ) -> set[str]:
-    """Insert or update rows. Jobs in `first` run at once if their row is new, jobs in `each` unless
-    they are paused. Return the ids of the rows that were not locked."""
+    """Insert or update rows. Jobs in `first` run at once if their row is new. Jobs in `each` run at
+    once unless they are paused. Return the ids of the rows that were not locked."""
     rows = await query(_FILE, "periodic_register", schema).fetch(
         connection, **values_by_field(registrations), first=first, each=each
     )

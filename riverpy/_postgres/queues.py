@@ -1,4 +1,5 @@
-"""The statements on queues: one typed function per block of `sql/queries/river_queue.sql`."""
+"""The statements on queues: one typed function per SQL statement in
+`sql/queries/river_queue.sql`."""
 
 from __future__ import annotations
 
@@ -121,7 +122,7 @@ def _queue_from_row(row: Record) -> Queue:
     name, created_at, metadata, paused_at, updated_at = row
     try:
         members = msgspec.json.decode(metadata, type=dict[str, Any])
-    except msgspec.ValidationError:  # SQL can store metadata that is no object
+    except msgspec.ValidationError:  # another program may store metadata that is not an object
         members = {}
     return Queue(
         name=name,

@@ -1,4 +1,5 @@
-"""Schema: the migrations of riverpy and of a database. A line is a series of migrations."""
+"""Schema: the migrations that riverpy has, and those that a database has. A line is a series of
+migrations."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 MAIN_LINE = "main"
-"""The line of River's own tables."""
+"""The migration line of River's own tables."""
 RIVERPY_LINE = "riverpy"
-"""The line of riverpy's own tables. River's clients do not need it, and riverpy works without
-it."""
+"""The migration line of riverpy's own tables. River's clients do not need it, and riverpy works
+without it."""
 
-# Versions of line `riverpy` that features need.
+# Versions of migration line `riverpy` that features need.
 CLIENTS_VERSION = 1
 PERIODIC_VERSION = 2
 SLOTS_VERSION = 3
@@ -86,7 +87,7 @@ class Migration:
 
 @cache
 def migration_lines() -> Sequence[str]:
-    """Return the lines in the order in which they are migrated: the directories in
+    """Return the migration lines in the order in which they are applied: the directories in
     `sql/migrations`."""
     entries = sql_directory().joinpath("migrations").iterdir()
     names = {entry.name for entry in entries if entry.is_dir()}
@@ -95,8 +96,8 @@ def migration_lines() -> Sequence[str]:
 
 @cache
 def migrations(line: str) -> Mapping[int, Migration]:
-    """Return the migrations of a line by version, lowest first. Raise ConfigError for an unknown
-    line."""
+    """Return the migrations of a migration line by version, lowest first. Raise ConfigError for an
+    unknown line."""
     if line not in migration_lines():
         raise ConfigError(
             f"unknown migration line {line!r}: riverpy has {', '.join(migration_lines())}"
@@ -162,7 +163,7 @@ class SchemaState:
     invalid_indexes: Sequence[str]
     """Indexes of River's tables whose concurrent build failed. No query uses them."""
     applied: Mapping[str, Mapping[int, datetime]]
-    """When each version was applied, by line and version, lowest version first."""
+    """When each version was applied, by migration line and version, lowest version first."""
     row_security: RowSecurity
     """The tables in which row-level security hides rows from the role."""
 
@@ -221,7 +222,7 @@ class SchemaState:
         )
 
     def unrecorded_message(self) -> str:
-        """Return the error text for `is_unrecorded`."""
+        """Return the error text if `is_unrecorded` is True."""
         newest = max(migrations(MAIN_LINE))
         table = f"{quote_identifier(self.schema)}.river_migration"
         return (
@@ -278,7 +279,7 @@ async def check_schema(
 ) -> SchemaState:
     """Check that River's tables exist and are new enough. Return the state of the schema.
 
-    This logs a warning if the database has newer versions than this riverpy, and if row-level
+    This logs a warning if the database has newer versions than this riverpy, or if row-level
     security may hide rows. `url` is the URL of the connection, for the command in an error text.
 
     Raises:

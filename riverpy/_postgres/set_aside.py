@@ -1,7 +1,7 @@
 """Rows that are set aside: rows for which a statement fails, even if it has no other row.
 
-Such a row is sent again later, alone, so that it does not make other rows fail. The delay between
-two attempts doubles.
+Such a row is sent again later, alone, so that it does not make other rows fail. The delay doubles
+after each failure.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 DELAY_MIN = 1.0
 DELAY_MAX = 60.0
-"""The default limits of the delay between two attempts for a row, in seconds."""
+"""The default limits of the delay between two tries for a row, in seconds."""
 LOCKED_DELAY_MAX = 2.0
 """The longest delay for a locked row, in seconds. Most locks end soon."""
 IDLE_FACTOR = 4
-"""After a failed retry, retries pause for this multiple of the time that it took. With 4, slow rows
-take at most a fifth of the time."""
+"""After a failed retry, retries pause for this multiple of the time that the retry took. With 4,
+retries of slow rows take at most a fifth of the time."""
 
 Row = TypeVar("Row")
 
@@ -50,10 +50,10 @@ class SetAsideEntry(NamedTuple, Generic[Row]):
     tries: int
     """The number of failures for this row alone."""
     due: float
-    """The time of the next attempt."""
+    """The time of the next try."""
 
 
-class SetAside(Generic[Row]):
+class SetAsideRows(Generic[Row]):
     """Rows that are set aside for a retry, each under a key."""
 
     def __init__(
@@ -78,7 +78,8 @@ class SetAside(Generic[Row]):
         self._delay_max = DELAY_MAX if delay_max is None else delay_max
         self._entries: dict[Hashable, SetAsideEntry[Row]] = {}
         self._idle_until = 0.0
-        """Before this time, in monotonic seconds, only rows that have failed once are retried."""
+        """Before this time, in monotonic seconds, only rows that have failed exactly once are
+        retried."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -145,7 +146,7 @@ class SetAside(Generic[Row]):
 def report_rows(
     purpose: str, entries: Iterable[SetAsideEntry[Row]], name: Callable[[Row], object] = str
 ) -> list[SetAsideRow]:
-    """Return the rows that failed more than once, for an operator. `purpose` is that of the
+    """Return the rows that failed more than once, for an operator. `purpose` is the purpose of the
     statement, and `name` returns the id of a row."""
     return [
         SetAsideRow(purpose, str(name(entry.row)), entry.error, entry.tries, entry.since)

@@ -1,7 +1,8 @@
-"""SQL files: finds them, reads their statements, puts in the schema, numbers the parameters.
+"""SQL files: this module finds them, reads their statements, inserts the schema's name, and numbers
+the parameters.
 
-A file in `sql/queries` holds blocks. Each block starts with a line like `-- name: job_insert`. In a
-block
+A file in `sql/queries` holds SQL statements, called blocks. Each block starts with a line like `--
+name: job_insert`. In a block
 
 - `@queue` is a parameter. For asyncpg it becomes `$1`, `$2`, … in the order of first use.
 - `/* schema */` stands before the name of each table, type and function of River's schema.
@@ -108,7 +109,7 @@ def quote_literal(text: str) -> str:
 
 
 def milliseconds(duration: timedelta) -> int:
-    """Return a duration in milliseconds, as settings of the server take it."""
+    """Return a duration in milliseconds, the unit of the server's timeout settings."""
     return round(duration.total_seconds() * 1000)
 
 
@@ -119,7 +120,8 @@ def values_by_field(rows: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def splice_schema(text: str, schema: str | None) -> str:
-    """Replace the marks for the schema in a text. If `schema` is None, names get no schema."""
+    """Replace the marks for the schema in a text. If `schema` is None, the names of tables get no
+    schema."""
     prefix = f"{quote_identifier(schema)}." if schema else ""
 
     def schema_of(match: re.Match[str]) -> str:

@@ -19,7 +19,7 @@ _OLD_KEY = "suppress_instrumentation"
 
 @contextmanager
 def untraced(*, trace_internal: bool = False) -> Generator[None]:
-    """Suppress the driver's spans in the block, except if `trace_internal` is True."""
+    """Suppress the driver's spans in the `with` block, except if `trace_internal` is True."""
     context: Any = None if trace_internal else sys.modules.get("opentelemetry.context")
     if context is None:
         yield

@@ -60,9 +60,9 @@ def expect_transaction(tx: object) -> Transaction:
 
 @asynccontextmanager
 async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
-    """Run a block in a savepoint of an open transaction. After an error in the block, the
-    transaction is still usable, and what the block wrote is undone. (asyncpg's own savepoints need
-    a transaction that was begun through asyncpg.)
+    """Run an `async with` block in a savepoint of an open transaction. After an error in the block,
+    the transaction is still usable, and what the block wrote is undone. (asyncpg's own savepoints
+    need a transaction that was begun through asyncpg.)
 
     Raises:
         TransactionError: the transaction was aborted before, or the block has ended it.
@@ -126,8 +126,8 @@ def savepoint_error() -> TransactionError:
 
 
 async def expect_outermost(connection: Transaction) -> None:
-    """Raise TransactionError if a savepoint is open in which a row was locked or written. This is
-    checked after a fence on River's leader row."""
+    """Raise TransactionError if a savepoint is open in which a row was locked or written. The
+    caller checks this after a fence on River's leader row."""
     if await _fetch_value(connection, "session_in_savepoint"):
         raise savepoint_error()
 
@@ -144,8 +144,9 @@ async def wrong_database_error(connection: Transaction, what: str) -> Transactio
 
 
 async def expect_read_committed(connection: Transaction) -> None:
-    """Raise TransactionError if a transaction is not read committed. This is checked before a fence
-    on River's leader row: an older snapshot would not show that the lease was renewed."""
+    """Raise TransactionError if the isolation level is not READ COMMITTED. The caller checks this
+    before a fence on River's leader row: an older snapshot would not show that the lease was
+    renewed."""
     isolation = await _fetch_value(connection, "session_isolation")
     if isolation != "read committed":
         raise TransactionError(

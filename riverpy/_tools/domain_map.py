@@ -23,7 +23,8 @@ TABLE_MISSING = "42P01"
 
 @dataclass(frozen=True)
 class DomainMap:
-    """The leader domains of a schema, also `default`. Each has its own leader."""
+    """The leader domains of a schema, also `default`. A domain is a group of queues with its own
+    leader."""
 
     leaders: Sequence[DomainLeader]
     owners: Sequence[QueueOwner]

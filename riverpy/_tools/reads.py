@@ -1,5 +1,5 @@
-"""Reads that doctor and top share: the registered clients, the leader of `default`, and jobs of
-which some may be damaged."""
+"""Reads that doctor and top share: the registered clients, the leader of `default`, and jobs. Some
+jobs may be damaged: the server cannot read their rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SetAsideRow(msgspec.Struct, frozen=True):
     3339."""
 
 
-class SetAside(msgspec.Struct, frozen=True):
+class SetAsideRows(msgspec.Struct, frozen=True):
     """The rows that a client skips for a while."""
 
     count: int
@@ -67,7 +67,7 @@ class ClientRow(NamedTuple):
     riverpy does not report slots."""
     stuck_job_ids: list[int]
     """The ids of the jobs that still run after their cancellation."""
-    set_aside: SetAside | None
+    set_aside: SetAsideRows | None
 
     @property
     def is_alive(self) -> bool:
@@ -98,7 +98,7 @@ async def client_list(
             *row[:-3],
             slots=msgspec.json.decode(row["slots"] or "null", type=list[int] | None),
             stuck_job_ids=msgspec.json.decode(row["stuck"] or "[]", type=list[int]),
-            set_aside=msgspec.json.decode(row["set_aside"] or "null", type=SetAside | None),
+            set_aside=msgspec.json.decode(row["set_aside"] or "null", type=SetAsideRows | None),
         )
         for row in rows
     ]

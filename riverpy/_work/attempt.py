@@ -36,7 +36,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Attempt(Job[Any]):
-    """A claimed job from its claim until its result is stored. Handlers receive it as their
+    """A claimed job from its claim until its result is stored. The worker's code receives it as its
     `Job`."""
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Attempt(Job[Any]):
         self.has_own_timeout = False
         """Whether the worker's method `timeout` has set the timeout of this attempt."""
         self.free_slot = free_slot
-        """The callback that frees the slot of the attempt. It is called once."""
+        """The callback that frees the slot of the attempt for another job. It is called once."""
         self.deadline = math.inf
         """The time at which the attempt times out, in monotonic seconds; infinity: there is no
         timeout, or the attempt has not started. After a cancellation, this is the time from which
@@ -222,11 +222,12 @@ class Attempt(Job[Any]):
         if text.startswith("{"):
             try:
                 members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-            except RecursionError:  # the JSON is nested too deeply for Python
+            except RecursionError:  # too deeply nested for Python: omit the row's keys
                 members = {}
             texts = {key: bytes(raw).decode() for key, raw in members.items()}
             return _encode_object(texts | self._updates)
-        # Do as PostgreSQL's `||`: if the metadata is not an object, the result is an array.
+        # Merge as PostgreSQL's operator `||` does: if the metadata is not an object, the result is
+        # an array.
         elements = text[1:-1] if text.startswith("[") else text
         return f"[{', '.join(filter(None, [elements, _encode_object(self._updates)]))}]"
 

@@ -28,7 +28,7 @@ thread."""
 
 class BlockingRunner:
     """Runs the blocking jobs of one client. Each job gets a thread or a process at once, because
-    only the slots limit the number of jobs."""
+    `max_workers` of the queues limits the number of jobs."""
 
     def __init__(self, children: ChildProcesses, cancel_grace: float) -> None:
         """`cancel_grace`: a cancelled job that runs in a process and uses `job.cancelled` gets this
@@ -80,7 +80,7 @@ class BlockingRunner:
             try:
                 raise error
             finally:
-                del error  # the error refers to this frame: a reference cycle
+                del error  # break the reference cycle between error and this frame
         return returned
 
     async def _wait_for_process(self, future: asyncio.Future[bytes], child: ChildProcess) -> None:

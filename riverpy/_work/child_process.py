@@ -1,4 +1,5 @@
-"""ChildProcess: a process that runs blocking jobs one at a time, and ends with its worker.
+"""ChildProcess: a process that runs blocking jobs one at a time for a worker, which is the process
+of the client.
 
 Worker and child communicate over two pipes. What a job writes to stdout or stderr appears on the
 worker's stderr. The child ends when the worker ends: on Linux the kernel kills the child, and on
@@ -74,7 +75,8 @@ class ChildProcess:
         self._to_child, self._from_child = self._process.stdin, self._process.stdout
         self._is_working = False
         self.is_cancelled = False
-        """Whether the job of this child was cancelled. The child then runs no other job."""
+        """Whether the job of this child was cancelled. After a cancellation the child runs no other
+        job."""
         self.idle_since = 0.0
         """The time of the end of the last job, in monotonic seconds."""
 
@@ -88,7 +90,7 @@ class ChildProcess:
             _send_message(self._to_child, job)
             _receive_message(
                 self._from_child
-            )  # _STARTED_MESSAGE: the child can now receive _CANCEL_MESSAGE
+            )  # this is _STARTED_MESSAGE: the child can now receive _CANCEL_MESSAGE
             self._is_working = True
             return _receive_message(self._from_child)
         except (EOFError, OSError, ValueError):
@@ -106,7 +108,7 @@ class ChildProcess:
             return
         try:
             _send_message(self._to_child, _CANCEL_MESSAGE)
-        except (OSError, ValueError):  # the child has ended
+        except (OSError, ValueError):  # broken pipe: the child has ended
             self.kill()
 
     def kill(self) -> None:
@@ -137,7 +139,7 @@ class ChildProcess:
 
 
 class ChildProcesses:
-    """The busy and the idle children of one client."""
+    """The busy and the idle child processes of one client."""
 
     def __init__(self) -> None:
         self._idle: list[ChildProcess] = []
@@ -307,7 +309,7 @@ class _Inbox:
             else:
                 _send_message(
                     self._to_worker, _STARTED_MESSAGE
-                )  # the main thread sends nothing now
+                )  # no conflict: the main thread sends nothing now
                 self.jobs.put(message)
 
 
@@ -357,7 +359,7 @@ def _exit_with_children() -> NoReturn:
 def _run_job(packed: bytes, inbox: _Inbox) -> bytes:
     """Run a job. Returns the recorded metadata, the type name of the returned value, and the error.
     The traceback is added as a note to the error, because a traceback cannot be pickled."""
-    # Loading the job imports user code, so it is done here and not in the thread of the inbox.
+    # `pickle.loads` imports user code, so it is called here and not in the thread of the inbox.
     function, row, args = pickle.loads(packed)  # noqa: S301 (our own worker's)
     job = inbox.job = _ChildJob(row, args)
     returned: str | None = None

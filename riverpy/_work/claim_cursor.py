@@ -26,7 +26,7 @@ time."""
 SLOW_CLAIM_EXTRA_TIME_PER_ROW = 0.00004
 """Seconds that are added to `SLOW_CLAIM_EXTRA_TIME` for each claimed row."""
 FULL_CLAIM_TIME_SHARE = 0.02
-"""The maximum fraction of the time for claims from the beginning of the index."""
+"""The maximum fraction of the time that claims from the beginning of the index may take."""
 FULL_CLAIM_INTERVAL_MIN = 0.2
 """The shortest time between two claims from the beginning of the index, in seconds."""
 FULL_CLAIM_INTERVAL_MAX = 2.0
@@ -59,7 +59,8 @@ WHOLE_QUEUE = QueueRange(Position(0, -(2**63), 0), PRIORITIES[-1])
 
 
 class ClaimCursor:
-    """The positions of one client in one queue. Times are monotonic seconds."""
+    """The positions after which one client claims jobs of one queue. Times are monotonic
+    seconds."""
 
     def __init__(self) -> None:
         self._positions: dict[int, Position] = {}
@@ -72,7 +73,8 @@ class ClaimCursor:
         self._was_last_claim_slow = False
 
     def ranges(self, now: float) -> Sequence[QueueRange]:
-        """Return the ranges to claim from, in this order, until enough jobs are found.
+        """Return the ranges of the queue. The caller claims from them in this order until it has
+        enough jobs.
 
         When it is time for a claim from the beginning of the index, the last range is the whole
         queue. If the ranges before it had enough jobs, the next call returns only the whole queue.
@@ -136,7 +138,7 @@ class ClaimCursor:
     def record_claim(
         self, part: QueueRange, rows: Sequence[Any], *, is_full: bool, now: float
     ) -> None:
-        """Record a claim that was not slow."""
+        """Set the positions after a fast claim."""
         if part == WHOLE_QUEUE:
             self._positions.clear()
             self._is_full_claim_overdue = False

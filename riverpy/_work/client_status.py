@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from riverpy._work.running_attempts import RunningAttempts
 
 CHECK_INTERVAL = 1.0
-"""Seconds between two checks for changes."""
+"""Seconds between two checks for changed values."""
 RETRY_DELAY = 30.0
 """Seconds until the reporter tries again after an error of the database."""
 WRITE_TIMEOUT = 2.0
-"""Seconds for writing the status."""
+"""Seconds that one write may take."""
 STUCK_JOBS_MAX = 1_000
 """The maximum number of stuck jobs in the client's row."""
 SKIPPED_ROWS_MAX = 20
@@ -40,10 +40,11 @@ ERROR_LENGTH_MAX = 200
 
 
 class _Status(NamedTuple):
-    """The values of the client's row."""
+    """Values to write into the client's row."""
 
     slots: list[int]
-    """The number of slots of each queue, plus one for each stuck job that gave up its slot."""
+    """The number of slots of each queue, plus one for each stuck job whose slot was freed for
+    another job."""
     stuck_job_ids: list[int]
     """The ids of the stuck jobs."""
     skipped_rows: list[SetAsideRow]
@@ -76,7 +77,7 @@ class ClientStatusReporter:
             running: the running jobs.
             skipped_rows: returns the rows that the client skips, because their statements fail.
             has_state: whether the table has columns for the state and for skipped rows.
-            supports_domains: whether to write that the client supports domains.
+            supports_domains: whether to write that the client supports leader domains.
         """
         self._running, self._heartbeat, self._skipped_rows = running, run.heartbeat, skipped_rows
         self._connection, self._schema = run.connections.reserved, run.schema

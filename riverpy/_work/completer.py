@@ -44,7 +44,7 @@ from riverpy._postgres.driver import (
     is_data_error,
     is_untranslatable,
 )
-from riverpy._postgres.set_aside import SetAside
+from riverpy._postgres.set_aside import SetAsideRows
 from riverpy._work.outcomes import failure_outcome
 from riverpy.job import JobColumn, JobState
 
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 RESULTS_MAX = 5_000
 """The maximum number of results in one statement."""
 RESULT_BACKLOG_MAX = 10_000
-"""The client claims no jobs while more results than this wait. The limit is twice the number of
-slots if that is more."""
+"""The client claims no jobs while more results than this wait. If twice the number of slots is
+larger, that number is the limit."""
 STATEMENT_SIZE_MAX = 8 * 1024 * 1024
 """The maximum number of characters of outputs and errors in one statement. A single result that is
 larger is still sent."""
@@ -127,7 +127,7 @@ class Completer:
         return BatchSender(
             BatchStatement(self._store_batch, row_id=_job_id, key=id, count_fitting=count_fitting),
             size=BatchSize(RESULTS_MAX, STATEMENT_TIMEOUT),
-            set_aside_rows=SetAside(),  # `RESULT_BACKLOG_MAX` limits the number of results
+            set_aside_rows=SetAsideRows(),  # no limit here: `RESULT_BACKLOG_MAX` limits the results
             on_set_aside=self._log_failed_result,
             on_too_slow=self._log_slow_batch,
         )
@@ -172,8 +172,8 @@ class Completer:
     async def storing_results(
         self, wait: Callable[[asyncio.Event], Awaitable[None]]
     ) -> AsyncGenerator[None]:
-        """Store results during the block. After the block, call `wait`, and store the remaining
-        results until `wait` returns.
+        """Store results during the `async with` block. After this block, call `wait`, and store the
+        remaining results until `wait` returns.
 
         `wait` receives an event that is set when all results are stored. `wait` is not cancelled.
         """
@@ -275,13 +275,13 @@ class Completer:
             self._queues_to_notify.clear()
 
     async def _store_batch(self, attempts: list[Attempt]) -> None:
-        """Store a batch of results. All results of a batch are from one sender. Results of locked
-        rows are kept for a later statement.
+        """Store a batch of results. Either all or none of them are completions without metadata.
+        Results of locked rows are kept for a later statement.
 
         Raises:
             Exception: one of DATABASE_ERRORS; nothing was stored.
         """
-        attempts.sort(key=_job_id)  # two statements that lock rows in one order cannot deadlock
+        attempts.sort(key=_job_id)  # lock rows in the same order, to prevent deadlocks
         are_completions = attempts[0].is_completed_without_metadata
         try:
             stored = await self._send_results(attempts, skip_locked=self._skip_locked)
@@ -364,8 +364,8 @@ class Completer:
         self._other_result_sender.add(attempt)
 
     def _report_stored_results(self, attempts: list[Attempt]) -> None:
-        """Count, log and publish a batch of stored results. All results of a batch are from one
-        sender."""
+        """Count, log and publish stored results. Either all or none of them are completions without
+        metadata."""
         self._counters.count_ends(attempts)
         if self._logs_jobs:
             self._log_ends(attempts)
@@ -398,7 +398,8 @@ class Completer:
             )
 
     async def _send_results(self, attempts: list[Attempt], *, skip_locked: bool) -> list[Attempt]:
-        """Send the results. Returns the attempts whose results are stored."""
+        """Send the results; `skip_locked` omits locked rows. Returns the attempts with stored
+        results."""
         async with self._connection.acquire("storing job results", STATEMENT_TIMEOUT) as connection:
             if not skip_locked:
                 states = await self._send_batch_statement(connection, attempts)
@@ -447,8 +448,8 @@ class Completer:
 
         If a row already has the result, an earlier statement has stored the result, but its answer
         was lost. If a row is still running with the claim key of the attempt, another transaction
-        has locked the row, and the result is sent again later. If another session has cancelled,
-        completed or discarded the job during the attempt, the job keeps that state.
+        has locked the row. The result of this attempt is then sent again. If another session has
+        cancelled, completed or discarded the job during the attempt, the job keeps that state.
         """
         missing = [attempt.id for attempt in attempts if attempt.id not in states]
         found = await jobs.job_stored_outcomes(connection, self._schema, missing)

@@ -108,7 +108,8 @@ class Counters:
         """The number of failures of each kind since the last `take_failures`, and the last error
         entry as JSON."""
         self.more_failing_kinds: set[str] = set()
-        """The kinds that failed when `failures_by_kind` already had `FAILING_KINDS_MAX` kinds."""
+        """The failing kinds that were not added to `failures_by_kind`, because it had
+        `FAILING_KINDS_MAX` kinds."""
         self.has_failures = asyncio.Event()
         """An event that is set while `failures_by_kind` has kinds."""
 
@@ -118,7 +119,7 @@ class Counters:
         unknown, place = self._unknown_kind, bisect_left
         for attempt in attempts:
             started = attempt.started_at
-            if not started:  # the job was released before its start
+            if not started:  # not counted: the job was released before its start
                 continue
             row = attempt.columns()
             kind = kinds.get(row[_KIND], unknown)

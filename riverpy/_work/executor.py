@@ -56,7 +56,8 @@ CANCEL_GRACE_MAX = 2.0
 """Seconds. A cancelled job that runs in a process and uses `job.cancelled` has at most this time to
 end. Then the process is killed."""
 CANCEL_GRACE_SHARE = 0.3
-"""The same limit as a fraction of the hard stop timeout. The shorter time is used."""
+"""Another limit for this time: this fraction of the hard stop timeout. The shorter limit is
+used."""
 UNCLASSIFIED_RETRY_DELAY = 60.0
 """Seconds until the retry of a job, if a fault prevents riverpy from choosing its outcome."""
 UNKNOWN_KIND_SETTINGS = None, math.inf
@@ -82,7 +83,7 @@ class Executor:
         self._blocking = BlockingRunner(children, grace)
         self._context = contextvars.copy_context()
         """The context that is copied for each job, so that no job sees the context variables of
-        another."""
+        another job."""
         self._first_step_deadline = 0.0
         self._log = get_logger()
         self._logs_jobs = self._log.is_debug_enabled
@@ -124,7 +125,7 @@ class Executor:
     def launch(
         self, rows: Sequence[Any], free_slot: Callable[[], None], slots: int
     ) -> list[Attempt]:
-        """Make an attempt for each claimed row, and start as many as there are free slots.
+        """Make an attempt for each claimed row, and start the first `slots` attempts.
 
         Returns the attempts that did not start, in the order in which they should start.
         """
@@ -172,7 +173,7 @@ class Executor:
         running_job.set(attempt)
         attempt.started_at = time.monotonic()
         try:
-            if attempt.cause is not None:  # cancelled before this task ran
+            if attempt.cause is not None:  # the job was cancelled before this task ran
                 raise asyncio.CancelledError  # noqa: TRY301
             if attempt.started_at > self._first_step_deadline and not self._may_start():
                 outcomes.set_released(attempt)
@@ -186,7 +187,7 @@ class Executor:
                 await self._run_code(attempt)
             else:
                 await stack.work(attempt)
-        except BaseException as error:  # a SystemExit of the job is a failure of the job too
+        except BaseException as error:  # a SystemExit in the job's code fails the attempt too
             self._running.set_cause(attempt, error)
             await self._set_failure(attempt, error)
         finally:
@@ -255,7 +256,7 @@ class Executor:
         )
         try:
             attempt.outcome = self._classify_error(attempt, error)
-        except BaseException:  # a SystemExit of user code would end the event loop
+        except BaseException:  # catch SystemExit too: it would end the event loop
             self._limited_log.exception(ERROR_CLASSIFICATION_FAILED, job_id=attempt.id)
         is_failure = attempt.outcome.event is EventKind.JOB_FAILED
         # After a GeneratorExit the event loop may have ended, so the handler cannot be awaited.
@@ -279,7 +280,7 @@ class Executor:
         return self._make_failure(attempt, error)
 
     def _make_failure(self, attempt: Attempt, error: BaseException) -> Outcome:
-        if attempt.unit is None:  # unknown kind: the same text as River's
+        if attempt.unit is None:  # unknown kind: store the same text as River
             text, trace = message_text(error), ""
         else:
             text, trace = error_text(error), trace_text(error)

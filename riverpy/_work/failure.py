@@ -67,7 +67,7 @@ def trace_text(error: BaseException) -> str:
         first = first.tb_next
     try:
         lines = traceback.format_exception(type(error), error, first, limit=-TRACE_FRAMES_MAX)
-    except BaseException:  # `__str__` of the exception is user code
+    except BaseException:  # `__str__` of the exception may raise: it is user code
         return ""
     text = "".join(cut(line, TRACE_ENTRY_LENGTH_MAX, end="\n") for line in lines)
     return replace_unstorable(text[-TRACE_LENGTH_MAX:])
@@ -82,8 +82,8 @@ def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> 
 
 
 def find_error(error: BaseException, wanted: type[ErrorT]) -> ErrorT | None:
-    """Return the first exception of the wanted type in an exception group, or `error` itself if it
-    is of this type."""
+    """Return `error` if it is of the wanted type. If it is an exception group, return the first
+    exception of this type in it."""
     return next((one for one in flatten_group(error) if isinstance(one, wanted)), None)
 
 

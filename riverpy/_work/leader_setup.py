@@ -1,5 +1,5 @@
-"""LeaderSetup: the leader elections of one run, and the maintenance while this client is leader (a
-term).
+"""LeaderSetup: the leader elections of one run, and the maintenance during a term, the time in
+which this client is leader.
 
 A client takes part in the leader election of its domain, a group of queues. Some maintenance is
 done once for the whole schema, by the leader of the domain `default`. If this domain has no leader,
@@ -77,7 +77,7 @@ class LeaderSetup:
     @property
     def topics(self) -> Mapping[str, Callable[[str], None]]:
         """The topics of notifications about leases, each with its handler."""
-        if len(self.setups) == 1:  # the domain is `default`
+        if len(self.setups) == 1:  # only one election: the domain is `default`
             return {"river_leadership": lambda payload: receive_leadership(self.engine, payload)}
         return {LEASE_TOPIC: self._receive_lease}
 
@@ -92,14 +92,14 @@ class LeaderSetup:
         return [row for setup in self.setups for row in setup.skipped_rows]
 
     def resync(self) -> None:
-        """Check all leases and read the owners of queues again, because notifications may have been
-        lost."""
+        """Check all leases, and read again which domains own which queues, because notifications
+        may have been lost."""
         for setup in self.setups:
             setup.engine.wake_all()
             setup.forget_owners()
 
     def handle_owner_change(self) -> None:
-        """Read the owners of queues again, because an owner has changed."""
+        """Read again which domain owns which queue, because an owner has changed."""
         for setup in self.setups:
             setup.forget_owners()
             setup.wake()
@@ -119,7 +119,7 @@ class LeaderSetup:
 
 
 class ElectionSetup:
-    """One leader lease, its election, and the services that run while it is held."""
+    """One leader lease, its election, and the services that run while this client holds it."""
 
     def __init__(self, run: RunContext, timer: Timer, domain: str) -> None:
         """`domain` is a leader domain, or `SCHEMA_LEASE`."""
@@ -142,7 +142,7 @@ class ElectionSetup:
         )
 
     def make_services(self, context: TermContext) -> list[MaintenanceService]:
-        """Return the services of a term."""
+        """Return the services that run in a term."""
         client, heartbeat = self._run.client, self._run.heartbeat
         if not isinstance(self._store, SchemaLeaseStore):
             functions = client.singletons.leader_functions.values()
@@ -161,13 +161,13 @@ class ElectionSetup:
         ]
 
     def forget_owners(self) -> None:
-        """Read the owners of queues again when a service runs next."""
+        """Let the next run of a service read again which domains own which queues."""
         if self._queues is not None:
             self._queues.forget()
 
     @property
     def skipped_rows(self) -> list[SetAsideRow]:
-        """The rows that the services of the current term skip for a while."""
+        """The rows that this maintenance skips for a while, because their statements fail."""
         if self.election.lease is None:
             return []
         reports = [report for service in self._services for report in service.set_aside_reporters]

@@ -41,8 +41,8 @@ _FILES_AROUND_JOB_CODE = JOB_CALLER_FILES | {asyncio.events.__file__, asyncio.ru
 
 
 class LoopWatch:
-    """Watches the event loop of its task. It logs once that the loop is blocked, and then for how
-    long the loop was blocked."""
+    """Watches the event loop of its task. It logs once that the event loop is blocked, and
+    afterwards for how long it was blocked."""
 
     name = "loop watch"
 
@@ -53,7 +53,7 @@ class LoopWatch:
         self._timestamp = 0.0
         """The last timestamp that the event loop recorded, in monotonic seconds."""
         self._logged_timestamp = 0.0
-        """The value of `_timestamp` when a blocked loop was last logged."""
+        """The value of `_timestamp` when a blocked event loop was last logged."""
         self._blocking_job: dict[str, object] = {}
         self._log = get_logger()
 
@@ -77,8 +77,8 @@ class LoopWatch:
             ended.set()
 
     def _record_timestamp(self) -> None:
-        """Record a timestamp in the event loop. If the loop was blocked, log for how long. The
-        thread cannot log this, because the thread may have been blocked too."""
+        """Record a timestamp in the event loop. If the event loop was blocked, log for how long.
+        The thread cannot log this, because the thread may have been blocked too."""
         now = time.monotonic()
         blocked = now - self._timestamp - CHECK_INTERVAL
         self._timestamp = now
@@ -106,7 +106,7 @@ class LoopWatch:
             is_logged = timestamp == self._logged_timestamp
             if blocked > BLOCKED_AFTER and not was_suspended and not is_logged:
                 blocking_job = self._describe_loop(loop, thread_id)
-                if timestamp != self._timestamp:  # the loop runs again, so this may be another job
+                if timestamp != self._timestamp:  # the event loop runs again: the job may differ
                     continue
                 self._logged_timestamp, self._blocking_job = timestamp, blocking_job
                 self._log.warning(
@@ -117,7 +117,7 @@ class LoopWatch:
                 )
 
     def _describe_loop(self, loop: asyncio.AbstractEventLoop, thread_id: int) -> dict[str, object]:
-        """Return the job that runs in the loop now, and its code position."""
+        """Return the job that runs in the event loop now, and its code position."""
         found: dict[str, object] = {}
         job = self._find_job(asyncio.current_task(loop))
         if job is not None:
@@ -129,7 +129,7 @@ class LoopWatch:
     def _find_job(self, task: asyncio.Task[Any] | None) -> Job[Any] | None:
         """Return the job that a task runs, or the job that has started the task. Before Python
         3.12, the job that started a task is not known."""
-        if task is None:  # the loop runs a callback, not a task
+        if task is None:  # the event loop runs a callback, not a task
             return None
         for attempt in self._running:
             if attempt.task is task:

@@ -1,11 +1,11 @@
-"""WorkStack: the hooks and middleware around the attempts of jobs of one kind.
+"""WorkStack: the hooks and middleware around the attempts of jobs of one kind, the outermost first.
 
     the worker's own middleware
       the client's middleware, then the middleware of the args class
         work_begin hooks · decoding · the job's code · work_end hooks
 
 The timeout covers the time from the decoding to the end of the last work_end hook. After the
-timeout, each further work_end hook may run for `LATE_HOOK_TIMEOUT`.
+timeout, each further work_end hook may run for `WORK_END_HOOK_TIMEOUT`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from riverpy._work.running_attempts import RunningAttempts
     from riverpy.worker import WorkUnit
 
-LATE_HOOK_TIMEOUT = 10.0
+WORK_END_HOOK_TIMEOUT = 10.0
 """Seconds for each work_end hook that is called after the timeout."""
 _STOPPING_CAUSES = {StopCause.JOB_CANCELLED, StopCause.HARD_STOP}
 
@@ -93,7 +93,7 @@ class WorkStack:
 
     async def _run_inside_middleware(self, run: _StackRun) -> None:
         attempt, error = run.attempt, None
-        if attempt.cause is not None:  # a middleware caught the cancellation
+        if attempt.cause is not None:  # a middleware caught the cancellation: raise it again
             raise asyncio.CancelledError
         for hook in self._begin_hooks:
             await hook.work_begin(attempt)
@@ -108,11 +108,11 @@ class WorkStack:
             if error is not None:
                 raise error
         finally:
-            # After a cancellation, the deadline is the time from which the attempt is stuck, so
-            # keep it.
+            # After a cancellation, the attempt counts as stuck from its deadline on, so keep the
+            # deadline.
             if attempt.cause is None:
                 attempt.deadline = math.inf
-            error = raised = None  # both errors refer to this frame: a reference cycle
+            error = raised = None  # break the reference cycles between the errors and this frame
 
 
 class _StackRun:
@@ -138,7 +138,7 @@ class _StackRun:
         """Start the timeout of a hook that is called after the timeout of the attempt."""
         attempt = self.attempt
         if attempt.deadline == math.inf and attempt.timeout < math.inf:
-            self.running.set_deadline(attempt, LATE_HOOK_TIMEOUT)
+            self.running.set_deadline(attempt, WORK_END_HOOK_TIMEOUT)
 
     async def run_single_middleware(self, run: Callable[[], Awaitable[None]]) -> None:
         """Run a middleware.
@@ -160,7 +160,7 @@ class _StackRun:
         TimeoutError, and no longer cancels the task, so that code after `run` is not cancelled."""
         try:
             returned, error = await run(), None
-        except GeneratorExit:  # the loop has ended
+        except GeneratorExit:  # the event loop has ended, so nothing can be awaited
             raise
         except BaseException as raised:
             self.running.set_cause(self.attempt, raised)

@@ -18,7 +18,7 @@ from riverpy.retry import RETRY_DELAY_MAX
 
 AVAILABLE_DELAY_MAX = timedelta(seconds=5)
 """A job whose delay is not longer than this becomes `available` at once, not `scheduled` or
-`retryable`. River's scheduler has the same interval."""
+`retryable`. River's scheduler runs at the same interval."""
 REMOTE_CANCEL_TEXT = "job cancelled remotely"
 SNOOZES_KEY = "snoozes"
 """The metadata key of the number of snoozes, as in River."""

@@ -1,9 +1,9 @@
 """Prefetch: claimed jobs of one queue that wait in this process for a slot.
 
 The slot of a job that ended is empty until the client receives the next claim. A job that waits in
-this process can start in this slot at once. The number of kept jobs is the number of jobs that end
-within `ENDED_JOBS_WINDOW`, so a queue with slow jobs keeps none. A kept job that does not start
-within `JOB_WAIT_MAX` is released for other clients.
+this process can start in this slot at once. The number of jobs to keep is the number of jobs that
+end within `ENDED_JOBS_WINDOW`, so a queue with slow jobs keeps no jobs. A kept job that does not
+start within `JOB_WAIT_MAX` is released for other clients.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Prefetch:
         self._kept_jobs_max = int(slots * KEPT_JOBS_SHARE_MAX)
         self._release = release
         self._waiting: deque[tuple[float, Attempt]] = deque()
-        """The kept jobs, the oldest first, each with the monotonic time of its release."""
+        """The kept jobs, the oldest first, each with the monotonic time at which it is released."""
         self._timer: asyncio.TimerHandle | None = None
         self._ended_count = 0
         self._window_start = time.monotonic()
@@ -45,11 +45,11 @@ class Prefetch:
         return len(self._waiting)
 
     def count_end(self) -> None:
-        """Count a job of the queue that ended."""
+        """Count an ended job of the queue."""
         self._ended_count += 1
 
     def extra_claim_count(self) -> int:
-        """Return how many jobs to claim in addition to the free slots."""
+        """Return how many jobs to claim in addition to one job for each free slot."""
         now = time.monotonic()
         elapsed = now - self._window_start
         if elapsed >= ENDED_JOBS_WINDOW:
@@ -70,7 +70,7 @@ class Prefetch:
         return self._waiting.popleft()[1] if self._waiting else None
 
     def release_all(self) -> None:
-        """Release all jobs."""
+        """Release all kept jobs."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

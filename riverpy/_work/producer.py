@@ -1,4 +1,4 @@
-"""Producer: claims the jobs of one queue as soon as it has free slots."""
+"""Producer: claims jobs of one queue when some of its `max_workers` slots are free."""
 
 from __future__ import annotations
 
@@ -48,14 +48,15 @@ CLAIM_TIMEOUT = 10.0
 CLAIM_TIMEOUT_STOPPING = 1.0
 """Seconds that a running claim may still take after a stop request."""
 CLAIM_SIZE_MIN = 100
-"""A claim requests at most this number of jobs, or half the number of slots if that is more. So the
-server can work on the next claim while this process runs jobs."""
+"""A claim requests at most this number of jobs. If half the number of slots is larger, that number
+is the limit. So the server can work on the next claim while this process runs jobs."""
 FOLLOW_UP_DELAYS = (0.005, 0.1)
 """The producer claims again this many seconds after a notification. One notification may announce
 several jobs, and some of them may be committed after the first claim."""
 EMPTY_CLAIMS_MAX, EMPTY_CLAIM_INTERVAL = 20, 0.02
-"""After this number of empty claims in a row, the producer waits this number of seconds between two
-claims. For example, other clients may insert many jobs of kinds that this client does not work."""
+"""After `EMPTY_CLAIMS_MAX` empty claims in a row, the producer waits `EMPTY_CLAIM_INTERVAL` seconds
+between two claims. For example, other clients may insert many jobs of kinds that this client does
+not work."""
 DUE_JOB_CLAIM_DELAY = 0.002
 """Seconds that the producer waits after the due time of a job, because the server's clock may be
 behind."""
@@ -63,7 +64,7 @@ CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX = timedelta(milliseconds=50), timed
 POLL_JITTER = 0.1
 """The maximum random delay of a poll, as a fraction of the poll interval."""
 POLL_JITTER_MIN = 0.01
-"""The maximum random delay of a poll is at least this number of seconds."""
+"""Seconds. If `POLL_JITTER` gives a shorter maximum delay, this maximum is used."""
 FIRST_POLL_JITTER = 0.5
 """The first poll after a notification comes earlier by a random time, up to this fraction of the
 poll interval. Otherwise all clients that received the notification would poll at the same time."""
@@ -107,13 +108,15 @@ class Producer:
         self._poll_interval = poll_interval.total_seconds()
         """Seconds between two polls of an idle queue."""
         self._backoff = Backoff(CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX)
-        # Separate events, so that a free slot does not wake a producer that waits for jobs.
+        # These are separate events, so that a free slot does not wake a producer that waits for
+        # jobs.
         self._slot_freed, self._wakeup, self._resumed = (asyncio.Event() for _ in range(3))
         self._resumed.set()
         self._notified = False
         """Whether a notification arrived since the last claim started."""
         self._is_woken_with_other_clients = True
-        """Whether this client was woken at the same time as other clients, as by a notification."""
+        """Whether this client was woken at the same time as other clients, for example by a
+        notification."""
         self._cancelled_during_claim: set[int] | None = None
         """The ids of the jobs that were cancelled during the running claim; None: no claim runs."""
         self._follow_up_times: list[float] = []
@@ -227,7 +230,7 @@ class Producer:
             # A stop cannot cancel the claim, so check for a stop before the claim.
             await anyio.lowlevel.checkpoint_if_cancelled()
             scope.expect_progress(within=turn_max + self._cooldown)
-            self._notified = False  # set before the claim, so that a notification during it counts
+            self._notified = False  # set this first: a notification during the claim must count
             started = time.monotonic()
             self._forget_past_times(started)
             try:
@@ -279,8 +282,8 @@ class Producer:
         is_single_claim = retry is not None or (
             limit == 1 and self.unclaimable.is_claiming_one_by_one
         )
-        # `acquire` limits the time of the claim. After a stop request, the scope shortens this
-        # time.
+        # `acquire` limits the time of the claim. After a stop request, `scope.shielded` shortens
+        # this time.
         longest = CLAIM_TIMEOUT + CLAIM_TIMEOUT_STOPPING
         try:
             with scope.shielded(longest, after_stop=CLAIM_TIMEOUT_STOPPING):
@@ -304,8 +307,7 @@ class Producer:
             return False
 
     def _count_failure(self, error: Exception) -> None:
-        """Count a failed claim. If the server did not refuse the claim, it may have claimed
-        jobs."""
+        """Count a failed claim. Also call `claim_failed` if the server may have claimed jobs."""
         if not is_refusal(error) and not is_statement_timeout(error):
             self._claim_failed()
         self._counters.claim_failures += 1

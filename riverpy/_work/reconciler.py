@@ -1,10 +1,10 @@
 """Reconciler: compares the state of this process with the database, and corrects differences.
 
-A notification or the answer to a claim can be lost. So after each reconnect, and at intervals, the
-reconciler reads which queues are paused, which running jobs were cancelled, and which jobs this
-client has claimed but does not run. If this run has claimed such a job, the answer to the claim was
-lost, and the reconciler releases the job. If an earlier run with the same client id has claimed the
-job, the reconciler rescues the job.
+A notification or the answer to a claim can be lost. So the reconciler reads the database after each
+reconnect, and at intervals: which queues are paused, which running jobs were cancelled, and which
+jobs this client has claimed but does not run. If this run has claimed such a job, the answer to the
+claim was lost, and the reconciler releases the job. If an earlier run with the same client id has
+claimed the job, the reconciler rescues the job.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatemen
 from riverpy._postgres.damaged_jobs import DamagedJobs
 from riverpy._postgres.driver import DATABASE_ERRORS, describe
 from riverpy._postgres.job_maintenance import Rescue, job_rescue, job_running_of
-from riverpy._postgres.set_aside import SetAside, report_rows
+from riverpy._postgres.set_aside import SetAsideRows, report_rows
 from riverpy._work.producer import CLAIM_TIMEOUT
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ LOST_CLAIM_MARGIN = 0.5
 """Seconds. A claim without an answer counts as lost when this time has passed after its timeout."""
 RUNNING_STATES = ("running",)
 PAGE_SIZE = 1_000
-"""The number of jobs of an earlier run in one read."""
+"""One read returns at most this many jobs of an earlier run."""
 Row = TypeVar("Row", bound="ClaimKey | Rescue | Attempt | str")
 
 
@@ -102,7 +102,8 @@ class Reconciler:
         quiet = run.config.quiet_interval
         self._quiet_interval = 0.0 if quiet is None else quiet.total_seconds()
         self._notified_queues: set[str] = set()
-        """The queues that were paused or resumed since the last read of the pauses."""
+        """The queues that a notification has paused or resumed since the paused queues were last
+        read."""
         self._wakeup = asyncio.Event()
         self._next_claim_check = 0.0
         self._claim_lost_at = 0.0
@@ -145,7 +146,8 @@ class Reconciler:
         sender = BatchSender[Row](
             BatchStatement(send, row_id=lambda row: row),
             size=BatchSize(STATEMENT_ROWS_MAX, STATEMENT_TIMEOUT),
-            set_aside_rows=SetAside(),  # the client's jobs and queues limit its size
+            # No limit here: the client's jobs and queues are limited.
+            set_aside_rows=SetAsideRows(),
             on_set_aside=lambda row, error: self._log_failed_row(what, name(row), error),
         )
         self._skipped_row_reports.append(
@@ -195,7 +197,7 @@ class Reconciler:
         self._wakeup.set()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Read the pauses, then check until stopped."""
+        """Read the paused queues, then run checks until stopped."""
         await self._touch_queues()
         self._next_claim_check = time.monotonic() + self.interval
         await self._try_step("jobs of an earlier run", self._rescue_earlier_run)
@@ -314,8 +316,8 @@ class Reconciler:
     async def release_last_claims(self, timeout: float) -> None:
         """Release jobs of claims without an answer, at the end of the run.
 
-        Call this method after the producers have ended. It may take `timeout` seconds, or
-        `LAST_RELEASE_TIMEOUT` if that is longer.
+        Call this method after the producers have ended. Its time limit is `timeout` seconds, but at
+        least `LAST_RELEASE_TIMEOUT`.
         """
         if not self.has_uncertain_claim:
             return
@@ -324,8 +326,8 @@ class Reconciler:
             self.has_uncertain_claim = not await self._try_step("last claims", release)
 
     async def _release_lost_claims(self, *, age: float) -> None:
-        """Release the jobs that this client has claimed, that do not run, and that have no result
-        to store.
+        """Release the jobs that this client claimed more than `age` seconds ago, that do not run,
+        and that have no result to store.
 
         The rows are read over the connection for claims. So no claim runs at the same time, and all
         running attempts are known.

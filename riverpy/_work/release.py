@@ -9,7 +9,7 @@ import anyio
 from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
 from riverpy._postgres.driver import DATABASE_ERRORS, connect, use_raw_timestamps
 from riverpy._postgres.jobs import ClaimKey, job_release
-from riverpy._postgres.set_aside import SetAside
+from riverpy._postgres.set_aside import SetAsideRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,8 @@ async def release_claims(
     url: str | None, schema: str | None, claim_keys: Sequence[ClaimKey], *, pooled: bool
 ) -> int:
     """Make claimed jobs available again. Returns the number of released jobs. The attempts do not
-    count. A slow or refused row does not prevent the release of the other rows.
+    count. A slow or refused row does not prevent the release of the other rows. `pooled`: whether
+    `url` leads to a pooler.
 
     Raises:
         Exception: one of DATABASE_ERRORS, if no job was released.
@@ -41,7 +42,7 @@ async def release_claims(
     sender = BatchSender(
         BatchStatement(send, row_id=lambda claim_key: claim_key),
         size=BatchSize(len(claim_keys), RELEASE_TIMEOUT),
-        set_aside_rows=SetAside[ClaimKey](),
+        set_aside_rows=SetAsideRows[ClaimKey](),
     )
     sender.add_missing(claim_keys)
     try:

@@ -1,4 +1,5 @@
-"""Run: one run of a client, from its start to its stop. A run owns all parts, in nested blocks:
+"""Run: one run of a client, from its start to its stop. Its parts run in nested `async with`
+blocks:
 
     completer                           ends last, when all results are stored
       heartbeat, notifier, reconciler,  keep running during the drain, so that the client stays
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
     from riverpy._work.run_context import ClientParts
 
 MAINTENANCE_END_MIN = 1.0
-"""The minimum time, in seconds, that a stop waits for the end of maintenance. For example, the
+"""The shortest timeout, in seconds, for the end of maintenance at a stop. For example, the
 reindexer has to drop an index that it has not completed."""
 DRAIN_POLL_INTERVAL = 0.05
 """Seconds between two checks of the queues, in a run that ends when its queues are empty."""
@@ -106,7 +107,7 @@ class Run:
         self._abandoned_singletons: tuple[str, ...] = ()
         self._status_reporter: ClientStatusReporter | None = None
         self._riverpy_schema_versions: frozenset[int] = frozenset()
-        """The migrations of riverpy's own tables that the database has."""
+        """The versions of the applied migrations of riverpy's own tables."""
         self._warned_periodic_jobs: set[str] = set()
         """The ids of the periodic jobs that were logged as ignored."""
 
@@ -292,8 +293,8 @@ class Run:
         ]
 
     def _warn_of_periodic_jobs(self) -> None:
-        """Log each periodic job once. This client never becomes leader, and only a leader inserts
-        periodic jobs.
+        """Warn once about each periodic job of this client: the client never becomes leader, and
+        only a leader inserts periodic jobs.
 
         River refuses such a configuration. riverpy accepts it, because another client may insert
         the same jobs.
@@ -483,7 +484,7 @@ class Run:
 
     @contextmanager
     def until_stop_requested(self) -> Generator[None]:
-        """Run the block. A stop request cancels the block at once."""
+        """Run the `with` block. A stop request cancels this block at once."""
         with anyio.CancelScope() as self._scope_until_stop:
             if self._stop_requested.is_set():
                 self._scope_until_stop.cancel()
@@ -540,7 +541,7 @@ class Run:
 
     @asynccontextmanager
     async def _ending_maintenance(self) -> AsyncGenerator[None]:
-        """End maintenance and singletons that are still running after the block."""
+        """End maintenance and singletons that still run after the `async with` block."""
         try:
             yield
         finally:

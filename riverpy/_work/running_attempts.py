@@ -49,7 +49,7 @@ class RunningAttempts:
         self._on_finish = on_finish
         self._context = contextvars.copy_context()
         self._run_task = asyncio.current_task()
-        self._attempts: set[Attempt] = set()  # the event loop holds only weak references to tasks
+        self._attempts: set[Attempt] = set()  # keeps tasks alive: asyncio's references are weak
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._timer: asyncio.TimerHandle | None = None
@@ -59,8 +59,8 @@ class RunningAttempts:
         self._limited_log = self._log.limited()
         self._stuck_handler = config.job_stuck_handler
         self.stuck_attempts: dict[Attempt, bool] = {}
-        """The attempts that still run long after their cancellation, and whether each keeps its
-        slot. The user's handler decides this."""
+        """The attempts that still run long after their cancellation, each with a bool: whether it
+        keeps its slot. The user's handler decides this."""
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -125,7 +125,7 @@ class RunningAttempts:
 
     async def drain(self, soft: float | None, hard: Callable[[], float]) -> None:
         """Wait at most `soft` seconds for the attempts to end; None: no limit. Then cancel the
-        remaining attempts, and wait for their end for the seconds that `hard` returns."""
+        remaining attempts, and wait again, at most the number of seconds that `hard` returns."""
         if soft is not None:
             self._drain_scope.deadline = anyio.current_time() + soft
         try:
@@ -143,7 +143,8 @@ class RunningAttempts:
             self._log.info(RUNNING_JOBS_CANCELLED, running=len(self._attempts))
             for attempt in self:
                 self._cancel_attempt(attempt, StopCause.HARD_STOP)
-            # A task that was cancelled before its first step did not call `finish`.
+            # A task that was cancelled before its first step did not call `finish`, so release its
+            # job.
             self.release([one for one in self if one.task and one.task.done()])
             with anyio.move_on_after(hard(), shield=True):
                 await self.wait_idle()
@@ -185,8 +186,8 @@ class RunningAttempts:
         self._timer, self._next_check_at = None, math.inf
 
     def _check_deadlines(self) -> None:
-        """Cancel the attempts whose deadline has passed. An attempt that was cancelled before is
-        stuck."""
+        """Cancel the attempts whose deadline has passed. If such an attempt was already cancelled,
+        it counts as stuck."""
         self._timer, self._next_check_at = None, math.inf
         now, first = time.monotonic(), math.inf
         stuck: list[Attempt] = []
@@ -243,7 +244,8 @@ class RunningAttempts:
             attempt.free_slot()
 
     def _remove_stuck_attempt(self, attempt: Attempt) -> bool:
-        """Remove an attempt that ended. Returns whether the attempt still has its slot."""
+        """Remove an ended attempt from `stuck_attempts`. Returns whether the attempt still has its
+        slot."""
         keeps_slot = self.stuck_attempts.pop(attempt, None)
         if keeps_slot is None:  # the attempt was not stuck
             return True

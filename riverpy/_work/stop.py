@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 STORING_TIME_SHARE = 0.4
 """The fraction of the hard stop timeout that is reserved for storing the last results."""
 STORING_TIME_MIN = 1.0
-"""Storing the last results may always take this number of seconds, or `STORING_TIME_SHARE` of the
-hard stop timeout if that is less."""
+"""Seconds. Storing the last results always gets at least the shorter of two times: this time, and
+`STORING_TIME_SHARE` of the hard stop timeout."""
 
 
 class StopTimeouts:

@@ -101,7 +101,7 @@ def _make_job_event(attempt: Attempt, kind: EventKind) -> Event:
         _apply_outcome(row, attempt)
     attempted_at = timestamp(row[JobColumn.ATTEMPTED_AT])
     due = max(attempt.scheduled_at, attempt.created_at)
-    started = attempt.started_at or attempt.ended_at  # a released job was never started
+    started = attempt.started_at or attempt.ended_at  # 0 if the job was released before its start
     wait = timedelta(0)
     if attempted_at is not None:
         wait = attempted_at - due + timedelta(seconds=started - attempt.claimed_at)

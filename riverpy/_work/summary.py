@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from riverpy.stats import ClientStats
 
 EVENT_INTERVAL = 60.0
-"""Seconds between two events of the same kind."""
+"""Seconds between two log events of the same type."""
 FAILURE_COLLECT_TIME = 1.0
 """Seconds. Failures in this time after the first failure are logged in one event."""
 ERROR_LENGTH_MAX = 200
@@ -48,7 +48,7 @@ class Summary:
         """`stats` returns the current state of the run."""
         self._counters, self._stats = counters, stats
         self._last_stats = stats()
-        """The state of the run when the ended jobs were last logged."""
+        """The result of `stats` when the ended jobs were last logged."""
         self._log = get_logger(client_id=client_id)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
@@ -123,7 +123,7 @@ def _count_ends(stats: ClientStats) -> dict[str, int]:
 
 
 def _merge_waits(stats: ClientStats) -> Histogram:
-    """Return the waiting times of the jobs of all queues."""
+    """Return one histogram of the waiting times in all queues."""
     waits = [queue.waits for queue in stats.queues.values()]
     return reduce(Histogram.merged, waits) if waits else Histogram((), (0,), 0.0)
 

@@ -19,7 +19,7 @@ from riverpy._postgres.batch_sender import (
     cause_of,
 )
 from riverpy._postgres.driver import describe
-from riverpy._postgres.set_aside import SetAside
+from riverpy._postgres.set_aside import SetAsideRows
 
 if TYPE_CHECKING:
     from riverpy._postgres.set_aside import SetAsideEntry
@@ -36,7 +36,7 @@ class UnclaimableJobs:
         """`maximum` is the maximum number of jobs in a claim, and `limit` the seconds that a claim
         may take."""
         self._size = BatchSize(maximum, limit)
-        self._aside = SetAside[int](SKIPPED_JOBS_MAX)
+        self._aside = SetAsideRows[int](SKIPPED_JOBS_MAX)
         self._errors = StatementErrors()
         self._logged_ids: set[int] = set()
         """The ids of the skipped jobs that were logged as skipped."""
@@ -63,8 +63,8 @@ class UnclaimableJobs:
 
     @property
     def next_retry_at(self) -> float:
-        """The time at which a skipped job is tried again, in monotonic seconds; infinity: claims
-        skip no job."""
+        """The time at which a skipped job is tried again, in monotonic seconds; infinity: there are
+        no skipped jobs."""
         return self._aside.next_due if self._aside else math.inf
 
     def claim_size(self, wanted: int) -> int:
@@ -72,8 +72,8 @@ class UnclaimableJobs:
         return min(wanted, self._size.rows)
 
     def choose_job_to_retry(self) -> int | None:
-        """Return the id of a skipped job that the next claim tries again; None: claim other
-        jobs."""
+        """Return the id of a skipped job that the next claim tries again; None: the next claim is
+        for other jobs."""
         due = self._aside.due() if self._aside and not self._was_retry else None
         self._was_retry = due is not None
         return None if due is None else due.row

@@ -85,8 +85,8 @@ def main() -> None:
 def _open_missing_streams() -> None:
     """Open the null device in place of each closed stdin, stdout and stderr.
 
-    Otherwise the next descriptor that is opened, for example a socket, becomes a standard stream,
-    and output for the terminal is sent to the database.
+    Otherwise the next descriptor that is opened, for example a socket, becomes a standard stream.
+    Then output for the terminal is sent to the database.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)

@@ -72,7 +72,8 @@ async def connected(database: DatabaseSettings) -> AsyncGenerator[CommandConnect
 
 
 async def with_timeout(purpose: str, result: Awaitable[ResultT]) -> ResultT:
-    """Wait for the result of a statement, at most `STATEMENT_TIMEOUT`."""
+    """Wait for the result of a statement, for at most `STATEMENT_TIMEOUT`. `purpose` starts the
+    error text."""
     reason = f"{purpose} took longer than {STATEMENT_TIMEOUT:g} s"
     with anyio.fail_after(STATEMENT_TIMEOUT, reason=reason):
         return await result

@@ -26,7 +26,8 @@ def embedded_server(name: str) -> EmbeddedPostgres:
 
 
 def start_server(stack: ExitStack, name: str, command: str) -> EmbeddedPostgres:
-    """Start the embedded server of this name until the stack ends, and print a note about it."""
+    """Start the embedded server of this name, and print a note about it. The server runs until
+    `stack` is closed."""
     started = time.monotonic()
     server = embedded_server(name)
     stack.enter_context(server)
@@ -67,7 +68,7 @@ def running_dev_server() -> EmbeddedPostgres | None:
     try:
         name = dev_server_name(Path.cwd())
         if not any(default_base_directory().glob(f"{name}-pg*")):
-            return None  # this avoids `existing`, which takes time to find the programs
+            return None  # return early: `existing` needs time to find the programs
         running = [server for server in EmbeddedPostgres.existing(name) if server.is_running]
     except (OSError, RiverError):
         return None

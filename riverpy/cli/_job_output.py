@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def job_object(job: JobRow) -> dict[str, object]:
     """Return a job for `--json` output. The keys are the columns of the table.
 
-    `unique_key` is in hexadecimal digits. `unique_states` has a bit for each state in which the key
-    is unique, from the left: scheduled, running, retryable, pending, discarded, completed,
-    cancelled, available.
+    `unique_key` is in hexadecimal digits. `unique_states` has one bit for each state, from the
+    left: scheduled, running, retryable, pending, discarded, completed, cancelled, available. A bit
+    is 1 if the key is unique in that state.
     """
     columns = job.columns()
     mask: int | None = columns[JobColumn.UNIQUE_STATES]
@@ -58,7 +58,7 @@ def print_job(job: dict[str, object]) -> None:
 
 def _error_lines(entry: str) -> list[str]:
     error = read_error(entry)
-    if not error.error and error.at == NO_TIME:  # not in River's format
+    if not error.error and error.at == NO_TIME:  # the error is not in River's format
         return [f"error {entry}"]
     first, *others = error.error.splitlines() or [""]
     number = f" of attempt {error.attempt}" if error.attempt else ""

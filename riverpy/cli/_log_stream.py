@@ -2,8 +2,8 @@
 
 A line is written at once if the write does not block. If the reader of the pipe or terminal is
 slow, the write would block. Then the line is buffered, and a thread writes it. If the buffer is
-full (`BUFFER_SIZE_MAX`), lines are dropped, and their number is logged later. If the reader ends,
-all further lines are dropped, and `on_broken` is called.
+full (`BUFFER_SIZE_MAX`), lines are dropped, and their number is logged when the buffer is empty. If
+the reader ends, all further lines are dropped, and `on_broken` is called.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LogStream:
         """The thread that writes buffered lines. It holds `_write_lock`."""
 
     def write(self, text: str) -> None:
-        """Write a text now or later, or drop it."""
+        """Write or buffer a text. If the buffer is full, drop it."""
         if self._descriptor < 0:
             self._stream.write(text)
             return
@@ -97,7 +97,7 @@ class LogStream:
             )
             try:
                 self._thread.start()
-            except RuntimeError:  # the system allows no more threads
+            except RuntimeError:  # the system allows no more threads, so drop the lines
                 self._thread = None
                 self._dropped += len(self._lines)
                 self._drop_lines()
@@ -120,7 +120,8 @@ class LogStream:
             )
 
     def _write_lines(self, *, may_block: bool) -> bool:
-        """Write the lines in order. Return False if the descriptor did not accept a whole line."""
+        """Write the lines in order. If `may_block` is true, a write may wait for the reader. Return
+        False if the descriptor did not accept a whole line."""
         while self._lines:
             data = self._lines[0]
             try:
@@ -129,7 +130,7 @@ class LogStream:
                 )
             except BlockingIOError:
                 length = 0
-                if may_block:  # another process has made the descriptor non-blocking
+                if may_block:  # another process made it non-blocking: wait here
                     select.select([], [self._descriptor], [])
             except OSError as error:
                 self._handle_error(error)

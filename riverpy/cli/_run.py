@@ -67,7 +67,7 @@ def run(function: Callable[[*ArgsT], Coroutine[Any, Any, ResultT]], *args: *Args
 
 
 def new_runner() -> asyncio.Runner:
-    """Return a runner. If uvloop is installed, its event loop is from uvloop."""
+    """Return an asyncio runner. It uses uvloop's event loop if uvloop is installed."""
     if not _has_uvloop():
         return asyncio.Runner(loop_factory=asyncio.new_event_loop)
     import uvloop
@@ -88,7 +88,7 @@ def run_until_complete(
     Args:
         coroutine: the main task.
         loop: the event loop, which stays open.
-        on_start: called in the loop after each start of the loop.
+        on_start: called in the event loop after each of its starts.
     """
     task = loop.create_task(coroutine)
     while True:
@@ -108,11 +108,11 @@ def run_until_complete(
 
 def close_runner(runner: asyncio.Runner) -> None:
     """Cancel the tasks that still run. Wait for these tasks and for the threads of the event loop,
-    and close the loop."""
+    and close the event loop."""
     if count := len(asyncio.all_tasks(runner.get_loop())):
         log = get_logger()
         log.warning(LEFTOVER_TASKS_CANCELLED, count=count)
-    with suppress(SystemExit, KeyboardInterrupt):  # raised by one of these tasks
+    with suppress(SystemExit, KeyboardInterrupt):  # a cancelled task may raise it
         runner.close()
 
 

@@ -194,9 +194,9 @@ class StopSignals:
         self._send_byte(_WAKE_BYTE)
 
     def _handler(self, number: int, _frame: types.FrameType | None) -> None:
-        # Usually the interpreter has already sent the byte to the thread. It has not if other code
-        # has installed its own descriptor. asyncio does so when a signal handler is added to the
-        # loop.
+        # Usually the interpreter has already sent the byte to the thread. It has not sent the byte
+        # if other code has installed its own descriptor. asyncio does so when a signal handler is
+        # added to the event loop.
         ours = self._writer.fileno()
         current = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
         if current != ours:
@@ -210,7 +210,7 @@ class StopSignals:
         self._send_byte(_WAKE_BYTE)
 
     def _send_byte(self, number: int) -> None:
-        with suppress(OSError):  # the buffer is full: the thread has bytes to read
+        with suppress(OSError):  # the buffer is full, so the thread wakes anyway
             self._writer.send(bytes([number]))
 
     def _run_thread(self) -> None:
@@ -245,11 +245,11 @@ class StopSignals:
         number = next(self._stop_steps)
         if number > HANDLED_SIGNALS_MAX:
             os._exit(128 + signal_number)
-        if self._exit_code is not None:  # `finish` was called
+        if self._exit_code is not None:  # the process already ends: keep its deadline
             return
         self._set_deadline(min(self._deadline, time.monotonic() + self._plan.limit(number)))
-        with suppress(RuntimeError):  # the event loop is closed
-            # The plan may change before this call runs, so the plan is read only then.
+        with suppress(RuntimeError):  # the event loop is closed: no step can run
+            # The plan may change before the lambda runs, so only the lambda reads it.
             self._loop.call_soon_threadsafe(
                 lambda: self._plan.soft() if number == 1 else self._plan.hard()
             )

@@ -62,7 +62,7 @@ def load_target(spec: str) -> Target:
         return Target(spec, _get_attribute(module, attribute))
     found = {name: getattr(module, name) for name in ATTRIBUTES_DEFAULT if hasattr(module, name)}
     for name, value in sorted(found.items(), key=lambda item: not isinstance(item[1], Client)):
-        if not inspect.ismodule(value):  # after `import riverpy`, `riverpy` is a module
+        if not inspect.ismodule(value):  # the name `riverpy` may be the package itself
             return Target(f"{module_name}:{name}", value)
     raise TargetError(
         f"module {module_name} has no {' or '.join(ATTRIBUTES_DEFAULT)}; "
@@ -72,8 +72,8 @@ def load_target(spec: str) -> Target:
 
 @asynccontextmanager
 async def open_target(target: Target) -> AsyncGenerator[Client]:
-    """Yield the client of a target. The target is the client, or the target returns or yields it. A
-    context manager is closed at the end."""
+    """Yield the client of a target. The target is the client, a function that returns it, or a
+    context manager that yields it. A context manager is closed at the end."""
     spec, value = target
     verb = "returns"
     if not isinstance(value, Client | AbstractAsyncContextManager):
@@ -117,7 +117,7 @@ def _needs_no_arguments(value: object) -> TypeGuard[Callable[[], object]]:
     except TypeError:
         return False
     except ValueError:
-        pass  # the value has no signature
+        pass  # no signature is known: try the call
     return True
 
 

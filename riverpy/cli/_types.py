@@ -98,7 +98,7 @@ class ParsedType(click.ParamType[T]):
 
 
 def validated_type(name: str, validate: Callable[[str], object]) -> ParsedType[str]:
-    """Return the type of a text for which `validate` raises no ValueError."""
+    """Return a type that accepts a text if `validate` raises no ValueError for it."""
 
     def parse(text: str) -> str:
         validate(text)

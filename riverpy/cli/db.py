@@ -74,7 +74,7 @@ def psql(arguments: tuple[str, ...]) -> None:
     named = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0] if named else _NAME_DEFAULT
     if named:
-        existing_servers(name)  # raises an error for a name without data, which may be misspelled
+        existing_servers(name)  # raises an error if NAME has no data: it may be misspelled
     server = embedded_server(name)
     program = shutil.which("psql", path=server.binaries) or shutil.which("psql")
     if program is None:

@@ -81,7 +81,7 @@ def demo(
 
     Without a database URL the command starts an embedded PostgreSQL, and stops it at the end.
     """
-    configure_logging("console", "error")  # some jobs fail on purpose
+    configure_logging("console", "error")  # some jobs fail on purpose: log only errors
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
     files = Files(directory, limit)
     for problem in files.problems[:PROBLEMS_SHOWN]:

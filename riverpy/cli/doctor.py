@@ -14,7 +14,7 @@ import click
 from riverpy._duration import format_duration
 from riverpy._tools.doctor.check_runner import CheckRunner
 from riverpy._tools.doctor.finding import LEVEL_NAMES, Finding, Level, worst_level
-from riverpy._tools.doctor.snapshot import Program, Request
+from riverpy._tools.doctor.snapshot import DoctorRequest, Program
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import has_color, print_json, print_text
 from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, one_line, run, show_traceback
@@ -78,7 +78,7 @@ def doctor(
     With MODULE:ATTR, as for `riverpy worker`, it also finds waiting jobs of kinds for which this
     program has no worker. Check this before you deploy the program.
     """
-    request = Request(
+    request = DoctorRequest(
         database.required_url(),
         database.schema,
         listen_url,

@@ -199,8 +199,8 @@ async def assign_queue(
 async def _try_to_assign(
     found: CommandConnection, queue: str, to: str, check_owner: Callable[[QueueOwnership], None]
 ) -> str | None:
-    """Assign the queue, and return its old domain. Return None and change nothing if another
-    session has moved the queue since it was read."""
+    """Assign the queue, and return its old domain. If another session moves the queue at the same
+    time, change nothing and return None."""
     connection, schema = found.connection, found.schema
     owner = await domain_queue_ownership(connection, schema, queue=queue, domain=to)
     before = owner.domain or DEFAULT_DOMAIN
@@ -219,8 +219,8 @@ async def _try_to_assign(
 
 def _domain_object(seen: DomainMap, name: str) -> dict[str, object]:
     """Return a domain for `--json` output. `queues` is None for domain `default`, which has all
-    queues that no other domain has. A queue is orphaned if its domain sends no heartbeat for long.
-    Then the leader of `default` maintains it."""
+    queues that no other domain has. A queue is orphaned if its domain has sent no heartbeat for 10
+    minutes. Then the leader of `default` maintains it."""
     members = seen.live_clients(name)
     is_default = name == DEFAULT_DOMAIN
     queues = [

@@ -65,15 +65,16 @@ def migrate() -> None:
 
 
 def _chosen_lines(line: str | None, *, of_one: bool) -> Sequence[str]:
-    """Return the lines of migrations to use. Without `--line` these are all lines, or only `main`
-    if `of_one` is true."""
+    """Return the migration lines (`main`, `riverpy`) to use. Without `--line` these are both lines,
+    or only `main` if `of_one` is true."""
     if line is not None:
         return (line,)
     return (MAIN_LINE,) if of_one else migration_lines()
 
 
 def _print_lines(objects: Sequence[dict[str, object]]) -> None:
-    """Print the JSON object of one line of migrations, or one object with several lines."""
+    """Print the JSON object of one migration line, or one object that has several migration
+    lines."""
     print_json(objects[0] if len(objects) == 1 else {"lines": objects})
 
 
@@ -83,9 +84,10 @@ def _print_lines(objects: Sequence[dict[str, object]]) -> None:
 def up(**options: Any) -> None:
     """Apply missing migrations.
 
-    Those of line `main` come first, then those of line `riverpy`. With --to or --max-steps, only
-    one line is migrated: --line, or else `main`. Each migration runs in its own transaction. If one
-    fails, the earlier ones stay applied. Run the command again to continue.
+    Those of migration line `main` (River's tables) come first, then those of line `riverpy`. With
+    --to or --max-steps, only one migration line is used: --line, or else `main`. Each migration
+    runs in its own transaction. If one fails, the earlier ones stay applied. Run the command again
+    to continue.
     """
     _run_migrations(Direction.UP, **options)
 
@@ -99,9 +101,9 @@ def up(**options: Any) -> None:
 )
 @_step_options
 def down(**options: Any) -> None:
-    """Undo the last migration of one line, or all migrations above version --to.
+    """Undo the last migration of one line, or all above --to.
 
-    The line is --line, or else `main`. This drops tables and the jobs in them.
+    Without --line it undoes the migrations of `main`. This drops tables and the jobs in them.
     """
     _run_migrations(Direction.DOWN, **options)
 
@@ -191,7 +193,7 @@ def _print_steps(
 @json_option
 @database_options
 def list_(database: DatabaseSettings, *, line: str | None, as_json: bool) -> None:
-    """List the versions of each line, and when each was applied."""
+    """List the versions of each migration line, and their times."""
     url = database.required_url()
     chosen = _chosen_lines(line, of_one=False)
 

@@ -165,7 +165,7 @@ def _change_job(
 
 
 async def _request_run(connection: Connection, schema: str | None, job_id: str) -> str | None:
-    """Request that a periodic job is inserted. Return the leader that does it; None: there is no
+    """Request that a periodic job is inserted. Return the leader that inserts it; None: there is no
     leader now."""
     await table.periodic_run(connection, schema, job_id)
     _, _, domain = job_id.partition("@")

@@ -118,7 +118,7 @@ class _Screen:
         if self._status is None:
             return
         width, height = shutil.get_terminal_size()
-        before = "\n" * height if self._is_empty else ""  # scrolls older text out of the frame
+        before = "\n" * height if self._is_empty else ""  # this scrolls older text off the screen
         age = time.monotonic() - self._read_at
         lines = status_lines(self._status, self._error, age, width=width)
         color = has_color(sys.stdout)

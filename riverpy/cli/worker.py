@@ -172,7 +172,7 @@ def worker(
 
 
 class _WorkerProcess:
-    """The worker process, from the loaded target to the exit code."""
+    """Runs the client of a loaded target in this process, until it stops."""
 
     def __init__(self, settings: _SettingValues, stream: LogStream, *, drain: bool) -> None:
         self._settings = settings
@@ -237,7 +237,7 @@ class _WorkerProcess:
 
     def _cancel_start(self) -> None:
         if self._start_scope is None:
-            self._loop.call_soon(self._cancel_start)  # try again in the next iteration of the loop
+            self._loop.call_soon(self._cancel_start)  # try again in the next event loop step
         else:
             self._start_scope.cancel()
 
@@ -305,7 +305,8 @@ class _WorkerProcess:
             raise CommandError(describe(error), exit_code=EXIT_NOT_READY) from error
 
     def started(self, value: None = None) -> None:
-        """Handle the start of the client, which calls this method of anyio's TaskStatus."""
+        """Log the start, and notify systemd. The client calls this, as `started` of anyio's
+        TaskStatus."""
         client = self._client
         assert client is not None  # noqa: S101 (set before the start)
         self._has_started = True
@@ -351,8 +352,8 @@ class _WorkerProcess:
 async def _release_and_exit(
     client: Client, claim_keys: Sequence[ClaimKey], why: str = ""
 ) -> NoReturn:
-    """Release jobs, print a note, and exit while the event loop runs, because closing the loop
-    could wait for a thread."""
+    """Release jobs, print a note, and exit without closing the event loop, because closing it could
+    wait for a thread."""
     try:
         count = await client.release_claims(claim_keys)
         note = f"{why}released {count} of {len(claim_keys)} running jobs"

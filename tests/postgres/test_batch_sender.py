@@ -21,7 +21,7 @@ from riverpy._postgres.batch_sender import (
     split_batch,
 )
 from riverpy._postgres.connection import StatementTimeoutError
-from riverpy._postgres.set_aside import SetAside
+from riverpy._postgres.set_aside import SetAsideRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ class Statements:
         self.recovered: list[int] = []
         self.too_slow: list[int] = []
         """The size of statements after each that took too long."""
-        self.set_aside_rows = SetAside[int](delay_min=0.0, delay_max=0.0)
+        self.set_aside_rows = SetAsideRows[int](delay_min=0.0, delay_max=0.0)
         self.sender = BatchSender(
             BatchStatement(self._send, row_id=lambda row: row),
             size=BatchSize(maximum, LIMIT),
@@ -236,7 +236,7 @@ async def test_all_rows_fail_for_a_while() -> None:
     """Where nothing succeeds few rows are tried alone before the sender pauses; the first success
     makes all due that are set aside."""
     statements = Statements(lambda _rows: REFUSED, maximum=500)
-    statements.set_aside_rows = statements.sender.set_aside_rows = SetAside(delay_min=60.0)
+    statements.set_aside_rows = statements.sender.set_aside_rows = SetAsideRows(delay_min=60.0)
     statements.add(500)
     count = 0
     while statements.sender.is_ready:
@@ -254,7 +254,7 @@ async def test_pause_ends_with_a_success() -> None:
     """While the sender pauses it tries rows that are set aside; when one succeeds the others go on
     at once."""
     statements = Statements(lambda _rows: REFUSED)
-    statements.set_aside_rows = statements.sender.set_aside_rows = SetAside(delay_min=60.0)
+    statements.set_aside_rows = statements.sender.set_aside_rows = SetAsideRows(delay_min=60.0)
     statements.add(500)
     while statements.sender.is_ready:
         await statements.send(1)
@@ -283,7 +283,7 @@ async def test_time_to_send() -> None:
 async def test_rows_that_are_forgotten() -> None:
     """Rows that are discarded are not sent; one that was set aside and forgotten is a new row."""
     statements = Statements(bad(REFUSED, 1))
-    statements.set_aside_rows = statements.sender.set_aside_rows = SetAside(delay_min=60.0)
+    statements.set_aside_rows = statements.sender.set_aside_rows = SetAsideRows(delay_min=60.0)
     for _ in range(2):
         statements.add(3)
         await statements.send(2)
@@ -300,7 +300,7 @@ async def test_row_that_succeeds_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     statements = Statements(bad(REFUSED, 1, 2))
-    statements.set_aside_rows = statements.sender.set_aside_rows = SetAside(delay_min=1.0)
+    statements.set_aside_rows = statements.sender.set_aside_rows = SetAsideRows(delay_min=1.0)
     statements.add(3)
     while statements.sender.is_ready:
         await statements.send(1)
@@ -314,7 +314,7 @@ async def test_row_that_succeeds_again(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_row_that_is_set_aside_and_added_again() -> None:
     """It stays set aside, and fails no other."""
     statements = Statements(bad(REFUSED, 1))
-    statements.set_aside_rows = statements.sender.set_aside_rows = SetAside(delay_min=60.0)
+    statements.set_aside_rows = statements.sender.set_aside_rows = SetAsideRows(delay_min=60.0)
     for _ in range(2):
         statements.add(2)
         await statements.send(3)
@@ -345,7 +345,7 @@ async def test_two_rows_of_one_id() -> None:
     sender = BatchSender(
         BatchStatement(send, row_id=lambda row: row[0], key=lambda row: row),
         size=BatchSize(10, LIMIT),
-        set_aside_rows=SetAside(delay_min=0.0, delay_max=0.0),
+        set_aside_rows=SetAsideRows(delay_min=0.0, delay_max=0.0),
         on_set_aside=lambda row, _error: named.append(row),
     )
     sender.add((1, 1))
@@ -364,7 +364,7 @@ def test_delays_of_a_row_that_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> N
     others."""
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    aside = SetAside[int](2, delay_min=1.0, delay_max=8.0)
+    aside = SetAsideRows[int](2, delay_min=1.0, delay_max=8.0)
     delays: list[float] = []
     for _ in range(5):
         aside.add(7, 7, REFUSED, 0.0)
@@ -390,7 +390,7 @@ def test_delays_of_a_row_that_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_locked_row_is_tried_again_soon() -> None:
     """However often a row was found locked: a lock ends soon, mostly."""
-    aside = SetAside[int](delay_min=1.0, delay_max=60.0)
+    aside = SetAsideRows[int](delay_min=1.0, delay_max=60.0)
     for _ in range(5_000):
         aside.add(7, 7, LOCKED, 0.0)
     assert aside.next_due - time.monotonic() <= set_aside.LOCKED_DELAY_MAX

@@ -123,7 +123,11 @@ def test_configuration_names_every_setting() -> None:
 def service_names() -> list[str]:
     """Return the names of the services that have a row in the page about the leader."""
     others = {DefaultLeaderCheck, LeaderFunctionService}
-    return [one.name for one in MaintenanceService.__subclasses__() if one not in others]
+    return [
+        one.name
+        for one in MaintenanceService.__subclasses__()
+        if one not in others and one.__module__.startswith("riverpy.")
+    ]
 
 
 LISTS: list[tuple[str, Callable[[], Iterable[str]], str]] = [

@@ -500,7 +500,7 @@ async def test_timeout_covers_work_end(rig: Rig) -> None:
 async def test_hook_hangs_after_timeout(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A work_end hook that hangs after the timeout is ended by its own limit. The next hook has a
     limit of its own."""
-    monkeypatch.setattr(work_stack, "LATE_HOOK_TIMEOUT", 0.02)
+    monkeypatch.setattr(work_stack, "WORK_END_HOOK_TIMEOUT", 0.02)
     calls: list[str] = []
 
     @rig.job(timeout=timedelta(milliseconds=20))

@@ -16,7 +16,7 @@ _MIB = 2**20
     _CHILDREN_USER_TIME_FIELD,
     _CHILDREN_SYSTEM_TIME_FIELD,
 ) = 1, 11, 12, 13, 14
-"""The indexes of these fields in /proc/PID/stat. The first field after the name has index 0."""
+"""The index of each field in /proc/PID/stat. The first field after the process name has index 0."""
 
 
 def relax_garbage_collector() -> None:
@@ -57,7 +57,8 @@ class ServerProcesses:
         return cls(postmaster) if names == {"postgres\n"} else None
 
     def cpu_seconds(self) -> float:
-        """Return the processor time of all processes of the server, also of those that have ended.
+        """Return the processor time of all processes of the server, in seconds. Processes that have
+        ended count too.
 
         Raises:
             OSError: the server has ended.
@@ -74,5 +75,6 @@ class ServerProcesses:
 
 
 def _read_stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name, which may contain any character."""
+    """Return the fields of /proc/PID/stat that follow the process name. The name may contain any
+    character."""
     return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()

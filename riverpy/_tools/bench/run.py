@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
 
 QUEUE = "riverpy_bench"
-"""The queue of the benchmark, which no other worker works."""
+"""The queue of the benchmark. No other worker may work it."""
 COPY_SIZE = 10_000
 """The number of jobs in one COPY."""
 PICKUPS = 200
 """The number of jobs inserted one by one while the worker is idle."""
 PICKUP_INTERVAL = 0.02
-"""Seconds between two of these inserts."""
+"""Seconds between two of the `PICKUPS` inserts."""
 STALL_TIMEOUT = 30.0
 """If no job ends for this many seconds, the measurement fails."""
 STATEMENT_TIMEOUT = 60.0
@@ -61,9 +61,9 @@ class Measurement(msgspec.Struct, frozen=True):
     """The processor time of the server while this process works the jobs. None: the server is on
     another machine."""
     occupancy: float | None
-    """The used share of the slots, from 0 to 1, while there is work for all slots. The time starts
-    when `slots` jobs have ended, and ends when only `slots` jobs have not started. None: jobs do
-    not sleep, or there are too few jobs."""
+    """The fraction of the slots that run jobs, from 0 to 1, while there is work for all slots. The
+    measurement starts when `slots` jobs have ended, and ends when only `slots` jobs have not
+    started. None: jobs do not sleep, or there are too few jobs."""
     pickup_p50_ms: float
     """The median time from the start of an insert to the start of its job in an idle worker."""
     pickup_p99_ms: float
@@ -88,7 +88,8 @@ class _Sleep(msgspec.Struct, frozen=True):
 
 
 def occupancy(begun: Sequence[float], ended: Sequence[float], slots: int) -> float | None:
-    """Return the used share of the slots, from 0 to 1, while there is work for all slots.
+    """Return the fraction of the slots that run jobs, from 0 to 1, while there is work for all
+    slots.
 
     Args:
         begun: the times at which the jobs began, in ascending order.
@@ -106,7 +107,7 @@ def occupancy(begun: Sequence[float], ended: Sequence[float], slots: int) -> flo
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """The load of a measurement."""
+    """The jobs of a measurement, and the client's settings for them."""
 
     jobs: int
     """The number of jobs."""
@@ -120,12 +121,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bench:
-    """A measurement.
+    """Inserts and works jobs, and measures how fast.
 
     Args:
         url: the database. It must have River's tables.
-        schema: the schema of the tables. None: the search path.
-        load: the load to measure.
+        schema: the schema of the tables. None: the schema of the search path.
+        load: the jobs, and the client's settings for them.
     """
 
     def __init__(self, url: str, schema: str | None, load: Load) -> None:
@@ -172,8 +173,8 @@ class Bench:
             self._all_picked_up.set()
 
     async def ensure_no_jobs(self, *, force: bool) -> int:
-        """Check that there are no jobs, or delete them if `force`. Return the number of deleted
-        jobs."""
+        """Raise ToolError if there are jobs. If `force` is true, delete them instead. Return the
+        number of deleted jobs."""
         async with self._open_connection() as connection:
             await check_schema(connection, self._schema, url=self._url)
             ((count,),) = await self._fetch(connection, "bench_job_count")
@@ -187,7 +188,7 @@ class Bench:
         return count
 
     async def measure(self) -> Measurement:
-        """Insert jobs and work them."""
+        """Insert jobs, work them, and return the results."""
         async with self._open_connection() as connection:
             ((pid, is_local, postgres),) = await self._fetch(connection, "bench_server")
             self._server = ServerProcesses.of_backend(pid) if is_local else None
@@ -249,9 +250,9 @@ class Bench:
         """Work the jobs. Return the duration and the processor times of this process and of the
         server, in seconds, from the first claim to the last stored result.
 
-        The result of the last job is stored with the last batch, so its event marks the last
-        completion. The subscription opens after all jobs have run, so that events cost no time
-        while the jobs run.
+        The result of the last job is stored with the last batch, so the event of this job marks the
+        last completion. The subscription to events opens after all jobs have run, so that events
+        cost no time while the jobs run.
         """
         costs: list[float] = []
         async with anyio.create_task_group() as tasks:
@@ -265,8 +266,8 @@ class Bench:
         return costs
 
     def started(self, value: None = None) -> None:
-        """Read the clocks, because the client starts to claim now. The client calls this method of
-        anyio's TaskStatus."""
+        """Read the clocks. The client calls this method, as `started` of anyio's TaskStatus, when
+        it starts to claim jobs."""
         self._started_at = self._read_clocks()
 
     def _read_clocks(self) -> tuple[float, float, float]:

@@ -1,1 +1,1 @@
-"""The run of `riverpy demo`."""
+"""The code of `riverpy demo`: its files, its jobs, and their run."""

@@ -1,4 +1,4 @@
-"""The files of `riverpy demo`."""
+"""The files that the jobs of `riverpy demo` compress."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class DemoJobs:
         self._stopped.set()
 
     def compress_file(self, job: Job[CompressFile]) -> None:
-        """Run in a thread, because hashing and compressing use the processor."""
+        """Hash and compress the file. This runs in a thread, because it uses the processor."""
         try:
             job.record_output(self._compress(Path(job.args.path)))
         except OSError as error:
@@ -122,7 +122,7 @@ class DemoJobs:
         with path.open("rb") as file:
             while chunk := file.read(READ_SIZE):
                 if self._stopped.is_set():
-                    # Not an OSError: that means an unreadable file.
+                    # OSError is not used, because it means an unreadable file.
                     raise RuntimeError("the demo was stopped")
                 digest.update(chunk)
                 bytes_in += len(chunk)
@@ -131,7 +131,7 @@ class DemoJobs:
         return {"bytes_in": bytes_in, "bytes_out": bytes_out, "sha256": digest.hexdigest()}
 
     def count_files(self, job: Job[CountFiles]) -> None:
-        """Run in a thread, because file access blocks."""
+        """Count the files. This runs in a thread, because it blocks."""
         job.record_output({"files": len(list(Path(job.args.path).glob(job.args.pattern)))})
 
     async def fail_once(self, job: Job[FailOnce]) -> None:

@@ -45,7 +45,7 @@ STATEMENT_TIMEOUT = 60.0
 
 
 class DemoResult(msgspec.Struct, frozen=True):
-    """The result of a run."""
+    """The result of a run: its duration, its jobs and its problems."""
 
     schema: str
     duration: timedelta
@@ -55,7 +55,7 @@ class DemoResult(msgspec.Struct, frozen=True):
     unreadable: Sequence[str]
     """The errors of the files that could not be read."""
     checks: dict[str, list[str]]
-    """The problems that each check has found, by the text of the check."""
+    """The problems that each check has found. The key is the text of the check."""
 
     @property
     def is_ok(self) -> bool:
@@ -145,7 +145,7 @@ class DemoRun:
             raise ToolError(f"another demo uses schema {self.schema!r}")
         if self._is_own_schema:
             for (command,) in await self._fetch(connection, "demo_drop_ended"):
-                with suppress(*DATABASE_ERRORS):  # in use: a later run drops this schema
+                with suppress(*DATABASE_ERRORS):  # the schema is in use: the next run drops it
                     await connection.execute(command)
             ((command,),) = await self._fetch(connection, "demo_create", name=self.schema)
             await connection.execute(command)
@@ -229,7 +229,7 @@ class DemoRun:
 
 
 def _read_unchanged_files(sample: Sequence[Record], since: float) -> dict[int, bytes]:
-    """Return the contents of the files that have not changed since that time, by job id."""
+    """Return the contents, by job id, of the files that have not changed since the time `since`."""
     contents: dict[int, bytes] = {}
     for job_id, name in sample:
         path = Path(name)

@@ -126,7 +126,7 @@ class Supervisor:
         self._files_changed = anyio.Event()
 
     async def run(self) -> int:
-        """Run workers until a stop. Returns the exit code of the last worker."""
+        """Run workers until a stop is requested. Returns the exit code of the last worker."""
         code = 0
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._follow_signals)

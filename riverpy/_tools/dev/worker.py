@@ -1,8 +1,9 @@
 """The worker process of `riverpy dev`: a `riverpy worker` that ends with its parent.
 
 The worker reads from a pipe to the process of `riverpy dev`. When that process ends, also after
-`kill -9`, the pipe is closed, and the worker stops as after SIGTERM. When the worker has stopped,
-or after a timeout, it kills its process group with all processes that jobs have started.
+`kill -9`, the pipe is closed, and the worker stops as after SIGTERM. Then, when the worker has
+stopped or the timeout has expired, it kills its process group with all processes that jobs have
+started.
 
     python -m riverpy._tools.dev.worker PIPE SECONDS ARGUMENT…
 """
@@ -20,7 +21,7 @@ _parent_ended = threading.Event()
 
 
 def _stop_when_parent_ends(pipe: int, timeout: float) -> None:
-    os.read(pipe, 1)  # returns when the parent ends, because the parent writes nothing
+    os.read(pipe, 1)  # this returns when the parent ends, because the parent writes nothing
     _parent_ended.set()
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(timeout)

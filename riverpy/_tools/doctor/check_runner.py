@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from riverpy._postgres.schema import SchemaState
-    from riverpy._tools.doctor.snapshot import Request
+    from riverpy._tools.doctor.snapshot import DoctorRequest
     from riverpy._tools.doctor.statements import ServerRow
 
 _DATABASE_MISSING = "3D000"
@@ -89,7 +89,7 @@ class CheckRunner:
 
     def __init__(
         self,
-        request: Request,
+        request: DoctorRequest,
         report: Callable[[Finding], None],
         failed: Callable[[BaseException], None],
     ) -> None:
@@ -143,7 +143,7 @@ class CheckRunner:
             fix = "name the schema with --schema, create it, or let this role use it (`grants`)"
             self._report("schema", fail(describe(error), fix))
             return None
-        if "river_migration" in state.row_security.hidden_tables:  # the migrations cannot be read
+        if "river_migration" in state.row_security.hidden_tables:  # row security hides all rows
             self._report(
                 "grants", tables.row_security_finding(state.row_security, schema=state.schema)
             )

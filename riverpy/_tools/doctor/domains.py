@@ -35,7 +35,7 @@ class PendingWork:
 
 
 async def check_domains(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the state of the domains."""
+    """Report the domains other than `default`, and the problems of all domains."""
     domains = await snapshot.domains()
     if domains is None:
         text = "not known: their tables are missing or cannot be read (see `schema`, `grants`)"
@@ -167,8 +167,8 @@ def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork
 
 
 def _check_different_settings(domains: DomainMap, domain: str) -> list[Finding]:
-    """Report a domain whose clients have different settings for maintenance. The settings of the
-    leader apply, and another client may become leader."""
+    """Report a domain whose clients have different settings for maintenance. The leader's settings
+    apply, so they change when another client becomes leader."""
     by_settings: dict[str, list[str]] = {}
     for client in domains.live_clients(domain):
         if client.candidate and client.settings is not None:

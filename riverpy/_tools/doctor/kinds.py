@@ -31,7 +31,8 @@ FAILED_JOBS_WARN = 10
 
 
 async def check_kinds_of_program(program: Program, snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the kinds of waiting jobs that would fail: the program has no worker for them."""
+    """Report the kinds of waiting jobs that would fail, because the program has no worker for
+    them."""
     backlogs = [
         row
         for row in await snapshot.backlogs()

@@ -13,12 +13,12 @@ from riverpy._tools.text import format_count, format_names, format_seconds
 if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 
-EXPIRED_AGE_MIN = 60.0
-"""A lease that expired this many seconds ago is reported. A process that waits for a lease acquires
-it sooner after the expiry."""
-EXPIRED_AGE_MAX = 86_400.0
-"""A lease that expired this many seconds ago is no longer reported: probably no process needs
-it."""
+EXPIRED_LEASE_AGE_MIN = 60.0
+"""A lease that expired at least this many seconds ago is reported. A process that waits for a lease
+acquires it before that."""
+EXPIRED_LEASE_AGE_MAX = 86_400.0
+"""A lease that expired this many seconds ago or earlier is no longer reported: probably no process
+needs it."""
 
 
 async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
@@ -35,7 +35,7 @@ async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
         name = row.name.removeprefix(USER_LEASE_PREFIX)
         if row.remaining >= 0:
             holders[name] = row.holder
-        elif EXPIRED_AGE_MIN <= -row.remaining < EXPIRED_AGE_MAX:
+        elif EXPIRED_LEASE_AGE_MIN <= -row.remaining < EXPIRED_LEASE_AGE_MAX:
             expired[name] = -row.remaining
             last_holders[row.holder] = None
     text = format_count(len(holders), "lease") + " of user code"

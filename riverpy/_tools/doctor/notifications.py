@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import SessionRow
 
 USAGE_WARN = 0.5
-"""If more than this share of the queue (0 to 1) is used, the server warns each session that
+"""If more than this fraction of the queue (0 to 1) is used, the server warns each session that
 notifies."""
 USAGE_FULL = 0.9
-"""If this share of the queue (0 to 1) or more is used, riverpy sends no notifications."""
+"""If this fraction of the queue (0 to 1) or more is used, riverpy sends no notifications."""
 WARNING_INTERVAL = 5.5
 """Seconds to wait for the server's next warning. The server warns at most once in 5 s."""
 _NUMBER = re.compile(r"[0-9]+")
@@ -57,7 +57,7 @@ DOCTOR_TOPIC = "riverpy_doctor"
 PROBE_TIMEOUT = 2.0
 """Seconds within which the test notification must arrive."""
 LISTEN_TIMEOUT = 10.0
-"""Seconds that the connection and the statement LISTEN may take."""
+"""Seconds that connecting and the statement LISTEN may take together."""
 _LISTENING_NOT_TRIED = warn(
     "not tried, because the server's notification queue is full: see `notifications`",
     "run riverpy doctor again when the queue is no longer full",
@@ -121,7 +121,7 @@ async def _pid_from_warning(snapshot: DatabaseSnapshot) -> int | None:
         except PostgresError as error:  # the server sends the warning before this error
             if not is_notification_queue_full(error):
                 raise
-        await anyio.lowlevel.checkpoint()  # the driver delivers the warning in the event loop
+        await anyio.lowlevel.checkpoint()  # the event loop must run to deliver the warning
     for notice in found:
         if notice.source == "async.c" and (number := _NUMBER.search(notice.detail)):
             return int(number[0])

@@ -44,7 +44,7 @@ async def check_running(snapshot: DatabaseSnapshot) -> list[Finding]:
         job_id=rows[0].oldest_id if rows else None,
     )
     live: set[str | None] = {client.client_id for client in await snapshot.live_clients()}
-    if await snapshot.clients() is None:  # the live clients are not known
+    if await snapshot.clients() is None:  # not known, so all clients count as alive
         live = {row.client_id for row in rows}
     long = [row for row in rows if row.long_jobs and not row.is_stuck and row.client_id in live]
     return [summary, *map(_long_running, long)]

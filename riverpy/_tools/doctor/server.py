@@ -30,9 +30,9 @@ reported."""
 MEASUREMENT_COUNT = 3
 """The number of measured round trips. The fastest one is used."""
 CONNECTIONS_WARN = 0.8
-"""If this share of `max_connections` (0 to 1) or more is used, the check warns."""
+"""If this fraction of `max_connections` (0 to 1) or more is used, the check warns."""
 CONNECTIONS_FAIL = 0.95
-"""If this share of `max_connections` (0 to 1) or more is used, the check fails."""
+"""If this fraction of `max_connections` (0 to 1) or more is used, the check fails."""
 MIN_TIMEOUTS = {
     "statement_timeout": 5.0,
     "transaction_timeout": 10.0,
@@ -186,8 +186,8 @@ async def check_clock(session: Session) -> list[Finding]:
 
 
 async def _measure_latency_and_skew(connection: Transaction) -> tuple[float, float]:
-    """Return the duration of a round trip to the server in seconds, and the seconds by which this
-    machine's clock is ahead of the server's clock."""
+    """Return two durations in seconds. The first is a round trip to the server. The second is how
+    far this machine's clock is ahead of the server's clock."""
     measured: list[tuple[float, float]] = []
     for _ in range(MEASUREMENT_COUNT):
         before, start = now(), monotonic()

@@ -62,7 +62,7 @@ class Session:
         """Open a read-only transaction.
 
         Raises:
-            TimeoutError: the block took longer than READ_TIMEOUT.
+            TimeoutError: the `async with` block took longer than READ_TIMEOUT.
             Exception: an error of `connection`, or one of DATABASE_ERRORS.
         """
         connection = await self.connection()
@@ -74,7 +74,7 @@ class Session:
                     )
                     yield connection
         except TimeoutError:
-            connection.terminate()  # a statement may still be running on the connection
+            connection.terminate()  # do not reuse it: a statement may still run on it
             raise
 
     async def read(
@@ -89,8 +89,8 @@ class Session:
             return await statement(connection, *args, **kwargs)
 
     async def await_with_timeout(self, answer: Awaitable[ResultT]) -> ResultT:
-        """Return the result of one statement outside a transaction. There the session has its own
-        settings, not those of `doctor_set_timeouts`.
+        """Return the result of a statement that runs outside a transaction. So the session's own
+        settings apply to it, not those of `doctor_set_timeouts`.
 
         Raises:
             TimeoutError: there was no result within READ_TIMEOUT.

@@ -47,7 +47,7 @@ COUNT_TOTAL_LIMIT = 100_000
 """The maximum number of jobs that are counted in all queues and states. With many queues, fewer
 jobs of each queue are counted."""
 QUEUE_ROW_AGE_MAX = 1200.0
-"""Seconds. If the row of a queue was not updated for this time, no client works the queue. Clients
+"""If the row of a queue was not updated for this many seconds, no client works the queue. Clients
 in every language update the row every 10 minutes."""
 KINDS_LIMIT = 1_000
 """The maximum number of jobs in one queue and state whose kinds are read."""
@@ -91,14 +91,14 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Request:
+class DoctorRequest:
     """The database that doctor checks, and the options of the checks."""
 
     url: str
     schema: str | None
     """The schema of River's tables; None: the schema of the search path."""
     listen_url: str | None
-    """The URL for LISTEN; None: `url`."""
+    """The URL for LISTEN; None: `url` is used."""
     stuck_after: timedelta
     """The time after which a running job is reported."""
     max_lag: timedelta
@@ -114,7 +114,7 @@ class DatabaseSnapshot:
     session: Session
     server: ServerRow
     state: SchemaState
-    request: Request
+    request: DoctorRequest
     notifications_arrive: bool = True
     """Whether the test notification of the check `listen` arrived."""
     is_notification_queue_full: bool = False

@@ -1,5 +1,5 @@
-"""One typed function per block of `sql/queries/riverpy_doctor.sql`. Durations in rows are in
-seconds."""
+"""One typed function for each statement in `sql/queries/riverpy_doctor.sql`. Durations in rows are
+in seconds."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class QueueRow(NamedTuple):
 
 
 class PeriodicRow(NamedTuple):
-    """A periodic job."""
+    """A periodic job, as its row in the table shows it."""
 
     id: str
     paused_for: float | None
@@ -167,8 +167,8 @@ class TableRow(NamedTuple):
     """The time since the last vacuum, the creation of the table or the start of the server,
     whichever was last."""
     is_vacuum_running: bool
-    """Whether a vacuum of the table runs now. If the role cannot see which table, every vacuum
-    counts."""
+    """Whether a vacuum of the table runs now. If the role cannot see the table of a vacuum, every
+    vacuum counts."""
     is_autovacuum_on: bool
     is_autovacuum_off_for_table: bool
 

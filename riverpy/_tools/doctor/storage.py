@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import IndexRow, LockRow, SnapshotRow, TableRow
 
 SNAPSHOT_AGE_WARN = 60.0
-"""A snapshot of this age in seconds is reported."""
+"""A snapshot that is this many seconds old or older is reported."""
 SNAPSHOT_TRANSACTIONS_WARN = 1_000_000
 """If the age of a snapshot is not known, it is reported when this number of transactions have
 started after the snapshot."""

@@ -127,7 +127,8 @@ def make_runnable_by(account: Account, binaries: Binaries, base: Path) -> Binari
 
 
 def _copy_tree(tree: Path, copy: Path) -> None:
-    """Copy an installation and its package's libraries to a temporary directory, then rename it."""
+    """Copy an installation and its package's libraries to a temporary directory, then rename this
+    directory."""
     package = tree.parent
     libraries = package.with_name(f"{package.name}.libs")
     staging = Path(tempfile.mkdtemp(prefix=".copy-", dir=copy.parent))

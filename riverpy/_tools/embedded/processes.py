@@ -254,7 +254,7 @@ class _Supervisor:
     def _stop_when_unused(self) -> None:
         clients = self._directory / "clients.lock"
         while True:
-            os.close(lock_file(clients, fcntl.LOCK_EX))  # returns when the last client has ended
+            os.close(lock_file(clients, fcntl.LOCK_EX))  # this blocks until all clients have ended
             start = lock_file(self._directory / "start.lock", fcntl.LOCK_EX)
             if is_unlocked(clients):  # start.lock is held, so no new client can lock clients.lock
                 stop_postmaster(self._data)
@@ -270,7 +270,7 @@ def hold_server(directory: Path) -> None:
     lock_file(directory / "holder.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
     lock_file(directory / "clients.lock", fcntl.LOCK_SH)
     report_start("")
-    lock_file(directory / "supervisor.lock", fcntl.LOCK_SH)  # blocks until the supervisor ends
+    lock_file(directory / "supervisor.lock", fcntl.LOCK_SH)  # this blocks until the supervisor ends
 
 
 def report_start(text: str) -> None:

@@ -35,7 +35,7 @@ START_LOCK_TIMEOUT: Final = INITDB_TIMEOUT + processes.START_TIMEOUT
 """The longest wait for another process that starts or stops the server, in seconds."""
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
-_SOCKET_PATH_MAX: Final = 103  # bytes; Linux allows 107, macOS 103
+_SOCKET_PATH_MAX: Final = 103  # in bytes: Linux allows 107, macOS 103
 _LOCALE: Final = "C.UTF-8" if sys.platform == "linux" else "C"
 
 
@@ -129,8 +129,8 @@ class EmbeddedPostgres:
         return processes.is_ready(self._data)
 
     def start(self) -> str:
-        """Start the server if it does not run, and hold it until `release` or the end of this
-        process.
+        """Start the server if it does not run, and hold it (keep it running) until `release` or the
+        end of this process.
 
         Returns the URL. The first start of a name takes about half a second, a later start a tenth
         of a second. The timeout is a few minutes. A forked child of this process holds the server
@@ -379,7 +379,7 @@ class EmbeddedPostgres:
     def _stop_server(self) -> bool:
         ran = processes.stop_postmaster(self._data)
         self.release()
-        # The supervisor and the holder end after the server.
+        # Wait for the supervisor and the holder, which end after the server.
         for name in ("supervisor.lock", "holder.lock"):
             ended = partial(processes.is_unlocked, self.directory / name)
             processes.wait_until(ended, processes.STOP_TIMEOUT)

@@ -1,6 +1,7 @@
 """The events of a client as JSON lines.
 
-The lines contain no args, metadata or tags of jobs. So a reader needs no permission to read data.
+The lines contain no args, metadata or tags of jobs. So a reader of the stream needs no permission
+to read the data of jobs.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 def stream_events(
     client: Client, params: Mapping[str, Sequence[str]]
 ) -> AsyncGenerator[bytes, None]:
-    """Return the lines of all events from now on, until the client stops.
+    """Return the lines of the events that match `params`, from now on until the client stops.
 
     Raises:
         ValueError: a parameter or a kind of event is not known.
@@ -82,7 +83,7 @@ async def _lines(
 ) -> AsyncGenerator[bytes, None]:
     accepted = {name: set(values) for name, values in params.items() if name != "event"}
     async with events:
-        yield b"\n"  # the reader sees that the connection works
+        yield b"\n"  # this shows the reader that the connection works
         dropped, keepalive_at = 0, anyio.current_time() + KEEPALIVE_INTERVAL
         while True:
             line: EventLine | None = None
@@ -104,7 +105,7 @@ async def _lines(
 
 
 def line_of(event: Event) -> EventLine:
-    """Return the line of an event."""
+    """Return the line that describes an event."""
     job, times = event.job, event.statistics
     if job is None or times is None:
         return EventLine(event=event.kind.value, queue=event.queue or "")

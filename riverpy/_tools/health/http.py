@@ -61,7 +61,7 @@ class HttpError(Exception):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A valid request."""
+    """A valid HTTP request."""
 
     method: str
     path: str
@@ -84,7 +84,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A response. The body is either bytes or a generator of its parts."""
+    """An HTTP response. The body is either bytes or a generator of its parts."""
 
     status: HTTPStatus
     content_type: str

@@ -21,18 +21,19 @@ CLAIM_AGE_MAX_POLL_INTERVALS = 3
 """A worker with free slots is ready if its last claim is younger than this number of poll
 intervals."""
 CLAIM_AGE_MARGIN = 1.0
-"""Seconds that are added to this limit, because poll intervals may be short."""
+"""Seconds that are added to the limit for the age of the last claim, because poll intervals may be
+short."""
 
 
 class Check(msgspec.Struct, frozen=True):
-    """The result of one check."""
+    """Whether one check is ok, and why."""
 
     ok: bool
     reason: str
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """The result of a probe."""
+    """The checks of a probe, and whether all of them are ok."""
 
     ok: bool
     checks: dict[str, Check]
@@ -128,7 +129,7 @@ def _check_listener(stats: ClientStats) -> Check:
             return Check(True, "notifications arrive")
         case "off":
             return Check(True, "polling, as configured")
-        case "deaf":  # the worker is slower but ready, because it finds jobs by polling
+        case "deaf":  # the worker is ready, but slower: it finds jobs by polling only
             reason = "no notification arrives, jobs are found by polling: see `riverpy doctor`"
             return Check(True, reason)
 

@@ -67,7 +67,8 @@ class Server:
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
-        """Answer requests during the block. At the end of the block, close all connections.
+        """Answer requests during the `async with` block. At the end of the block, close all
+        connections.
 
         Raises:
             OSError: the server cannot listen on the address. The text has the remedy.
@@ -139,7 +140,7 @@ class Server:
             self._log.exception(HEALTH_REQUEST_FAILED)
         finally:
             self._has_request_by_scope.pop(scope, None)
-            with anyio.CancelScope(shield=True):  # short, because `aclose` does not wait
+            with anyio.CancelScope(shield=True):  # the shield ends soon: `aclose` does not wait
                 await stream.aclose()
 
     async def _answer(self, stream: SocketStream, scope: anyio.CancelScope) -> None:
@@ -196,7 +197,7 @@ async def _send(stream: SocketStream, part: bytes) -> None:
 async def _send_end(stream: SocketStream) -> None:
     try:
         await stream.send_eof()
-    except RuntimeError as error:  # uvloop raises it if the client has reset the connection
+    except RuntimeError as error:  # uvloop raises this error if the client has reset the connection
         raise anyio.BrokenResourceError from error
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
 WATCHDOG_SHARE = 1 / 3
-"""The interval of watchdog notifications, as a share of the manager's limit (`WatchdogSec`)."""
+"""The interval of watchdog notifications, as a fraction of the service manager's limit
+(`WatchdogSec`)."""
 
 
 class Systemd:
@@ -33,7 +34,7 @@ class Systemd:
             return
         text = "\n".join(f"{name}={value}" for name, value in values.items())
         with (
-            suppress(OSError, AttributeError),  # no receiver, a full buffer, or no Unix sockets
+            suppress(OSError, AttributeError),  # no receiver, its buffer is full, or no AF_UNIX
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
         ):
             sender.setblocking(False)

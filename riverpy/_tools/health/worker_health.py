@@ -68,7 +68,7 @@ class WorkerHealth:
         return stats if stats is not None and stats.uptime else None
 
     async def _livez(self, request: Request) -> Response:
-        # If the loop was blocked until now, let the waiting tasks run first.
+        # If the event loop was blocked until now, let the waiting tasks run first.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
         return _probe_response(check_liveness(self._stats()))

@@ -1,4 +1,4 @@
-"""One typed function per block of `sql/queries/top.sql`."""
+"""One typed function for each statement in `sql/queries/top.sql`."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class QueueRow(NamedTuple):
     due_at: datetime | None
     """The time at which the oldest due job became due; None: no job is due."""
     started: int
-    """The number of attempts at unfinished jobs that started after `since`, a parameter of
+    """For unfinished jobs: the number of attempts that started after `since`, a parameter of
     `top_queues`."""
     failed: int
-    """The number of attempts at unfinished jobs that failed after `since`, a parameter of
+    """For unfinished jobs: the number of attempts that failed after `since`, a parameter of
     `top_queues`."""
 
 

@@ -44,8 +44,8 @@ RATE_WINDOW = timedelta(seconds=10)
 LATE_AFTER = timedelta(seconds=10)
 """The time after which a due scheduled job or retry counts as late. A leader needs at most 5 s."""
 COUNT_LIMIT = 10_000
-"""The limit of each count of jobs: of one state in one queue, of running jobs, of recently ended
-jobs, and of each pending or final state."""
+"""The limit of each count of jobs. There is a count for each state in each queue, for running jobs,
+for recently ended jobs, and for each pending or final state."""
 COUNT_TOTAL_LIMIT = 100_000
 """The maximum number of jobs of one state that are counted in all queues. With many queues, fewer
 jobs of each queue are counted."""
@@ -76,7 +76,7 @@ class QueueStatus(msgspec.Struct, frozen=True):
     running: int
     slots: int | None
     """The number of slots of the live clients; None: not known, because a client has an older
-    riverpy."""
+    version of riverpy."""
     scheduled: int
     retryable: int
     late: int
@@ -95,7 +95,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     client_id: str
     state: str
     """`alive`, `stopping`, `silent` (no heartbeat for its `dead_after`), or `unregistered` (a River
-    client in Go, or one whose row is gone)."""
+    client in Go, or a client whose row was deleted)."""
     running: int
     longest: float | None = None
     """The run time of the client's longest-running job, in seconds; None: the client runs no

@@ -58,7 +58,7 @@ class Line:
         self.style = style
 
     def render(self, width: int | None, *, color: bool) -> str:
-        """Return the text, cut to `width`."""
+        """Return the text, cut to `width`. If `color` is true, it has the colour of the style."""
         text = self.text
         if width is not None and len(text) > width:
             text = text[: max(width - 1, 0)] + "…"
@@ -229,7 +229,8 @@ def _table_lines(
 
 
 def _drop_columns(widths: dict[str, int], droppable: set[str], width: int) -> None:
-    """Drop columns until a line fits into `width`, as far as possible."""
+    """Drop columns until a line fits into `width`. If no column is left to drop, the line stays too
+    long."""
     first = [column for column in _COLUMNS_DROPPED_IF_EMPTY if column in droppable]
     for column in (*first, *_COLUMNS_DROPPED_NEXT):
         if sum(widths.values()) + 2 * (len(widths) - 1) <= width:

@@ -92,7 +92,7 @@ def services_of(one: Member, slot: int = 0) -> dict[str, Any]:
     """Return the services of a client's last term as leader of its domain (slot 0) or of the schema
     (slot 1)."""
     leader_setup: Any = one.client._run._leader_setup  # type: ignore[union-attr]
-    return {service.name: service for service in leader_setup.slots[slot]._services}
+    return {service.name: service for service in leader_setup.setups[slot]._services}
 
 
 async def passed(one: Member, slot: int = 0) -> None:
@@ -408,7 +408,7 @@ async def test_queue_that_is_moved(rig: Rig) -> None:
                 connection, rig.schema.name, queue="one", domain="pay", by="me"
             )
         assert await owners(rig) == {"one": "pay", "two": "pay"}
-        slots = [one.client._run._leader_setup._domain_slot for one in (a, b)]  # type: ignore[union-attr]
+        slots = [one.client._run._leader_setup._domain_setup for one in (a, b)]  # type: ignore[union-attr]
         for slot in slots:
             slot.forget_owners()
         scopes = [await slot._queues.read_scope() for slot in slots]  # type: ignore[union-attr]
@@ -425,7 +425,7 @@ async def test_default_is_notified_of_the_first_domain(rig: Rig) -> None:
         await c.until_leader()
         await passed(c)
         async with member(rig, "a", "mail", "one", candidate=False):
-            slot: Any = c.client._run._leader_setup._domain_slot  # type: ignore[union-attr]
+            slot: Any = c.client._run._leader_setup._domain_setup  # type: ignore[union-attr]
             with anyio.fail_after(PATIENCE):
                 while "one" in await slot._queues.read_scope():
                     await asyncio.sleep(0.01)
@@ -447,7 +447,7 @@ async def test_orphans(rig: Rig) -> None:
         await passed(c)
         assert await unscheduled(rig) == ["two"]
         async with member(rig, "a", "mail", "x", candidate=False):
-            slot: Any = c.client._run._leader_setup._domain_slot  # type: ignore[union-attr]
+            slot: Any = c.client._run._leader_setup._domain_setup  # type: ignore[union-attr]
             with anyio.fail_after(PATIENCE):
                 while "one" in await slot._queues.read_scope():
                     await asyncio.sleep(0.01)
@@ -471,7 +471,7 @@ async def test_schema_leader_without_default(rig: Rig) -> None:
         async with member(rig, "c", None) as c:
             await c.until_leader()
             await rig.until(SCHEMA_HOLDER, None)
-            engine = a.client._run._leader_setup.slots[1].engine  # type: ignore[union-attr]
+            engine = a.client._run._leader_setup.setups[1].engine  # type: ignore[union-attr]
             engine.denied.init()
             with anyio.fail_after(PATIENCE, reason="it is elected beside the leader of default"):
                 await engine.denied.wait()
