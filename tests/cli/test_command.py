@@ -203,6 +203,7 @@ def test_nothing_commands_the_terminal(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     """Colours need a terminal, and NO_COLOR turns them off."""
+    monkeypatch.setenv("TERM", "xterm")
     terminal = io.StringIO()
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert not has_color(terminal)
