@@ -15,11 +15,11 @@ QUERY_LENGTH_MAX = 80
 """The maximum number of characters of a statement that are shown."""
 ERROR_LENGTH_MAX = 160
 """The maximum number of characters of an error that are shown."""
-NAMES_MAX = 5
+SHOWN_NAMES_MAX = 5
 """The maximum number of names in a list that are shown."""
 _DURATION_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
-_SQL_TOKEN = re.compile(
+_SQL_TOKEN_PATTERN = re.compile(
     r"""
     (?P<comment> --[^\n]* | /\*(?:(?!/\*|\*/).)*(?:\*/|/\*.*|\Z) )
     | (?P<name> "[^"]*(?:"|\Z) )
@@ -46,13 +46,13 @@ def format_seconds(seconds: float) -> str:
     return f"{whole}s"
 
 
-def format_size(number: float) -> str:
+def format_size(byte_count: float) -> str:
     """Return a number of bytes with a unit, such as `12 MB`."""
     for unit in ("bytes", "kB", "MB", "GB"):
-        if number < 10_000:
-            return f"{number:,.0f} {unit}"
-        number /= 1024
-    return f"{number:,.0f} TB"
+        if byte_count < 10_000:
+            return f"{byte_count:,.0f} {unit}"
+        byte_count /= 1024
+    return f"{byte_count:,.0f} TB"
 
 
 def format_count(
@@ -63,32 +63,34 @@ def format_count(
     return f"{prefix}{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def format_waiting_count(number: int, noun: str, *, of: str = "", is_partial: bool = False) -> str:
-    """Return a text such as `1 job waits` or `2 jobs wait`, with `of` before the verb. `is_partial`
-    means that counting ended at a limit."""
+def format_waiting_count(
+    number: int, noun: str, *, suffix: str = "", is_partial: bool = False
+) -> str:
+    """Return a text such as `1 job waits` or `2 jobs wait`, with `suffix` before the verb.
+    `is_partial` means that counting ended at a limit."""
     limit = number if is_partial else None
-    return f"{format_count(number, noun, limit=limit)}{of} wait{'s' if number == 1 else ''}"
+    return f"{format_count(number, noun, limit=limit)}{suffix} wait{'s' if number == 1 else ''}"
 
 
-def format_names(values: Iterable[str]) -> str:
+def format_names(names: Iterable[str]) -> str:
     """Return a text with the first names in quotes, and the number of further names."""
-    return _format_list([f'"{value}"' for value in values])
+    return _format_list([f'"{value}"' for value in names])
 
 
-def format_job_ids(ids: Iterable[int]) -> str:
+def format_job_ids(job_ids: Iterable[int]) -> str:
     """Return a text such as `job 1` or `jobs 1, 2`, and the number of further jobs."""
-    found = [str(value) for value in ids]
+    found = [str(value) for value in job_ids]
     return f"job{'s' * (len(found) != 1)} {_format_list(found)}"
 
 
-def _format_list(values: list[str]) -> str:
-    more = len(values) - NAMES_MAX
-    return ", ".join(values[:NAMES_MAX]) + (f" and {more:,} more" if more > 0 else "")
+def _format_list(items: list[str]) -> str:
+    more = len(items) - SHOWN_NAMES_MAX
+    return ", ".join(items[:SHOWN_NAMES_MAX]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def format_error(text: str) -> str:
+def format_error(error: str) -> str:
     """Return the start of a job's error in one line, without passwords."""
-    return shorten_line(mask_url(" ".join(text.split())), ERROR_LENGTH_MAX)
+    return shorten_line(mask_url(" ".join(error.split())), ERROR_LENGTH_MAX)
 
 
 def shorten_line(line: str, length: int) -> str:
@@ -96,10 +98,10 @@ def shorten_line(line: str, length: int) -> str:
     return line if len(line) <= length else line[: length - 1] + "…"
 
 
-def mask_query(text: str) -> str:
+def mask_query(statement: str) -> str:
     """Return the start of a statement in one line, without strings and comments, which may contain
     private data or a password."""
-    line = mask_url(" ".join(_SQL_TOKEN.sub(_mask_token, text).split()))
+    line = mask_url(" ".join(_SQL_TOKEN_PATTERN.sub(_mask_token, statement).split()))
     return shorten_line(line, QUERY_LENGTH_MAX)
 
 

@@ -14,9 +14,9 @@ import msgspec
 from riverpy._clock import Backoff
 from riverpy._tools.health.event_stream import KEEPALIVE_INTERVAL, EventLine
 from riverpy._tools.health.http_client import (
-    LINE_MAX,
-    NO_HEALTH_SERVER,
-    PORT_DEFAULT,
+    HEALTH_PORT_DEFAULT,
+    LINE_BYTES_MAX,
+    NO_HEALTH_SERVER_ERROR,
     http_get,
     parse_address,
 )
@@ -43,7 +43,7 @@ _END_ERRORS = (anyio.IncompleteRead, anyio.BrokenResourceError)
     "--url",
     "address",
     metavar="URL",
-    default=f":{PORT_DEFAULT}",
+    default=f":{HEALTH_PORT_DEFAULT}",
     show_default=True,
     type=ParsedType("url", parse_address),
     help="URL of the worker's health server (riverpy worker --health).",
@@ -96,15 +96,15 @@ async def _follow_events(address: Address, target: str, show: Callable[[bytes], 
         try:
             async with http_get(address, target) as answer:
                 if answer.status == 400:
-                    raise CommandError((await answer.body()).decode().strip())
+                    raise CommandError((await answer.read_body()).decode().strip())
                 if answer.status != 200:
-                    raise ConnectionError((await answer.body()).decode().strip())
+                    raise ConnectionError((await answer.read_body()).decode().strip())
                 print_note(f"riverpy follows {address}")
                 is_noted = False
                 backoff.reset()
                 while True:
                     with anyio.fail_after(SILENCE_MAX, reason="no line received"):
-                        line = await answer.stream.receive_until(b"\n", LINE_MAX)
+                        line = await answer.body_stream.receive_until(b"\n", LINE_BYTES_MAX)
                     if line:
                         show(line)
         except (OSError, ValueError, anyio.IncompleteRead, anyio.BrokenResourceError) as error:
@@ -119,7 +119,7 @@ async def _follow_events(address: Address, target: str, show: Callable[[bytes], 
 def _failure_reason(error: Exception) -> str:
     if isinstance(error, _END_ERRORS):
         return "the worker has ended"
-    return describe(error) if isinstance(error, OSError) else NO_HEALTH_SERVER
+    return describe(error) if isinstance(error, OSError) else NO_HEALTH_SERVER_ERROR
 
 
 def _print_json(line: bytes) -> None:

@@ -16,8 +16,8 @@ from riverpy._postgres.queues import queue_lag, queue_waiting
 from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, migrate_command
 from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.domain_map import TABLE_MISSING, read_domains
-from riverpy._tools.health.http_client import NO_HEALTH_SERVER, http_get, parse_address
-from riverpy._tools.health.probes import Check, ProbeResult, check_leaders
+from riverpy._tools.health.http_client import NO_HEALTH_SERVER_ERROR, http_get, parse_address
+from riverpy._tools.health.probes import CheckResult, ProbeResult, check_leaders
 from riverpy.cli._connected import connected, with_timeout
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_text, printable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 QUEUES_MAX = 1_000
 MAX_LAG_DEFAULT = timedelta(seconds=60)
-NOT_KNOWN = Check(
+NOT_KNOWN = CheckResult(
     ok=True, reason="not known: riverpy's own tables are missing (riverpy migrate up)"
 )
 
@@ -78,7 +78,7 @@ def health(
     except click.UsageError:
         raise
     except click.ClickException as error:
-        verdict = ProbeResult.of({"answer": Check(ok=False, reason=error.format_message())})
+        verdict = ProbeResult.of({"answer": CheckResult(ok=False, reason=error.format_message())})
     if as_json:
         print_json(verdict)
     else:
@@ -92,12 +92,12 @@ async def _read_worker(address: Address, max_lag: timedelta | None) -> ProbeResu
     query = "" if max_lag is None else f"?{urlencode({'max_lag': format_duration(max_lag)})}"
     try:
         async with http_get(address, f"/readyz{query}") as answer:
-            return msgspec.json.decode(await answer.body(), type=ProbeResult)
+            return msgspec.json.decode(await answer.read_body(), type=ProbeResult)
     except (OSError, ValueError) as error:  # a DecodeError is a ValueError
         show_traceback(error)
-        why = describe(error) if isinstance(error, OSError) else NO_HEALTH_SERVER
+        why = describe(error) if isinstance(error, OSError) else NO_HEALTH_SERVER_ERROR
         reason = f"none from {address}: {why}"
-        return ProbeResult.of({"answer": Check(ok=False, reason=reason)})
+        return ProbeResult.of({"answer": CheckResult(ok=False, reason=reason)})
 
 
 async def _read_database(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
@@ -117,16 +117,16 @@ async def _read_database(database: DatabaseSettings, max_lag: timedelta) -> Prob
                 f": {place} lacks this table, although its migration is recorded. Run `{command}`: "
                 "it shows how to create the table again"
             )
-        return ProbeResult.of({failed: Check(ok=False, reason=reason)})
+        return ProbeResult.of({failed: CheckResult(ok=False, reason=reason)})
 
 
 async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
     async with connected(database) as found:
         await with_timeout("reading the role of the server", expect_primary(found.connection))
-        checks: dict[str, Check] = {}
+        checks: dict[str, CheckResult] = {}
         if found.has_version(CLIENTS_VERSION):
             living = await found.read(client_count)
-            checks["workers"] = Check(
+            checks["workers"] = CheckResult(
                 ok=living > 0,
                 reason=f"{living} with heartbeats" if living else "none sends heartbeats",
             )
@@ -137,20 +137,20 @@ async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeR
         lags = await found.read(queue_lag, names)
     queue, lag = max(lags.items(), key=lambda one: one[1], default=(None, None))
     if queue is None or lag is None or not lag:
-        checks["lag"] = Check(ok=True, reason="no due job waits")
+        checks["lag"] = CheckResult(ok=True, reason="no due job waits")
     else:
         seconds = f"{lag.total_seconds():.1f} s"
         reason = f"the oldest due job, of queue {queue}, has waited {seconds}"
-        checks["lag"] = Check(ok=lag <= max_lag, reason=reason)
+        checks["lag"] = CheckResult(ok=lag <= max_lag, reason=reason)
     return ProbeResult.of(checks)
 
 
-async def _check_leaders(found: CommandConnection, max_lag: timedelta) -> Check:
+async def _check_leaders(found: CommandConnection, max_lag: timedelta) -> CheckResult:
     if not found.has_version(DOMAINS_VERSION):
         return NOT_KNOWN
     try:
         seen = await found.read(read_domains)
     except InsufficientPrivilegeError as error:
         show_traceback(error)
-        return Check(ok=True, reason=f"not known: {describe(error)}")
+        return CheckResult(ok=True, reason=f"not known: {describe(error)}")
     return check_leaders(max_lag, seen)

@@ -33,8 +33,8 @@ from riverpy._postgres.connection import expect_writable
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS, close, connect
 from riverpy._tools.bench.process_cost import relax_garbage_collector
 from riverpy._tools.health.probes import check_liveness
-from riverpy._tools.health.systemd import Systemd
-from riverpy._tools.health.worker_health import WorkerHealth
+from riverpy._tools.health.systemd import SystemdNotifier
+from riverpy._tools.health.worker_health import HealthRequestHandler
 from riverpy.cli import _settings
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import HOW_TO_GIVE_A_DATABASE, database_options
@@ -185,8 +185,8 @@ class _WorkerProcess:
         self._has_started = False
         self._abandoned_claims: tuple[ClaimKey, ...] = ()
         address = settings[_settings.HEALTH].or_none()
-        self._health_server = None if address is None else WorkerHealth(address)
-        self._systemd = Systemd(os.environ)
+        self._health_server = None if address is None else HealthRequestHandler(address)
+        self._systemd = SystemdNotifier(os.environ)
         self._client: Client | None = None
         self._signals = StopSignals(
             StopPlan(
@@ -226,7 +226,7 @@ class _WorkerProcess:
     async def _run_target(self, target: Target) -> int:
         with anyio.CancelScope() as self._start_scope:
             async with (
-                self._health_server.server.serving() if self._health_server else nullcontext(),
+                self._health_server.server.serve() if self._health_server else nullcontext(),
                 self._systemd.ping_watchdog(self._is_alive),
             ):
                 return await self._work_jobs(target)

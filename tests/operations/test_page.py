@@ -97,7 +97,7 @@ def test_manifests() -> None:
 def test_alerts() -> None:
     """A worker exports each metric of an alert."""
     stats = ClientStats(client_id="c", state="starting")
-    page = "".join(render_metrics(stats, process_started_at=0.0, lags=None))
+    page = "".join(render_metrics(stats, process_started_at=0.0, queue_lags=None))
     told = set(re.findall(r"^# TYPE (\w+) ", page, re.MULTILINE))
     (alerts,) = [document["groups"] for document in documents() if "groups" in document]
     rules = [rule for group in alerts for rule in group["rules"]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from riverpy._postgres.schema import SLOTS_VERSION, STATE_VERSION
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.text import (
-    NAMES_MAX,
+    SHOWN_NAMES_MAX,
     format_count,
     format_error,
     format_job_ids,
@@ -62,7 +62,7 @@ def _stuck_jobs(client: ClientRow, rows: Sequence[RunningRow]) -> Finding:
     jobs = format_job_ids(client.stuck_job_ids)
     text = f"{client.client_id}: cancelled jobs that still run use {used}: {jobs}"
     if rows:
-        text += f" ({'; '.join(map(_describe_group, rows[:NAMES_MAX]))})"
+        text += f" ({'; '.join(map(_describe_group, rows[:SHOWN_NAMES_MAX]))})"
     if is_full:
         text += ". This client can work no other job"
     elif full_queues:

@@ -141,7 +141,7 @@ def _waiting_jobs(row: KindRow, backlogs: Sequence[BacklogRow]) -> str:
     """Return a sentence about the waiting jobs of a kind."""
     limit = kinds_limit(backlogs)
     is_partial = any(one.jobs > limit for one in backlogs if one.queue in row.queues)
-    jobs = format_waiting_count(row.jobs, "job", of=" of this kind", is_partial=is_partial)
+    jobs = format_waiting_count(row.jobs, "job", suffix=" of this kind", is_partial=is_partial)
     return f"{jobs} in queue {format_names(row.queues)}, for example job {row.example_id}"
 
 
@@ -164,7 +164,7 @@ async def check_failing(snapshot: DatabaseSnapshot) -> list[Finding]:
     text = "no failed job waits for its next attempt"
     if rows:
         of = f" of {format_count(len(rows), 'kind')}"
-        text = f"{format_waiting_count(failed, 'failed job', of=of)} for the next attempt"
+        text = f"{format_waiting_count(failed, 'failed job', suffix=of)} for the next attempt"
     failures = {kind: row.failed for kind, row in rows.items()}
     found = [
         _failing_kind(kind, rows.get(kind), discarded.get(kind, 0))
@@ -187,7 +187,7 @@ def _failing_kind(kind: str, row: KindRow | None, discarded: int) -> Finding | N
         jobs = format_count(discarded, "job was", plural="jobs were", limit=KINDS_LIMIT)
         facts.append(f"{jobs} discarded in the last hour")
     if row is not None:
-        jobs = format_waiting_count(failed, "job", of=" failed and")
+        jobs = format_waiting_count(failed, "job", suffix=" failed and")
         facts.append(f"{jobs} for the next attempt{_attempts_left(row)}")
     text = f'kind "{kind}" fails: {"; ".join(facts)}'
     if row is not None and row.error:

@@ -92,7 +92,7 @@ def _check_queue(
     if lag < 0:
         return None
     of = f' of queue "{backlog.queue}"'
-    text = format_waiting_count(backlog.jobs, "job", of=of, is_partial=backlog.is_partial)
+    text = format_waiting_count(backlog.jobs, "job", suffix=of, is_partial=backlog.is_partial)
     data = {"queue": backlog.queue, **facts}
     if row is not None and row.paused_for is not None:
         text += f". The queue is paused for {format_seconds(row.paused_for)}"

@@ -58,42 +58,42 @@ class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def stream_events(
-    client: Client, params: Mapping[str, Sequence[str]]
+    client: Client, query_params: Mapping[str, Sequence[str]]
 ) -> AsyncGenerator[bytes, None]:
-    """Return the lines of the events that match `params`, from now on until the client stops.
+    """Return the lines of the events that match `query_params`, from now on until the client stops.
 
     Raises:
         ValueError: a parameter or a kind of event is not known.
     """
-    if unknown := set(params) - set(QUERY_PARAMETERS):
+    if unknown := set(query_params) - set(QUERY_PARAMETERS):
         raise ValueError(
             f"unknown parameter {min(unknown)}: the parameters are {', '.join(QUERY_PARAMETERS)}"
         )
-    named = params.get("event") or list(EventKind)
+    named = query_params.get("event") or list(EventKind)
     try:
         events = client.subscribe(*map(EventKind, named), size=BUFFERED_EVENTS_MAX)
     except (ConfigError, ValueError) as error:
         known = ", ".join(EventKind)
         raise ValueError(f"{error}; the kinds of events are {known}") from None
-    return _lines(events, params)
+    return _encode_event_lines(events, query_params)
 
 
-async def _lines(
-    events: Subscription, params: Mapping[str, Sequence[str]]
+async def _encode_event_lines(
+    subscription: Subscription, query_params: Mapping[str, Sequence[str]]
 ) -> AsyncGenerator[bytes, None]:
-    accepted = {name: set(values) for name, values in params.items() if name != "event"}
-    async with events:
+    accepted = {name: set(values) for name, values in query_params.items() if name != "event"}
+    async with subscription:
         yield b"\n"  # this shows the reader that the connection works
         dropped, keepalive_at = 0, anyio.current_time() + KEEPALIVE_INTERVAL
         while True:
             line: EventLine | None = None
             try:
                 with anyio.CancelScope(deadline=keepalive_at):
-                    line = line_of(await anext(events))
+                    line = build_event_line(await anext(subscription))
             except StopAsyncIteration:
                 return
-            if events.dropped > dropped:
-                dropped, count = events.dropped, events.dropped - dropped
+            if subscription.dropped > dropped:
+                dropped, count = subscription.dropped, subscription.dropped - dropped
                 yield _encode_line(EventLine(event="dropped", dropped=count))
             if line and all(getattr(line, name) in values for name, values in accepted.items()):
                 yield _encode_line(line)
@@ -104,7 +104,7 @@ async def _lines(
             keepalive_at = anyio.current_time() + KEEPALIVE_INTERVAL
 
 
-def line_of(event: Event) -> EventLine:
+def build_event_line(event: Event) -> EventLine:
     """Return the line that describes an event."""
     job, times = event.job, event.statistics
     if job is None or times is None:
@@ -119,12 +119,12 @@ def line_of(event: Event) -> EventLine:
         max_attempts=job.max_attempts,
         wait=round(times.queue_wait.total_seconds(), 6),
         run=round(times.run.total_seconds(), 6),
-        error=_error_of_job(event.kind, job),
+        error=_job_error_text(event.kind, job),
     )
 
 
-def _error_of_job(kind: EventKind, job: JobRow) -> str:
-    if kind not in {EventKind.JOB_FAILED, EventKind.JOB_CANCELLED} or not job.errors:
+def _job_error_text(event_kind: EventKind, job: JobRow) -> str:
+    if event_kind not in {EventKind.JOB_FAILED, EventKind.JOB_CANCELLED} or not job.errors:
         return ""
     return mask_url(job.errors[-1].error)[:ERROR_LENGTH_MAX]
 

@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-LOOPBACK = "127.0.0.1"
-HEAD_MAX = 8 * 1024
+LOOPBACK_HOST = "127.0.0.1"
+REQUEST_HEAD_BYTES_MAX = 8 * 1024
 """The maximum number of bytes of the request line and the headers."""
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\s/\[\]]*):)?(?P<port>[0-9]{1,5})")
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.[0-9]")
@@ -36,7 +36,7 @@ class Address(NamedTuple):
         match = _ADDRESS.fullmatch(text.strip())
         if match is None or int(match["port"]) > 65535:
             raise ValueError(f"{text!r} is not HOST:PORT, as in 127.0.0.1:8378 or :8378")
-        return cls((match["host"] or LOOPBACK).strip("[]"), int(match["port"]))
+        return cls((match["host"] or LOOPBACK_HOST).strip("[]"), int(match["port"]))
 
     @property
     def is_loopback(self) -> bool:
@@ -65,7 +65,7 @@ class Request(msgspec.Struct, frozen=True):
 
     method: str
     path: str
-    params: dict[str, list[str]]
+    query_params: dict[str, list[str]]
     host: str
     """The `Host` header, with or without a port; empty: the request has no such header."""
 
@@ -90,7 +90,7 @@ class Response(msgspec.Struct, frozen=True):
     content_type: str
     body: ResponseBody
 
-    def head(self) -> bytes:
+    def encode_status_and_headers(self) -> bytes:
         """Return the status line and the headers."""
         line = f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"
         length = f"Content-Length: {len(self.body)}\r\n" if isinstance(self.body, bytes) else ""

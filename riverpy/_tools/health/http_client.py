@@ -11,33 +11,33 @@ from urllib.parse import urlsplit
 import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from riverpy._tools.health.http import LOOPBACK, Address
+from riverpy._tools.health.http import LOOPBACK_HOST, Address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-TIMEOUT = 5.0
+HTTP_TIMEOUT = 5.0
 """Seconds that the connection, the headers and the body may each take."""
-BODY_MAX = 16 * 1024 * 1024
-LINE_MAX = 64 * 1024
-PORT_DEFAULT = 8378
-NO_HEALTH_SERVER = "the program that listens there is not a health server"
-_NO_ANSWER = f"no answer within {TIMEOUT:g} s"
+RESPONSE_BODY_BYTES_MAX = 16 * 1024 * 1024
+LINE_BYTES_MAX = 64 * 1024
+HEALTH_PORT_DEFAULT = 8378
+NO_HEALTH_SERVER_ERROR = "the program that listens there is not a health server"
+_NO_ANSWER_ERROR = f"no answer within {HTTP_TIMEOUT:g} s"
 
 
 class HttpResponse(NamedTuple):
     """The response of a server."""
 
     status: int
-    stream: BufferedByteReceiveStream
+    body_stream: BufferedByteReceiveStream
 
-    async def body(self) -> bytes:
-        """Return the whole body. Raises TimeoutError if it does not end within `TIMEOUT`."""
+    async def read_body(self) -> bytes:
+        """Return the whole body. Raises TimeoutError if it does not end within `HTTP_TIMEOUT`."""
         parts: list[bytes] = []
-        with anyio.fail_after(TIMEOUT, reason="the response did not end"):
+        with anyio.fail_after(HTTP_TIMEOUT, reason="the response did not end"):
             try:
-                while sum(map(len, parts)) < BODY_MAX:
-                    parts.append(await self.stream.receive())
+                while sum(map(len, parts)) < RESPONSE_BODY_BYTES_MAX:
+                    parts.append(await self.body_stream.receive())
             except anyio.EndOfStream:
                 pass
         return b"".join(parts)
@@ -51,7 +51,7 @@ def parse_address(url: str) -> Address:
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.path not in {"", "/"}:
         raise ValueError(f"{url!r} is not http://HOST:PORT")
-    return Address(parts.hostname or LOOPBACK, parts.port or PORT_DEFAULT)
+    return Address(parts.hostname or LOOPBACK_HOST, parts.port or HEALTH_PORT_DEFAULT)
 
 
 @asynccontextmanager
@@ -61,28 +61,28 @@ async def http_get(address: Address, target: str) -> AsyncGenerator[HttpResponse
     Raises:
         OSError: the connection failed, or the program there is not a health server. The text does
             not contain the address.
-        TimeoutError: there was no response within `TIMEOUT`.
+        TimeoutError: there was no response within `HTTP_TIMEOUT`.
     """
-    with anyio.fail_after(TIMEOUT, reason=_NO_ANSWER):
+    with anyio.fail_after(HTTP_TIMEOUT, reason=_NO_ANSWER_ERROR):
         try:
             stream = await anyio.connect_tcp(address.host, address.port)
         except OSError as error:
-            raise ConnectionError(_connection_failure(error)) from error
+            raise ConnectionError(_describe_connection_error(error)) from error
     async with stream:
         buffered = BufferedByteReceiveStream(stream)
-        with anyio.fail_after(TIMEOUT, reason=_NO_ANSWER):
+        with anyio.fail_after(HTTP_TIMEOUT, reason=_NO_ANSWER_ERROR):
             await stream.send(f"GET {target} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
             try:
-                head = await buffered.receive_until(b"\r\n\r\n", LINE_MAX)
+                head = await buffered.receive_until(b"\r\n\r\n", LINE_BYTES_MAX)
             except (anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.BrokenResourceError):
-                raise ConnectionError(NO_HEALTH_SERVER) from None
+                raise ConnectionError(NO_HEALTH_SERVER_ERROR) from None
         words = head.split(None, 2)
         if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
-            raise ConnectionError(NO_HEALTH_SERVER)
+            raise ConnectionError(NO_HEALTH_SERVER_ERROR)
         yield HttpResponse(int(words[1]), buffered)
 
 
-def _connection_failure(error: OSError) -> str:
+def _describe_connection_error(error: OSError) -> str:
     """Return the reason of a failed connection. If the host has several addresses, this is the
     reason for the last address."""
     cause = error.__cause__

@@ -20,21 +20,23 @@ if TYPE_CHECKING:
 
 SampleValue: TypeAlias = float | Histogram | None
 """The value of a sample; None: not known, so there is no sample."""
+Sample: TypeAlias = "tuple[Mapping[str, str], SampleValue]"
+"""The labels and the value of a sample."""
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _ATTEMPT_OUTCOMES = ("completed", "failed", "snoozed", "cancelled", "interrupted")
 
 
 def render_metrics(
-    stats: ClientStats, *, process_started_at: float, lags: Mapping[str, timedelta] | None
+    stats: ClientStats, *, process_started_at: float, queue_lags: Mapping[str, timedelta] | None
 ) -> Iterator[str]:
     """Yield the page of one client in parts of a few lines, because building the whole page at once
-    could block the event loop. `process_started_at` is in seconds since 1970. `lags` has the wait
-    of the oldest due job of each queue; None: not known."""
+    could block the event loop. `process_started_at` is in seconds since 1970. `queue_lags` has the
+    wait of the oldest due job of each queue; None: not known."""
     yield from _process_metrics(stats, process_started_at)
     yield from _database_metrics(stats)
-    waits = {queue: wait.total_seconds() for queue, wait in (lags or {}).items()}
+    waits = {queue: wait.total_seconds() for queue, wait in (queue_lags or {}).items()}
     yield from _labelled_metric(
         "queue_lag_seconds", "gauge", "Wait of the oldest due job.", "queue", waits
     )
@@ -44,7 +46,7 @@ def render_metrics(
     yield from _singleton_metrics(stats)
 
 
-def _process_metrics(stats: ClientStats, started_at: float) -> Iterator[str]:
+def _process_metrics(stats: ClientStats, process_started_at: float) -> Iterator[str]:
     info = {version(DISTRIBUTION): 1}
     yield from _labelled_metric("info", "gauge", "The version of riverpy.", "version", info)
     states = {name: stats.state == name for name in ("starting", "working", "stopping", "stopped")}
@@ -53,7 +55,7 @@ def _process_metrics(stats: ClientStats, started_at: float) -> Iterator[str]:
     text = "1 while the worker is the leader of its domain."
     yield from _labelled_metric("leader", "gauge", text, "domain", {stats.domain: stats.is_leader})
     text = "Start of the process, seconds since 1970."
-    yield from _unlabelled_metric("process_start_time_seconds", "gauge", text, started_at)
+    yield from _unlabelled_metric("process_start_time_seconds", "gauge", text, process_started_at)
     text = "Delay of the event loop."
     yield from _unlabelled_metric("event_loop_lag_seconds", "histogram", text, stats.loop_lag)
     yield from _unlabelled_metric(
@@ -149,51 +151,55 @@ def _singleton_metrics(stats: ClientStats) -> Iterator[str]:
         yield from _labelled_metric(f"singleton_{name}", kind, text, "singleton", values)
 
 
-def _unlabelled_metric(name: str, kind: str, text: str, value: SampleValue) -> Iterator[str]:
+def _unlabelled_metric(
+    name: str, metric_type: str, help_text: str, value: SampleValue
+) -> Iterator[str]:
     """Yield a metric with one sample without labels."""
-    return _metric_lines(name, kind, text, [({}, value)])
+    return _metric_lines(name, metric_type, help_text, [({}, value)])
 
 
 def _labelled_metric(
-    name: str, kind: str, text: str, label: str, values: Mapping[str, SampleValue]
+    name: str, metric_type: str, help_text: str, label_name: str, values: Mapping[str, SampleValue]
 ) -> Iterator[str]:
     """Yield a metric with a sample for each value of one label."""
-    return _metric_lines(name, kind, text, (({label: key}, value) for key, value in values.items()))
+    samples = (({label_name: key}, value) for key, value in values.items())
+    return _metric_lines(name, metric_type, help_text, samples)
 
 
 def _metric_lines(
-    name: str, kind: str, text: str, samples: Iterable[tuple[Mapping[str, str], SampleValue]]
+    name: str, metric_type: str, help_text: str, samples: Iterable[Sample]
 ) -> Iterator[str]:
     """Yield the lines of one metric: its help text and its kind, then its samples with labels."""
     name = f"riverpy_{name}"
-    yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+    yield f"# HELP {name} {help_text}\n# TYPE {name} {metric_type}\n"
     for labels, value in samples:
         shown = ",".join(f'{label}="{key.translate(_ESCAPES)}"' for label, key in labels.items())
         if isinstance(value, Histogram):
             yield "".join(_histogram_lines(name, shown, value))
         elif value is not None:
             yield (
-                f"{name}{{{shown}}} {_number_text(value)}\n"
+                f"{name}{{{shown}}} {_format_number(value)}\n"
                 if shown
-                else f"{name} {_number_text(value)}\n"
+                else f"{name} {_format_number(value)}\n"
             )
 
 
-def _histogram_lines(name: str, labels: str, values: Histogram) -> Iterator[str]:
+def _histogram_lines(name: str, labels: str, histogram: Histogram) -> Iterator[str]:
     bucket = f'{name}_bucket{{{labels}{"," if labels else ""}le="'
     total = 0
-    for bound, count in zip(_bound_texts(values.bounds), values.counts, strict=False):
+    for bound, count in zip(_format_bounds(histogram.bounds), histogram.counts, strict=False):
         total += count
         yield f'{bucket}{bound}"}} {total}\n'
     braces = f"{{{labels}}}" if labels else ""
-    yield f'{bucket}+Inf"}} {values.count}\n'
-    yield f"{name}_sum{braces} {_number_text(values.sum)}\n{name}_count{braces} {values.count}\n"
+    yield f'{bucket}+Inf"}} {histogram.count}\n'
+    yield f"{name}_sum{braces} {_format_number(histogram.sum)}\n"
+    yield f"{name}_count{braces} {histogram.count}\n"
 
 
 @lru_cache(maxsize=16)
-def _bound_texts(bounds: tuple[float, ...]) -> tuple[str, ...]:
-    return tuple(map(_number_text, bounds))
+def _format_bounds(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return tuple(map(_format_number, bounds))
 
 
-def _number_text(value: float) -> str:
+def _format_number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(float(value))

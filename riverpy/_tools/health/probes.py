@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 CLAIM_AGE_MAX_POLL_INTERVALS = 3
 """A worker with free slots is ready if its last claim is younger than this number of poll
 intervals."""
-CLAIM_AGE_MARGIN = 1.0
+CLAIM_AGE_MARGIN_SECONDS = 1.0
 """Seconds that are added to the limit for the age of the last claim, because poll intervals may be
 short."""
 
 
-class Check(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """Whether one check is ok, and why."""
 
     ok: bool
@@ -36,10 +36,10 @@ class ProbeResult(msgspec.Struct, frozen=True):
     """The checks of a probe, and whether all of them are ok."""
 
     ok: bool
-    checks: dict[str, Check]
+    checks: dict[str, CheckResult]
 
     @classmethod
-    def of(cls, checks: dict[str, Check]) -> ProbeResult:
+    def of(cls, checks: dict[str, CheckResult]) -> ProbeResult:
         """Return a result that is ok if all checks are ok."""
         return cls(all(check.ok for check in checks.values()), checks)
 
@@ -55,43 +55,44 @@ def check_liveness(stats: ClientStats | None) -> ProbeResult:
     probe. The database is not checked. If `stats` is None, there is no client yet."""
     stuck = stats.stuck if stats is not None else ()
     reason = f"stuck: {', '.join(stuck)}; restart the worker" if stuck else "all run"
-    return ProbeResult.of({"event_loop": Check(True, "runs"), "services": Check(not stuck, reason)})
+    services = CheckResult(not stuck, reason)
+    return ProbeResult.of({"event_loop": CheckResult(True, "runs"), "services": services})
 
 
-def check_readiness(stats: ClientStats | None, lag: Check | None = None) -> ProbeResult:
-    """Check that the worker works jobs. If `stats` is None, there is no client yet. `lag` is the
-    result of `check_lag`; None: the request has no parameter `max_lag`."""
+def check_readiness(stats: ClientStats | None, lag_check: CheckResult | None = None) -> ProbeResult:
+    """Check that the worker works jobs. If `stats` is None, there is no client yet. `lag_check`
+    is the result of `check_queue_lags`; None: the request has no parameter `max_lag`."""
     state = "starting" if stats is None else stats.state
-    checks = {"state": Check(state == "working", state)}
+    checks = {"state": CheckResult(state == "working", state)}
     if stats is not None and stats.state not in {"starting", "stopped"}:
-        checks["schema"] = Check(True, "as expected")  # a worker checks the schema when it starts
+        checks["schema"] = CheckResult(True, "as expected")  # checked when the worker starts
         checks["listener"] = _check_listener(stats)
         for name, queue in stats.queues.items():
-            checks[f"queue {name}"] = _check_queue(queue)
-    if lag is not None:
-        checks["lag"] = lag
+            checks[f"queue {name}"] = _check_queue_claims(queue)
+    if lag_check is not None:
+        checks["lag"] = lag_check
     return ProbeResult.of(checks)
 
 
-def check_lag(
-    limit: timedelta, lags: Mapping[str, timedelta] | None, stats: ClientStats | None
-) -> Check:
-    """Check that no due job waits for longer than `limit`. Paused queues are ignored. `lags` has
-    the wait of the oldest due job of each queue; None: not known."""
-    if lags is None:
-        return Check(False, "the wait of due jobs is not known: the database did not answer")
+def check_queue_lags(
+    max_lag: timedelta, queue_lags: Mapping[str, timedelta] | None, stats: ClientStats | None
+) -> CheckResult:
+    """Check that no due job waits for longer than `max_lag`. Paused queues are ignored.
+    `queue_lags` has the wait of the oldest due job of each queue; None: not known."""
+    if queue_lags is None:
+        return CheckResult(False, "the wait of due jobs is not known: the database did not answer")
     queues = list(stats.queues.items()) if stats is not None else []
     paused = {name for name, queue in queues if queue.paused}
     late = ", ".join(
         f"{name} {format_duration(age)}"
-        for name, age in lags.items()
-        if age > limit and name not in paused
+        for name, age in queue_lags.items()
+        if age > max_lag and name not in paused
     )
-    return Check(not late, f"due jobs wait too long: {late}" if late else "short")
+    return CheckResult(not late, f"due jobs wait too long: {late}" if late else "short")
 
 
-def check_leaders(limit: timedelta, domains: DomainMap) -> Check:
-    """Check that each domain with live clients has a leader, or has had one within `limit`.
+def check_leaders(max_leader_gap: timedelta, domains: DomainMap) -> CheckResult:
+    """Check that each domain with live clients has a leader, or had one within `max_leader_gap`.
 
     The time without a leader starts when the last lease expired. If the last leader released its
     lease, the time starts when the oldest client started. Clients that are stopping do not count.
@@ -112,35 +113,35 @@ def check_leaders(limit: timedelta, domains: DomainMap) -> Check:
         seconds = max((member.uptime for member in candidates), default=0.0)
         if lead is not None and lead.remaining is not None:
             seconds = min(seconds, -lead.remaining)
-        if seconds > limit.total_seconds():
+        if seconds > max_leader_gap.total_seconds():
             missing.append(domain)
     if not missing:
-        return Check(True, ", ".join(facts))
-    return Check(
+        return CheckResult(True, ", ".join(facts))
+    return CheckResult(
         False,
-        f"no leader of {', '.join(missing)} for more than {format_duration(limit)}: scheduled jobs "
-        "and retries do not become available; see `riverpy doctor`",
+        f"no leader of {', '.join(missing)} for more than {format_duration(max_leader_gap)}: "
+        "scheduled jobs and retries do not become available; see `riverpy doctor`",
     )
 
 
-def _check_listener(stats: ClientStats) -> Check:
+def _check_listener(stats: ClientStats) -> CheckResult:
     match stats.listener:
         case "proven":
-            return Check(True, "notifications arrive")
+            return CheckResult(True, "notifications arrive")
         case "off":
-            return Check(True, "polling, as configured")
+            return CheckResult(True, "polling, as configured")
         case "deaf":  # the worker is ready, but slower: it finds jobs by polling only
             reason = "no notification arrives, jobs are found by polling: see `riverpy doctor`"
-            return Check(True, reason)
+            return CheckResult(True, reason)
 
 
-def _check_queue(queue: QueueStats) -> Check:
+def _check_queue_claims(queue: QueueStats) -> CheckResult:
     if queue.paused:
-        return Check(True, "paused")
+        return CheckResult(True, "paused")
     if queue.running >= queue.slots:
-        return Check(True, "all slots are in use")
+        return CheckResult(True, "all slots are in use")
     age = queue.claim_age
     if age is None:
-        return Check(False, "no claim yet")
-    limit = CLAIM_AGE_MAX_POLL_INTERVALS * queue.poll_interval + CLAIM_AGE_MARGIN
-    return Check(age <= limit, f"last claim {age:.1f} s ago, the limit is {limit:g} s")
+        return CheckResult(False, "no claim yet")
+    limit = CLAIM_AGE_MAX_POLL_INTERVALS * queue.poll_interval + CLAIM_AGE_MARGIN_SECONDS
+    return CheckResult(age <= limit, f"last claim {age:.1f} s ago, the limit is {limit:g} s")

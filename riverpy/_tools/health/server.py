@@ -23,7 +23,7 @@ from riverpy._log_events import (
     HEALTH_REQUEST_FAILED,
     HEALTH_SERVER_STARTED,
 )
-from riverpy._tools.health.http import HEAD_MAX, HttpError, Response, parse_request
+from riverpy._tools.health.http import REQUEST_HEAD_BYTES_MAX, HttpError, Response, parse_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -38,9 +38,9 @@ REQUEST_TIMEOUT = 5.0
 """Seconds within which a client must send its request."""
 SEND_TIMEOUT = 10.0
 """Seconds within which a client must receive the next part of a response."""
-PART_SIZE = 64 * 1024
+RESPONSE_PART_BYTES_MAX = 64 * 1024
 """The maximum number of bytes that are sent at once."""
-CLOSE_TIMEOUT = 1.0
+CLIENT_CLOSE_TIMEOUT = 1.0
 """Seconds to wait for the client to close the connection. If the server closed a connection with
 unread input, the client could lose the response."""
 ACCEPT_RETRY_DELAY = 0.5
@@ -53,20 +53,20 @@ _DISCONNECTION_ERRORS = (
 )
 
 
-class Server:
-    """Answers HTTP requests while the context manager `serving` is open. `routes` maps each path to
-    the function that answers its requests."""
+class HttpServer:
+    """Answers HTTP requests while the context manager `serve` is open. `routes` maps each
+    path to the function that answers its requests."""
 
     def __init__(
         self, address: Address, routes: Mapping[str, Callable[[Request], Awaitable[Response]]]
     ) -> None:
         self._address, self._routes = address, routes
-        self._has_request_by_scope: dict[anyio.CancelScope, bool] = {}
+        self._has_request_by_connection: dict[anyio.CancelScope, bool] = {}
         """The cancel scope of each connection, and whether its request has arrived."""
         self._log = get_logger()
 
     @asynccontextmanager
-    async def serving(self) -> AsyncGenerator[None]:
+    async def serve(self) -> AsyncGenerator[None]:
         """Answer requests during the `async with` block. At the end of the block, close all
         connections.
 
@@ -114,56 +114,56 @@ class Server:
                 await anyio.sleep(ACCEPT_RETRY_DELAY)
                 continue
             failures.recovered()
-            self._close_oldest_at_limit()
+            self._close_oldest_connection_at_limit()
             scope = anyio.CancelScope()
-            self._has_request_by_scope[scope] = False
+            self._has_request_by_connection[scope] = False
             tasks.start_soon(self._serve, stream, scope, name="riverpy health connection")
 
-    def _close_oldest_at_limit(self) -> None:
-        if len(self._has_request_by_scope) >= CONNECTIONS_MAX:
+    def _close_oldest_connection_at_limit(self) -> None:
+        if len(self._has_request_by_connection) >= CONNECTIONS_MAX:
             waiting = (
                 scope
-                for scope, has_request in self._has_request_by_scope.items()
+                for scope, has_request in self._has_request_by_connection.items()
                 if not has_request
             )
-            oldest = next(waiting, next(iter(self._has_request_by_scope)))
+            oldest = next(waiting, next(iter(self._has_request_by_connection)))
             oldest.cancel()
-            del self._has_request_by_scope[oldest]
+            del self._has_request_by_connection[oldest]
 
     async def _serve(self, stream: SocketStream, scope: anyio.CancelScope) -> None:
         try:
             with scope:
-                await self._answer(stream, scope)
+                await self._answer_request(stream, scope)
         except _DISCONNECTION_ERRORS:
             pass
         except Exception:  # a failed request must not end the worker
             self._log.exception(HEALTH_REQUEST_FAILED)
         finally:
-            self._has_request_by_scope.pop(scope, None)
+            self._has_request_by_connection.pop(scope, None)
             with anyio.CancelScope(shield=True):  # the shield ends soon: `aclose` does not wait
                 await stream.aclose()
 
-    async def _answer(self, stream: SocketStream, scope: anyio.CancelScope) -> None:
+    async def _answer_request(self, stream: SocketStream, scope: anyio.CancelScope) -> None:
         is_head_only = False
         try:
-            request = parse_request(await _read_head(stream))
-            self._has_request_by_scope[scope] = True
+            request = parse_request(await _read_request_head(stream))
+            self._has_request_by_connection[scope] = True
             is_head_only = request.method == "HEAD"
             response = await self._route_request(request)
         except HttpError as refused:
             response = refused.response
-        self._has_request_by_scope[scope] = True
+        self._has_request_by_connection[scope] = True
         try:
-            await _send(stream, response.head())
+            await _send_bytes(stream, response.encode_status_and_headers())
             if not is_head_only:
                 await _send_body(stream, response.body)
         finally:
             if not isinstance(response.body, bytes):
                 with anyio.CancelScope(shield=True):
                     await response.body.aclose()
-        await _send_end(stream)
-        with anyio.move_on_after(CLOSE_TIMEOUT):
-            await _wait_for_close(stream)
+        await _send_eof(stream)
+        with anyio.move_on_after(CLIENT_CLOSE_TIMEOUT):
+            await _wait_for_client_disconnect(stream)
 
     async def _route_request(self, request: Request) -> Response:
         if self._address.is_loopback and not request.is_host_local:
@@ -175,26 +175,26 @@ class Server:
         return await route(request)
 
 
-async def _read_head(stream: SocketStream) -> bytes:
+async def _read_request_head(stream: SocketStream) -> bytes:
     head = b""
     with anyio.move_on_after(REQUEST_TIMEOUT):
         while b"\r\n\r\n" not in head and b"\n\n" not in head:
-            if len(head) > HEAD_MAX:
+            if len(head) > REQUEST_HEAD_BYTES_MAX:
                 raise HttpError(
                     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                    f"the request is longer than {HEAD_MAX} bytes",
+                    f"the request is longer than {REQUEST_HEAD_BYTES_MAX} bytes",
                 )
-            head += await stream.receive(HEAD_MAX)
+            head += await stream.receive(REQUEST_HEAD_BYTES_MAX)
         return head
     raise HttpError(HTTPStatus.REQUEST_TIMEOUT, f"the request took more than {REQUEST_TIMEOUT:g} s")
 
 
-async def _send(stream: SocketStream, part: bytes) -> None:
+async def _send_bytes(stream: SocketStream, data: bytes) -> None:
     with anyio.fail_after(SEND_TIMEOUT):
-        await stream.send(part)
+        await stream.send(data)
 
 
-async def _send_end(stream: SocketStream) -> None:
+async def _send_eof(stream: SocketStream) -> None:
     try:
         await stream.send_eof()
     except RuntimeError as error:  # uvloop raises this error if the client has reset the connection
@@ -203,30 +203,30 @@ async def _send_end(stream: SocketStream) -> None:
 
 async def _send_body(stream: SocketStream, body: ResponseBody) -> None:
     if isinstance(body, bytes):
-        for start in range(0, len(body), PART_SIZE):
-            await _send(stream, body[start : start + PART_SIZE])
+        for start in range(0, len(body), RESPONSE_PART_BYTES_MAX):
+            await _send_bytes(stream, body[start : start + RESPONSE_PART_BYTES_MAX])
     else:
-        await _send_parts(stream, body)
+        await _send_body_parts(stream, body)
 
 
-async def _send_parts(stream: SocketStream, parts: AsyncGenerator[bytes, None]) -> None:
+async def _send_body_parts(stream: SocketStream, parts: AsyncGenerator[bytes, None]) -> None:
     """Send all parts. Stop if the client disconnects."""
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_cancel_when_closed, stream, tasks.cancel_scope)
+            tasks.start_soon(_cancel_when_client_disconnects, stream, tasks.cancel_scope)
             async for part in parts:
-                await _send(stream, part)
+                await _send_bytes(stream, part)
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise single_error(group) from None
 
 
-async def _cancel_when_closed(stream: SocketStream, scope: anyio.CancelScope) -> None:
-    await _wait_for_close(stream)
+async def _cancel_when_client_disconnects(stream: SocketStream, scope: anyio.CancelScope) -> None:
+    await _wait_for_client_disconnect(stream)
     scope.cancel()
 
 
-async def _wait_for_close(stream: SocketStream) -> None:
+async def _wait_for_client_disconnect(stream: SocketStream) -> None:
     with suppress(*_DISCONNECTION_ERRORS):
         while True:
             await stream.receive()

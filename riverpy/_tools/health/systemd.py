@@ -1,4 +1,4 @@
-"""Systemd: notifies the service manager that the worker is ready, stopping or alive."""
+"""SystemdNotifier: notifies the service manager that the worker is ready, stopping or alive."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from riverpy._lifecycle import single_error
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
-WATCHDOG_SHARE = 1 / 3
+WATCHDOG_INTERVAL_FACTOR = 1 / 3
 """The interval of watchdog notifications, as a fraction of the service manager's limit
 (`WatchdogSec`)."""
 
 
-class Systemd:
+class SystemdNotifier:
     """Notifies the service manager. If the environment has no NOTIFY_SOCKET, no call has an
     effect."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         path = environ.get("NOTIFY_SOCKET", "")
-        self._path = "\0" + path[1:] if path.startswith("@") else path
-        self._interval = _watchdog_seconds(environ) * WATCHDOG_SHARE
+        self._socket_path = "\0" + path[1:] if path.startswith("@") else path
+        self._watchdog_interval = _watchdog_timeout_seconds(environ) * WATCHDOG_INTERVAL_FACTOR
 
     def notify(self, **values: object) -> None:
         """Send values to the manager, as in `notify(READY=1)`, without waiting for the manager."""
-        if not self._path:
+        if not self._socket_path:
             return
         text = "\n".join(f"{name}={value}" for name, value in values.items())
         with (
@@ -38,30 +38,30 @@ class Systemd:
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
         ):
             sender.setblocking(False)
-            sender.sendto(text.encode(), self._path)
+            sender.sendto(text.encode(), self._socket_path)
 
     @asynccontextmanager
     async def ping_watchdog(self, is_alive: Callable[[], bool]) -> AsyncGenerator[None]:
         """Notify the watchdog from the event loop while `is_alive` returns true."""
-        if not self._path or not self._interval:
+        if not self._socket_path or not self._watchdog_interval:
             yield
             return
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._ping_repeatedly, is_alive, name="riverpy watchdog")
+                tasks.start_soon(self._ping_watchdog_repeatedly, is_alive, name="riverpy watchdog")
                 yield
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise single_error(group) from None
 
-    async def _ping_repeatedly(self, is_alive: Callable[[], bool]) -> None:
+    async def _ping_watchdog_repeatedly(self, is_alive: Callable[[], bool]) -> None:
         while True:
             if is_alive():
                 self.notify(WATCHDOG=1)
-            await anyio.sleep(self._interval)
+            await anyio.sleep(self._watchdog_interval)
 
 
-def _watchdog_seconds(environ: Mapping[str, str]) -> float:
+def _watchdog_timeout_seconds(environ: Mapping[str, str]) -> float:
     """Return the watchdog's limit in seconds; 0: this process has no limit."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return 0.0

@@ -1,4 +1,4 @@
-"""WorkerHealth: the pages of one worker's health server."""
+"""HealthRequestHandler: the pages of one worker's health server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from riverpy._duration import parse_duration
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._tools.health import event_stream
 from riverpy._tools.health.http import HttpError, Response
-from riverpy._tools.health.metrics import CONTENT_TYPE, render_metrics
-from riverpy._tools.health.probes import check_lag, check_liveness, check_readiness
-from riverpy._tools.health.server import Server
+from riverpy._tools.health.metrics import METRICS_CONTENT_TYPE, render_metrics
+from riverpy._tools.health.probes import check_liveness, check_queue_lags, check_readiness
+from riverpy._tools.health.server import HttpServer
 from riverpy.errors import RiverError
 from riverpy.stats import ClientStats
 
@@ -28,93 +28,96 @@ if TYPE_CHECKING:
     from riverpy._tools.health.probes import ProbeResult
     from riverpy.client import Client
 
-LAG_MAX_AGE = 10.0
+QUEUE_LAGS_CACHE_SECONDS = 10.0
 """Seconds for which queue lags (waits of the oldest due jobs) are cached, so that requests cause
 few statements."""
-LAG_TIMEOUT = 1.0
+QUEUE_LAGS_TIMEOUT = 1.0
 """Seconds that the statement for the lag of the queues may take."""
 RENDER_SLICE_SECONDS = 0.002
 """Seconds after which rendering lets other tasks run."""
-STREAMS_MAX = 8
+EVENT_STREAMS_MAX = 8
 """The maximum number of readers of /events at the same time."""
 JSON_CONTENT_TYPE = "application/json"
 
 
-class WorkerHealth:
+class HealthRequestHandler:
     """Answers /livez, /readyz, /metrics and /events. It also answers before the client starts and
     after the client has stopped."""
 
     def __init__(self, address: Address) -> None:
         self.client: Client | None = None
         """The client of the worker; None: there is no client yet."""
-        self._started_at = time.time()
-        self._lags: Mapping[str, timedelta] | None = None
-        self._lags_at = -LAG_MAX_AGE
-        self._lags_lock = anyio.Lock()
-        self._open_streams = 0
-        self.server = Server(
+        self._process_started_at = time.time()
+        self._queue_lags: Mapping[str, timedelta] | None = None
+        self._queue_lags_read_at = -QUEUE_LAGS_CACHE_SECONDS
+        self._queue_lags_lock = anyio.Lock()
+        self._open_stream_count = 0
+        self.server = HttpServer(
             address,
             {
-                "/livez": self._livez,
-                "/readyz": self._readyz,
-                "/metrics": self._metrics,
-                "/events": self._events,
+                "/livez": self._answer_livez,
+                "/readyz": self._answer_readyz,
+                "/metrics": self._answer_metrics,
+                "/events": self._answer_events,
             },
         )
 
-    def _stats(self) -> ClientStats | None:
+    def _client_stats(self) -> ClientStats | None:
         """Return the stats of the client; None: the client does not run yet."""
         stats = None if self.client is None else self.client.stats()
         return stats if stats is not None and stats.uptime else None
 
-    async def _livez(self, request: Request) -> Response:
+    async def _answer_livez(self, request: Request) -> Response:
         # If the event loop was blocked until now, let the waiting tasks run first.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
-        return _probe_response(check_liveness(self._stats()))
+        return _build_probe_response(check_liveness(self._client_stats()))
 
-    async def _readyz(self, request: Request) -> Response:
+    async def _answer_readyz(self, request: Request) -> Response:
         await anyio.lowlevel.checkpoint()
         lag = None
-        if values := request.params.get("max_lag"):
+        if values := request.query_params.get("max_lag"):
             try:
                 limit = parse_duration(values[0])
             except ValueError as error:
                 raise HttpError(HTTPStatus.BAD_REQUEST, f"max_lag: {error}") from None
-            lags = await self._read_lags()
-            lag = check_lag(limit, lags, self._stats())
-        return _probe_response(check_readiness(self._stats(), lag))
+            lags = await self._read_queue_lags()
+            lag = check_queue_lags(limit, lags, self._client_stats())
+        return _build_probe_response(check_readiness(self._client_stats(), lag))
 
-    async def _metrics(self, request: Request) -> Response:
-        lags = await self._read_lags()
-        pieces = render_metrics(
-            self._stats() or ClientStats(client_id="", state="starting"),
-            process_started_at=self._started_at,
-            lags=lags,
+    async def _answer_metrics(self, request: Request) -> Response:
+        lags = await self._read_queue_lags()
+        parts = render_metrics(
+            self._client_stats() or ClientStats(client_id="", state="starting"),
+            process_started_at=self._process_started_at,
+            queue_lags=lags,
         )
-        return Response(HTTPStatus.OK, CONTENT_TYPE, await _join_parts(pieces))
+        return Response(HTTPStatus.OK, METRICS_CONTENT_TYPE, await _join_parts(parts))
 
-    async def _read_lags(self) -> Mapping[str, timedelta] | None:
+    async def _read_queue_lags(self) -> Mapping[str, timedelta] | None:
         """Return the time for which the oldest due job of each queue has waited; None: not
         known."""
-        async with self._lags_lock:
-            if self.client is None or time.monotonic() - self._lags_at < LAG_MAX_AGE:
-                return self._lags
-            self._lags = None
+        async with self._queue_lags_lock:
+            age = time.monotonic() - self._queue_lags_read_at
+            if self.client is None or age < QUEUE_LAGS_CACHE_SECONDS:
+                return self._queue_lags
+            self._queue_lags = None
             try:
-                with anyio.move_on_after(LAG_TIMEOUT):
-                    self._lags = await self.client.queue_lags(list(self.client.queues))
+                with anyio.move_on_after(QUEUE_LAGS_TIMEOUT):
+                    self._queue_lags = await self.client.queue_lags(list(self.client.queues))
             except (RiverError, *DATABASE_ERRORS):  # the client is closed, or the database is down
                 pass
-            self._lags_at = time.monotonic()
-            return self._lags
+            self._queue_lags_read_at = time.monotonic()
+            return self._queue_lags
 
-    async def _events(self, request: Request) -> Response:
-        if self.client is None or self._open_streams >= STREAMS_MAX:
-            reason = "no client yet" if self.client is None else f"{STREAMS_MAX} readers already"
+    async def _answer_events(self, request: Request) -> Response:
+        if self.client is None or self._open_stream_count >= EVENT_STREAMS_MAX:
+            reason = (
+                "no client yet" if self.client is None else f"{EVENT_STREAMS_MAX} readers already"
+            )
             raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}: try again later")
         try:
-            lines = event_stream.stream_events(self.client, request.params)
+            lines = event_stream.stream_events(self.client, request.query_params)
         except ValueError as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from None
         counted = self._count_as_open_stream(lines)
@@ -125,21 +128,21 @@ class WorkerHealth:
         self, lines: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
         """Yield an empty part, then the lines. From the first part to the last line, the reader of
-        this stream counts as one of `STREAMS_MAX`."""
-        self._open_streams += 1
+        this stream counts as one of `EVENT_STREAMS_MAX`."""
+        self._open_stream_count += 1
         try:
             yield b""
             async for line in lines:
                 yield line
         finally:
-            self._open_streams -= 1
+            self._open_stream_count -= 1
             await lines.aclose()
 
 
-async def _join_parts(pieces: Iterator[str]) -> bytes:
+async def _join_parts(parts: Iterator[str]) -> bytes:
     """Join the parts of a page. Other tasks may run between two parts."""
     page, until = list[str](), time.monotonic() + RENDER_SLICE_SECONDS
-    for piece in pieces:
+    for piece in parts:
         page.append(piece)
         if time.monotonic() >= until:
             await anyio.lowlevel.checkpoint()
@@ -147,6 +150,6 @@ async def _join_parts(pieces: Iterator[str]) -> bytes:
     return "".join(page).encode()
 
 
-def _probe_response(result: ProbeResult) -> Response:
+def _build_probe_response(result: ProbeResult) -> Response:
     status = HTTPStatus.OK if result.ok else HTTPStatus.SERVICE_UNAVAILABLE
     return Response(status, JSON_CONTENT_TYPE, msgspec.json.encode(result) + b"\n")

@@ -13,7 +13,7 @@ from riverpy import Client, EventKind
 from riverpy._tools.health import event_stream
 from riverpy._tools.health.event_stream import stream_events
 from riverpy._tools.health.http import Address, HttpError, Request
-from riverpy._tools.health.worker_health import STREAMS_MAX, WorkerHealth
+from riverpy._tools.health.worker_health import EVENT_STREAMS_MAX, HealthRequestHandler
 
 
 async def next_lines(lines: AsyncGenerator[bytes, None], count: int) -> list[dict[str, Any]]:
@@ -46,16 +46,16 @@ async def test_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_limit_of_readers() -> None:
     """At most the limit of readers is accepted, also when their requests arrive together. A
     reader that leaves makes room, also before it has read a line."""
-    health = WorkerHealth(Address("127.0.0.1", 0))
+    health = HealthRequestHandler(Address("127.0.0.1", 0))
     health.client = Client()
     asked = Request("GET", "/events", {}, "localhost")
-    answers = [await health._events(asked) for _ in range(STREAMS_MAX)]
+    answers = [await health._answer_events(asked) for _ in range(EVENT_STREAMS_MAX)]
     for answer in answers:
         with pytest.raises(HttpError, match="readers already"):
-            await health._events(asked)
+            await health._answer_events(asked)
         assert isinstance(answer.body, AsyncGenerator)
         await answer.body.aclose()
-        await health._events(asked)
+        await health._answer_events(asked)
 
 
 async def test_filters() -> None:

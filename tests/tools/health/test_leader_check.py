@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy._tools.domain_map import read_domains
-from riverpy._tools.health.probes import Check, check_leaders
+from riverpy._tools.health.probes import CheckResult, check_leaders
 from riverpy.cli import main
 from riverpy.cli._run import EXIT_NOT_READY
 from riverpy.migrate import migrate_all
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOST = timedelta(seconds=60)
 
 
-async def result_for(schema: Schema) -> Check:
+async def result_for(schema: Schema) -> CheckResult:
     """Return the result of the check."""
     async with schema.connected() as connection:
         return check_leaders(MOST, await read_domains(connection, schema.name))
@@ -39,12 +39,14 @@ async def run_command(schema: Schema, url: str) -> tuple[int, dict[str, Any]]:
 
 async def test_leaders(schema: Schema) -> None:
     """Leaders are named. A domain without a live client needs no leader."""
-    assert await result_for(schema) == Check(True, "no leader of default, which has no client")
+    assert await result_for(schema) == CheckResult(
+        True, "no leader of default, which has no client"
+    )
     await register(schema, "a")
     await set_leader(schema, "a")
     await register(schema, "m", domain="media")
     await set_lease_holder(schema, "d:media", "m")
-    assert await result_for(schema) == Check(
+    assert await result_for(schema) == CheckResult(
         True, "a is the leader of default, m is the leader of media"
     )
 

@@ -19,7 +19,7 @@ from riverpy import ClientStats, Histogram, KindStats, LeaseStats, QueueStats, S
 from riverpy._tools.health import worker_health
 from riverpy._tools.health.http import Address, Request
 from riverpy._tools.health.metrics import render_metrics
-from riverpy._tools.health.worker_health import WorkerHealth
+from riverpy._tools.health.worker_health import HealthRequestHandler
 from riverpy._work.counters import BATCH_BOUNDS, RUN_BOUNDS, HistogramBuilder
 from riverpy.stats import UNKNOWN_KINDS
 from tests.work.rig import Task
@@ -51,7 +51,7 @@ def samples(page: str) -> dict[Sample, float]:
 
 def page_of(stats: ClientStats, lags: dict[str, timedelta] | None = None) -> dict[Sample, float]:
     """Return the samples of the page of these stats."""
-    return samples("".join(render_metrics(stats, process_started_at=1.5, lags=lags)))
+    return samples("".join(render_metrics(stats, process_started_at=1.5, queue_lags=lags)))
 
 
 def value(page: dict[Sample, float], name: str, **labels: str) -> float | None:
@@ -93,7 +93,9 @@ def test_labels_are_escaped(name: str) -> None:
 
 def test_metrics_are_declared_once() -> None:
     """Each metric has its help and type once (OP-12)."""
-    text = "".join(render_metrics(ClientStats(client_id="c"), process_started_at=0, lags=None))
+    text = "".join(
+        render_metrics(ClientStats(client_id="c"), process_started_at=0, queue_lags=None)
+    )
     families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     helped = [line.split()[2] for line in text.splitlines() if line.startswith("# HELP")]
     assert families == helped
@@ -143,7 +145,9 @@ def test_each_metric_is_on_the_page() -> None:
     named: set[str] = set()
     for cell in re.findall(r"^\| (`riverpy_.*?) \|", PAGE.read_text("utf-8"), re.MULTILINE):
         named |= set(re.findall(r"`(\w+)`", cell))
-    page = "".join(render_metrics(ClientStats(client_id="c"), process_started_at=0, lags=None))
+    page = "".join(
+        render_metrics(ClientStats(client_id="c"), process_started_at=0, queue_lags=None)
+    )
     assert named == set(re.findall(r"^# TYPE (\w+)", page, re.MULTILINE))
 
 
@@ -156,7 +160,7 @@ async def test_jobs_run_while_the_page_is_written(monkeypatch: pytest.MonkeyPatc
     kinds = {f"kind{n}": KindStats(**counts, runs=runs) for n in range(100)}
     stats = ClientStats(client_id="c", uptime=1.0, kinds=kinds)
     client: Any = SimpleNamespace(stats=lambda: stats, queue_lags=_no_lags, queues={})
-    health = WorkerHealth(Address("127.0.0.1", 0))
+    health = HealthRequestHandler(Address("127.0.0.1", 0))
     health.client = client
     monkeypatch.setattr(worker_health, "RENDER_SLICE_SECONDS", 0.0)
     turns = 0
@@ -168,7 +172,7 @@ async def test_jobs_run_while_the_page_is_written(monkeypatch: pytest.MonkeyPatc
             turns += 1
 
     turning = asyncio.get_running_loop().create_task(turn())
-    response = await health._metrics(Request("GET", "/metrics", {}, "localhost"))
+    response = await health._answer_metrics(Request("GET", "/metrics", {}, "localhost"))
     turning.cancel()
     assert turns >= len(kinds)
     assert isinstance(response.body, bytes)

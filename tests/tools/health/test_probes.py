@@ -11,7 +11,7 @@ import pytest
 
 from riverpy import ClientStats, Histogram, QueueStats
 from riverpy._lifecycle import PROGRESS_DELAY_MAX, ServiceGroup, StopScope
-from riverpy._tools.health.probes import check_lag, check_liveness, check_readiness
+from riverpy._tools.health.probes import check_liveness, check_queue_lags, check_readiness
 
 NONE = Histogram((), (0,), 0.0)
 QUEUE = QueueStats(
@@ -96,11 +96,11 @@ def test_polling_is_ready(listener: str) -> None:
 def test_lag(lags: dict[str, timedelta] | None, reason: str | None) -> None:
     """A worker is not ready while a job waits for longer than `max_lag`, or if that is not
     known. Paused queues do not count."""
-    result = check_readiness(WORKING, check_lag(timedelta(minutes=1), lags, WORKING))
+    result = check_readiness(WORKING, check_queue_lags(timedelta(minutes=1), lags, WORKING))
     assert result.ok == (reason is None)
     assert reason is None or reason in result.summary
     paused = with_queue(paused=True, claim_age=3600.0)
-    assert check_lag(timedelta(minutes=1), lags, paused).ok == (lags is not None)
+    assert check_queue_lags(timedelta(minutes=1), lags, paused).ok == (lags is not None)
 
 
 def test_stuck_service() -> None:

@@ -13,8 +13,8 @@ import pytest
 import structlog
 
 from riverpy._tools.health import server as server_module
-from riverpy._tools.health.http import HEAD_MAX, Address, Response
-from riverpy._tools.health.server import Server
+from riverpy._tools.health.http import REQUEST_HEAD_BYTES_MAX, Address, Response
+from riverpy._tools.health.server import HttpServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -33,7 +33,7 @@ class Site:
         self.port = 0
         self.asked = asyncio.Event()
         self.stream_ended = asyncio.Event()
-        self.server = Server(
+        self.server = HttpServer(
             Address("127.0.0.1", 0),
             {
                 "/page": self._page,
@@ -104,7 +104,7 @@ async def serving() -> AsyncGenerator[Site]:
     """Serve a site. The end must not wait for connected clients."""
     site = Site()
     with structlog.testing.capture_logs() as log:
-        async with site.server.serving():
+        async with site.server.serve():
             site.port = log[0]["port"]
             yield site
             leaving = asyncio.get_running_loop().time()
@@ -120,7 +120,7 @@ async def serving() -> AsyncGenerator[Site]:
         (b"GET http://[ HTTP/1.1\r\n\r\n", 400),
         (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
         (get("/page?" + "&".join(["a=1"] * 200)), 400),
-        (b"GET /page HTTP/1.1\r\nx: " + b"a" * (2 * HEAD_MAX), 431),
+        (b"GET /page HTTP/1.1\r\nx: " + b"a" * (2 * REQUEST_HEAD_BYTES_MAX), 431),
         (get("/page", method="POST"), 405),
         (get("/"), 404),
         (get("/page/../page"), 404),
@@ -202,7 +202,7 @@ async def test_stream_ends_when_its_reader_resets() -> None:
             writer.write(get("/stream"))
             await site.asked.wait()
             reset(writer)
-            while site.server._has_request_by_scope:
+            while site.server._has_request_by_connection:
                 await asyncio.sleep(0.01)
         assert log == []
 
@@ -218,7 +218,7 @@ async def test_slow_requests_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
             _reader, writer = await site.connect()
             writer.transport.pause_reading()
             writer.write(get("/large"))
-            while site.server._has_request_by_scope:
+            while site.server._has_request_by_connection:
                 await asyncio.sleep(0.01)
             writer.transport.abort()
 
@@ -253,7 +253,7 @@ async def test_port_in_use() -> None:
         with pytest.raises(
             OSError, match=r"another process uses the port: choose another one with --health"
         ):
-            async with Server(address, {}).serving():
+            async with HttpServer(address, {}).serve():
                 pass
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from riverpy._tools.health.systemd import Systemd
+from riverpy._tools.health.systemd import SystemdNotifier
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,14 +30,14 @@ def test_notify(tmp_path: Path, is_abstract: bool) -> None:
     """Values arrive, one per line, at a socket with a path and at one with an abstract name."""
     name = f"@riverpy-{secrets.token_hex(8)}" if is_abstract else str(tmp_path / "notify")
     with listening(name.replace("@", "\0", 1) if is_abstract else name) as manager:
-        Systemd({"NOTIFY_SOCKET": name}).notify(READY=1, STATUS="working default")
+        SystemdNotifier({"NOTIFY_SOCKET": name}).notify(READY=1, STATUS="working default")
         assert manager.recv(1000) == b"READY=1\nSTATUS=working default"
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "/nowhere/at/all"}])
 async def test_no_receiver(environ: dict[str, str]) -> None:
     """Without a manager, or after it has ended, nothing happens."""
-    systemd = Systemd({**environ, "WATCHDOG_USEC": "1000"})
+    systemd = SystemdNotifier({**environ, "WATCHDOG_USEC": "1000"})
     systemd.notify(READY=1)
     async with systemd.ping_watchdog(lambda: True):
         await asyncio.sleep(0)
@@ -54,7 +54,7 @@ async def test_watchdog_while_alive(tmp_path: Path) -> None:
         return is_alive
 
     with listening(path) as manager:
-        systemd = Systemd({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "3000"})
+        systemd = SystemdNotifier({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "3000"})
         async with systemd.ping_watchdog(check):
             assert await asyncio.to_thread(manager.recv, 100) == b"WATCHDOG=1"
             is_alive = False
@@ -84,6 +84,6 @@ async def test_no_watchdog(tmp_path: Path, environ: dict[str, str]) -> None:
     """Without a watchdog, or with one for another process, no notification is sent."""
     path = str(tmp_path / "notify")
     with listening(path):
-        systemd = Systemd({"NOTIFY_SOCKET": path, **environ})
+        systemd = SystemdNotifier({"NOTIFY_SOCKET": path, **environ})
         async with systemd.ping_watchdog(lambda: pytest.fail("the watchdog asked")):
             await asyncio.sleep(0.005)
