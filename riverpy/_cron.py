@@ -14,10 +14,10 @@ from cronsim import CronSim, CronSimError
 
 from riverpy.errors import ConfigError
 
-_ZONE_HINT = "use a name such as Europe/Berlin"
+_TIME_ZONE_HINT = "use a name such as Europe/Berlin"
 _EVERY_PREFIX = "@every "
-_ZONE_PREFIXES = ("TZ=", "CRON_TZ=")
-_MACROS = {
+_TIME_ZONE_PREFIXES = ("TZ=", "CRON_TZ=")
+_CRON_MACROS = {
     "@annually": "0 0 1 1 *",
     "@yearly": "0 0 1 1 *",
     "@monthly": "0 0 1 * *",
@@ -26,11 +26,11 @@ _MACROS = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-_WILDCARDS = ("*", "?")
-_DIGITS_MAX = 19
+_FIELD_WILDCARDS = ("*", "?")
+_TOO_MANY_DIGITS = 19
 """A number with this many digits or more is too large for Go."""
-_DURATION_PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
-_DURATION = re.compile(rf"[+-]?(?:(?:{_DURATION_PART})+|0)")
+_GO_DURATION_PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
+_GO_DURATION = re.compile(rf"[+-]?(?:(?:{_GO_DURATION_PART})+|0)")
 _NANOSECONDS_BY_UNIT = {
     "ns": 1,
     "us": 10**3,
@@ -43,28 +43,28 @@ _NANOSECONDS_BY_UNIT = {
 }
 
 
-class _Field(NamedTuple):
+class _CronField(NamedTuple):
     """One of the five fields of a cron expression."""
 
     name: str
-    first: int
-    last: int
-    names: tuple[str, ...] = ()
+    minimum: int
+    maximum: int
+    value_names: tuple[str, ...] = ()
     """The names of the field's values, in lower case."""
 
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_FIELDS = (
-    _Field("minute", 0, 59),
-    _Field("hour", 0, 23),
-    _Field("day of the month", 1, 31),
-    _Field("month", 1, 12, _MONTHS),
-    _Field("day of the week", 0, 6, _WEEKDAYS),
+_CRON_FIELDS = (
+    _CronField("minute", 0, 59),
+    _CronField("hour", 0, 23),
+    _CronField("day of the month", 1, 31),
+    _CronField("month", 1, 12, _MONTHS),
+    _CronField("day of the week", 0, 6, _WEEKDAYS),
 )
 
 
-def time_zone(name: object) -> tzinfo:
+def find_time_zone(name: object) -> tzinfo:
     """Return the time zone with this name. UTC needs no time zone files.
 
     Raises:
@@ -78,7 +78,7 @@ def time_zone(name: object) -> tzinfo:
         return ZoneInfo(name)
     except (LookupError, ValueError, OSError):
         near = get_close_matches(name[:80], available_timezones(), n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else _ZONE_HINT
+        hint = f"did you mean {', '.join(near)}?" if near else _TIME_ZONE_HINT
         raise ConfigError(f"there is no time zone {name[:80]!r}: {hint}") from None
 
 
@@ -91,7 +91,7 @@ def split_time_zone(expression: object) -> tuple[str | None, str]:
     """
     if not isinstance(expression, str):
         raise ConfigError(f"a cron expression must be a string, got {type(expression).__name__}")
-    if not expression.startswith(_ZONE_PREFIXES):
+    if not expression.startswith(_TIME_ZONE_PREFIXES):
         return None, expression
     prefix, _, rest = expression.partition(" ")
     return prefix.partition("=")[2], rest.strip()
@@ -106,7 +106,7 @@ def parse_every_interval(expression: str) -> timedelta | None:
     """
     if not expression.startswith(_EVERY_PREFIX):
         return None
-    nanoseconds = _go_duration(expression.removeprefix(_EVERY_PREFIX))
+    nanoseconds = _parse_go_duration(expression.removeprefix(_EVERY_PREFIX))
     if nanoseconds is None:
         raise ConfigError(
             f"cron expression {expression[:80]!r} is not allowed: use a duration with the units "
@@ -115,11 +115,11 @@ def parse_every_interval(expression: str) -> timedelta | None:
     return timedelta(seconds=max(nanoseconds // 10**9, 1))
 
 
-def _go_duration(text: str) -> int | None:
+def _parse_go_duration(text: str) -> int | None:
     """Return the nanoseconds of a duration in Go's form, or None if the text is not a duration."""
-    if not _DURATION.fullmatch(text):
+    if not _GO_DURATION.fullmatch(text):
         return None
-    parts = re.findall(_DURATION_PART, text)
+    parts = re.findall(_GO_DURATION_PART, text)
     try:
         total = sum(int(Fraction(number) * _NANOSECONDS_BY_UNIT[unit]) for number, unit in parts)
     except ValueError:  # Python refuses numbers with thousands of digits
@@ -128,42 +128,42 @@ def _go_duration(text: str) -> int | None:
     return total if -(2**63) <= total < 2**63 else None  # a duration in Go has 64 bits
 
 
-def cron_fields(expression: str) -> list[str]:
+def split_cron_fields(expression: str) -> list[str]:
     """Return the five fields of an expression.
 
     Raises:
         ConfigError: the expression does not have five fields, and is not a macro such as @daily.
     """
-    fields = _MACROS.get(expression, expression).split()
-    if len(fields) != len(_FIELDS):
+    fields = _CRON_MACROS.get(expression, expression).split()
+    if len(fields) != len(_CRON_FIELDS):
         raise ConfigError(
             "a cron expression must have five fields (minute, hour, day of the month, month, day "
-            f"of the week), or be @every DURATION or one of {', '.join(_MACROS)}, got "
+            f"of the week), or be @every DURATION or one of {', '.join(_CRON_MACROS)}, got "
             f"{expression[:80]!r}"
         )
     return fields
 
 
-def cron_pattern(fields: list[str], given: str) -> CronSim:
+def make_cron_iterator(fields: list[str], expression: str) -> CronSim:
     """Return an iterator over the local times that `fields` match.
 
     Raises:
-        ConfigError: a field is not valid, or no date matches. The error text contains `given`, the
-            expression.
+        ConfigError: a field is not valid, or no date matches. The error text contains
+            `expression`.
     """
     try:
-        texts = [_field_values(text, field) for text, field in zip(fields, _FIELDS, strict=True)]
+        texts = list(map(_expand_field, fields, _CRON_FIELDS))
     except ConfigError as error:
-        raise ConfigError(f"cron expression {given[:80]!r} is not allowed: {error}") from None
+        raise ConfigError(f"cron expression {expression[:80]!r} is not allowed: {error}") from None
     try:
         return CronSim(" ".join(texts), datetime(2000, 1, 1))  # noqa: DTZ001 (a local time)
     except CronSimError:  # no date matches, as for the 30th of February
         raise ConfigError(
-            f"cron expression {given[:80]!r} is not allowed: no date matches"
+            f"cron expression {expression[:80]!r} is not allowed: no date matches"
         ) from None
 
 
-def _field_values(text: str, field: _Field) -> str:
+def _expand_field(field_text: str, field: _CronField) -> str:
     """Return the values of a field, separated by commas, or `*` if the field allows every value.
 
     A day field allows every value if it has an item `*`, `?` or `*/1`. A field `*/2` allows only
@@ -172,42 +172,43 @@ def _field_values(text: str, field: _Field) -> str:
     """
     values: set[int] = set()
     is_unrestricted = False
-    for item in filter(None, text.split(",")):
-        found = _item_values(item, field)
+    for item in filter(None, field_text.split(",")):
+        found = _parse_item(item, field)
         values.update(found)
-        is_unrestricted = is_unrestricted or (item.startswith(_WILDCARDS) and found.step == 1)
+        is_unrestricted = is_unrestricted or (item.startswith(_FIELD_WILDCARDS) and found.step == 1)
     return "*" if is_unrestricted else ",".join(map(str, sorted(values)))
 
 
-def _item_values(item: str, field: _Field) -> range:
+def _parse_item(item_text: str, field: _CronField) -> range:
     """Return the values of one item, such as `5`, `*/2` or `mon-fri`.
 
     Raises:
         ConfigError: the item is not allowed.
     """
-    span, *steps = item.split("/")
+    span, *steps = item_text.split("/")
     start, *ends = span.split("-")
     step = _parse_number(steps[0]) if steps else 1
-    if start in _WILDCARDS:  # robfig/cron ignores the end in `*-5`
-        low, high = field.first, field.last
+    if start in _FIELD_WILDCARDS:  # robfig/cron ignores the end in `*-5`
+        low, high = field.minimum, field.maximum
     else:
-        low = _parse_value(start, field)
-        high = _parse_value(ends[0], field) if ends else field.last if steps else low
+        low = _parse_field_value(start, field)
+        high = _parse_field_value(ends[0], field) if ends else field.maximum if steps else low
     is_form = len(steps) <= 1 and len(ends) <= 1
     if not is_form or not step or low is None or high is None or not low <= high:
-        names = f" or {field.names[0]} to {field.names[-1]}" if field.names else ""
+        names = field.value_names
+        name_range = f" or {names[0]} to {names[-1]}" if names else ""
         raise ConfigError(
-            f"{item[:40]!r} is not a {field.name}: use {field.first} to {field.last}{names}, "
-            "ranges such as 1-5, and steps such as */2"
+            f"{item_text[:40]!r} is not a {field.name}: use {field.minimum} to {field.maximum}"
+            f"{name_range}, ranges such as 1-5, and steps such as */2"
         )
     return range(low, high + 1, step)
 
 
-def _parse_value(text: str, field: _Field) -> int | None:
+def _parse_field_value(text: str, field: _CronField) -> int | None:
     """Return the value of a number or name, or None if the text is not a value of the field."""
-    name = text.lower()
-    value = field.first + field.names.index(name) if name in field.names else _parse_number(text)
-    return value if value is not None and field.first <= value <= field.last else None
+    name, names = text.lower(), field.value_names
+    value = field.minimum + names.index(name) if name in names else _parse_number(text)
+    return value if value is not None and field.minimum <= value <= field.maximum else None
 
 
 def _parse_number(text: str) -> int | None:
@@ -215,4 +216,4 @@ def _parse_number(text: str) -> int | None:
     if not digits.isascii() or not digits.isdigit():
         return None
     digits = digits.lstrip("0") or "0"
-    return int(digits) if len(digits) < _DIGITS_MAX else None
+    return int(digits) if len(digits) < _TOO_MANY_DIGITS else None

@@ -21,8 +21,8 @@ from riverpy._clients.process import ProcessAndLoop
 from riverpy._clock import Clock
 from riverpy._dsn import validate_url
 from riverpy._insert.errors import translate_notify_channel_error
-from riverpy._insert.inserter import ACQUIRE_TIMEOUT, NO_CONNECTION_TEXT, Inserter
-from riverpy._insert.row import InsertRules
+from riverpy._insert.inserter import ACQUIRE_CONNECTION_TIMEOUT, NO_CONNECTION_ERROR_TEXT, Inserter
+from riverpy._insert.row import InsertSettings
 from riverpy._leading.subscriptions import Leadership, LeadershipSubscription
 from riverpy._lifecycle import single_error
 from riverpy._log import get_logger
@@ -314,7 +314,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         pool = self._open_pool()
         reason = f"the call took longer than {STATEMENT_TIMEOUT:g} s"
         with anyio.fail_after(STATEMENT_TIMEOUT, reason=reason):
-            with anyio.fail_after(ACQUIRE_TIMEOUT, reason=NO_CONNECTION_TEXT):
+            with anyio.fail_after(ACQUIRE_CONNECTION_TIMEOUT, reason=NO_CONNECTION_ERROR_TEXT):
                 connection = await pool.acquire()
             try:
                 with translate_notify_channel_error():
@@ -332,13 +332,13 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             # task for each insert.
             lambda: self._open_pool().acquire(),
             schema=self._config.schema,
-            rules=InsertRules(
-                max_attempts=self._config.max_attempts,
+            insert_settings=InsertSettings(
+                default_max_attempts=self._config.max_attempts,
                 known_kinds=None
                 if self._workers is None or self._config.skip_unknown_job_check
                 else self._workers,
                 skip_job_kind_validation=self._config.skip_job_kind_validation,
-                notify=self._config.insert_notify,
+                should_notify=self._config.insert_notify,
             ),
             plugins=Plugins(self._config.plugins, self._config.hooks, self._config.middleware),
             clock=Clock(),

@@ -19,7 +19,7 @@ from riverpy._names import expect_one_of, validate_kind
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import InsertOpts
 from riverpy.job import JobArgs, RawArgs
-from riverpy.schedules import PeriodicSchedule, next_time, schedule_text
+from riverpy.schedules import PeriodicSchedule, format_schedule, next_time
 
 Missed: TypeAlias = Literal["skip", "one", "all"]
 RunOnStart: TypeAlias = Literal["never", "first_registration", "each_term"]
@@ -74,7 +74,7 @@ class PeriodicJob:
         expect_one_of("run_on_start", run_on_start, RunOnStart)
         expect_one_of("missed", missed, Missed)
         self.schedule = schedule
-        text = schedule_text(schedule).replace("\0", "")
+        text = format_schedule(schedule).replace("\0", "")
         self.schedule_text = text.encode(errors="replace").decode()
         """The text of the schedule, without characters that PostgreSQL cannot store."""
         self.run_on_start: RunOnStart = run_on_start

@@ -7,26 +7,26 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal, Protocol, TypeAlias, cast
 
 from riverpy._cron import (
-    cron_fields,
-    cron_pattern,
+    find_time_zone,
+    make_cron_iterator,
     parse_every_interval,
+    split_cron_fields,
     split_time_zone,
-    time_zone,
 )
 from riverpy._duration import format_duration, parse_duration
 from riverpy._lifecycle import convert_base_exceptions
 from riverpy._names import expect_one_of
 from riverpy.errors import ConfigError
 
-ClockChanges: TypeAlias = Literal["once", "river"]
+ClockChangePolicy: TypeAlias = Literal["once", "river"]
 
-INTERVAL_MIN = timedelta(milliseconds=1)
-INTERVAL_MAX = timedelta(days=365_000)
+SCHEDULE_INTERVAL_MIN = timedelta(milliseconds=1)
+SCHEDULE_INTERVAL_MAX = timedelta(days=365_000)
 
-_SECOND = timedelta(seconds=1)
-_DAY = timedelta(days=1)
+_ONE_SECOND = timedelta(seconds=1)
+_ONE_DAY = timedelta(days=1)
 _EVERY_PREFIX, _CRON_PREFIX = "every ", "cron "
-_WILDCARDS = ("*", "?")
+_CRON_WILDCARDS = ("*", "?")
 _RIVER_CLOCK_SUFFIX = " clock_changes=river"
 
 
@@ -50,10 +50,11 @@ class IntervalSchedule:
         """Create a schedule; see `every`, or `cron` for an expression."""
         if not isinstance(interval, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"interval must be a timedelta, got {type(interval).__name__}")
-        if not INTERVAL_MIN <= interval <= INTERVAL_MAX or interval % INTERVAL_MIN:
+        is_in_range = SCHEDULE_INTERVAL_MIN <= interval <= SCHEDULE_INTERVAL_MAX
+        if not is_in_range or interval % SCHEDULE_INTERVAL_MIN:
             raise ConfigError(
                 "interval must be a whole number of milliseconds, at least 1 and at most "
-                f"{INTERVAL_MAX.days:,} days, got {interval}"
+                f"{SCHEDULE_INTERVAL_MAX.days:,} days, got {interval}"
             )
         self.interval, self.expression = interval, expression
 
@@ -84,24 +85,24 @@ class CronSchedule:
     this rule too.
     """
 
-    def __init__(self, expression: str, timezone: str, clock_changes: ClockChanges) -> None:
+    def __init__(self, expression: str, timezone: str, clock_changes: ClockChangePolicy) -> None:
         """Create a schedule; see `cron`. `expression` must not contain a time zone."""
-        self.timezone, self.zone = timezone, time_zone(timezone)
-        fields = cron_fields(expression)
+        self.timezone, self.zone = timezone, find_time_zone(timezone)
+        fields = split_cron_fields(expression)
         self.expression = " ".join(fields).upper()
-        self.clock_changes: ClockChanges = clock_changes
-        self._pattern = cron_pattern(fields, expression)
+        self.clock_changes: ClockChangePolicy = clock_changes
+        self._cron_iterator = make_cron_iterator(fields, expression)
         minute, hour = fields[:2]
-        recurs = minute.startswith(_WILDCARDS) or hour.startswith(_WILDCARDS)
-        is_hourly = len(self._pattern.hours) == 24
+        recurs = minute.startswith(_CRON_WILDCARDS) or hour.startswith(_CRON_WILDCARDS)
+        is_hourly = len(self._cron_iterator.hours) == 24
         self._has_fixed_times = clock_changes == "once" and not recurs and not is_hourly
 
     def next(self, after: datetime, /) -> datetime | None:
         """Return the first matching time after `after`."""
         try:
             if self._has_fixed_times:
-                return self._next_fixed_time(after)
-            return self._next_matching_instant(after)
+                return self._find_next_fixed_time(after)
+            return self._find_next_matching_time(after)
         except OverflowError:  # datetime ends with the year 9999
             return None
 
@@ -109,56 +110,57 @@ class CronSchedule:
         suffix = _RIVER_CLOCK_SUFFIX if self.clock_changes == "river" else ""
         return f"{_CRON_PREFIX}{self.expression} {self.timezone}{suffix}"
 
-    def _next_fixed_time(self, after: datetime) -> datetime | None:
-        local_time: datetime | None = self._local_time(after)
-        while (local_time := self._next_local_time(local_time)) is not None:
-            due = self._instant_of(local_time)
+    def _find_next_fixed_time(self, after: datetime) -> datetime | None:
+        local_time: datetime | None = self._to_local_time(after)
+        while (local_time := self._find_next_local_time(local_time)) is not None:
+            due = self._to_utc_time(local_time)
             if due > after:
                 return due
         return None
 
-    def _next_matching_instant(self, after: datetime) -> datetime | None:
+    def _find_next_matching_time(self, after: datetime) -> datetime | None:
         start = after.astimezone(UTC).replace(microsecond=0)
-        local_time = self._local_time(start)
-        while (local_time := self._next_local_time(local_time)) is not None:
-            due = (local_time - self._offset(start)).replace(tzinfo=UTC)
-            change = self._first_change(start, due)
+        local_time = self._to_local_time(start)
+        while (local_time := self._find_next_local_time(local_time)) is not None:
+            due = (local_time - self._get_utc_offset(start)).replace(tzinfo=UTC)
+            change = self._find_offset_change(start, due)
             if change is None:
                 return due
-            start, local_time = change, self._local_time(change) - _SECOND
+            start, local_time = change, self._to_local_time(change) - _ONE_SECOND
         return None
 
-    def _next_local_time(self, local_time: datetime) -> datetime | None:
+    def _find_next_local_time(self, local_time: datetime) -> datetime | None:
         """Return the next local time that matches the expression. The times have no time zone."""
-        pattern = copy.copy(self._pattern)
+        pattern = copy.copy(self._cron_iterator)
         pattern.dt = local_time.replace(microsecond=0)
         return next(pattern, None)
 
-    def _local_time(self, instant: datetime) -> datetime:
+    def _to_local_time(self, instant: datetime) -> datetime:
         return instant.astimezone(self.zone).replace(tzinfo=None, fold=0)
 
-    def _offset(self, instant: datetime) -> timedelta:
+    def _get_utc_offset(self, instant: datetime) -> timedelta:
         return instant.astimezone(self.zone).utcoffset() or timedelta(0)
 
-    def _instant_of(self, local_time: datetime) -> datetime:
+    def _to_utc_time(self, local_time: datetime) -> datetime:
         """Return the first instant with this local time. If clocks skip this local time, return the
         end of the gap."""
         instant = local_time.replace(tzinfo=self.zone).astimezone(UTC)
-        if self._local_time(instant) == local_time:
+        if self._to_local_time(instant) == local_time:
             return instant
         before = local_time.replace(tzinfo=self.zone, fold=1).astimezone(UTC)
-        return self._first_change(before, instant) or instant
+        return self._find_offset_change(before, instant) or instant
 
-    def _first_change(self, start: datetime, end: datetime) -> datetime | None:
+    def _find_offset_change(self, start: datetime, end: datetime) -> datetime | None:
         """Return the first second up to `end` that has another UTC offset than `start`."""
-        offset = self._offset(start)
+        offset = self._get_utc_offset(start)
         low = start
         while low < end:
-            high = min(low + _DAY, end)
-            if self._offset(high) != offset:
-                while high - low > _SECOND:
-                    middle = low + (high - low) // 2 // _SECOND * _SECOND
-                    low, high = (low, middle) if self._offset(middle) != offset else (middle, high)
+            high = min(low + _ONE_DAY, end)
+            if self._get_utc_offset(high) != offset:
+                while high - low > _ONE_SECOND:
+                    middle = low + (high - low) // 2 // _ONE_SECOND * _ONE_SECOND
+                    is_changed = self._get_utc_offset(middle) != offset
+                    low, high = (low, middle) if is_changed else (middle, high)
                 return high
             low = high
         return None
@@ -178,7 +180,7 @@ def every(interval: timedelta) -> IntervalSchedule:
 
 
 def cron(
-    expression: str, *, timezone: str | None = None, clock_changes: ClockChanges = "once"
+    expression: str, *, timezone: str | None = None, clock_changes: ClockChangePolicy = "once"
 ) -> CronSchedule | IntervalSchedule:
     """Return the schedule of a cron expression. River in Go computes the same times.
 
@@ -201,8 +203,8 @@ def cron(
     if named is not None and timezone is not None:
         raise ConfigError(f"the cron expression has the time zone {named!r}: remove timezone=")
     timezone = named or ("UTC" if timezone is None else timezone)
-    time_zone(timezone)
-    expect_one_of("clock_changes", clock_changes, ClockChanges)
+    find_time_zone(timezone)
+    expect_one_of("clock_changes", clock_changes, ClockChangePolicy)
     interval = parse_every_interval(expression)
     if interval is not None:
         return IntervalSchedule(interval, expression)
@@ -210,7 +212,7 @@ def cron(
 
 
 def parse_schedule(text: str) -> PeriodicSchedule | None:
-    """Return the schedule with this `schedule_text`; None: the schedule is an object of a user's
+    """Return the schedule with this text; None: the schedule is an object of a user's
     class.
 
     Raises:
@@ -223,14 +225,14 @@ def parse_schedule(text: str) -> PeriodicSchedule | None:
         except ValueError as error:
             raise ConfigError(str(error)) from None
     if text.startswith(_CRON_PREFIX):
-        changes: ClockChanges = "river" if text.endswith(_RIVER_CLOCK_SUFFIX) else "once"
+        changes: ClockChangePolicy = "river" if text.endswith(_RIVER_CLOCK_SUFFIX) else "once"
         text = text.removeprefix(_CRON_PREFIX).removesuffix(_RIVER_CLOCK_SUFFIX)
         expression, _, timezone = text.rpartition(" ")
         return cron(expression, timezone=timezone, clock_changes=changes)
     return None
 
 
-def schedule_text(schedule: PeriodicSchedule) -> str:
+def format_schedule(schedule: PeriodicSchedule) -> str:
     """Return the text of a schedule, which is stored with its periodic job. Equal schedules have
     the same text in every process."""
     cls = type(schedule)
@@ -245,15 +247,15 @@ def next_time(schedule: PeriodicSchedule, after: datetime) -> datetime | None:
         ConfigError: the schedule returned a naive time, or a time that is not after `after`.
         Exception: what the schedule raised.
     """
-    with convert_base_exceptions(schedule_text(schedule)):
+    with convert_base_exceptions(format_schedule(schedule)):
         due = cast("object", schedule.next(after))
     if due is None:
         return None
     if not isinstance(due, datetime) or due.utcoffset() is None:
-        raise ConfigError(f"{schedule_text(schedule)} must return an aware datetime, got {due!r}")
+        raise ConfigError(f"{format_schedule(schedule)} must return an aware datetime, got {due!r}")
     if due <= after:
         raise ConfigError(
-            f"{schedule_text(schedule)} must return a time after the one it is given: "
+            f"{format_schedule(schedule)} must return a time after the one it is given: "
             f"{due.isoformat()} after {after.isoformat()}"
         )
     return due.astimezone(UTC)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from riverpy._calls.base import ClientCalls
-from riverpy._insert.json_text import encode_metadata, json_size
+from riverpy._insert.json_text import encode_metadata, utf8_size
 from riverpy._names import validate_queue
 from riverpy._postgres import queues
 from riverpy.errors import ArgsError, ConfigError, NotFoundError
@@ -89,7 +89,7 @@ class QueueCalls(ClientCalls):
         ).decode()
         if len(payload.encode()) > NOTIFICATION_SIZE_MAX:
             raise ArgsError(
-                f"the metadata have {json_size(text):,} bytes as JSON, but one notification with "
+                f"the metadata have {utf8_size(text):,} bytes as JSON, but one notification with "
                 f"them has at most {NOTIFICATION_SIZE_MAX:,}: store the data elsewhere and put a "
                 "reference to it here"
             )

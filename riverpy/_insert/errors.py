@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 _ABORTED_SUFFIX = ". The transaction given as tx is aborted: roll it back, or back to a savepoint"
-_FAILED_TRANSACTION_CODE = "25P02"
-_TOO_LARGE_CODE = "54000"
-_DAMAGED_CODE = "XX001"
-_NO_MEMORY_TEXT = "invalid memory alloc request size"
-_PREPARED_STATEMENT_CODES = {"26000", "42P05"}
-_SCHEMA_MISSING_CODES = {"42P01", "42P10", "42703", "42704", "42883", "3F000"}
-_UNIQUE_INDEX = "river_job_unique_idx"
+_FAILED_TRANSACTION_SQLSTATE = "25P02"
+_LIMIT_EXCEEDED_SQLSTATE = "54000"
+_DATA_CORRUPTED_SQLSTATE = "XX001"
+_ALLOCATION_FAILED_TEXT = "invalid memory alloc request size"
+_PREPARED_STATEMENT_SQLSTATES = {"26000", "42P05"}
+_SCHEMA_MISSING_SQLSTATES = {"42P01", "42P10", "42703", "42704", "42883", "3F000"}
+_UNIQUE_INDEX_NAME = "river_job_unique_idx"
 
 
 def sqlstate(error: BaseException) -> str | None:
@@ -56,8 +56,9 @@ def translate_errors(tx: Transaction | None, *, in_savepoint: bool = False) -> G
     try:
         yield
     except DATABASE_ERRORS as error:
-        aborted = "" if tx is None or in_savepoint else _ABORTED_SUFFIX
-        translation = _riverpy_error(error, aborted) or _connection_error(error, tx, aborted)
+        suffix = "" if tx is None or in_savepoint else _ABORTED_SUFFIX
+        translation = _translate_statement_error(error, suffix)
+        translation = translation or _translate_connection_error(error, tx, suffix)
         if translation is None:
             raise
         raise translation from error
@@ -72,41 +73,41 @@ def translate_notify_channel_error() -> Generator[None]:
     except DATABASE_ERRORS as error:
         if not is_channel_too_long(error):
             raise
-        raise _channel_error(error) from error
+        raise _make_channel_name_error(error) from error
 
 
-def _channel_error(error: Exception, aborted: str = "") -> ConfigError:
-    return ConfigError(f"{SCHEMA_TOO_LONG}: nothing was stored ({describe(error)}){aborted}")
+def _make_channel_name_error(error: Exception, suffix: str = "") -> ConfigError:
+    return ConfigError(f"{SCHEMA_TOO_LONG}: nothing was stored ({describe(error)}){suffix}")
 
 
-def _riverpy_error(error: Exception, aborted: str) -> Exception | None:
+def _translate_statement_error(error: Exception, suffix: str) -> Exception | None:
     """Return riverpy's error for a database error, or None. The text of the error ends with
-    `aborted`."""
+    `suffix`."""
     code = sqlstate(error)
-    if code in _SCHEMA_MISSING_CODES:
+    if code in _SCHEMA_MISSING_SQLSTATES:
         return SchemaMissingError(
             f"River's tables are missing or too old ({describe(error)}): run `riverpy migrate up`, "
-            f"or set Config(schema=...) to the schema that has them{aborted}"
+            f"or set Config(schema=...) to the schema that has them{suffix}"
         )
     if is_channel_too_long(error):
-        return _channel_error(error, aborted)
-    if is_notification_queue_full(error):  # a full queue has the code _TOO_LARGE_CODE too
+        return _make_channel_name_error(error, suffix)
+    if is_notification_queue_full(error):  # a full queue has this code too
         return None
-    if code == _TOO_LARGE_CODE or _NO_MEMORY_TEXT in str(error):
+    if code == _LIMIT_EXCEEDED_SQLSTATE or _ALLOCATION_FAILED_TEXT in str(error):
         return ArgsError(
-            f"the args or metadata are too large for PostgreSQL: {describe(error)}{aborted}"
+            f"the args or metadata are too large for PostgreSQL: {describe(error)}{suffix}"
         )
-    if code == _DAMAGED_CODE:
+    if code == _DATA_CORRUPTED_SQLSTATE:
         return JobDamagedError(
             "nothing was inserted: the server cannot read the existing job with the same unique "
-            f"key ({describe(error)}). `riverpy job list` shows its id{aborted}"
+            f"key ({describe(error)}). `riverpy job list` shows its id{suffix}"
         )
     if is_untranslatable(error):
         return ArgsError(
             "a text of these jobs has a character that the encoding of the database lacks "
-            f"({describe(error)}): leave it out, or use a database with encoding UTF8{aborted}"
+            f"({describe(error)}): leave it out, or use a database with encoding UTF8{suffix}"
         )
-    if getattr(error, "constraint_name", None) == _UNIQUE_INDEX:
+    if getattr(error, "constraint_name", None) == _UNIQUE_INDEX_NAME:
         return UniqueConflictError(
             "a job with the same unique key exists, or two jobs of the batch have the same key; "
             f"no job was inserted ({getattr(error, 'detail', None)}). insert_many skips duplicates"
@@ -114,11 +115,12 @@ def _riverpy_error(error: Exception, aborted: str) -> Exception | None:
     return None
 
 
-def _connection_error(error: Exception, tx: Transaction | None, aborted: str) -> Exception | None:
-    """Return riverpy's error if the connection or the transaction caused the database error, or
-    None."""
+def _translate_connection_error(
+    error: Exception, tx: Transaction | None, suffix: str
+) -> Exception | None:
+    """Return riverpy's error for an error of the connection or the transaction, or None."""
     code = sqlstate(error)
-    if code in _PREPARED_STATEMENT_CODES:
+    if code in _PREPARED_STATEMENT_SQLSTATES:
         remedy = (
             "set Config(pooler=True)"
             if tx is None
@@ -126,9 +128,9 @@ def _connection_error(error: Exception, tx: Transaction | None, aborted: str) ->
         )
         return ConfigError(
             "a prepared statement is missing on the server, so the database URL seems to lead to a "
-            f"pooler in transaction mode: {remedy}{aborted}"
+            f"pooler in transaction mode: {remedy}{suffix}"
         )
-    if tx is not None and code == _FAILED_TRANSACTION_CODE:
+    if tx is not None and code == _FAILED_TRANSACTION_SQLSTATE:
         return TransactionError(TRANSACTION_ABORTED)
     if tx is not None and is_closed_for_good(tx):
         return TransactionError(

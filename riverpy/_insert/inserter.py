@@ -13,14 +13,14 @@ import anyio
 from riverpy._clock import Backoff
 from riverpy._error_text import error_text
 from riverpy._insert.errors import sqlstate, translate_errors
-from riverpy._insert.json_text import json_size
+from riverpy._insert.json_text import utf8_size
 from riverpy._insert.row import (
-    InsertRules,
+    InsertSettings,
     PreparedJob,
-    params_of,
-    prepare,
-    prepare_all,
-    row_of,
+    make_insert_params,
+    make_row,
+    prepare_row,
+    prepare_rows,
 )
 from riverpy._lifecycle import is_cancelled
 from riverpy._log import NotificationQueueLog
@@ -46,38 +46,38 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _plugins_of = lru_cache(maxsize=4096)(plugins_of)
 Args: TypeAlias = "JobArgs | RawArgs"
-Send: TypeAlias = "Callable[[Transaction, list[InsertRow], list[str]], Awaitable[T]]"
+SendRows: TypeAlias = "Callable[[Transaction, list[InsertRow], list[str]], Awaitable[T]]"
 """A function that inserts rows and notifies queues over one connection."""
 
-STATEMENT_SIZE_MAX = 900 * 1024 * 1024
+STATEMENT_BYTES_MAX = 900 * 1024 * 1024
 """The maximum number of bytes of args and metadata in one statement. PostgreSQL accepts messages of
 up to 1 GiB."""
-SEND_TIMEOUT = 600.0
+INSERT_STATEMENT_TIMEOUT = 600.0
 """The timeout of one statement, in seconds. A shorter timeout of the pool has precedence."""
-ACQUIRE_TIMEOUT = 10.0
+ACQUIRE_CONNECTION_TIMEOUT = 10.0
 """The longest time to wait for a connection of the pool, in seconds. It includes the time in which
 the database starts."""
-NO_CONNECTION_TEXT = (
-    f"got no connection from the pool within {ACQUIRE_TIMEOUT:g} s: increase Config(pool_size=…), "
-    "find the code that keeps connections, or check that the database answers"
+NO_CONNECTION_ERROR_TEXT = (
+    f"got no connection from the pool within {ACQUIRE_CONNECTION_TIMEOUT:g} s: increase "
+    "Config(pool_size=…), find the code that keeps connections, or check that the database answers"
 )
-HOOKS_TIMEOUT = 2.0
+INSERT_HOOKS_TIMEOUT = 2.0
 """Seconds that the hooks and middleware of an insert may take in a transaction of riverpy. The
 timeout applies to the time before the statement, and again to the time after the statement."""
-CONFLICT_RETRIES_MAX = 10
+ROLLBACK_RETRIES_MAX = 10
 """The maximum number of retries of an insert without `tx`, if the server rolls the insert back."""
-_ROLLED_BACK_CODES = {"40001", "40P01"}
+_ROLLBACK_SQLSTATES = {"40001", "40P01"}
 """The error codes of a serialization failure and of a deadlock."""
-_UNAVAILABLE_CODES = {"53300", "57P03"}
+_UNAVAILABLE_SQLSTATES = {"53300", "57P03"}
 """The error codes of too many connections, and of a server that starts or stops."""
-NOTIFY_INTERVAL = 0.002
+NOTIFY_INTERVAL_MIN = 0.002
 """The minimum time between two notifications of one queue, in seconds. It applies to the inserts of
 one client without `tx`."""
-_NOTIFIED_QUEUES_MAX = 1000
+_REMEMBERED_QUEUES_MAX = 1000
 """The maximum number of queues that a `NotifyLimiter` remembers."""
 
 
-def _check_types(params: object) -> Iterator[InsertManyParams]:
+def _iterate_checked_params(params: object) -> Iterator[InsertManyParams]:
     """Yield the jobs of a batch. Raise InsertError if the batch or a job has the wrong type."""
     if not isinstance(params, Iterable):
         raise InsertError(f"params must be a list of InsertManyParams, got {_type_text(params)}")
@@ -93,14 +93,14 @@ def _type_text(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
-def _lock_order_key(row: InsertRow) -> str:
+def _get_row_sort_key(row: InsertRow) -> str:
     """Return the sort key of a row. All batches send unique jobs in the same order, so that two
     batches cannot deadlock."""
     return row.unique_key or ""
 
 
 class NotifyLimiter:
-    """Limits the notifications of each queue to one per `NOTIFY_INTERVAL`.
+    """Limits the notifications of each queue to one per `NOTIFY_INTERVAL_MIN`.
 
     A transaction that notifies takes a lock at its commit, so two such transactions cannot commit
     at the same time. Fewer notifications are enough. A client that receives a notification claims
@@ -113,11 +113,9 @@ class NotifyLimiter:
 
     def select_queues(self, queues: Iterable[str]) -> list[str]:
         """Return the queues that may be notified now, and record that they are notified."""
-        now = self._clock.monotonic()
-        selected = [
-            queue for queue in queues if now - self._notified_at.get(queue, -1e9) > NOTIFY_INTERVAL
-        ]
-        if len(self._notified_at) > _NOTIFIED_QUEUES_MAX:
+        now, times = self._clock.monotonic(), self._notified_at
+        selected = [q for q in queues if now - times.get(q, -1e9) > NOTIFY_INTERVAL_MIN]
+        if len(self._notified_at) > _REMEMBERED_QUEUES_MAX:
             self._notified_at.clear()
         self._notified_at.update(dict.fromkeys(selected, now))
         return selected
@@ -128,22 +126,22 @@ class Inserter:
 
     def __init__(
         self,
-        acquire: Callable[[], AbstractAsyncContextManager[Transaction]],
+        acquire_from_pool: Callable[[], AbstractAsyncContextManager[Transaction]],
         *,
         schema: str | None,
-        rules: InsertRules,
+        insert_settings: InsertSettings,
         plugins: Plugins,
         clock: Clock,
     ) -> None:
-        """Create an inserter. `acquire` provides a connection of the client's pool. The clock is
-        for unique periods and for the limit on notifications."""
-        self._acquire = acquire
+        """`acquire_from_pool` provides a connection of the client's pool. The clock is for
+        unique periods and for the limit on notifications."""
+        self._acquire_from_pool = acquire_from_pool
         self._schema = schema
-        self._rules = rules
-        self._plugins = plugins
+        self._insert_settings = insert_settings
+        self._client_plugins = plugins
         self._clock = clock
         self._limiter = NotifyLimiter(clock)
-        self._queue_log = NotificationQueueLog()
+        self._notification_queue_log = NotificationQueueLog()
 
     async def insert(
         self, args: Args, opts: InsertOpts | None, *, tx: Transaction | None
@@ -171,7 +169,7 @@ class Inserter:
             asyncpg.PostgresError, OSError, TimeoutError: the database failed. Without `tx`, the
                 jobs may be stored if the connection was lost.
         """
-        return await self._insert(tx, *self._prepare(params), self._send_statement)
+        return await self._insert_rows(tx, *self._make_rows(params), self._send_insert_statement)
 
     def prepare_periodic_job(
         self, args: Args, opts: InsertOpts, *, due_at: datetime
@@ -182,12 +180,12 @@ class Inserter:
         Raises:
             InsertError, ConfigError: the job is not allowed.
         """
-        row = prepare(args, opts, rules=self._rules, now=due_at)
+        row = prepare_row(args, opts, settings=self._insert_settings, now=due_at)
         if row.state == JobState.AVAILABLE:
             row = row._replace(scheduled_at=due_at.astimezone(UTC).isoformat())
         return PreparedJob(args, row)
 
-    async def insert_prepared(
+    async def insert_prepared_jobs(
         self, jobs: list[PreparedJob], *, tx: Transaction | None
     ) -> list[InsertResult]:
         """Insert jobs that `prepare_periodic_job` returned, in a transaction of riverpy; see
@@ -195,7 +193,7 @@ class Inserter:
 
         Raises:
             InsertError: a job is not allowed, a hook or middleware failed, or the hooks and
-                middleware together took longer than `HOOKS_TIMEOUT`.
+                middleware together took longer than `INSERT_HOOKS_TIMEOUT`.
         """
         args, rows = zip(*jobs, strict=True)
         is_sending = False
@@ -205,13 +203,13 @@ class Inserter:
         ) -> list[InsertResult]:
             nonlocal is_sending
             is_sending, scope.deadline = True, math.inf
-            results = await self._send_statement(connection, rows, queues)
-            is_sending, scope.deadline = False, anyio.current_time() + HOOKS_TIMEOUT
+            results = await self._send_insert_statement(connection, rows, queues)
+            is_sending, scope.deadline = False, anyio.current_time() + INSERT_HOOKS_TIMEOUT
             return results
 
-        with anyio.move_on_after(HOOKS_TIMEOUT) as scope:
+        with anyio.move_on_after(INSERT_HOOKS_TIMEOUT) as scope:
             try:
-                return await self._insert(tx, args, list(rows), send)
+                return await self._insert_rows(tx, args, list(rows), send)
             except (InsertError, TransactionError, GeneratorExit):
                 raise
             except BaseException as error:  # a SystemExit of a hook must not end the service
@@ -220,7 +218,7 @@ class Inserter:
                 source = "the insert" if is_sending else "a hook or middleware of inserts"
                 raise InsertError(f"{source} raised {error_text(error)}") from error
         raise InsertError(
-            f"hooks and middleware of inserts took longer than {HOOKS_TIMEOUT:g} s while a "
+            f"hooks and middleware of inserts took longer than {INSERT_HOOKS_TIMEOUT:g} s while a "
             "transaction was open: make them faster"
         )
 
@@ -234,28 +232,28 @@ class Inserter:
                 have the same unique key. `tx` stays usable.
             Exception: as `insert_many`.
         """
-        return await self._insert(tx, *self._prepare(params), self._send_copy)
+        return await self._insert_rows(tx, *self._make_rows(params), self._send_copy_statement)
 
-    def _prepare(self, params: Sequence[InsertManyParams]) -> tuple[list[Args], list[InsertRow]]:
+    def _make_rows(self, params: Sequence[InsertManyParams]) -> tuple[list[Args], list[InsertRow]]:
         now = self._clock.now()
-        jobs = list(_check_types(params))
+        jobs = list(_iterate_checked_params(params))
         if not jobs:
             raise InsertError("there is nothing to insert: pass at least one job")
-        rows = prepare_all(jobs, rules=self._rules, now=now)
+        rows = prepare_rows(jobs, settings=self._insert_settings, now=now)
         return [job.args for job in jobs], rows
 
-    async def _insert(
-        self, tx: Transaction | None, args: Sequence[Args], rows: list[InsertRow], send: Send[T]
+    async def _insert_rows(
+        self, tx: Transaction | None, args: Sequence[Args], rows: list[InsertRow], send: SendRows[T]
     ) -> T:
-        all_plugins = [self._plugins, *map(_plugins_of, dict.fromkeys(map(type, args)))]
+        all_plugins = [self._client_plugins, *map(_plugins_of, dict.fromkeys(map(type, args)))]
         if not any(plugins.has_insert for plugins in all_plugins):
             return await self._send_rows(tx, rows, send)
         jobs = [PreparedJob(*job) for job in zip(args, rows, strict=True)]
-        return await self._insert_with_plugins(
+        return await self._insert_with_hooks(
             jobs, all_plugins, lambda rows: self._send_rows(tx, rows, send)
         )
 
-    async def _insert_with_plugins(
+    async def _insert_with_hooks(
         self,
         jobs: Sequence[PreparedJob],
         all_plugins: Sequence[Plugins],
@@ -266,16 +264,16 @@ class Inserter:
         Order: the client's middleware, then the middleware of each args class in the order of the
         jobs, then the `insert_begin` hooks of each job (the client's first), then the statement.
         """
-        params = tuple(params_of(job) for job in jobs)
+        params = tuple(make_insert_params(job) for job in jobs)
         sent: list[T] = []
 
-        async def insert() -> Sequence[InsertResult]:
+        async def call_hooks_and_send() -> Sequence[InsertResult]:
             for job in params:
-                for plugins in (self._plugins, _plugins_of(type(job.args))):
+                for plugins in (self._client_plugins, _plugins_of(type(job.args))):
                     for hook in plugins.insert_begin:
                         await hook.insert_begin(job)
             rows = [
-                row_of(job, changed, rules=self._rules)
+                make_row(job, changed, settings=self._insert_settings)
                 for job, changed in zip(jobs, params, strict=True)
             ]
             sent.append(await send(rows))
@@ -285,14 +283,16 @@ class Inserter:
         await run_middleware(
             [middleware for plugins in all_plugins for middleware in plugins.insert_many],
             lambda middleware, do_inner: middleware.insert_many(params, do_inner),
-            insert,
+            call_hooks_and_send,
             may_catch=False,
         )
         return sent[0]
 
-    async def _send_rows(self, tx: Transaction | None, rows: list[InsertRow], send: Send[T]) -> T:
+    async def _send_rows(
+        self, tx: Transaction | None, rows: list[InsertRow], send: SendRows[T]
+    ) -> T:
         queues: list[str] = []
-        if self._rules.notify:
+        if self._insert_settings.should_notify:
             available = (row.queue for row in rows if row.state == JobState.AVAILABLE)
             queues = list(dict.fromkeys(available))
         if tx is None:
@@ -304,59 +304,59 @@ class Inserter:
     # -- on the client's pool
 
     async def _send_with_retries(
-        self, rows: list[InsertRow], queues: list[str], send: Send[T]
+        self, rows: list[InsertRow], queues: list[str], send: SendRows[T]
     ) -> T:
         backoff = Backoff(timedelta(milliseconds=5), timedelta(milliseconds=200))
-        for retries in range(CONFLICT_RETRIES_MAX + 1):
+        for retries in range(ROLLBACK_RETRIES_MAX + 1):
             try:
                 return await self._send_on_pool(rows, queues, send)
             except DATABASE_ERRORS as error:
                 if queues and is_notification_queue_full(error):
-                    self._log_queue_state(queues, 0)
+                    self._log_notification_queue(queues, 0)
                     queues = []
                     continue
-                if sqlstate(error) not in _ROLLED_BACK_CODES or retries == CONFLICT_RETRIES_MAX:
+                if sqlstate(error) not in _ROLLBACK_SQLSTATES or retries == ROLLBACK_RETRIES_MAX:
                     raise
             await anyio.sleep(backoff.next())
         raise AssertionError("unreachable")
 
-    async def _send_on_pool(self, rows: list[InsertRow], queues: list[str], send: Send[T]) -> T:
+    async def _send_on_pool(self, rows: list[InsertRow], queues: list[str], send: SendRows[T]) -> T:
         """Acquire a connection of the pool and send. Both steps use one cancel scope, because a
         second scope would make a single insert notably slower."""
         pooled: AbstractAsyncContextManager[Transaction] | None = None
-        reason = NO_CONNECTION_TEXT
+        reason = NO_CONNECTION_ERROR_TEXT
         try:
             with anyio.CancelScope() as scope, translate_errors(None):
-                scope.deadline = anyio.current_time() + ACQUIRE_TIMEOUT
-                pooled, connection = await self._acquire_connection()
-                reason = f"inserting jobs took longer than {SEND_TIMEOUT:g} s"
-                scope.deadline = anyio.current_time() + SEND_TIMEOUT
+                scope.deadline = anyio.current_time() + ACQUIRE_CONNECTION_TIMEOUT
+                pooled, connection = await self._acquire_pool_connection()
+                reason = f"inserting jobs took longer than {INSERT_STATEMENT_TIMEOUT:g} s"
+                scope.deadline = anyio.current_time() + INSERT_STATEMENT_TIMEOUT
                 return await send(connection, rows, queues)
         finally:
             if pooled is not None:
                 await pooled.__aexit__(None, None, None)
         raise TimeoutError(reason)
 
-    async def _acquire_connection(
+    async def _acquire_pool_connection(
         self,
     ) -> tuple[AbstractAsyncContextManager[Transaction], Transaction]:
         """Acquire a connection. While the database is unavailable, try again. Return the context
         manager that releases the connection, and the connection."""
         backoff: Backoff | None = None
         while True:
-            pooled = self._acquire()
+            pooled = self._acquire_from_pool()
             try:
                 return pooled, await pooled.__aenter__()
             except DATABASE_ERRORS as error:
-                if not isinstance(error, OSError) and sqlstate(error) not in _UNAVAILABLE_CODES:
+                if not isinstance(error, OSError) and sqlstate(error) not in _UNAVAILABLE_SQLSTATES:
                     raise
             backoff = backoff or Backoff(timedelta(milliseconds=50), timedelta(seconds=1))
             await anyio.sleep(backoff.next())
 
     # -- sending
 
-    async def _send_statement(
-        self, connection: Transaction, rows: list[InsertRow], queues: list[str]
+    async def _send_insert_statement(
+        self, connection: Transaction, rows: list[InsertRow], queues_to_notify: list[str]
     ) -> list[InsertResult]:
         firsts: dict[str, int] = {}
         """The index of the first job with each unique key. The other jobs with the key are not
@@ -366,17 +366,17 @@ class Inserter:
             if row.unique_key is None or firsts.setdefault(row.unique_key, index) == index:
                 sent.append(index)
         if firsts:
-            sent.sort(key=lambda index: _lock_order_key(rows[index]))
-        size = sum(json_size(rows[index].args) + json_size(rows[index].metadata) for index in sent)
-        if size > STATEMENT_SIZE_MAX:
+            sent.sort(key=lambda index: _get_row_sort_key(rows[index]))
+        size = sum(utf8_size(rows[index].args) + utf8_size(rows[index].metadata) for index in sent)
+        if size > STATEMENT_BYTES_MAX:
             raise InsertError(
                 f"the batch has {size:,} bytes, but one statement can carry "
-                f"{STATEMENT_SIZE_MAX:,}: insert it in parts, or with insert_many_fast"
+                f"{STATEMENT_BYTES_MAX:,}: insert it in parts, or with insert_many_fast"
             )
         found, notified = await job_insert(
-            connection, self._schema, [rows[index] for index in sent], notify=queues
+            connection, self._schema, [rows[index] for index in sent], notify=queues_to_notify
         )
-        self._log_queue_state(queues, notified)
+        self._log_notification_queue(queues_to_notify, notified)
         results = dict(zip(sent, found, strict=True))
         return [
             results[index]
@@ -385,21 +385,21 @@ class Inserter:
             for index, row in enumerate(rows)
         ]
 
-    async def _send_copy(
-        self, connection: Transaction, rows: list[InsertRow], queues: list[str]
+    async def _send_copy_statement(
+        self, connection: Transaction, rows: list[InsertRow], queues_to_notify: list[str]
     ) -> int:
-        rows = sorted(rows, key=_lock_order_key)
+        rows = sorted(rows, key=_get_row_sort_key)
         is_in_transaction = connection.is_in_transaction()
         with translate_errors(connection if is_in_transaction else None, in_savepoint=True):
             async with savepoint(connection) if is_in_transaction else connection.transaction():
-                await job_copy(connection, self._schema, rows, timeout=SEND_TIMEOUT)
-                if queues:
-                    count = await insert_notify(connection, self._schema, queues)
-                    self._log_queue_state(queues, count)
+                await job_copy(connection, self._schema, rows, timeout=INSERT_STATEMENT_TIMEOUT)
+                if queues_to_notify:
+                    count = await insert_notify(connection, self._schema, queues_to_notify)
+                    self._log_notification_queue(queues_to_notify, count)
         return len(rows)
 
-    def _log_queue_state(self, queues: list[str], count: int) -> None:
+    def _log_notification_queue(self, queues: list[str], notified_count: int) -> None:
         """Log that the server's notification queue is full, or no longer full. It is full if not
         all job queues in `queues` were notified."""
         if queues:
-            self._queue_log.report(is_full=count < len(queues))
+            self._notification_queue_log.report(is_full=notified_count < len(queues))

@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from riverpy.job import JobArgs
 
 
-def args_text(args: JobArgs | RawArgs) -> str:
+def encode_args(args: JobArgs | RawArgs) -> str:
     """Return the args as JSON text.
 
     Raises:
         ArgsError: PostgreSQL cannot store the args, or a worker could not decode them.
     """
     if isinstance(args, RawArgs):
-        return compact_json("RawArgs", args.json)
-    text = _checked_size("args", _json.encode(args))
+        return compact_json_object("RawArgs", args.json)
+    text = _check_json_size("args", _json.encode(args))
     if not text.startswith("{"):
         raise ArgsError(f"args must be a JSON object, got {text[:80]}")
-    _check_decodable(type(args), text)
+    _check_args_decodable(type(args), text)
     return text
 
 
-def _check_decodable(cls: type[object], text: str) -> None:
+def _check_args_decodable(cls: type[object], args_json: str) -> None:
     """Check that a worker can decode the args. The constructor of a Struct or dataclass does not
     check the types of its values."""
     try:
-        if (decode := _decoder_of(cls)) is not None:
-            decode(text)
+        if (decode := _get_args_decoder(cls)) is not None:
+            decode(args_json)
     except TypeError as error:
         raise ArgsError(f"args of {cls.__qualname__} can never be decoded: {error}") from None
     except Exception as error:
@@ -51,27 +51,27 @@ def _check_decodable(cls: type[object], text: str) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _decoder_of(cls: type[object]) -> Callable[[str], object] | None:
+def _get_args_decoder(args_class: type[object]) -> Callable[[str], object] | None:
     """Return the decoder of an args class. None: the class is a dict, or the types of its fields
     cannot be imported in this process."""
     try:
-        return None if issubclass(cls, Mapping) else decoder(cls)
+        return None if issubclass(args_class, Mapping) else decoder(args_class)
     except NameError:
         return None
 
 
-def compact_json(owner: str, given: object) -> str:
+def compact_json_object(field_name: str, json_text: object) -> str:
     """Return JSON text that the caller encoded, in compact form.
 
     Raises:
-        ArgsError: `given` is not the text of a JSON object, or PostgreSQL cannot store it.
+        ArgsError: `json_text` is not the text of a JSON object, or PostgreSQL cannot store it.
     """
-    if not isinstance(given, str):
+    if not isinstance(json_text, str):
         raise ArgsError(
-            f"$: {owner} takes its JSON as a text, got {type(given).__name__}: decode or "
+            f"$: {field_name} takes its JSON as a text, got {type(json_text).__name__}: decode or "
             "serialize it first"
         )
-    return _json.normalize_object(_checked_size("args", given), may_be_array=True)
+    return _json.normalize_object(_check_json_size("args", json_text), may_be_array=True)
 
 
 def encode_job_metadata(metadata: object) -> str:
@@ -98,20 +98,20 @@ def encode_metadata(metadata: object) -> str:
         raise ArgsError(
             f"metadata: must be a JSON object, got {type(metadata).__name__}", path="metadata"
         )
-    return _checked_size("metadata", _json.encode(cast("object", metadata), path="metadata"))
+    return _check_json_size("metadata", _json.encode(cast("object", metadata), path="metadata"))
 
 
-def _checked_size(name: str, text: str) -> str:
-    size = json_size(text)
+def _check_json_size(field_name: str, json_text: str) -> str:
+    size = utf8_size(json_text)
     if size > _json.SIZE_MAX:
         raise ArgsError(
-            f"the {name} have {size:,} bytes as JSON, PostgreSQL can store {_json.SIZE_MAX:,}: "
-            "store the data elsewhere and insert a reference to it"
+            f"the {field_name} have {size:,} bytes as JSON, PostgreSQL can store "
+            f"{_json.SIZE_MAX:,}: store the data elsewhere and insert a reference to it"
         )
-    return text
+    return json_text
 
 
-def json_size(text: str) -> int:
+def utf8_size(text: str) -> int:
     """Return the number of bytes of a text in UTF-8. Lone surrogates raise no error here. Other
     code refuses lone surrogates."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from riverpy import _json
-from riverpy._insert.json_text import args_text, compact_json, encode_job_metadata
+from riverpy._insert.json_text import compact_json_object, encode_args, encode_job_metadata
 from riverpy._insert.unique_key import (
     check_unique_opts,
-    unique_key,
-    unique_states,
-    warn_of_ignored_marks,
+    compute_unique_key,
+    make_unique_state_bits,
+    warn_of_ignored_fields,
 )
 from riverpy._names import KIND_LENGTH_MAX, validate_kind, validate_queue, validate_tag
 from riverpy._postgres.inserts import InsertRow
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_KEY_SIZE = 32
+_UNIQUE_KEY_BYTES = 32
 _INSERTABLE_STATES = (JobState.AVAILABLE, JobState.PENDING, JobState.SCHEDULED)
-_NO_OPTS = InsertOpts()
-_NOT_UNIQUE = UniqueOpts()
+_EMPTY_INSERT_OPTS = InsertOpts()
+_EMPTY_UNIQUE_OPTS = UniqueOpts()
 
 
-class InsertRules(msgspec.Struct, frozen=True, kw_only=True):
+class InsertSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a client that apply to all its inserts."""
 
-    max_attempts: int
+    default_max_attempts: int
     """The maximum number of attempts of a job whose options do not set it."""
     known_kinds: Container[str] | None = None
     """The kinds that may be inserted; None: all kinds."""
     skip_job_kind_validation: bool = False
-    notify: bool = True
+    should_notify: bool = True
     """Whether inserts notify the workers."""
 
 
@@ -63,10 +63,10 @@ class PreparedJob(NamedTuple):
     row: InsertRow
 
 
-def prepare_all(
-    jobs: Iterable[InsertManyParams], *, rules: InsertRules, now: datetime
+def prepare_rows(
+    jobs: Iterable[InsertManyParams], *, settings: InsertSettings, now: datetime
 ) -> list[InsertRow]:
-    """Check and encode jobs; see `prepare`.
+    """Check and encode jobs; see `prepare_row`.
 
     Most batches have one args class and the same options. The values that depend only on the class
     and the options are checked once, and copied to the other jobs.
@@ -78,17 +78,17 @@ def prepare_all(
         key = (type(args), id(opts))  # `firsts` keeps the options alive, so their id is not reused
         is_single = isinstance(args, RawArgs) or callable(getattr(args, "insert_opts", None))
         if not is_single and (first := firsts.get(key)) is not None:
-            row = InsertRow(args_text(args), *first[1][1:])
+            row = InsertRow(encode_args(args), *first[1][1:])
         else:
-            row = prepare(args, opts, rules=rules, now=now)
+            row = prepare_row(args, opts, settings=settings, now=now)
             if not is_single and row.unique_states is None:
                 firsts[key] = (opts, row)
         rows.append(row)
     return rows
 
 
-def prepare(
-    args: JobArgs | RawArgs, opts: InsertOpts | None, *, rules: InsertRules, now: datetime
+def prepare_row(
+    args: JobArgs | RawArgs, opts: InsertOpts | None, *, settings: InsertSettings, now: datetime
 ) -> InsertRow:
     """Check and encode one job. Nothing is sent.
 
@@ -102,42 +102,43 @@ def prepare(
         ArgsError: the args or the metadata cannot be stored as a JSON object.
         InsertError: another option is not allowed.
     """
-    kind = _checked_kind(_kind_of(args), rules)
-    text = args_text(args)
-    call_opts = _NO_OPTS if opts is None else _expect("opts", opts, InsertOpts)
-    class_opts = _class_opts(args)
-    scheduled_at = _checked_time(_first_set(call_opts.scheduled_at, class_opts.scheduled_at, None))
+    kind = _check_kind(_get_kind(args), settings)
+    text = encode_args(args)
+    call_opts = _EMPTY_INSERT_OPTS if opts is None else _expect_type("opts", opts, InsertOpts)
+    class_opts = _get_class_opts(args)
+    time = _first_not_none(call_opts.scheduled_at, class_opts.scheduled_at, None)
+    scheduled_at = _check_scheduled_at(time)
     state = JobState.AVAILABLE if scheduled_at is None else JobState.SCHEDULED
-    row = _checked_row(
+    row = _make_checked_row(
         args=text,
         kind=kind,
         metadata=encode_job_metadata(call_opts.metadata),
-        queue=_first_set(call_opts.queue, class_opts.queue, QUEUE_DEFAULT),
-        priority=_first_set(call_opts.priority, class_opts.priority, PRIORITY_DEFAULT),
-        max_attempts=_first_set(
-            call_opts.max_attempts, class_opts.max_attempts, rules.max_attempts
+        queue=_first_not_none(call_opts.queue, class_opts.queue, QUEUE_DEFAULT),
+        priority=_first_not_none(call_opts.priority, class_opts.priority, PRIORITY_DEFAULT),
+        max_attempts=_first_not_none(
+            call_opts.max_attempts, class_opts.max_attempts, settings.default_max_attempts
         ),
-        state=JobState.PENDING if _expect("pending", call_opts.pending, bool) else state,
-        tags=_first_set(call_opts.tags, class_opts.tags, ()),
+        state=JobState.PENDING if _expect_type("pending", call_opts.pending, bool) else state,
+        tags=_first_not_none(call_opts.tags, class_opts.tags, ()),
         scheduled_at=scheduled_at and scheduled_at.isoformat(),
     )
-    unique = _effective_unique_opts(call_opts, class_opts)
-    warn_of_ignored_marks(unique, kind=kind, args_class=type(args))
+    unique = _choose_unique_opts(call_opts, class_opts)
+    warn_of_ignored_fields(unique, kind=kind, args_class=type(args))
     if unique is None:
         return row
-    states = unique_states(unique)
-    key = unique_key(
+    states = make_unique_state_bits(unique)
+    key = compute_unique_key(
         unique,
         kind=kind,
         args_class=type(args),
-        args=text,
+        args_json=text,
         queue=row.queue,
         due_at=scheduled_at or now,
     )
     return row._replace(unique_key=key.hex(), unique_states=f"{states:08b}")
 
 
-def _checked_row(
+def _make_checked_row(
     *,
     args: str,
     kind: str,
@@ -150,15 +151,15 @@ def _checked_row(
     scheduled_at: str | None,
 ) -> InsertRow:
     """Check the options that hooks may change, and return a row without a unique key."""
-    validate_queue(_expect("queue", queue, str))
+    validate_queue(_expect_type("queue", queue, str))
     return InsertRow(
         args=args,
         unique_key=None,
         kind=kind,
         metadata=metadata,
         queue=cast("str", queue),
-        priority=_checked_number("priority", priority, PRIORITY_MAX),
-        max_attempts=_checked_number("max_attempts", max_attempts, MAX_ATTEMPTS_MAX),
+        priority=_check_number("priority", priority, PRIORITY_MAX),
+        max_attempts=_check_number("max_attempts", max_attempts, MAX_ATTEMPTS_MAX),
         state=state,
         tags=_encode_tags(tags),
         unique_states=None,
@@ -166,7 +167,7 @@ def _checked_row(
     )
 
 
-def params_of(job: PreparedJob) -> JobInsertParams:
+def make_insert_params(job: PreparedJob) -> JobInsertParams:
     """Return the parameters that hooks and middleware receive for a job."""
     row = job.row
     return JobInsertParams(
@@ -184,7 +185,7 @@ def params_of(job: PreparedJob) -> JobInsertParams:
     )
 
 
-def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> InsertRow:
+def make_row(job: PreparedJob, params: JobInsertParams, *, settings: InsertSettings) -> InsertRow:
     """Return the row of a job after the hooks and middleware have run. They may have changed
     `params`.
 
@@ -194,13 +195,13 @@ def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> 
     old = job.row
     is_same_text = params.encoded_args == old.args
     is_same_metadata = params.metadata == _decode_metadata(old.metadata)
-    time = _checked_time(params.scheduled_at)
-    state = _expect("state", params.state, JobState)
+    time = _check_scheduled_at(params.scheduled_at)
+    state = _expect_type("state", params.state, JobState)
     if state not in _INSERTABLE_STATES:
         raise InsertError(f"state must be one of {', '.join(_INSERTABLE_STATES)}, got {state}")
-    row = _checked_row(
-        args=old.args if is_same_text else compact_json("encoded_args", params.encoded_args),
-        kind=_checked_kind(_expect("kind", params.kind, str), rules),
+    row = _make_checked_row(
+        args=old.args if is_same_text else compact_json_object("encoded_args", params.encoded_args),
+        kind=_check_kind(_expect_type("kind", params.kind, str), settings),
         metadata=old.metadata if is_same_metadata else encode_job_metadata(params.metadata),
         queue=params.queue,
         priority=params.priority,
@@ -209,20 +210,20 @@ def row_of(job: PreparedJob, params: JobInsertParams, *, rules: InsertRules) -> 
         tags=params.tags,
         scheduled_at=time and time.isoformat(),
     )
-    key = _checked_key(params.unique_key, is_unique=old.unique_states is not None)
+    key = _check_unique_key(params.unique_key, is_unique=old.unique_states is not None)
     if key is None:
         return row
     return row._replace(unique_key=key.hex(), unique_states=old.unique_states)
 
 
-def _checked_key(key: object, *, is_unique: bool) -> bytes | None:
-    if key is None:
+def _check_unique_key(unique_key: object, *, is_unique: bool) -> bytes | None:
+    if unique_key is None:
         return None
-    if not isinstance(key, bytes) or len(key) != _KEY_SIZE:
-        raise InsertError(f"unique_key must be {_KEY_SIZE} bytes or None")
+    if not isinstance(unique_key, bytes) or len(unique_key) != _UNIQUE_KEY_BYTES:
+        raise InsertError(f"unique_key must be {_UNIQUE_KEY_BYTES} bytes or None")
     if not is_unique:
         raise InsertError("the unique_key of a job without unique_opts cannot be set")
-    return key
+    return unique_key
 
 
 def _decode_metadata(metadata: str) -> dict[str, Any]:
@@ -233,28 +234,28 @@ def _parse_time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
-def _first_set(call_value: T | None, class_value: T | None, default: T) -> T:
+def _first_not_none(call_value: T | None, class_value: T | None, default: T) -> T:
     if call_value is not None:
         return call_value
     return default if class_value is None else class_value
 
 
-def _expect(name: str, value: object, expected: type[T]) -> T:
-    if not isinstance(value, expected) or (isinstance(value, bool) and expected is int):
-        raise InsertError(f"{name} must be {expected.__name__}, got {type(value).__name__}")
+def _expect_type(name: str, value: object, expected_type: type[T]) -> T:
+    if not isinstance(value, expected_type) or (isinstance(value, bool) and expected_type is int):
+        raise InsertError(f"{name} must be {expected_type.__name__}, got {type(value).__name__}")
     return value
 
 
-def _checked_number(name: str, value: object, maximum: int) -> str:
-    number = _expect(name, value, int)
+def _check_number(name: str, value: object, maximum: int) -> str:
+    number = _expect_type(name, value, int)
     if not 1 <= number <= maximum:
         raise InsertError(f"{name} must be between 1 and {maximum}, got {number}")
     return str(int(number))
 
 
-def _kind_of(args: JobArgs | RawArgs) -> str:
+def _get_kind(args: JobArgs | RawArgs) -> str:
     if isinstance(args, RawArgs):
-        return _expect("the kind of RawArgs", args.kind, str)
+        return _expect_type("the kind of RawArgs", args.kind, str)
     if isinstance(args, type):
         raise InsertError(f"args must be an object, got the class {args.__qualname__}: call it")
     kind: object = getattr(type(args), "kind", None)
@@ -266,23 +267,24 @@ def _kind_of(args: JobArgs | RawArgs) -> str:
     return kind
 
 
-def _checked_kind(kind: str, rules: InsertRules) -> str:
-    if rules.skip_job_kind_validation:
+def _check_kind(kind: str, settings: InsertSettings) -> str:
+    if settings.skip_job_kind_validation:
         _json.encode(kind, path="kind")
         if not 1 <= len(kind) <= KIND_LENGTH_MAX:
             raise InsertError(f"a job kind has 1 to {KIND_LENGTH_MAX} characters, got {len(kind)}")
     else:
         validate_kind(kind)
-    if rules.known_kinds is not None and kind not in rules.known_kinds:
+    if settings.known_kinds is not None and kind not in settings.known_kinds:
         raise UnknownJobKindError(kind)
     return kind
 
 
-def _class_opts(args: JobArgs | RawArgs) -> InsertOpts:
+def _get_class_opts(args: JobArgs | RawArgs) -> InsertOpts:
     provider = getattr(args, "insert_opts", None)
     if not callable(provider):
-        return _NO_OPTS
-    return _expect(f"the result of {type(args).__qualname__}.insert_opts", provider(), InsertOpts)
+        return _EMPTY_INSERT_OPTS
+    source = f"the result of {type(args).__qualname__}.insert_opts"
+    return _expect_type(source, provider(), InsertOpts)
 
 
 def _encode_tags(tags: object) -> str:
@@ -290,17 +292,17 @@ def _encode_tags(tags: object) -> str:
         return ""
     if isinstance(tags, str):
         raise InsertError(f"tags must be a sequence of strings, got the string {tags[:80]!r}")
-    sequence = cast("Sequence[object]", _expect("tags", tags, Sequence))
-    texts = [_expect("a tag", tag, str) for tag in sequence]
+    sequence = cast("Sequence[object]", _expect_type("tags", tags, Sequence))
+    texts = [_expect_type("a tag", tag, str) for tag in sequence]
     for text in texts:
         validate_tag(text)
     return ",".join(texts)
 
 
-def _checked_time(value: object) -> datetime | None:
+def _check_scheduled_at(value: object) -> datetime | None:
     if value is None:
         return None
-    time = _expect("scheduled_at", value, datetime)
+    time = _expect_type("scheduled_at", value, datetime)
     if time.utcoffset() is None:
         raise InsertError(
             f"scheduled_at has no time zone: {time.isoformat()}; give it one, as in "
@@ -314,17 +316,17 @@ def _checked_time(value: object) -> datetime | None:
         ) from None
 
 
-def _effective_unique_opts(call_opts: InsertOpts, class_opts: InsertOpts) -> UniqueOpts | None:
+def _choose_unique_opts(call_opts: InsertOpts, class_opts: InsertOpts) -> UniqueOpts | None:
     """Return the checked unique options of a job, or None if the job is not unique."""
     for opts in (call_opts.unique_opts, class_opts.unique_opts):
         if opts is None:
             continue
-        _expect("unique_opts", opts, UniqueOpts)
+        _expect_type("unique_opts", opts, UniqueOpts)
         for name in ("by_args", "by_queue", "exclude_kind"):
-            _expect(f"unique_opts.{name}", getattr(opts, name), bool)
+            _expect_type(f"unique_opts.{name}", getattr(opts, name), bool)
         if opts.by_period is not None:
-            _expect("unique_opts.by_period", opts.by_period, timedelta)
-        if opts != _NOT_UNIQUE:
+            _expect_type("unique_opts.by_period", opts.by_period, timedelta)
+        if opts != _EMPTY_UNIQUE_OPTS:
             check_unique_opts(opts)
             return opts
     return None

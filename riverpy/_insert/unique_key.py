@@ -24,18 +24,18 @@ from riverpy.job import UNIQUE_STATE_BITS, JobState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-PERIOD_MIN = timedelta(seconds=1)
+UNIQUE_PERIOD_MIN = timedelta(seconds=1)
 """The shortest unique period."""
 
-_PERIOD_EPOCH = datetime(1, 1, 1, tzinfo=UTC)
+_UNIQUE_PERIOD_EPOCH = datetime(1, 1, 1, tzinfo=UTC)
 _CHARACTER_TO_ESCAPE = re.compile(r"[^ !#-\[\]-\x7f]")
 _ARRAY_INDEX_MAX = 1000
-_WARNINGS_MAX = 1000
+_CHECKED_CLASSES_MAX = 1000
 
 _log = get_logger()
-_checked_classes: set[type[object]] = set()
-"""The args classes that `warn_of_ignored_marks` has checked."""
-_decoder = json.JSONDecoder(parse_int=str, parse_float=str)
+_checked_args_classes: set[type[object]] = set()
+"""The args classes that `warn_of_ignored_fields` has checked."""
+_json_decoder = json.JSONDecoder(parse_int=str, parse_float=str)
 
 
 def check_unique_opts(opts: UniqueOpts) -> None:
@@ -46,20 +46,20 @@ def check_unique_opts(opts: UniqueOpts) -> None:
     """
     if opts.exclude_kind and not (opts.by_args or opts.by_queue or opts.by_period is not None):
         raise InsertError("unique_opts.exclude_kind requires by_args, by_queue or by_period")
-    if opts.by_period is not None and opts.by_period < PERIOD_MIN:
+    if opts.by_period is not None and opts.by_period < UNIQUE_PERIOD_MIN:
         raise InsertError(
             f"unique_opts.by_period must be one second or longer, got {opts.by_period}"
         )
 
 
-def unique_states(opts: UniqueOpts) -> int:
+def make_unique_state_bits(opts: UniqueOpts) -> int:
     """Return the bit mask of the states in which a job keeps its key.
 
     Raises:
         InsertError: a state is unknown, or a state that River requires is missing.
     """
     if opts.by_state is None:
-        return _state_mask(UNIQUE_STATES_DEFAULT)
+        return _make_state_bits(UNIQUE_STATES_DEFAULT)
     try:
         states = {JobState(state) for state in opts.by_state}
     except (ValueError, TypeError) as error:
@@ -69,15 +69,15 @@ def unique_states(opts: UniqueOpts) -> int:
             "unique_opts.by_state must include available, pending, running and scheduled; "
             f"missing: {', '.join(missing)}"
         )
-    return _state_mask(states)
+    return _make_state_bits(states)
 
 
-def unique_key(
+def compute_unique_key(
     opts: UniqueOpts,
     *,
     kind: str,
     args_class: type[object],
-    args: str,
+    args_json: str,
     queue: str,
     due_at: datetime,
 ) -> bytes:
@@ -87,7 +87,7 @@ def unique_key(
         opts: the checked options.
         kind: the kind of the job.
         args_class: the class of the args. Fields of the class may be marked `Unique`.
-        args: the args as JSON text: an object, or an empty array.
+        args_json: the args as JSON text: an object, or an empty array.
         queue: the queue of the job.
         due_at: `scheduled_at` of the job, or else the time of the insert.
 
@@ -97,24 +97,24 @@ def unique_key(
     """
     text = "" if opts.exclude_kind else f"&kind={kind}"
     if opts.by_args:
-        text += f"&args={_args_part(kind, args_class, args)}"
+        text += f"&args={_make_args_part_of_key(kind, args_class, args_json)}"
     if opts.by_period is not None:
-        text += f"&period={_period_start(due_at, opts.by_period)}"
+        text += f"&period={_format_period_start(due_at, opts.by_period)}"
     if opts.by_queue:
         text += f"&queue={queue}"
     return hashlib.sha256(text.encode()).digest()
 
 
-def warn_of_ignored_marks(opts: UniqueOpts | None, *, kind: str, args_class: type[object]) -> None:
+def warn_of_ignored_fields(opts: UniqueOpts | None, *, kind: str, args_class: type[object]) -> None:
     """Log a warning if fields of an args class are marked `Unique`, but the options ignore the
     marks. Only the first insert of each class is checked."""
-    if args_class in _checked_classes or len(_checked_classes) >= _WARNINGS_MAX:
+    if args_class in _checked_args_classes or len(_checked_args_classes) >= _CHECKED_CLASSES_MAX:
         return
-    _checked_classes.add(args_class)
+    _checked_args_classes.add(args_class)
     if opts is not None and opts.by_args:
         return
     try:
-        fields = [".".join(path) for path in unique_paths(args_class)]
+        fields = [".".join(path) for path in find_unique_field_paths(args_class)]
     except InsertError:  # the types of the fields cannot be imported in this process
         return
     if fields:
@@ -126,46 +126,46 @@ def warn_of_ignored_marks(opts: UniqueOpts | None, *, kind: str, args_class: typ
         )
 
 
-def _state_mask(states: set[JobState] | frozenset[JobState]) -> int:
+def _make_state_bits(states: set[JobState] | frozenset[JobState]) -> int:
     return sum(1 << bit for bit, state in enumerate(UNIQUE_STATE_BITS) if state in states)
 
 
-def _period_start(due_at: datetime, period: timedelta) -> str:
+def _format_period_start(due_at: datetime, period: timedelta) -> str:
     utc = due_at.astimezone(UTC)
-    start = utc - (utc - _PERIOD_EPOCH) % period
+    start = utc - (utc - _UNIQUE_PERIOD_EPOCH) % period
     return start.replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
-def _args_part(kind: str, args_class: type[object], args: str) -> str:
+def _make_args_part_of_key(kind: str, args_class: type[object], args_json: str) -> str:
     members: dict[str, str] = {}
-    for key, raw in _iterate_members(args):
+    for key, raw in _iterate_json_members(args_json):
         members.setdefault(key, raw)
-    if paths := unique_paths(args_class):
-        found = [(path, raw) for path in paths if (raw := _value_at(members, path)) is not None]
-        return _build_document(kind, found) if found else ""
-    return "{" + ",".join(f"{_encode_key(key)}:{members[key]}" for key in sorted(members)) + "}"
+    if paths := find_unique_field_paths(args_class):
+        found = [(path, raw) for path in paths if (raw := _find_value(members, path)) is not None]
+        return _build_json_text(kind, found) if found else ""
+    return "{" + ",".join(f"{_encode_name(key)}:{members[key]}" for key in sorted(members)) + "}"
 
 
-def _iterate_members(text: str) -> Iterator[tuple[str, str]]:
+def _iterate_json_members(json_text: str) -> Iterator[tuple[str, str]]:
     """Yield each key of a compact JSON object, and the text of the key's value. Yield nothing for
     other JSON."""
     at = 1
-    while text.startswith("{") and text[at] != "}":
-        key, colon = _decoder.raw_decode(text, at)
-        _, end = _decoder.raw_decode(text, colon + 1)
-        yield key, text[colon + 1 : end]
-        at = end + 1 if text[end] == "," else end
+    while json_text.startswith("{") and json_text[at] != "}":
+        key, colon = _json_decoder.raw_decode(json_text, at)
+        _, end = _json_decoder.raw_decode(json_text, colon + 1)
+        yield key, json_text[colon + 1 : end]
+        at = end + 1 if json_text[end] == "," else end
 
 
-def _encode_key(key: str) -> str:
-    return _json.encode_string(key) if _CHARACTER_TO_ESCAPE.search(key) else f'"{key}"'
+def _encode_name(name: str) -> str:
+    return _json.encode_string(name) if _CHARACTER_TO_ESCAPE.search(name) else f'"{name}"'
 
 
 # Fields marked `Unique`
 
 
 @lru_cache(maxsize=4096)
-def unique_paths(args_class: type[object]) -> tuple[tuple[str, ...], ...]:
+def find_unique_field_paths(args_class: type[object]) -> tuple[tuple[str, ...], ...]:
     """Return the path of JSON names to each field that is marked `Unique`. The paths are sorted by
     their text, in which dots separate the names.
 
@@ -175,24 +175,24 @@ def unique_paths(args_class: type[object]) -> tuple[tuple[str, ...], ...]:
     Raises:
         InsertError: an annotation of the class cannot be resolved.
     """
-    return tuple(sorted(_marked_paths(args_class, {args_class}), key=".".join))
+    return tuple(sorted(_find_unique_paths(args_class, {args_class}), key=".".join))
 
 
-def _marked_paths(cls: type[object], visited: set[type[object]]) -> Iterator[tuple[str, ...]]:
-    for name, annotation in _field_annotations(cls):
-        inner = _record_class(annotation)
+def _find_unique_paths(cls: type[object], visited: set[type[object]]) -> Iterator[tuple[str, ...]]:
+    for name, annotation in _get_field_annotations(cls):
+        inner = _get_struct_class(annotation)
         below: list[tuple[str, ...]] = []
         if inner is not None and inner not in visited:
             visited.add(inner)
-            below = list(_marked_paths(inner, visited))
+            below = list(_find_unique_paths(inner, visited))
         if below:
             yield from ((name, *path) for path in below)
-        elif _is_marked(annotation):
+        elif _is_annotated_unique(annotation):
             yield (name,)
 
 
-def _field_annotations(cls: type[object]) -> list[tuple[str, Any]]:
-    if not (names := _field_names(cls)):
+def _get_field_annotations(cls: type[object]) -> list[tuple[str, Any]]:
+    if not (names := _get_field_json_names(cls)):
         return []
     try:
         hints = get_type_hints(cls, include_extras=True)
@@ -204,66 +204,66 @@ def _field_annotations(cls: type[object]) -> list[tuple[str, Any]]:
     return [(name, hints.get(attribute)) for attribute, name in names]
 
 
-def _field_names(cls: type[object]) -> list[tuple[str, str]]:
+def _get_field_json_names(cls: type[object]) -> list[tuple[str, str]]:
     """Return the attribute and the JSON name of each field of a Struct or dataclass."""
     if issubclass(cls, msgspec.Struct):
         return list(zip(cls.__struct_fields__, cls.__struct_encode_fields__, strict=True))
     return [(field.name, field.name) for field in fields(cls)] if is_dataclass(cls) else []
 
 
-def _types_and_marks(annotation: Any) -> tuple[list[Any], list[Any]]:
+def _split_annotation(annotation: Any) -> tuple[list[Any], list[Any]]:
     """Return the types that an annotation allows, without None and UNSET, and the marks in its
     `Annotated` parts."""
     parts = get_args(annotation)
     if get_origin(annotation) is Annotated:
-        types, marks = _types_and_marks(parts[0])
+        types, marks = _split_annotation(parts[0])
         return types, [*parts[1:], *marks]
     if get_origin(annotation) in {Union, UnionType}:
-        found = [_types_and_marks(part) for part in parts]
+        found = [_split_annotation(part) for part in parts]
         return [t for types, _ in found for t in types], [m for _, marks in found for m in marks]
     return ([] if annotation in (NoneType, msgspec.UnsetType) else [annotation]), []
 
 
-def _record_class(annotation: Any) -> type[object] | None:
+def _get_struct_class(annotation: Any) -> type[object] | None:
     """Return the Struct or dataclass of an annotation that allows no other type."""
-    types, _ = _types_and_marks(annotation)
+    types, _ = _split_annotation(annotation)
     cls = get_origin(types[0]) or types[0] if len(types) == 1 else None
-    return cls if isinstance(cls, type) and _field_names(cls) else None
+    return cls if isinstance(cls, type) and _get_field_json_names(cls) else None
 
 
-def _is_marked(annotation: Any) -> bool:
-    _, marks = _types_and_marks(annotation)
+def _is_annotated_unique(annotation: Any) -> bool:
+    _, marks = _split_annotation(annotation)
     return any(mark is Unique or isinstance(mark, Unique) for mark in marks)
 
 
-def _value_at(members: Mapping[str, str], path: Sequence[str]) -> str | None:
+def _find_value(members: Mapping[str, str], path: Sequence[str]) -> str | None:
     """Return the JSON text of the value at this path; None: there is no value."""
     found = members.get(path[0])
     for name in path[1:]:
         if found is None:
             return None
-        found = next((value for key, value in _iterate_members(found) if key == name), None)
+        found = next((value for key, value in _iterate_json_members(found) if key == name), None)
     return found
 
 
-def _build_document(kind: str, chosen: Sequence[tuple[Sequence[str], str]]) -> str:
+def _build_json_text(kind: str, paths_and_values: Sequence[tuple[Sequence[str], str]]) -> str:
     """Return a JSON text that has each value at its path.
 
     As in River, an object whose first name is a number becomes an array, and its names become the
     indexes.
     """
-    path, raw = chosen[0]
+    path, raw = paths_and_values[0]
     if not path:
         return raw
     below: dict[str, list[tuple[Sequence[str], str]]] = {}
-    for path, raw in chosen:
+    for path, raw in paths_and_values:
         below.setdefault(path[0], []).append((path[1:], raw))
-    values = {name: _build_document(kind, inner) for name, inner in below.items()}
-    if not _is_index(next(iter(values))):
-        return "{" + ",".join(f"{_encode_key(name)}:{raw}" for name, raw in values.items()) + "}"
+    values = {name: _build_json_text(kind, inner) for name, inner in below.items()}
+    if not _is_array_index(next(iter(values))):
+        return "{" + ",".join(f"{_encode_name(name)}:{raw}" for name, raw in values.items()) + "}"
     elements: list[str] = []
     for name, raw in values.items():
-        if not _is_index(name) or int(name) > _ARRAY_INDEX_MAX:
+        if not _is_array_index(name) or int(name) > _ARRAY_INDEX_MAX:
             raise InsertError(
                 f"the field {name!r} of {kind!r} is marked Unique, but River's unique keys do not "
                 "support its name: rename it"
@@ -273,5 +273,5 @@ def _build_document(kind: str, chosen: Sequence[tuple[Sequence[str], str]]) -> s
     return "[" + ",".join(elements) + "]"
 
 
-def _is_index(name: str) -> bool:
+def _is_array_index(name: str) -> bool:
     return name.isdecimal() and name.isascii()

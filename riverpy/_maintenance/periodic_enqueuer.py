@@ -468,7 +468,7 @@ class PeriodicEnqueuer(MaintenanceService):
         self, jobs: list[PreparedJob], connection: Connection
     ) -> list[InsertResult]:
         try:
-            return await self._inserter.insert_prepared(jobs, tx=connection)
+            return await self._inserter.insert_prepared_jobs(jobs, tx=connection)
         except TransactionError as error:
             # No user code can end this transaction, so the connection was lost.
             raise ConnectionError(describe(error.__cause__ or error)) from error

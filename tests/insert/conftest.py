@@ -10,7 +10,7 @@ import pytest
 
 from riverpy._clock import Clock
 from riverpy._insert.inserter import Inserter
-from riverpy._insert.row import InsertRules
+from riverpy._insert.row import InsertSettings
 from riverpy._plugins import Plugins
 from tests.kit.pgbouncer import detour
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from tests._database import Schema
 
-RULES = InsertRules(max_attempts=25)
+RULES = InsertSettings(default_max_attempts=25)
 
 
 @asynccontextmanager
 async def inserter_on(
-    url: str, schema: str | None, *, rules: InsertRules = RULES, size: int = 5, **settings: str
+    url: str, schema: str | None, *, rules: InsertSettings = RULES, size: int = 5, **settings: str
 ) -> AsyncGenerator[Inserter]:
     """Open an inserter with its own pool."""
     pool: Any = asyncpg.create_pool(
@@ -36,7 +36,9 @@ async def inserter_on(
         statement_cache_size=100 if settings or detour(url) == url else 0,
     )
     async with pool:
-        yield Inserter(pool.acquire, schema=schema, rules=rules, plugins=Plugins(), clock=Clock())
+        yield Inserter(
+            pool.acquire, schema=schema, insert_settings=rules, plugins=Plugins(), clock=Clock()
+        )
         assert pool.get_idle_size() == pool.get_size(), "a connection was not given back"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from riverpy._insert.row import InsertRules, prepare, prepare_all
+from riverpy._insert.row import InsertSettings, prepare_row, prepare_rows
 from riverpy.insert_opts import InsertManyParams, InsertOpts, UniqueOpts
 from riverpy.job import JobState, RawArgs
 from riverpy.migrate import Migrator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 NOW = datetime(2026, 3, 15, 14, 27, 41, tzinfo=UTC)
-RULES = InsertRules(max_attempts=7)
+RULES = InsertSettings(default_max_attempts=7)
 ROWS = json.loads(Path(__file__).parents[1].joinpath("vectors", "rows.json").read_text("utf-8"))[
     "jobs"
 ]
@@ -88,8 +88,8 @@ def test_batch_rows_equal_single_rows() -> None:
     ]
     jobs += [InsertManyParams(RawArgs("raw_2", '{"n": 4}'), high)]
     jobs += [InsertManyParams(Own(n=n), InsertOpts(priority=n)) for n in (1, 2, 3, 4)]
-    alone = [prepare(job.args, job.opts, rules=RULES, now=NOW) for job in jobs]
-    assert prepare_all(iter(jobs), rules=RULES, now=NOW) == alone
+    alone = [prepare_row(job.args, job.opts, settings=RULES, now=NOW) for job in jobs]
+    assert prepare_rows(iter(jobs), settings=RULES, now=NOW) == alone
     assert {row.kind for row in alone} == {"own", "other", "raw_1", "raw_2"}
     assert {row.queue for row in alone} == {"default", "own"}
 
@@ -158,10 +158,10 @@ async def test_copied_rows_equal_inserted_rows(inserter: Inserter, schema: Schem
 
 def test_precedence_of_options() -> None:
     """Options have this precedence: call, args class, client, default. Tags are not merged."""
-    own = prepare(Choosy(), None, rules=RULES, now=NOW)
+    own = prepare_row(Choosy(), None, settings=RULES, now=NOW)
     assert (own.max_attempts, own.priority, own.queue, own.tags) == ("3", "2", "own", "own-tag")
     assert own.unique_key is not None
-    call = prepare(
+    call = prepare_row(
         Choosy(),
         InsertOpts(
             max_attempts=9,
@@ -170,23 +170,23 @@ def test_precedence_of_options() -> None:
             tags=[],
             unique_opts=UniqueOpts(by_args=True),
         ),
-        rules=RULES,
+        settings=RULES,
         now=NOW,
     )
     assert (call.max_attempts, call.priority, call.queue, call.tags) == ("9", "4", "call", "")
     assert call.unique_key != own.unique_key
-    bare = prepare(Welcome(1), None, rules=RULES, now=NOW)
+    bare = prepare_row(Welcome(1), None, settings=RULES, now=NOW)
     assert (bare.max_attempts, bare.priority, bare.queue, bare.tags) == ("7", "1", "default", "")
     empty = InsertOpts(unique_opts=UniqueOpts())
-    assert prepare(Choosy(), empty, rules=RULES, now=NOW).unique_key == own.unique_key
+    assert prepare_row(Choosy(), empty, settings=RULES, now=NOW).unique_key == own.unique_key
 
 
 def test_args_class_cannot_set_metadata_or_pending() -> None:
     """An args class cannot set metadata or pending."""
-    own = prepare(Choosy(), None, rules=RULES, now=NOW)
+    own = prepare_row(Choosy(), None, settings=RULES, now=NOW)
     assert (own.metadata, own.state) == ("{}", "available")
     call = InsertOpts(metadata={"b": 1, "a": "<"}, pending=True)
-    row = prepare(Choosy(), call, rules=RULES, now=NOW)
+    row = prepare_row(Choosy(), call, settings=RULES, now=NOW)
     assert (row.metadata, row.state) == (r'{"a":"\u003c","b":1}', "pending")
 
 

@@ -176,7 +176,7 @@ async def test_periodic_error(
 ) -> None:
     """If a hook fails or hangs, its periodic job is retried later and the others are inserted. No
     exception of a hook stops the service or counts as a database error."""
-    monkeypatch.setattr(_insert, "HOOKS_TIMEOUT", 0.1)
+    monkeypatch.setattr(_insert, "INSERT_HOOKS_TIMEOUT", 0.1)
     is_failing = True
 
     async def refuse(params: JobInsertParams) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._insert.inserter import NOTIFY_INTERVAL, NotifyLimiter
+from riverpy._insert.inserter import NOTIFY_INTERVAL_MIN, NotifyLimiter
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.insert_opts import InsertManyParams, InsertOpts
@@ -130,7 +130,7 @@ async def test_inserts_in_one_interval_share_a_notification(schema: Schema, hear
             await inserter.insert(Welcome(1), None, tx=None)
         await inserter.insert(Welcome(1), in_queue("other"), tx=None)
         assert await heard.take() == ['{"queue": "default"}', '{"queue": "other"}']
-        clock.time += NOTIFY_INTERVAL * 1.5
+        clock.time += NOTIFY_INTERVAL_MIN * 1.5
         await inserter.insert(Welcome(1), None, tx=None)
         assert await heard.take() == ['{"queue": "default"}']
 

@@ -15,7 +15,7 @@ import pytest
 from riverpy import _json
 from riverpy._insert import inserter as _insert
 from riverpy._insert.errors import translate_errors
-from riverpy._insert.row import InsertRules, prepare
+from riverpy._insert.row import InsertSettings, prepare_row
 from riverpy._json_decoder import decoder
 from riverpy.errors import (
     ArgsError,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 NOW = datetime(2026, 3, 15, tzinfo=UTC)
-RULES = InsertRules(max_attempts=25)
+RULES = InsertSettings(default_max_attempts=25)
 
 
 def loose(**values: Any) -> InsertOpts:
@@ -247,7 +247,7 @@ async def test_bad_args_are_refused(
 def test_values_of_the_right_type_are_accepted() -> None:
     """Values that a worker can decode are accepted, including durations in tuples."""
     args = Typed(10**30, NOW, timedelta(days=1), (Point(1, timedelta(hours=1)), Point(0.5)))
-    text = prepare(args, None, rules=RULES, now=NOW).args
+    text = prepare_row(args, None, settings=RULES, now=NOW).args
     assert decoder(Typed)(text) == args
 
 
@@ -303,30 +303,30 @@ def test_long_bad_names_are_refused_in_linear_time() -> None:
     """Long wrong names are refused in linear time (BI-05)."""
     for queue in ("a" * 63 + "!", "a-" * 31 + "!"):
         with pytest.raises(ConfigError):
-            prepare(Welcome(1), InsertOpts(queue=queue), rules=RULES, now=NOW)
+            prepare_row(Welcome(1), InsertOpts(queue=queue), settings=RULES, now=NOW)
     for name in ("a" * 10_000_000, "a_" * 5_000_000):
         with pytest.raises(ConfigError, match="at most 64 characters"):
-            prepare(Welcome(1), InsertOpts(queue=name), rules=RULES, now=NOW)
+            prepare_row(Welcome(1), InsertOpts(queue=name), settings=RULES, now=NOW)
 
 
 def test_unknown_kinds_are_refused_by_a_client_with_workers() -> None:
     """A client with workers refuses an unknown kind, and the error says what to do. Without workers
     every kind is allowed."""
-    rules = InsertRules(max_attempts=25, known_kinds={"data"})
-    assert prepare(Data(), None, rules=rules, now=NOW).kind == "data"
+    rules = InsertSettings(default_max_attempts=25, known_kinds={"data"})
+    assert prepare_row(Data(), None, settings=rules, now=NOW).kind == "data"
     with pytest.raises(UnknownJobKindError, match="'welcome'") as caught:
-        prepare(Welcome(1), None, rules=rules, now=NOW)
+        prepare_row(Welcome(1), None, settings=rules, now=NOW)
     assert caught.value.kind == "welcome"
-    assert prepare(Welcome(1), None, rules=RULES, now=NOW).kind == "welcome"
+    assert prepare_row(Welcome(1), None, settings=RULES, now=NOW).kind == "welcome"
 
 
 def test_skip_job_kind_validation() -> None:
     """With skip_job_kind_validation, only the limits of the table apply to kinds."""
-    rules = InsertRules(max_attempts=25, skip_job_kind_validation=True)
-    assert prepare(RawArgs("a kind!", "{}"), None, rules=rules, now=NOW).kind == "a kind!"
+    rules = InsertSettings(default_max_attempts=25, skip_job_kind_validation=True)
+    assert prepare_row(RawArgs("a kind!", "{}"), None, settings=rules, now=NOW).kind == "a kind!"
     for kind in ("", "k" * 128, "k\0"):
         with pytest.raises(InsertError):
-            prepare(RawArgs(kind, "{}"), None, rules=rules, now=NOW)
+            prepare_row(RawArgs(kind, "{}"), None, settings=rules, now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -364,21 +364,21 @@ def test_args_that_jsonb_cannot_hold_are_refused() -> None:
     text = "x" * 300_000_000
     assert _json.SIZE_MAX == 267_386_880
     with pytest.raises(ArgsError, match=r"\$\.x: the text has 300,000,000 char.* 267,386,880"):
-        prepare(Data(x=text), None, rules=RULES, now=NOW)
+        prepare_row(Data(x=text), None, settings=RULES, now=NOW)
     with pytest.raises(ArgsError, match=r"the args have 300,000,000 bytes as JSON"):
-        prepare(RawArgs("raw", text), None, rules=RULES, now=NOW)
+        prepare_row(RawArgs("raw", text), None, settings=RULES, now=NOW)
 
 
 def test_size_limit_counts_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is in bytes and also applies to metadata (BI-07)."""
     monkeypatch.setattr(_json, "SIZE_MAX", 1000)
     for letter, fitting in (("x", 992), ("é", 496)):
-        prepare(Data(x=letter * fitting), None, rules=RULES, now=NOW)
+        prepare_row(Data(x=letter * fitting), None, settings=RULES, now=NOW)
         opts = InsertOpts(metadata={"x": letter * (fitting + 1)})
         with pytest.raises(ArgsError, match=r"the metadata have 1,00[12] bytes"):
-            prepare(Data(), opts, rules=RULES, now=NOW)
+            prepare_row(Data(), opts, settings=RULES, now=NOW)
         with pytest.raises(ArgsError, match=r"the args have 1,00[12] bytes"):
-            prepare(Data(x=letter * (fitting + 1)), None, rules=RULES, now=NOW)
+            prepare_row(Data(x=letter * (fitting + 1)), None, settings=RULES, now=NOW)
 
 
 @pytest.mark.parametrize("letter", ["<", "\u2028"])
@@ -386,21 +386,21 @@ def test_too_many_escapes_are_refused_early(monkeypatch: pytest.MonkeyPatch, let
     """A text whose escapes make it too large is refused without escaping it first (BI-07)."""
     monkeypatch.setattr(_json, "SIZE_MAX", 1000)
     for args in (Data(x=letter * 165), RawArgs("raw", f'{{"x": "{letter * 165}"}}')):
-        prepare(args, None, rules=RULES, now=NOW)
+        prepare_row(args, None, settings=RULES, now=NOW)
     for args in (
         Data(x=letter * 170),
         Data({letter * 170: 1}),
         RawArgs("raw", f'{{"x": "{letter * 170}"}}'),
     ):
         with pytest.raises(ArgsError, match=r"the text has 1,0\d\d characters as JSON"):
-            prepare(args, None, rules=RULES, now=NOW)
+            prepare_row(args, None, settings=RULES, now=NOW)
 
 
 async def test_batches_larger_than_a_message_are_refused(
     inserter: Inserter, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch that is too large for one statement is refused. COPY can insert it (BI-07)."""
-    monkeypatch.setattr(_insert, "STATEMENT_SIZE_MAX", 999)
+    monkeypatch.setattr(_insert, "STATEMENT_BYTES_MAX", 999)
     params = many(*[Data(x="x" * 90)] * 10)
     await inserter.insert_many(params[:9], tx=None)
     with pytest.raises(InsertError, match=r"the batch has 1,000 bytes, .* insert_many_fast"):

@@ -301,7 +301,7 @@ async def test_acquire_is_retried(schema: Schema, send: Send) -> None:
     inserter = Inserter(
         lambda: flaky(schema, failures),
         schema=schema.name,
-        rules=RULES,
+        insert_settings=RULES,
         plugins=Plugins(),
         clock=Clock(),
     )
@@ -316,7 +316,7 @@ async def test_acquire_error_without_retry(schema: Schema, send: Send) -> None:
     inserter = Inserter(
         lambda: flaky(schema, failures),
         schema=schema.name,
-        rules=RULES,
+        insert_settings=RULES,
         plugins=Plugins(),
         clock=Clock(),
     )

@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from riverpy._insert import unique_key as _unique
-from riverpy._insert.row import InsertRules, prepare
+from riverpy._insert.row import InsertSettings, prepare_row
 from riverpy.errors import InsertError, UniqueConflictError
 from riverpy.insert_opts import (
     UNIQUE_STATES_DEFAULT,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 NOW = datetime(2026, 8, 7, 12, 34, 56, tzinfo=UTC)
-RULES = InsertRules(max_attempts=25)
+RULES = InsertSettings(default_max_attempts=25)
 ALL_STATES = tuple(JobState)
 SET_STATE = (
     "UPDATE river_job SET state = $1::text::river_job_state, finalized_at ="
@@ -44,7 +44,7 @@ SET_STATE = (
 
 def key_text(args: Any, opts: UniqueOpts) -> str:
     """Return the key in hexadecimal digits."""
-    row = prepare(args, InsertOpts(unique_opts=opts), rules=RULES, now=NOW)
+    row = prepare_row(args, InsertOpts(unique_opts=opts), settings=RULES, now=NOW)
     assert row.unique_key is not None
     return row.unique_key
 
@@ -176,12 +176,12 @@ def test_lists_of_states_with_gaps_are_refused(missing: JobState) -> None:
     """The error names the missing states. A repeated state is allowed (UQ-10)."""
     states = [state for state in ALL_STATES if state is not missing]
     with pytest.raises(InsertError, match=f"missing: {missing}$"):
-        prepare(Welcome(1), by_states(*states), rules=RULES, now=NOW)
+        prepare_row(Welcome(1), by_states(*states), settings=RULES, now=NOW)
     with pytest.raises(InsertError, match="missing: available, pending, running, scheduled"):
-        prepare(Welcome(1), by_states(), rules=RULES, now=NOW)
+        prepare_row(Welcome(1), by_states(), settings=RULES, now=NOW)
     with pytest.raises(InsertError, match="nonsense"):
-        prepare(Welcome(1), by_states(*ALL_STATES, "nonsense"), rules=RULES, now=NOW)  # pyright: ignore
-    twice = prepare(Welcome(1), by_states(*ALL_STATES, *ALL_STATES), rules=RULES, now=NOW)
+        prepare_row(Welcome(1), by_states(*ALL_STATES, "nonsense"), settings=RULES, now=NOW)  # pyright: ignore
+    twice = prepare_row(Welcome(1), by_states(*ALL_STATES, *ALL_STATES), settings=RULES, now=NOW)
     assert twice.unique_states == "11111111"
 
 
@@ -322,7 +322,7 @@ def test_the_period_is_that_of_the_scheduled_time(
         scheduled_at=call and datetime.fromisoformat(call),
         unique_opts=UniqueOpts(by_period=timedelta(minutes=90)),
     )
-    row = prepare(Timed(), opts, rules=RULES, now=NOW)
+    row = prepare_row(Timed(), opts, settings=RULES, now=NOW)
     assert row.unique_key == hashed(f"&kind=timed&period={period}")
 
 
@@ -357,7 +357,7 @@ def test_marks_without_by_args_are_warned_about(
 
     with structlog.testing.capture_logs() as logs:
         for opts in (InsertOpts(unique_opts=call), None):
-            prepare(Marked(), opts, rules=RULES, now=NOW)
+            prepare_row(Marked(), opts, settings=RULES, now=NOW)
     expected = {
         "kind": "marked",
         "fields": ["user_id"],
@@ -369,12 +369,12 @@ def test_marks_without_by_args_are_warned_about(
 
 def test_memory_of_classes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that creates many args classes does not keep all of them in memory."""
-    monkeypatch.setattr(_unique, "_checked_classes", set())
-    monkeypatch.setattr(_unique, "_WARNINGS_MAX", 2)
+    monkeypatch.setattr(_unique, "_checked_args_classes", set())
+    monkeypatch.setattr(_unique, "_CHECKED_CLASSES_MAX", 2)
     for _ in range(5):
         cls = msgspec.defstruct("Made", [], namespace={"kind": "made"})
-        prepare(cls(), None, rules=RULES, now=NOW)
-    assert len(_unique._checked_classes) == 2
+        prepare_row(cls(), None, settings=RULES, now=NOW)
+    assert len(_unique._checked_args_classes) == 2
 
 
 class City(msgspec.Struct):
@@ -402,7 +402,7 @@ class Move:
 
 def test_marked_fields_of_nested_classes() -> None:
     """Marked fields are found at any depth, in sorted order. Each class is searched once."""
-    assert _unique.unique_paths(Move) == (
+    assert _unique.find_unique_field_paths(Move) == (
         ("home", "city", "name"),
         ("home", "other"),
         ("tags",),

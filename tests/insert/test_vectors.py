@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from riverpy._duration import parse_duration
-from riverpy._insert.row import InsertRules, prepare
+from riverpy._insert.row import InsertSettings, prepare_row
 from riverpy.errors import RiverError
 from riverpy.insert_opts import InsertManyParams, InsertOpts, UniqueOpts
 from riverpy.job import JobState, RawArgs
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 VECTORS: list[dict[str, Any]] = json.loads(
     Path(__file__).parents[1].joinpath("vectors", "unique-keys.json").read_text("utf-8")
 )["vectors"]
-RULES = InsertRules(max_attempts=25, skip_job_kind_validation=True)
+RULES = InsertSettings(default_max_attempts=25, skip_job_kind_validation=True)
 NOW = datetime(2026, 3, 15, 14, 27, 41, tzinfo=UTC)
 REFUSED = {"gomap/lone_surrogate"}
 """Go replaces what it cannot read; riverpy refuses it."""
@@ -64,7 +64,7 @@ def vector_opts(vector: dict[str, Any]) -> InsertOpts:
 
 def prepared(vector: dict[str, Any]) -> InsertRow:
     now = datetime.fromisoformat(vector["now"]) if "now" in vector else NOW
-    return prepare(vector_args(vector), vector_opts(vector), rules=RULES, now=now)
+    return prepare_row(vector_args(vector), vector_opts(vector), settings=RULES, now=now)
 
 
 def names(*, refused: bool) -> list[str]:
@@ -102,8 +102,8 @@ def test_every_vector_is_shown() -> None:
 async def test_vectors_are_stored_like_gos(inserter: Inserter, schema: Schema) -> None:
     """The stored keys, states and args of all vectors equal Go's (UQ-07)."""
     good = [v for v in VECTORS if v["name"] in names(refused=False) and "now" not in v]
-    rules = InsertRules(max_attempts=25, skip_job_kind_validation=True)
-    inserter._rules = rules
+    rules = InsertSettings(default_max_attempts=25, skip_job_kind_validation=True)
+    inserter._insert_settings = rules
     params = [InsertManyParams(vector_args(v), vector_opts(v)) for v in good]
     for vector, result in zip(good, await inserter.insert_many(params, tx=None), strict=True):
         if result.unique_skipped_as_duplicate:

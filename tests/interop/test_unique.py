@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from riverpy._duration import parse_duration
-from riverpy._insert.row import InsertRules, prepare
+from riverpy._insert.row import InsertSettings, prepare_row
 from riverpy.errors import RiverError
 from tests.insert.test_vectors import REFUSED, VECTORS
 from tests.insert.vector_args import STRUCTS
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.interop.river_go import GoProcess, RiverGo, Row
     from tests.work.rig import Rig
 
-RULES = InsertRules(max_attempts=25, skip_job_kind_validation=True)
+RULES = InsertSettings(default_max_attempts=25, skip_job_kind_validation=True)
 REQUIRED = ["available", "pending", "running", "scheduled"]
 OPTIONAL = ["cancelled", "completed", "discarded", "retryable"]
 
@@ -126,7 +126,7 @@ def prepared(request: Request, now: datetime) -> InsertRow | None:
     """Return the row that Python would insert, or None if it refuses."""
     params = params_of(request)
     try:
-        return prepare(params.args, params.opts, rules=RULES, now=now)
+        return prepare_row(params.args, params.opts, settings=RULES, now=now)
     except RiverError:
         return None
 

@@ -486,7 +486,7 @@ async def test_lost_connection(schema: Schema, monkeypatch: pytest.MonkeyPatch) 
     """A connection that is lost during an insert is an outage, and the slot is inserted on another
     one."""
     async with enqueuing(schema, ticks()) as one:
-        insert_rows = one.enqueuer._inserter.insert_prepared
+        insert_rows = one.enqueuer._inserter.insert_prepared_jobs
 
         async def cut(rows: list[InsertRow], *, tx: Transaction) -> object:
             monkeypatch.undo()
@@ -494,7 +494,7 @@ async def test_lost_connection(schema: Schema, monkeypatch: pytest.MonkeyPatch) 
             await schema.execute("SELECT pg_terminate_backend($1, 5000)", pid)
             return await insert_rows(rows, tx=tx)
 
-        monkeypatch.setattr(one.enqueuer._inserter, "insert_prepared", cut)
+        monkeypatch.setattr(one.enqueuer._inserter, "insert_prepared_jobs", cut)
         slot = await one.move("ticks", SECOND)
         with pytest.raises(DATABASE_ERRORS, match=r"closed|ended"):
             await one.run()
@@ -519,14 +519,14 @@ async def test_frozen_backend(schema: Schema, monkeypatch: pytest.MonkeyPatch, s
         async with enqueuing(schema, PeriodicJob(MINUTELY, construct, id="ticks")) as one:
             fence = one.held.context.fence
             limit, fence.limit = fence.limit, SECOND
-            insert_rows = one.enqueuer._inserter.insert_prepared
+            insert_rows = one.enqueuer._inserter.insert_prepared_jobs
 
             async def insert(rows: list[InsertRow], *, tx: Transaction | None) -> object:
                 if stage == "insert":
                     proxy.hold("context leader")
                 return await insert_rows(rows, tx=tx)
 
-            monkeypatch.setattr(one.enqueuer._inserter, "insert_prepared", insert)
+            monkeypatch.setattr(one.enqueuer._inserter, "insert_prepared_jobs", insert)
             slot = await one.move("ticks", SECOND)
             with suppress(TimeoutError):  # it may be the fault of the periodic job, which is held
                 await one.run()

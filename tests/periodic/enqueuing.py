@@ -10,7 +10,7 @@ import msgspec
 
 from riverpy._clock import Clock
 from riverpy._insert.inserter import Inserter
-from riverpy._insert.row import InsertRules
+from riverpy._insert.row import InsertSettings
 from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
 from riverpy._plugins import Plugins
 from riverpy.periodic import PeriodicJob, PeriodicJobs
@@ -104,11 +104,11 @@ def inserter(held: HeldTerm) -> Inserter:
     def no_pool() -> Any:
         raise AssertionError("an insert left the transaction")
 
-    rules = InsertRules(max_attempts=25)
+    rules = InsertSettings(default_max_attempts=25)
     config = held.context.config
     plugins = Plugins(config.plugins, config.hooks, config.middleware)
     return Inserter(
-        no_pool, schema=held.schema.name, rules=rules, plugins=plugins, clock=WrongClock()
+        no_pool, schema=held.schema.name, insert_settings=rules, plugins=plugins, clock=WrongClock()
     )
 
 

@@ -20,7 +20,14 @@ from hypothesis import strategies as st
 
 from riverpy._maintenance.due_slots import due_slots
 from riverpy.errors import ConfigError
-from riverpy.schedules import ClockChanges, cron, every, next_time, parse_schedule, schedule_text
+from riverpy.schedules import (
+    ClockChangePolicy,
+    cron,
+    every,
+    format_schedule,
+    next_time,
+    parse_schedule,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +38,7 @@ NEW_YORK = "America/New_York"
 BERLIN = "Europe/Berlin"
 LORD_HOWE = "Australia/Lord_Howe"
 MINUTE = timedelta(minutes=1)
-CHANGES: tuple[ClockChanges, ...] = get_args(ClockChanges)
+CHANGES: tuple[ClockChangePolicy, ...] = get_args(ClockChangePolicy)
 VECTORS = Path(__file__).parents[1] / "vectors" / "cron.jsonl"
 """The next times of expressions in robfig/cron, printed by the verb `cron` of `interop/go`."""
 
@@ -361,10 +368,10 @@ def test_end_of_calendar() -> None:
 )
 def test_text_is_read_back(schedule: PeriodicSchedule, text: str) -> None:
     """`parse_schedule` restores a schedule from its text."""
-    assert schedule_text(schedule) == text
+    assert format_schedule(schedule) == text
     read = parse_schedule(text)
     assert read is not None
-    assert schedule_text(read) == text
+    assert format_schedule(read) == text
     now = datetime(2026, 5, 1, 12, 34, 56, 789, tzinfo=UTC)
     assert read.next(now) == schedule.next(now)
 
@@ -393,4 +400,4 @@ def test_own_schedule_is_checked(answer: object, message: str) -> None:
     (SK-18)."""
     with pytest.raises(ConfigError, match=message):
         next_time(Own(answer), datetime(2026, 1, 1, tzinfo=UTC))
-    assert parse_schedule(schedule_text(Own(answer))) is None
+    assert parse_schedule(format_schedule(Own(answer))) is None

@@ -14,7 +14,7 @@ import pytest
 
 from riverpy._dsn import mask_url, validate_url
 from riverpy._duration import parse_duration
-from riverpy._insert.unique_key import unique_key
+from riverpy._insert.unique_key import compute_unique_key
 from riverpy._json import normalize
 from riverpy._maintenance.reindexer import Postponement
 from riverpy._names import (
@@ -142,11 +142,11 @@ def test_unique_keys_are_linear() -> None:
     for fragment in ("\\", "*", "a*", "a?", "#", "[#", "a*\\"):
         name = fragment * (LENGTH // len(fragment))
         args = json.dumps({name: 1, "a" * LENGTH: 2}, separators=(",", ":"))
-        unique_key(
+        compute_unique_key(
             UniqueOpts(by_args=True),
             kind="slow",
             args_class=dict,
-            args=args,
+            args_json=args,
             queue="default",
             due_at=due_at,
         )

@@ -26,7 +26,7 @@ def short_waiting() -> Generator[None]:
     """Limit the wait for a connection of the pool."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for module in (riverpy._insert.inserter, riverpy.client):
-            monkeypatch.setattr(module, "ACQUIRE_TIMEOUT", 0.5)
+            monkeypatch.setattr(module, "ACQUIRE_CONNECTION_TIMEOUT", 0.5)
         yield
 
 

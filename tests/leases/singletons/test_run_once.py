@@ -591,7 +591,7 @@ async def test_no_connection(schema: Schema, monkeypatch: pytest.MonkeyPatch) ->
     is in progress."""
     config = Config(schema=schema.name, pool_size=1)
     async with Client(schema.url, config=config) as client, client._transaction(None):
-        monkeypatch.setattr(client_module, "ACQUIRE_TIMEOUT", 0.05)
+        monkeypatch.setattr(client_module, "ACQUIRE_CONNECTION_TIMEOUT", 0.05)
         for call in (client.run_once, client.run_at_most_once, client.run_at_least_once):
             with pytest.raises(TimeoutError, match="pool"):
                 await call("k", Mailer().send)
