@@ -52,22 +52,22 @@ class StopScope:
     """
 
     def __init__(self, parent: StopScope | None = None) -> None:
-        self._scope = anyio.CancelScope()
+        self._cancel_scope = anyio.CancelScope()
         self._parent = parent
         self._own_cause: StopCause | None = None
-        self._shields: dict[anyio.CancelScope, float] = {}
-        self.progress_due = math.inf
+        self._shield_scopes: dict[anyio.CancelScope, float] = {}
+        self.progress_deadline = math.inf
         """The time by which the service must make progress, in monotonic seconds; infinity: the
         service may wait without a limit."""
 
     def expect_progress(self, within: float) -> None:
         """Expect the next call of this method within `within` seconds. If the call is late by more
         than `PROGRESS_DELAY_MAX`, the service counts as stuck."""
-        self.progress_due = time.monotonic() + within + PROGRESS_DELAY_MAX
+        self.progress_deadline = time.monotonic() + within + PROGRESS_DELAY_MAX
 
     def expect_no_progress(self) -> None:
         """Expect no further call: the service waits for an event that may never happen."""
-        self.progress_due = math.inf
+        self.progress_deadline = math.inf
 
     @property
     def cause(self) -> StopCause | None:
@@ -81,31 +81,31 @@ class StopScope:
 
     def cancel(self, reason: str) -> None:
         """Cancel without a cause, because another service failed."""
-        self._scope.cancel(reason=reason)
-        for shield, after_stop in self._shields.items():
+        self._cancel_scope.cancel(reason=reason)
+        for shield, after_stop in self._shield_scopes.items():
             shield.deadline = min(shield.deadline, anyio.current_time() + after_stop)
 
     @contextmanager
-    def shielded(self, timeout: float, *, after_stop: float) -> Generator[None]:
+    def shield_from_stop(self, timeout: float, *, timeout_after_stop: float) -> Generator[None]:
         """Protect the `with` block from cancellation when the scope is stopped. The block may take
-        `timeout` seconds, but after a stop only `after_stop` seconds.
+        `timeout` seconds, but after a stop only `timeout_after_stop` seconds.
 
         Raises:
             TimeoutError: the block took too long.
         """
-        if self.cause is not None or self._scope.cancel_called:
-            timeout = min(timeout, after_stop)
+        if self.cause is not None or self._cancel_scope.cancel_called:
+            timeout = min(timeout, timeout_after_stop)
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + timeout) as shield:
-            self._shields[shield] = after_stop
+            self._shield_scopes[shield] = timeout_after_stop
             try:
                 yield
             finally:
-                del self._shields[shield]
+                del self._shield_scopes[shield]
         if shield.cancelled_caught:
             raise TimeoutError("the step was not finished in time")
 
     def __enter__(self) -> Self:
-        self._scope.__enter__()
+        self._cancel_scope.__enter__()
         return self
 
     def __exit__(
@@ -114,7 +114,7 @@ class StopScope:
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> bool:
-        return self._scope.__exit__(exc_type, exc, tb)
+        return self._cancel_scope.__exit__(exc_type, exc, tb)
 
 
 class Service(Protocol):
@@ -138,8 +138,8 @@ class ServiceGroup:
 
     def __init__(self, parent: StopScope | None = None) -> None:
         self._parent = parent
-        self._members: dict[StopScope, str] = {}
-        self._tasks: TaskGroup = anyio.create_task_group()
+        self._service_names: dict[StopScope, str] = {}
+        self._task_group: TaskGroup = anyio.create_task_group()
 
     async def start(self, service: Service) -> None:
         """Start a service, and return when it has started.
@@ -147,37 +147,39 @@ class ServiceGroup:
         Raises:
             Exception: the service raised this error before it had started.
         """
-        await self._tasks.start(self._run_member, service, name=f"riverpy {service.name}")
+        await self._task_group.start(self._run_service, service, name=f"riverpy {service.name}")
 
     def stop(self, cause: StopCause) -> None:
         """Stop every member with this cause. To wait for them, leave the group."""
-        for scope in self._members:
+        for scope in self._service_names:
             scope.stop(cause)
 
-    def stuck(self) -> list[str]:
+    def stuck_service_names(self) -> list[str]:
         """Return the names of the members that made no progress in time."""
         now = time.monotonic()
-        return [name for scope, name in self._members.items() if scope.progress_due < now]
+        return [
+            name for scope, name in self._service_names.items() if scope.progress_deadline < now
+        ]
 
     def extend_progress_deadlines(self, seconds: float) -> None:
         """Give all members these seconds more to make progress, because the event loop was blocked
         for this time."""
-        for scope in self._members:
-            scope.progress_due += seconds
+        for scope in self._service_names:
+            scope.progress_deadline += seconds
 
-    async def _run_member(self, service: Service, *, task_status: TaskStatus[None]) -> None:
+    async def _run_service(self, service: Service, *, task_status: TaskStatus[None]) -> None:
         scope = StopScope(self._parent)
-        self._members[scope] = service.name
+        self._service_names[scope] = service.name
         try:
             with scope:
                 # The group may stop a service before it starts. Then `run` is not called.
                 await anyio.lowlevel.checkpoint_if_cancelled()
                 await service.run(scope, task_status=task_status)
         finally:
-            del self._members[scope]
+            del self._service_names[scope]
 
     async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
+        await self._task_group.__aenter__()
         return self
 
     async def __aexit__(
@@ -189,13 +191,13 @@ class ServiceGroup:
         if exc_type is None:
             self.stop(StopCause.CLIENT_STOP)
         else:
-            for scope in self._members:
+            for scope in self._service_names:
                 scope.cancel("the group failed or was cancelled")
-        return await self._tasks.__aexit__(exc_type, exc, tb)
+        return await self._task_group.__aexit__(exc_type, exc, tb)
 
 
 @contextmanager
-def convert_base_exceptions(name: str, *, is_awaited: bool = False) -> Generator[None]:
+def convert_base_exceptions(code_name: str, *, is_awaited: bool = False) -> Generator[None]:
     """Convert exceptions of user code that are not subclasses of `Exception` into RuntimeError.
     Otherwise they would end the process or look like a cancellation. `is_awaited`: the `with` block
     awaits the code, so raise a cancellation of this task unchanged."""
@@ -204,12 +206,12 @@ def convert_base_exceptions(name: str, *, is_awaited: bool = False) -> Generator
     except Exception:
         raise
     except BaseException as error:
-        if is_awaited and (isinstance(error, GeneratorExit) or is_cancelled(error)):
+        if is_awaited and (isinstance(error, GeneratorExit) or is_cancellation(error)):
             raise
-        raise RuntimeError(f"{name} raised {type(error).__name__}") from error
+        raise RuntimeError(f"{code_name} raised {type(error).__name__}") from error
 
 
-def is_cancelled(error: BaseException) -> bool:
+def is_cancellation(error: BaseException) -> bool:
     """Whether this error is a cancellation of the current task.
 
     Code can also raise CancelledError itself, for example when it awaits a cancelled future. That
@@ -220,7 +222,7 @@ def is_cancelled(error: BaseException) -> bool:
     return is_cancellation and task is not None and task.cancelling() > 0
 
 
-async def await_in_separate_task(name: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
+async def await_in_separate_task(code_name: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
     """Await user code in a separate task. A cancellation of this task cancels the separate task
     once.
 
@@ -232,10 +234,10 @@ async def await_in_separate_task(name: str, call: Callable[[], Awaitable[ResultT
     """
 
     async def work() -> ResultT:
-        with convert_base_exceptions(name, is_awaited=True):
+        with convert_base_exceptions(code_name, is_awaited=True):
             return await call()
 
-    task = asyncio.get_running_loop().create_task(work(), name=f"riverpy {name}")
+    task = asyncio.get_running_loop().create_task(work(), name=f"riverpy {code_name}")
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
@@ -243,12 +245,12 @@ async def await_in_separate_task(name: str, call: Callable[[], Awaitable[ResultT
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task])
         if not task.cancelled():
-            with convert_base_exceptions(name):  # here a GeneratorExit is converted too
+            with convert_base_exceptions(code_name):  # here a GeneratorExit is converted too
                 task.result()
         raise
     if task.cancelled():
-        raise RuntimeError(f"{name} cancelled itself")
-    with convert_base_exceptions(name):
+        raise RuntimeError(f"{code_name} cancelled itself")
+    with convert_base_exceptions(code_name):
         return task.result()
 
 
@@ -284,14 +286,14 @@ async def run_despite_cancellation(step: Callable[[], Awaitable[ResultT]]) -> Re
         cancellation = None  # break the reference cycle of the error and this frame
 
 
-def single_error(error: BaseException) -> BaseException:
+def unwrap_single_error(error: BaseException) -> BaseException:
     """Return the only error inside nested exception groups. Return any other error, and also a
     group of several errors, unchanged."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)
     first, *others = group.exceptions
-    return group if others else single_error(first)
+    return group if others else unwrap_single_error(first)
 
 
 class TestSignal:
@@ -302,16 +304,16 @@ class TestSignal:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._emitted: asyncio.Semaphore | None = None
+        self._emitted_events: asyncio.Semaphore | None = None
 
     def init(self) -> None:
         """Start counting events from zero."""
-        self._emitted = asyncio.Semaphore(0)
+        self._emitted_events = asyncio.Semaphore(0)
 
     def emit(self) -> None:
         """Count the event, and wake the waiting test."""
-        if self._emitted is not None:
-            self._emitted.release()
+        if self._emitted_events is not None:
+            self._emitted_events.release()
 
     async def wait(self) -> None:
         """Wait for the next event that no earlier call has waited for.
@@ -319,8 +321,8 @@ class TestSignal:
         Raises:
             TimeoutError: no event happened within 30 s. The text has the name of the signal.
         """
-        if self._emitted is None:
+        if self._emitted_events is None:
             raise RuntimeError(f"signal {self._name!r} was not initialised by the test")
         reason = f"signal {self._name!r} did not come within {TEST_SIGNAL_TIMEOUT:g} s"
         with anyio.fail_after(TEST_SIGNAL_TIMEOUT, reason=reason):
-            await self._emitted.acquire()
+            await self._emitted_events.acquire()

@@ -14,14 +14,14 @@ from riverpy._log_events import (
     NOTIFICATION_QUEUE_FILLED,
 )
 
-EVENTS_MAX = 10
-"""The maximum number of entries of one event that `LimitedLog` logs at their own level within
-`EVENTS_WINDOW`."""
-EVENTS_WINDOW = 60.0
+EVENTS_PER_WINDOW_MAX = 10
+"""The maximum number of entries of one event that `RateLimitedLog` logs at their own level within
+`EVENT_WINDOW_SECONDS`."""
+EVENT_WINDOW_SECONDS = 60.0
 """The length of the time in which entries of one event are counted, in seconds."""
-_NAME = "riverpy"
-_LEVELS = logging.getLevelNamesMapping()
-_STANDARD_ATTRIBUTES = {
+_LOGGER_NAME = "riverpy"
+_LEVEL_NUMBERS = logging.getLevelNamesMapping()
+_LOG_RECORD_ATTRIBUTES = {
     *vars(logging.LogRecord("", 0, "", 0, "", (), None)),
     *("message", "asctime", "taskName"),
 }
@@ -46,16 +46,16 @@ class Log:
         """Return a logger whose events have these keys too."""
         return Log({**self._keys, **keys})
 
-    def limited(self) -> LimitedLog:
+    def with_rate_limit(self) -> RateLimitedLog:
         """Return a logger with the same keys that limits repeated events."""
-        return LimitedLog(self._keys)
+        return RateLimitedLog(self._keys)
 
     @property
     def is_debug_enabled(self) -> bool:
         """Whether an event of level debug would be written."""
         if not structlog.is_configured():
-            return logging.getLogger(_NAME).isEnabledFor(logging.DEBUG)
-        log: Any = structlog.get_logger(_NAME).bind()
+            return logging.getLogger(_LOGGER_NAME).isEnabledFor(logging.DEBUG)
+        log: Any = structlog.get_logger(_LOGGER_NAME).bind()
         is_enabled = getattr(log, "is_enabled_for", None) or getattr(log, "isEnabledFor", None)
         return is_enabled is None or bool(is_enabled(logging.DEBUG))
 
@@ -79,17 +79,17 @@ class Log:
         """Log the current exception at level error, with its traceback."""
         self._write("error", event, {"exc_info": True, **keys})
 
-    def _level(self, level: str, event: str) -> str:
+    def _choose_level(self, level: str, event: str) -> str:
         """Return the level at which to write the event."""
         return level
 
     def _write(self, level: str, event: str, keys: dict[str, Any]) -> None:
-        level = self._level(level, event)
+        level = self._choose_level(level, event)
         if structlog.is_configured():
-            log: Any = structlog.get_logger(_NAME).bind(**self._keys)
+            log: Any = structlog.get_logger(_LOGGER_NAME).bind(**self._keys)
             getattr(log, level)(event, **keys)
             return
-        logger, number = logging.getLogger(_NAME), _LEVELS[level.upper()]
+        logger, number = logging.getLogger(_LOGGER_NAME), _LEVEL_NUMBERS[level.upper()]
         if not logger.isEnabledFor(number):
             return
         exc_info = keys.pop("exc_info", None)
@@ -98,7 +98,8 @@ class Log:
         # dropped.
         text = " ".join([event.replace("%", "%%"), *(f"{key}=%r" for key in keys)])
         extra = {
-            f"{key}_" if key in _STANDARD_ATTRIBUTES else key: value for key, value in keys.items()
+            f"{key}_" if key in _LOG_RECORD_ATTRIBUTES else key: value
+            for key, value in keys.items()
         }
         values = tuple(keys.values())
         logger.log(
@@ -116,33 +117,34 @@ def get_logger(**keys: object) -> Log:
     return Log(keys)
 
 
-class LimitedLog(Log):
+class RateLimitedLog(Log):
     """A logger of events about single jobs or rows, with a limit for each event.
 
-    One cause can affect thousands of jobs. So an event is logged at its level up to `EVENTS_MAX`
-    times within `EVENTS_WINDOW`, then at debug. The first entry over the limit also logs a warning.
+    One cause can affect thousands of jobs. So an event is logged at its level up to
+    `EVENTS_PER_WINDOW_MAX` times within `EVENT_WINDOW_SECONDS`, then at debug. The first
+    entry over the limit also logs a warning.
     """
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_window_by_event",)
 
     def __init__(self, keys: dict[str, object]) -> None:
         """Create a logger whose events all have these keys."""
         super().__init__(keys)
-        self._counts: dict[str, tuple[float, int]] = {}
+        self._window_by_event: dict[str, tuple[float, int]] = {}
         """For each event, the monotonic time at which its window ends, and the number of entries in
         the window."""
 
-    def _level(self, level: str, event: str) -> str:
+    def _choose_level(self, level: str, event: str) -> str:
         if event == LOG_EVENTS_LIMITED:
             return level
         now = time.monotonic()
-        until, count = self._counts.get(event, (0.0, 0))
+        until, count = self._window_by_event.get(event, (0.0, 0))
         if now >= until:
-            until, count = now + EVENTS_WINDOW, 0
-        self._counts[event] = until, count + 1
-        if count == EVENTS_MAX:
+            until, count = now + EVENT_WINDOW_SECONDS, 0
+        self._window_by_event[event] = until, count + 1
+        if count == EVENTS_PER_WINDOW_MAX:
             self.warning(LOG_EVENTS_LIMITED, limited_event=event)
-        return "debug" if count >= EVENTS_MAX else level
+        return "debug" if count >= EVENTS_PER_WINDOW_MAX else level
 
 
 class RepeatedFailureLog:
@@ -150,20 +152,20 @@ class RepeatedFailureLog:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._cause: str | None = None
+        self._last_cause: str | None = None
 
     @property
     def is_failing(self) -> bool:
         """Whether a failure was logged at its level, and there was no success after it."""
-        return self._cause is not None
+        return self._last_cause is not None
 
-    def failed(
+    def log_failure(
         self,
         event: str,
         *,
         level: str = "warning",
         cause: str = "",
-        is_known: bool = False,
+        is_cause_logged: bool = False,
         exc_info: BaseException | None = None,
         **keys: object,
     ) -> None:
@@ -174,23 +176,23 @@ class RepeatedFailureLog:
             level: the level of the first failure.
             cause: the cause of the failure. If it differs from the last cause, the failure is
                 logged at `level` again.
-            is_known: whether another event has reported the cause. Then this failure is logged at
-                debug.
+            is_cause_logged: whether another event has reported the cause. Then this failure is
+                logged at debug.
             exc_info: an error whose traceback is logged, except at level debug.
             **keys: the keys of the event.
         """
-        if is_known or cause == self._cause:
+        if is_cause_logged or cause == self._last_cause:
             self._log.debug(event, **keys)
         else:
-            self._cause = cause
+            self._last_cause = cause
             if exc_info is not None:
                 keys["exc_info"] = exc_info
             getattr(self._log, level)(event, **keys)
 
-    def recovered(self, event: str | None = None, **keys: object) -> None:
+    def log_recovery(self, event: str | None = None, **keys: object) -> None:
         """Record a success. After a failure, log `event`, if it is given."""
-        if self._cause is not None:
-            self._cause = None
+        if self._last_cause is not None:
+            self._last_cause = None
             if event is not None:
                 self._log.info(event, **keys)
 
@@ -199,15 +201,15 @@ class NotificationQueueLog:
     """Logs once that the server's notification queue is full, and once that it has room again."""
 
     def __init__(self) -> None:
-        self._failures = RepeatedFailureLog(get_logger())
+        self._failure_log = RepeatedFailureLog(get_logger())
 
-    def report(self, *, is_full: bool) -> None:
+    def log_queue_state(self, *, is_full: bool) -> None:
         """Log if the queue became full, or has room again. `is_full`: whether the last notification
         found it full."""
         if not is_full:
-            self._failures.recovered(NOTIFICATION_QUEUE_DRAINED)
-        elif not self._failures.is_failing:
-            self._failures.failed(
+            self._failure_log.log_recovery(NOTIFICATION_QUEUE_DRAINED)
+        elif not self._failure_log.is_failing:
+            self._failure_log.log_failure(
                 NOTIFICATION_QUEUE_FILLED,
                 effect="jobs are stored without a notification and found by polling",
                 advice="`riverpy doctor` shows the session that blocks the queue",

@@ -22,20 +22,20 @@ EXECUTION_KEY_LENGTH_MAX = 255
 SCHEMA_LENGTH_MAX = 46
 """The maximum number of bytes of a schema's name. A channel name has at most 63 bytes, and consists
 of the schema, a dot and a topic such as `river_leadership`."""
-SCHEMA_TOO_LONG = (
+SCHEMA_TOO_LONG_ERROR = (
     f"the name of River's schema must have at most {SCHEMA_LENGTH_MAX} bytes, because notification "
     "channels contain it"
 )
 DEFAULT_DOMAIN = "default"
 """The leader domain of clients that set no `leader_domain`. The lease of its leader is the row in
 River's `river_leader`."""
-DISTRIBUTION = "riverpy-queue"
+PYPI_PACKAGE_NAME = "riverpy-queue"
 """The name of the package on PyPI."""
 LEASE_NAME_LENGTH_MAX = 100
-SCHEMA_LEASE = "@schema"
+SCHEMA_LEASE_NAME = "@schema"
 """The name of the schema lease. If domain `default` has no riverpy leader, the holder of this lease
 does the maintenance that is done once for the whole schema."""
-USER_LEASE_PREFIX = "s:"
+USER_LEASE_NAME_PREFIX = "s:"
 """In the table of leases, the names of leases of user code start with this prefix."""
 
 _QUEUE_PATTERN = re.compile(r"[a-z0-9]+(?:[_|\-][a-z0-9]+)*")
@@ -52,99 +52,99 @@ _STORABLE_RULE = "must have no NUL and no lone surrogate"
 def validate_queue(name: str) -> None:
     """Raise ConfigError unless the name has at most 64 characters: lower-case letters and digits,
     in groups joined by `_` or `-`."""
-    _validate("a queue name", name, QUEUE_NAME_LENGTH_MAX, _QUEUE_PATTERN, _QUEUE_RULE)
+    _validate_text("a queue name", name, QUEUE_NAME_LENGTH_MAX, _QUEUE_PATTERN, _QUEUE_RULE)
 
 
 def validate_domain(name: str) -> None:
     """Raise ConfigError unless the name follows the rule of queue names."""
-    _validate("a domain name", name, QUEUE_NAME_LENGTH_MAX, _QUEUE_PATTERN, _QUEUE_RULE)
+    _validate_text("a domain name", name, QUEUE_NAME_LENGTH_MAX, _QUEUE_PATTERN, _QUEUE_RULE)
 
 
 def validate_lease_name(name: str) -> None:
     """Raise ConfigError unless the name has 1 to 100 printable ASCII characters and no space."""
     rule = "must have printable ASCII characters and no space"
-    _validate("the name of a lease", name, LEASE_NAME_LENGTH_MAX, _LEASE_PATTERN, rule)
+    _validate_text("the name of a lease", name, LEASE_NAME_LENGTH_MAX, _LEASE_PATTERN, rule)
 
 
-def domain_lease(domain: str) -> str:
+def domain_lease_name(domain: str) -> str:
     """Return the name of the lease of a domain's leader. `domain` must not be `default`."""
     return f"d:{domain}"
 
 
-def validate_kind(kind: str, noun: str = "a job kind") -> None:
+def validate_kind(kind: str, subject: str = "a job kind") -> None:
     """Raise ConfigError unless the kind follows River's rule. The error text begins with
-    `noun`."""
+    `subject`."""
     rule = (
         "must start with an ASCII letter, digit or '_', followed by one or more of these or of "
         "'-[]<>/.\u00b7:+'"
     )
-    _validate(noun, kind, KIND_LENGTH_MAX, _KIND_PATTERN, rule)
+    _validate_text(subject, kind, KIND_LENGTH_MAX, _KIND_PATTERN, rule)
 
 
 def validate_tag(tag: str) -> None:
     """Raise ConfigError unless the tag has 3 to 255 ASCII letters, digits, `_` and `-`, and no `-`
     at either end."""
     rule = "must have 3 or more ASCII letters, digits, '_' and '-', and no '-' at either end"
-    _validate("a tag", tag, TAG_LENGTH_MAX, _TAG_PATTERN, rule)
+    _validate_text("a tag", tag, TAG_LENGTH_MAX, _TAG_PATTERN, rule)
 
 
 def validate_schema(name: str) -> None:
     """Raise ConfigError unless the name has at most 46 letters, digits and `_`, and no digit
     first."""
     if isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        check_schema_length(name)
+        validate_schema_length(name)
     rule = "must have ASCII letters, digits and '_', and no digit first"
-    _validate("a schema name", name, SCHEMA_LENGTH_MAX, _SCHEMA_PATTERN, rule)
+    _validate_text("a schema name", name, SCHEMA_LENGTH_MAX, _SCHEMA_PATTERN, rule)
 
 
-def check_schema_length(name: str) -> None:
+def validate_schema_length(name: str) -> None:
     """Raise ConfigError unless the name has at most 46 bytes. Schemas that the search path finds
     are checked too."""
     length = len(name.encode("utf-8", "replace"))
     if length > SCHEMA_LENGTH_MAX:
-        raise ConfigError(f"{SCHEMA_TOO_LONG}, got {length}: {name[:80]!r}")
+        raise ConfigError(f"{SCHEMA_TOO_LONG_ERROR}, got {length}: {name[:80]!r}")
 
 
-def make_unique_id(name: str | None) -> str:
+def make_unique_id(prefix: str | None) -> str:
     """Return a unique id `NAME:PID:RANDOM`. NAME is the host's name by default. A long NAME is
     shortened, so that the id is a valid client id."""
-    host = socket.gethostname() if name is None else name
+    host = socket.gethostname() if prefix is None else prefix
     tail = f":{os.getpid()}:{secrets.token_hex(4)}"
     # A host name may contain bytes that are not text.
     host = host.encode("utf-8", "replace").decode().replace("\0", "")
     return host[: CLIENT_ID_LENGTH_MAX - len(tail)] + tail
 
 
-def validate_client_id(client_id: str, noun: str = "a client id") -> None:
+def validate_client_id(client_id: str, subject: str = "a client id") -> None:
     """Raise ConfigError unless the id has 1 to 100 characters that PostgreSQL can store. The error
-    text begins with `noun`."""
-    _validate(noun, client_id, CLIENT_ID_LENGTH_MAX, _STORABLE_PATTERN, _STORABLE_RULE)
+    text begins with `subject`."""
+    _validate_text(subject, client_id, CLIENT_ID_LENGTH_MAX, _STORABLE_PATTERN, _STORABLE_RULE)
 
 
 def validate_execution_key(key: str) -> None:
     """Raise ConfigError unless the key has 1 to 255 characters that PostgreSQL can store."""
-    _validate("a key", key, EXECUTION_KEY_LENGTH_MAX, _STORABLE_PATTERN, _STORABLE_RULE)
+    _validate_text("a key", key, EXECUTION_KEY_LENGTH_MAX, _STORABLE_PATTERN, _STORABLE_RULE)
 
 
-def expect_one_of(name: str, value: object, choices: object) -> None:
+def expect_literal_value(argument_name: str, value: object, literal_type: object) -> None:
     """Raise ConfigError unless the value is one of the values of a Literal type."""
-    if value not in get_args(choices):
-        allowed = ", ".join(map(repr, get_args(choices)))
-        raise ConfigError(f"{name} must be one of {allowed}, got {value!r}")
+    if value not in get_args(literal_type):
+        allowed = ", ".join(map(repr, get_args(literal_type)))
+        raise ConfigError(f"{argument_name} must be one of {allowed}, got {value!r}")
 
 
-def _validate(
-    noun: str, value: object, length_max: int, pattern: re.Pattern[str], rule: str
+def _validate_text(
+    subject: str, value: object, length_max: int, pattern: re.Pattern[str], rule_text: str
 ) -> None:
     """Raise ConfigError unless the value is a text that matches the pattern. The error texts begin
-    with `noun`, and `rule` describes the pattern."""
+    with `subject`, and `rule_text` describes the pattern."""
     if not isinstance(value, str):
-        raise ConfigError(f"{noun} must be a string, got {type(value).__name__}")
+        raise ConfigError(f"{subject} must be a string, got {type(value).__name__}")
     if not value:
-        raise ConfigError(f"{noun} must not be empty")
+        raise ConfigError(f"{subject} must not be empty")
     if len(value) > length_max:
         raise ConfigError(
-            f"{noun} must have at most {length_max} characters, got {len(value)}: {value[:80]!r}"
+            f"{subject} must have at most {length_max} characters, got {len(value)}: {value[:80]!r}"
         )
     if not pattern.fullmatch(value):
-        raise ConfigError(f"{noun} {rule}, got {value!r}")
+        raise ConfigError(f"{subject} {rule_text}, got {value!r}")

@@ -12,11 +12,11 @@ import anyio
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from riverpy._calls.executions import ExecutionCalls
-from riverpy._calls.jobs import JobCalls
-from riverpy._calls.leases import LeaseCalls
-from riverpy._calls.periodic_jobs import PeriodicJobCalls
-from riverpy._calls.queues import QueueCalls
+from riverpy._calls.executions import ExecutionMethods
+from riverpy._calls.jobs import JobMethods
+from riverpy._calls.leases import LeaseMethods
+from riverpy._calls.periodic_jobs import PeriodicJobMethods
+from riverpy._calls.queues import QueueMethods
 from riverpy._clients.process import ProcessAndLoop
 from riverpy._clock import Clock
 from riverpy._dsn import validate_url
@@ -24,7 +24,7 @@ from riverpy._insert.errors import translate_notify_channel_error
 from riverpy._insert.inserter import ACQUIRE_CONNECTION_TIMEOUT, NO_CONNECTION_ERROR_TEXT, Inserter
 from riverpy._insert.row import InsertSettings
 from riverpy._leading.subscriptions import Leadership, LeadershipSubscription
-from riverpy._lifecycle import single_error
+from riverpy._lifecycle import unwrap_single_error
 from riverpy._log import get_logger
 from riverpy._log_events import HELD_POOL_CONNECTIONS_CLOSED
 from riverpy._names import make_unique_id
@@ -62,7 +62,7 @@ STATEMENT_TIMEOUT = 30.0
 """Seconds for one statement on the client's own pool."""
 
 
-class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls):
+class Client(JobMethods, QueueMethods, PeriodicJobMethods, ExecutionMethods, LeaseMethods):
     """A River client. `async with client:` opens its pool; `client.working()` works jobs while your
     other code runs.
 
@@ -280,15 +280,15 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         still in use are closed after a short wait, with a warning."""
         pool, self._pool = self._pool, None
         opened_in, self._opened_in = self._opened_in, None
-        if opened_in is None or not opened_in.is_this_process:
+        if opened_in is None or not opened_in.is_current_process:
             return  # a forked child would close the connections of its parent
         try:
-            await self._leases.close()
+            await self._lease_engine.close()
         finally:
             if pool is not None and pool is not self._database and not await close_pool(pool):
                 self._log.warning(HELD_POOL_CONNECTIONS_CLOSED)
 
-    def _open_pool(self) -> Pool:
+    def _get_open_pool(self) -> Pool:
         if self._pool is None or self._opened_in is None:
             raise ClientStateError(
                 "the client is not open: use `async with client:`, or give a transaction with tx="
@@ -311,7 +311,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
                 async with savepoint(connection):
                     yield connection
             return
-        pool = self._open_pool()
+        pool = self._get_open_pool()
         reason = f"the call took longer than {STATEMENT_TIMEOUT:g} s"
         with anyio.fail_after(STATEMENT_TIMEOUT, reason=reason):
             with anyio.fail_after(ACQUIRE_CONNECTION_TIMEOUT, reason=NO_CONNECTION_ERROR_TEXT):
@@ -330,7 +330,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         return Inserter(
             # The inserter has its own timeout, so `acquire` gets none: its timeout would start a
             # task for each insert.
-            lambda: self._open_pool().acquire(),
+            lambda: self._get_open_pool().acquire(),
             schema=self._config.schema,
             insert_settings=InsertSettings(
                 default_max_attempts=self._config.max_attempts,
@@ -419,7 +419,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
         checks. The method sends no statement to the database."""
         if self._last_run is None:
             return ClientStats(
-                client_id=self.id, domain=self._config.domain, leases=self._leases.stats
+                client_id=self.id, domain=self._config.domain, leases=self._lease_engine.stats
             )
         return self._last_run.stats()
 
@@ -464,7 +464,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             self._leadership.close()
 
     def _new_run(self) -> Run:
-        if not self._queues and not self._singletons.by_name:
+        if not self._queues and not self._singleton_registry.by_name:
             raise ConfigError(
                 'there is no queue to work: Client(…, queues={"default": QueueConfig()})'
             )
@@ -477,8 +477,8 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
             config=self._config,
             workers=workers,
             queues=self._queues,
-            singletons=self._singletons,
-            leases=self._leases,
+            singletons=self._singleton_registry,
+            leases=self._lease_engine,
             subscriptions=self._subscriptions,
             leadership=self._leadership,
             periodic_jobs=self._periodic_jobs,
@@ -521,7 +521,7 @@ class Client(JobCalls, QueueCalls, PeriodicJobCalls, ExecutionCalls, LeaseCalls)
                     with anyio.CancelScope(shield=True):
                         await ended.wait()
         except BaseExceptionGroup as group:
-            raise single_error(group) from error
+            raise unwrap_single_error(group) from error
         if error is not None:
             raise error
 

@@ -11,7 +11,7 @@ import msgspec
 from riverpy._dsn import mask_url, validate_url
 from riverpy._names import (
     DEFAULT_DOMAIN,
-    expect_one_of,
+    expect_literal_value,
     validate_client_id,
     validate_domain,
     validate_kind,
@@ -295,7 +295,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
                 f"leader_ttl must be {LEASE_TTL_MAX} or less in a leader_domain, got "
                 f"{self.leader_ttl}"
             )
-        expect_one_of("on_domain_conflict", self.on_domain_conflict, ConflictPolicy)
+        expect_literal_value("on_domain_conflict", self.on_domain_conflict, ConflictPolicy)
 
     def _check_maintenance(self) -> None:
         rescue_after, job_timeout = self.rescue_after, self.job_timeout

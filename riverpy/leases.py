@@ -125,7 +125,7 @@ class LeaseManager:
         that run in other tasks are cancelled. Leases of `try_acquire` that were not released
         expire."""
         # Closing in a forked process would end the database sessions of its parent.
-        if self._opened_in is not None and self._opened_in.is_this_process:
+        if self._opened_in is not None and self._opened_in.is_current_process:
             self._is_closed = True
             for lease in self._acquired_leases:
                 lease.end("its lease manager was closed", cause=StopCause.CLIENT_STOP)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from riverpy._names import check_schema_length, validate_schema
+from riverpy._names import validate_schema, validate_schema_length
 from riverpy._postgres.driver import (
     CONNECT_TIMEOUT,
     close,
@@ -322,7 +322,7 @@ class Migrator:
             if direction is Direction.DOWN:
                 plan = self._plan_down(state, target)
             else:
-                check_schema_length(state.schema)
+                validate_schema_length(state.schema)
                 notices += self._check_lines(state, dry_run=dry_run)
                 plan = self._plan_up(state, target)
             steps: list[MigrationStep] = []

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, cast
 import msgspec
 
 from riverpy._lifecycle import convert_base_exceptions
-from riverpy._names import expect_one_of, validate_kind
+from riverpy._names import expect_literal_value, validate_kind
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import InsertOpts
 from riverpy.job import JobArgs, RawArgs
@@ -71,8 +71,8 @@ class PeriodicJob:
             )
         if isinstance(run_on_start, bool):
             run_on_start = "each_term" if run_on_start else "never"
-        expect_one_of("run_on_start", run_on_start, RunOnStart)
-        expect_one_of("missed", missed, Missed)
+        expect_literal_value("run_on_start", run_on_start, RunOnStart)
+        expect_literal_value("missed", missed, Missed)
         self.schedule = schedule
         text = format_schedule(schedule).replace("\0", "")
         self.schedule_text = text.encode(errors="replace").decode()
@@ -86,7 +86,7 @@ class PeriodicJob:
             )
         self._constructor = constructor
         self.id = id if id is not None else _default_id(constructor, self.schedule_text)
-        validate_kind(self.id, noun="the id of a periodic job")
+        validate_kind(self.id, subject="the id of a periodic job")
         if callable(constructor):
             _check_constructor(self.id, constructor)
         if next_time(schedule, datetime.now(UTC)) is None:

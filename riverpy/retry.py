@@ -13,7 +13,7 @@ from riverpy._error_text import error_text
 from riverpy._log_events import RETRY_POLICY_FAILED
 
 if TYPE_CHECKING:
-    from riverpy._log import LimitedLog
+    from riverpy._log import RateLimitedLog
     from riverpy.job import Job, JobRow
     from riverpy.worker import WorkUnit
 
@@ -50,7 +50,7 @@ class DefaultRetryPolicy:
 
 
 def retry_delay(
-    job: Job[Any], unit: WorkUnit | None, policy: RetryPolicy, log: LimitedLog
+    job: Job[Any], unit: WorkUnit | None, policy: RetryPolicy, log: RateLimitedLog
 ) -> timedelta:
     """Return how long a job waits after a failed attempt: the delay that its worker returns or, if
     the worker returns None, the delay of the client's retry policy.

@@ -18,7 +18,7 @@ import structlog.testing
 
 import riverpy
 from riverpy import _log as log_module
-from riverpy._log import EVENTS_MAX, EVENTS_WINDOW, RepeatedFailureLog, get_logger
+from riverpy._log import EVENT_WINDOW_SECONDS, EVENTS_PER_WINDOW_MAX, RepeatedFailureLog, get_logger
 from riverpy._log_events import JOB_FAILED
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def test_record_is_formatted_by_handlers_alone(caplog: pytest.LogCaptureFixture)
     try:
         raise ValueError("wrong")
     except ValueError:
-        log.limited().exception("handler failed")
+        log.with_rate_limit().exception("handler failed")
     assert [record.getMessage() for record in caplog.records] == [
         "100 % done name='x y' only={'a': 1} client_id='me'",
         "100 % done",
@@ -177,17 +177,21 @@ def test_limited_log(monkeypatch: pytest.MonkeyPatch) -> None:
     another event has its own limit (OP-07)."""
     now = 5.0
     monkeypatch.setattr(log_module, "time", SimpleNamespace(monotonic=lambda: now))
-    limited = get_logger().limited()
+    limited = get_logger().with_rate_limit()
     with structlog.testing.capture_logs() as log:
         for job_id in range(1000):
             limited.error("it happened", job_id=job_id)
         limited.error("another thing happened")
     shown = [entry for entry in log if entry["log_level"] != "debug"]
-    assert [entry.get("job_id") for entry in shown[:EVENTS_MAX]] == [*range(EVENTS_MAX)]
-    assert shown[EVENTS_MAX]["limited_event"] == "it happened"
-    assert [entry["event"] for entry in shown[EVENTS_MAX + 1 :]] == ["another thing happened"]
+    assert [entry.get("job_id") for entry in shown[:EVENTS_PER_WINDOW_MAX]] == [
+        *range(EVENTS_PER_WINDOW_MAX)
+    ]
+    assert shown[EVENTS_PER_WINDOW_MAX]["limited_event"] == "it happened"
+    assert [entry["event"] for entry in shown[EVENTS_PER_WINDOW_MAX + 1 :]] == [
+        "another thing happened"
+    ]
     assert len(log) == 1002
-    now += EVENTS_WINDOW
+    now += EVENT_WINDOW_SECONDS
     with structlog.testing.capture_logs() as log:
         limited.error("it happened", job_id=1)
     assert [entry["log_level"] for entry in log] == ["error"]
@@ -195,12 +199,14 @@ def test_limited_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_limited_log_keeps_tracebacks() -> None:
     """Beyond the limit, an error is logged with its traceback too."""
-    limited = get_logger().limited()
+    limited = get_logger().with_rate_limit()
     with structlog.testing.capture_logs() as log:
-        for _ in range(EVENTS_MAX + 1):
+        for _ in range(EVENTS_PER_WINDOW_MAX + 1):
             limited.exception("it happened")
     entries = [entry for entry in log if entry["event"] == "it happened"]
-    assert [entry["log_level"] for entry in entries] == ["error"] * EVENTS_MAX + ["debug"]
+    assert [entry["log_level"] for entry in entries] == ["error"] * EVENTS_PER_WINDOW_MAX + [
+        "debug"
+    ]
     assert [entry["exc_info"] for entry in entries] == [True] * len(entries)
 
 
@@ -209,16 +215,16 @@ def test_repeated_failure_log() -> None:
     once. A failure with another cause is logged at its level; a known one is not."""
     failures, error = RepeatedFailureLog(get_logger(queue="q")), ValueError("wrong")
     with structlog.testing.capture_logs() as log:
-        failures.recovered("it works")
-        failures.failed("it failed", is_known=True)
+        failures.log_recovery("it works")
+        failures.log_failure("it failed", is_cause_logged=True)
         assert not failures.is_failing
         for cause in ("a", "a", "b"):
-            failures.failed("it failed", level="error", cause=cause, exc_info=error, n=1)
+            failures.log_failure("it failed", level="error", cause=cause, exc_info=error, n=1)
             assert failures.is_failing
-        failures.recovered("it works", n=2)
-        failures.recovered("it works")
-        failures.failed("it failed")
-        failures.recovered()
+        failures.log_recovery("it works", n=2)
+        failures.log_recovery("it works")
+        failures.log_failure("it failed")
+        failures.log_recovery()
         assert not failures.is_failing
     assert [(entry["event"], entry["log_level"], "exc_info" in entry) for entry in log] == [
         ("it failed", "debug", False),

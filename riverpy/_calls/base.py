@@ -1,4 +1,4 @@
-"""ClientCalls: the base class of the methods of `Client`."""
+"""ClientMethods: the base class of the methods of `Client`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from riverpy.config import Config
 
 
-class ClientCalls(ABC):
+class ClientMethods(ABC):
     """The base of the classes that hold the methods of `Client`.
 
     A method that gets a transaction as `tx` runs in a savepoint of it, so that the transaction
@@ -39,7 +39,7 @@ class ClientCalls(ABC):
         """The URL of the database; None: the client was created without a URL."""
 
     @abstractmethod
-    def _open_pool(self) -> Pool:
+    def _get_open_pool(self) -> Pool:
         """Return the client's pool. Raise ClientStateError unless the client is open in this
         process and event loop."""
 

@@ -1,4 +1,4 @@
-"""ExecutionCalls: run the effect of a function once for a key, even if many processes try."""
+"""ExecutionMethods: run the effect of a function once for a key, even if many processes try."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 import anyio.lowlevel
 
-from riverpy._calls.base import ClientCalls
+from riverpy._calls.base import ClientMethods
 from riverpy._clock import Backoff
 from riverpy._lifecycle import run_despite_cancellation
 from riverpy._log import get_logger
@@ -44,22 +44,22 @@ if TYPE_CHECKING:
 
 KEY_RETENTION_DEFAULT = timedelta(days=30)
 """The default time for which a key is stored."""
-KEY_WAIT_DEFAULT = timedelta(seconds=10)
+KEY_WAIT_TIMEOUT_DEFAULT = timedelta(seconds=10)
 """The default time for which a call waits for another call with the same key."""
 CLAIM_EXPIRY_DEFAULT = timedelta(minutes=5)
 """The default lifetime of a claim: the right of a `run_at_least_once` call to run `fn`."""
-CANCEL_MARGIN_SHARE = 1 / 15
+CANCEL_MARGIN_SHARE_OF_CLAIM_EXPIRY = 1 / 15
 """The time between the cancellation of the function and the end of its claim, as a fraction of
 `expires_after`. It is needed because the clocks of client and server may run at different rates."""
-DURATION_MAX = timedelta(days=36_500)
+DURATION_ARGUMENT_MAX = timedelta(days=36_500)
 """The longest duration that a caller may pass."""
-RELEASE_TIMEOUT = 2.0
+CLAIM_RELEASE_TIMEOUT = 2.0
 """The timeout for the release of a claim, in seconds."""
-COMPLETE_TIMEOUT = 10.0
+RECORD_COMPLETION_TIMEOUT = 10.0
 """The longest time to record that an effect is complete, including all retries, in seconds."""
-_RETRY_DELAY_MIN, _RETRY_DELAY_MAX = timedelta(milliseconds=100), timedelta(seconds=2)
-_LOCKED_KEY_DELAY_MIN = timedelta(milliseconds=5)
-_LOCKED_KEY_DELAY_MAX = timedelta(milliseconds=200)
+_RECORD_RETRY_DELAY_MIN, _RECORD_RETRY_DELAY_MAX = timedelta(milliseconds=100), timedelta(seconds=2)
+_LOCKED_KEY_RETRY_DELAY_MIN = timedelta(milliseconds=5)
+_LOCKED_KEY_RETRY_DELAY_MAX = timedelta(milliseconds=200)
 
 _log = get_logger()
 ResultT = TypeVar("ResultT")
@@ -70,8 +70,8 @@ class _KeyLockedError(Exception):
     """Another transaction has locked the key. The same statement may succeed later."""
 
 
-class ExecutionCalls(ClientCalls):
-    """The calls that run an effect once for a key."""
+class ExecutionMethods(ClientMethods):
+    """The methods that run an effect once for a key."""
 
     async def run_once(
         self,
@@ -79,7 +79,7 @@ class ExecutionCalls(ClientCalls):
         fn: Callable[[Transaction], Awaitable[ResultT]],
         *,
         kept: timedelta | None = KEY_RETENTION_DEFAULT,
-        wait: timedelta = KEY_WAIT_DEFAULT,
+        wait: timedelta = KEY_WAIT_TIMEOUT_DEFAULT,
         tx: Transaction | None = None,
     ) -> Execution[ResultT]:
         """Run an effect on the database once for this key. The writes of `await fn(connection)` and
@@ -117,9 +117,10 @@ class ExecutionCalls(ClientCalls):
                 snapshot.
         """
         _validate_arguments(key, kept=kept, wait=wait)
-        return await _retry_while_locked(wait, partial(self._run_once, key, fn, kept, tx))
+        attempt = partial(self._try_to_run_once, key, fn, kept, tx)
+        return await _retry_while_key_locked(wait, attempt)
 
-    async def _run_once(
+    async def _try_to_run_once(
         self,
         key: str,
         fn: Callable[[Transaction], Awaitable[ResultT]],
@@ -173,11 +174,11 @@ class ExecutionCalls(ClientCalls):
                 not be recorded within 10 seconds.
         """
         _validate_arguments(key, kept=kept)
-        attempt = partial(self._try_to_claim, key, None, kept)
-        claim = await _retry_while_locked(KEY_WAIT_DEFAULT, attempt)
+        attempt = partial(self._try_to_claim_key, key, None, kept)
+        claim = await _retry_while_key_locked(KEY_WAIT_TIMEOUT_DEFAULT, attempt)
         if not isinstance(claim, Claim):
             return claim
-        return await self._record_end(claim, await fn(claim), kept)
+        return await self._record_completion(claim, await fn(claim), kept)
 
     async def run_at_least_once(
         self,
@@ -220,11 +221,11 @@ class ExecutionCalls(ClientCalls):
                 f"kept ({kept}) must be at least expires_after ({expires_after}): otherwise the "
                 "key is deleted before its claim expires"
             )
-        seconds = expires_after.total_seconds() * (1 - CANCEL_MARGIN_SHARE)
+        seconds = expires_after.total_seconds() * (1 - CANCEL_MARGIN_SHARE_OF_CLAIM_EXPIRY)
         reason = f"run_at_least_once({key!r}) took longer than its claim lasts"
         deadline = anyio.current_time() + seconds
-        attempt = partial(self._try_to_claim, key, expires_after, kept)
-        claim = await _retry_while_locked(KEY_WAIT_DEFAULT, attempt)
+        attempt = partial(self._try_to_claim_key, key, expires_after, kept)
+        claim = await _retry_while_key_locked(KEY_WAIT_TIMEOUT_DEFAULT, attempt)
         if not isinstance(claim, Claim):
             return claim
         try:
@@ -235,9 +236,9 @@ class ExecutionCalls(ClientCalls):
         except BaseException:
             await run_despite_cancellation(lambda: self._release_claim(claim))
             raise
-        return await self._record_end(claim, value, kept)
+        return await self._record_completion(claim, value, kept)
 
-    async def _try_to_claim(
+    async def _try_to_claim_key(
         self, key: str, expires_after: timedelta | None, kept: timedelta | None, wait: float
     ) -> Claim | Execution[Any]:
         """Claim the key. Returns the claim, or the state of a key that cannot be claimed. After a
@@ -264,7 +265,7 @@ class ExecutionCalls(ClientCalls):
             raise
         return claim
 
-    async def _record_end(
+    async def _record_completion(
         self, claim: Claim, value: ResultT, kept: timedelta | None
     ) -> Execution[ResultT]:
         """Record that the effect is complete. Retry after database errors. A cancellation does not
@@ -274,8 +275,8 @@ class ExecutionCalls(ClientCalls):
         return Execution(state, value, self.id)
 
     async def _store_completion(self, claim: Claim, kept: timedelta | None) -> bool:
-        backoff = Backoff(_RETRY_DELAY_MIN, _RETRY_DELAY_MAX)
-        deadline = anyio.current_time() + COMPLETE_TIMEOUT
+        backoff = Backoff(_RECORD_RETRY_DELAY_MIN, _RECORD_RETRY_DELAY_MAX)
+        deadline = anyio.current_time() + RECORD_COMPLETION_TIMEOUT
         while True:
             try:
                 with anyio.fail_after(deadline - anyio.current_time()):
@@ -294,7 +295,7 @@ class ExecutionCalls(ClientCalls):
     async def _release_claim(self, claim: Claim) -> None:
         """Release a claim. If this fails, the claim expires."""
         try:
-            with anyio.fail_after(RELEASE_TIMEOUT):
+            with anyio.fail_after(CLAIM_RELEASE_TIMEOUT):
                 async with self._transaction(None) as connection:
                     await exec_release(connection, self._config.schema, **claim._asdict())
         except DATABASE_ERRORS as error:
@@ -312,7 +313,7 @@ class ExecutionCalls(ClientCalls):
             SchemaMissingError: the migration line `riverpy` is not applied.
         """
         try:
-            with self._translate_missing_table(), anyio.move_on_after(wait) as scope:
+            with self._translate_missing_table_error(), anyio.move_on_after(wait) as scope:
                 yield
         except (LockNotAvailableError, QueryCanceledError) as error:
             raise _KeyLockedError from error
@@ -324,7 +325,7 @@ class ExecutionCalls(ClientCalls):
             raise _KeyLockedError
 
     @contextmanager
-    def _translate_missing_table(self) -> Generator[None]:
+    def _translate_missing_table_error(self) -> Generator[None]:
         try:
             yield
         except UndefinedTableError:
@@ -336,13 +337,13 @@ class ExecutionCalls(ClientCalls):
             ) from None
 
 
-async def _retry_while_locked(
+async def _retry_while_key_locked(
     wait: timedelta, attempt: Callable[[float], Awaitable[OutcomeT]]
 ) -> OutcomeT | Execution[Any]:
     """Call `attempt(remaining_seconds)` until it succeeds or `wait` has passed. Several calls are
     needed if the session has a short lock timeout or an old snapshot."""
     deadline = anyio.current_time() + wait.total_seconds()
-    backoff = Backoff(_LOCKED_KEY_DELAY_MIN, _LOCKED_KEY_DELAY_MAX)
+    backoff = Backoff(_LOCKED_KEY_RETRY_DELAY_MIN, _LOCKED_KEY_RETRY_DELAY_MAX)
     while True:
         try:
             return await attempt(deadline - anyio.current_time())
@@ -363,14 +364,13 @@ def _existing_execution(row: ExecutionRow | None) -> Execution[Any]:
     return Execution(state, None, row.claimed_by, row.claimed_at)
 
 
-def _validate_arguments(key: str, **times: timedelta | None) -> None:
+def _validate_arguments(key: str, **durations: timedelta | None) -> None:
     validate_execution_key(key)
-    for name, time in times.items():
+    for name, time in durations.items():
         if time is None and name == "kept":
             continue
         if not isinstance(time, timedelta):
             raise ConfigError(f"{name} takes a timedelta, got {type(time).__name__}")
-        if not timedelta(0) < time <= DURATION_MAX:
-            raise ConfigError(
-                f"{name} must be above zero and at most {DURATION_MAX.days} days, got {time}"
-            )
+        if not timedelta(0) < time <= DURATION_ARGUMENT_MAX:
+            days = DURATION_ARGUMENT_MAX.days
+            raise ConfigError(f"{name} must be above zero and at most {days} days, got {time}")

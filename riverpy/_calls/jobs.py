@@ -1,11 +1,11 @@
-"""JobCalls: the methods for one job."""
+"""JobMethods: the methods for one job."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from riverpy._calls.base import ClientCalls
+from riverpy._calls.base import ClientMethods
 from riverpy._postgres import jobs
 from riverpy._postgres.damaged_jobs import translate_damage_error
 from riverpy._postgres.driver import UniqueViolationError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 
-class JobCalls(ClientCalls):
+class JobMethods(ClientMethods):
     """The methods for one job."""
 
     async def job_get(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
@@ -28,7 +28,7 @@ class JobCalls(ClientCalls):
             NotFoundError: there is no job with this id.
             JobDamagedError: the server cannot read the job.
         """
-        return await self._execute_for_job(jobs.job_get, job_id, tx)
+        return await self._execute_job_statement(jobs.job_get, job_id, tx)
 
     async def job_cancel(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
         """Cancel a job. Returns the job.
@@ -40,7 +40,7 @@ class JobCalls(ClientCalls):
         Raises:
             NotFoundError, JobDamagedError: as `job_get`.
         """
-        return await self._execute_for_job(jobs.job_cancel, job_id, tx)
+        return await self._execute_job_statement(jobs.job_cancel, job_id, tx)
 
     async def job_retry(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
         """Make a job available now, with one more attempt if it has none left. Returns the job. A
@@ -51,7 +51,7 @@ class JobCalls(ClientCalls):
             UniqueConflictError: another job has the same unique key now.
         """
         try:
-            return await self._execute_for_job(jobs.job_retry, job_id, tx)
+            return await self._execute_job_statement(jobs.job_retry, job_id, tx)
         except UniqueViolationError:
             raise UniqueConflictError(
                 f"job {job_id} cannot be retried: another job has the same unique key"
@@ -70,17 +70,18 @@ class JobCalls(ClientCalls):
             NotFoundError, JobDamagedError: as `job_get`.
         """
         updates = f'{{"output":{encode_metadata_value(output)}}}'
-        return await self._execute_for_job(partial(jobs.job_update, updates=updates), job_id, tx)
+        statement = partial(jobs.job_update, updates=updates)
+        return await self._execute_job_statement(statement, job_id, tx)
 
-    async def _execute_for_job(
+    async def _execute_job_statement(
         self,
-        call: Callable[[Transaction, str | None, int], Awaitable[Any]],
+        statement: Callable[[Transaction, str | None, int], Awaitable[Any]],
         job_id: int,
         tx: Transaction | None,
     ) -> JobRow:
         with translate_damage_error(job_id):
             async with self._transaction(tx) as connection:
-                row = await call(connection, self._config.schema, job_id)
+                row = await statement(connection, self._config.schema, job_id)
         if row is None:
             raise NotFoundError(f"there is no job {job_id}")
         return JobRow(row)

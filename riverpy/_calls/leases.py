@@ -1,4 +1,4 @@
-"""LeaseCalls: the methods of a client that use leases and singletons."""
+"""LeaseMethods: the methods of a client that use leases and singletons."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from riverpy._calls.base import ClientCalls
+from riverpy._calls.base import ClientMethods
 from riverpy._clock import Timer
 from riverpy._leases.client_leases import ClientLeases
 from riverpy._leases.engine import LeaseEngine
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from riverpy.singletons import LeaderFn, Restart, SingletonFn
 
 
-class LeaseCalls(ClientCalls):
+class LeaseMethods(ClientMethods):
     """The methods of a client that use leases and singletons."""
 
     def singleton(
@@ -65,7 +65,7 @@ class LeaseCalls(ClientCalls):
         """
         if self.is_running:
             raise ClientStateError("singletons are registered before the client runs")
-        self._singletons.add(Singleton(name, fn, restart, candidate))
+        self._singleton_registry.add(Singleton(name, fn, restart, candidate))
 
     def leader_only(self, name: str, fn: LeaderFn) -> None:
         """Register a function that runs while this client is the leader of its domain. The function
@@ -88,7 +88,7 @@ class LeaseCalls(ClientCalls):
         """
         if self.is_running:
             raise ClientStateError("leader functions are registered before the client runs")
-        self._singletons.add_leader_function(LeaderFunction(name, fn))
+        self._singleton_registry.add_leader_function(LeaderFunction(name, fn))
 
     @asynccontextmanager
     async def lease(self, name: str, *, wait: timedelta | None = None) -> AsyncGenerator[Lease]:
@@ -112,20 +112,20 @@ class LeaseCalls(ClientCalls):
         """
         validate_lease_name(name)
         validate_wait(wait)
-        self._open_pool()
-        engine = await self._leases.open()
+        self._get_open_pool()
+        engine = await self._lease_engine.open()
         async with engine.hold(name, wait=wait) as lease:
             yield lease
 
     @cached_property
-    def _singletons(self) -> Singletons:
+    def _singleton_registry(self) -> Singletons:
         return Singletons()
 
     @cached_property
-    def _leases(self) -> ClientLeases:
-        return ClientLeases(self._make_engine)
+    def _lease_engine(self) -> ClientLeases:
+        return ClientLeases(self._make_lease_engine)
 
-    def _make_engine(self, unfinished: list[Lease]) -> LeaseEngine:
+    def _make_lease_engine(self, unfinished_leases: list[Lease]) -> LeaseEngine:
         config, holder = self._config, self.id
         if self._database is None:
             raise ConfigError('give the client a database: Client("postgres://…")')
@@ -142,5 +142,5 @@ class LeaseCalls(ClientCalls):
             timing=LeaseTiming.of(config),
             timer=Timer(),
             max_held=config.max_leases,
-            unfinished=unfinished,
+            unfinished=unfinished_leases,
         )

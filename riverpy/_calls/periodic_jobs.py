@@ -1,17 +1,17 @@
-"""PeriodicJobCalls: the methods for one periodic job."""
+"""PeriodicJobMethods: the methods for one periodic job."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from riverpy._calls.base import ClientCalls
+from riverpy._calls.base import ClientMethods
 from riverpy._postgres import periodic
 
 if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 
-class PeriodicJobCalls(ClientCalls):
+class PeriodicJobMethods(ClientMethods):
     """The methods for one periodic job."""
 
     async def periodic_pause(self, job_id: str, *, tx: Transaction | None = None) -> None:

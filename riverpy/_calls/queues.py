@@ -1,4 +1,4 @@
-"""QueueCalls: the methods for queues."""
+"""QueueMethods: the methods for queues."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from riverpy._calls.base import ClientCalls
+from riverpy._calls.base import ClientMethods
 from riverpy._insert.json_text import encode_metadata, utf8_size
 from riverpy._names import validate_queue
 from riverpy._postgres import queues
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
     from riverpy.queue import Queue
 
-QUEUE_LIST_LIMIT = 100
+QUEUE_LIST_LIMIT_DEFAULT = 100
 """The default maximum number of queues in a list."""
-NOTIFICATION_SIZE_MAX = 7_999
+NOTIFICATION_PAYLOAD_SIZE_MAX = 7_999
 """The maximum number of bytes of a notification's payload. It is PostgreSQL's limit."""
 
 
-class QueueCalls(ClientCalls):
+class QueueMethods(ClientMethods):
     """The methods for queues."""
 
     async def queue_get(self, name: str, *, tx: Transaction | None = None) -> Queue:
@@ -37,11 +37,11 @@ class QueueCalls(ClientCalls):
         async with self._transaction(tx) as connection:
             found = await queues.queue_get(connection, self._config.schema, name)
         if found is None:
-            raise _queue_missing_error(name)
+            raise _queue_not_found_error(name)
         return found
 
     async def queue_list(
-        self, *, limit: int = QUEUE_LIST_LIMIT, tx: Transaction | None = None
+        self, *, limit: int = QUEUE_LIST_LIMIT_DEFAULT, tx: Transaction | None = None
     ) -> list[Queue]:
         """Return the queues in the table `river_queue`, sorted by name. A client writes the row of
         each queue that it works. The leader deletes a row that no client has updated for a day.
@@ -87,16 +87,16 @@ class QueueCalls(ClientCalls):
         payload = msgspec.json.encode(
             {"action": "metadata_changed", "metadata": msgspec.Raw(text.encode()), "queue": name}
         ).decode()
-        if len(payload.encode()) > NOTIFICATION_SIZE_MAX:
+        if len(payload.encode()) > NOTIFICATION_PAYLOAD_SIZE_MAX:
             raise ArgsError(
                 f"the metadata have {utf8_size(text):,} bytes as JSON, but one notification with "
-                f"them has at most {NOTIFICATION_SIZE_MAX:,}: store the data elsewhere and put a "
-                "reference to it here"
+                f"them has at most {NOTIFICATION_PAYLOAD_SIZE_MAX:,}: store the data elsewhere and "
+                "put a reference to it here"
             )
         async with self._transaction(tx) as connection:
             found = await queues.queue_update(connection, self._config.schema, name, text)
             if found is None:
-                raise _queue_missing_error(name)
+                raise _queue_not_found_error(name)
             await queues.control_notify(connection, self._config.schema, payload)
         return found
 
@@ -107,7 +107,7 @@ class QueueCalls(ClientCalls):
         Raises:
             NotFoundError: no client has worked a queue with this name.
         """
-        await self._pause_or_resume(queues.queue_pause, "pause", name, tx)
+        await self._pause_or_resume_queue(queues.queue_pause, "pause", name, tx)
 
     async def queue_resume(self, name: str, *, tx: Transaction | None = None) -> None:
         """Let all clients claim jobs of a paused queue again, or of all queues if the name is `*`.
@@ -115,22 +115,22 @@ class QueueCalls(ClientCalls):
         Raises:
             NotFoundError: no client has worked a queue with this name.
         """
-        await self._pause_or_resume(queues.queue_resume, "resume", name, tx)
+        await self._pause_or_resume_queue(queues.queue_resume, "resume", name, tx)
 
-    async def _pause_or_resume(
+    async def _pause_or_resume_queue(
         self,
-        call: Callable[[Transaction, str | None, str], Awaitable[list[str]]],
+        statement: Callable[[Transaction, str | None, str], Awaitable[list[str]]],
         action: str,
         name: str,
         tx: Transaction | None,
     ) -> None:
         async with self._transaction(tx) as connection:
-            found = await call(connection, self._config.schema, name)
+            found = await statement(connection, self._config.schema, name)
             if not found and name != "*":
-                raise _queue_missing_error(name)
+                raise _queue_not_found_error(name)
             payload = msgspec.json.encode({"action": action, "queue": name}).decode()
             await queues.control_notify(connection, self._config.schema, payload)
 
 
-def _queue_missing_error(name: str) -> NotFoundError:
+def _queue_not_found_error(name: str) -> NotFoundError:
     return NotFoundError(f"there is no queue {name!r}: a queue exists after a client has worked it")

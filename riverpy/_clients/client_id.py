@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._clients.observer import HeartbeatObserver
-from riverpy._clients.process import has_process_ended, is_on_this_machine, own_process_name
+from riverpy._clients.process import has_process_ended, is_process_on_this_machine, own_process_name
 from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_ID_ALREADY_REGISTERED
 from riverpy._postgres.clients import client_delete_dead, client_register, client_registered_run
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from riverpy._postgres.clients import RegisteredRun, Registration
     from riverpy._postgres.connection import DedicatedConnection
 
-STATEMENT_TIMEOUT = 10.0
+REGISTRATION_STATEMENT_TIMEOUT = 10.0
 """The timeout of one statement at the start of a run, in seconds."""
-HEARTBEAT_READS_PER_DEAD_AFTER = 12
+HEARTBEAT_READS_WITHIN_DEAD_AFTER = 12
 """The number of reads of another client's heartbeat within that client's `dead_after`."""
 HEARTBEAT_READ_INTERVAL_MAX = 5.0
 """The longest time between two reads of such a heartbeat, in seconds."""
 
-_registered_runs: set[tuple[str | None, str, int]] = set()
+_registered_client_runs: set[tuple[str | None, str, int]] = set()
 """The registered runs of this process. Each has the name of the process, the client id, and the
 time of the registration. A forked process has another name."""
 
@@ -47,7 +47,7 @@ class ClientIdRegistration:
         self._registration, self._schema = registration, schema
         self._connection, self._timer = connection, timer
         self._client_id = registration.client_id
-        self._run: tuple[str | None, str, int] | None = None
+        self._registered_run: tuple[str | None, str, int] | None = None
         self._log = get_logger()
 
     async def register(self) -> int:
@@ -61,80 +61,82 @@ class ClientIdRegistration:
         while True:
             registered_at, holder = await self._try_to_register(dead)
             if registered_at is not None:
-                self._run = own_process_name(), self._client_id, registered_at
-                _registered_runs.add(self._run)
+                self._registered_run = own_process_name(), self._client_id, registered_at
+                _registered_client_runs.add(self._registered_run)
                 return registered_at
             dead = None if holder is None else await self._wait_until_dead(holder)
 
-    def record_run_end(self) -> None:
+    def forget_registered_run(self) -> None:
         """Record that the run has ended in this process."""
-        if self._run is not None:
-            _registered_runs.discard(self._run)
+        if self._registered_run is not None:
+            _registered_client_runs.discard(self._registered_run)
 
-    async def _wait_until_dead(self, holder: RegisteredRun) -> bytes | None:
+    async def _wait_until_dead(self, other_run: RegisteredRun) -> bytes | None:
         """Wait until the other run is dead. Return its last heartbeat, or None if its row is gone.
 
         Raises:
             ClientIdInUseError: the other run is alive.
         """
-        if self._has_process_ended(holder):
-            return holder.heartbeat.value
-        limit = max(self._registration.dead_after.total_seconds(), holder.heartbeat.dead_after)
+        if self._has_process_ended(other_run):
+            return other_run.heartbeat.value
+        limit = max(self._registration.dead_after.total_seconds(), other_run.heartbeat.dead_after)
         self._log.warning(
             CLIENT_ID_ALREADY_REGISTERED,
             client_id=self._client_id,
-            registered_at=holder.registered_at_text,
+            registered_at=other_run.registered_at_text,
             seconds=limit,
         )
         observer = HeartbeatObserver(self._timer)
-        now: RegisteredRun | None = holder
+        now: RegisteredRun | None = other_run
         while now is not None:
-            if now.heartbeat != holder.heartbeat:
+            if now.heartbeat != other_run.heartbeat:
                 raise ClientIdInUseError(self._client_id, now.registered_at_text)
             observer.observe([now.heartbeat], now.server_start)
-            stopped = observer.find_stopped(limit)
+            stopped = observer.find_stopped_heartbeats(limit)
             if stopped.heartbeats:
                 return now.heartbeat.value
             step = min(
                 HEARTBEAT_READ_INTERVAL_MAX,
-                holder.heartbeat.dead_after / HEARTBEAT_READS_PER_DEAD_AFTER,
+                other_run.heartbeat.dead_after / HEARTBEAT_READS_WITHIN_DEAD_AFTER,
             )
-            await self._timer.sleep(min(step, stopped.seconds_until_next))
+            await self._timer.sleep(min(step, stopped.seconds_until_next_stop))
             async with self._connection.acquire(
-                "reading a heartbeat", STATEMENT_TIMEOUT
+                "reading a heartbeat", REGISTRATION_STATEMENT_TIMEOUT
             ) as connection:
                 now = await client_registered_run(
                     connection, self._schema, client_id=self._client_id
                 )
         return None
 
-    def _has_process_ended(self, holder: RegisteredRun) -> bool:
+    def _has_process_ended(self, other_run: RegisteredRun) -> bool:
         """Whether the process of the other run has certainly ended.
 
         Raises:
             ClientIdInUseError: the process of the other run is alive, and the heartbeat is recent.
         """
         process = own_process_name()
-        is_running = (process, self._client_id, holder.registered_at) in _registered_runs
-        if not is_running and holder.process is not None:
-            if holder.process == process or has_process_ended(holder.process):
+        is_running = (process, self._client_id, other_run.registered_at) in _registered_client_runs
+        if not is_running and other_run.process is not None:
+            if other_run.process == process or has_process_ended(other_run.process):
                 return True
-            is_running = holder.is_recent and is_on_this_machine(holder.process)
+            is_running = other_run.is_recent and is_process_on_this_machine(other_run.process)
         if is_running:
-            raise ClientIdInUseError(self._client_id, holder.registered_at_text)
+            raise ClientIdInUseError(self._client_id, other_run.registered_at_text)
         return False
 
-    async def _try_to_register(self, dead: bytes | None) -> tuple[int | None, RegisteredRun | None]:
+    async def _try_to_register(
+        self, dead_heartbeat: bytes | None
+    ) -> tuple[int | None, RegisteredRun | None]:
         """Try to register the run. First delete the row of the run whose last heartbeat is `dead`.
         Return the time of the registration in microseconds since 2000, or the run that has the
         id."""
         async with (
-            self._connection.acquire("registering", STATEMENT_TIMEOUT) as connection,
+            self._connection.acquire("registering", REGISTRATION_STATEMENT_TIMEOUT) as connection,
             connection.transaction(isolation="read_committed"),
         ):
-            if dead is not None:
+            if dead_heartbeat is not None:
                 await client_delete_dead(
-                    connection, self._schema, client_id=self._client_id, heartbeat=dead
+                    connection, self._schema, client_id=self._client_id, heartbeat=dead_heartbeat
                 )
             registered_at = await client_register(connection, self._schema, self._registration)
             if registered_at is not None:

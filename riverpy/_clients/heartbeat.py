@@ -1,4 +1,4 @@
-"""Heartbeat: writes the heartbeats of one run, and measures the run's contact with the server.
+"""HeartbeatWriter: writes the heartbeats of one run, and measures its contact with the server.
 
 If a client writes no heartbeat for `dead_after`, the leader treats it as dead and rescues its
 running jobs. So a client that cannot write a heartbeat stops claiming long before that.
@@ -48,28 +48,28 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
     from riverpy.config import Config
 
-HEARTBEATS_PER_DEAD_AFTER = 6
+HEARTBEATS_WITHIN_DEAD_AFTER = 6
 """The number of heartbeats within `dead_after`."""
-CLAIM_STOP_SHARE_OF_DEAD_AFTER = 1 / 3
+STOP_CLAIMING_AT_SHARE_OF_DEAD_AFTER = 1 / 3
 """The age of the last heartbeat at which the client stops claiming jobs, as a fraction of
 `dead_after`."""
-CONTACT_BREAK_SHARE_OF_DEAD_AFTER = 1 / 2
+CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER = 1 / 2
 """The age of the last heartbeat at which the contact counts as broken, as a fraction of
 `dead_after`."""
 WRITE_TIMEOUT_SHARE_OF_DEAD_AFTER = 1 / 30
 WRITE_TIMEOUT_MIN = 0.25
 """The timeout for writing a heartbeat on one connection: this fraction of `dead_after`, but at
 least `WRITE_TIMEOUT_MIN` seconds."""
-RETRY_DELAY_MAX = 1.0
+HEARTBEAT_RETRY_DELAY_MAX = 1.0
 """The longest delay before the next heartbeat after every connection failed, in seconds."""
 UNREGISTER_TIMEOUT = 1.0
 """The timeout for deleting the client's row at the end of a run, in seconds."""
 
 
-class Heartbeat:
+class HeartbeatWriter:
     """Writes heartbeats while a client runs, also while it stops.
 
-    Until the first heartbeat is written, claiming jobs is allowed and `contact_seconds` returns 0.
+    Until the first heartbeat is written, claiming jobs is allowed and `contact_duration` returns 0.
     In a database without the tables of the migration line `riverpy`, no heartbeat is ever written.
     """
 
@@ -81,33 +81,33 @@ class Heartbeat:
         config: Config,
         connections: Sequence[DedicatedConnection],
         timer: Timer,
-        on_id_lost: Callable[[], None],
+        on_client_id_lost: Callable[[], None],
     ) -> None:
-        """Create the heartbeat.
+        """Create the heartbeat writer.
 
         Args:
             connections: the connections for heartbeats. Each one is used only if those before it in
                 the list fail. The first one should have a short `lock_timeout`. Otherwise a wait
                 for a locked table would reach the heartbeat's timeout, which closes the connection.
                 The last one registers the run.
-            on_id_lost: called once when another run has registered under the client's id. After
-                that, no heartbeat is written, and no job is claimed.
+            on_client_id_lost: called once when another run has registered under the client's id.
+                After that, no heartbeat is written, and no job is claimed.
         """
         self._registration, self._config = registration, config
         self._connections, self._timer = connections, timer
-        self._on_id_lost = on_id_lost
+        self._on_client_id_lost = on_client_id_lost
         self._id_registration = ClientIdRegistration(
             registration, config.schema, connections[-1], timer
         )
         self._dead_after = config.dead_after.total_seconds()
-        self._interval = self._dead_after / HEARTBEATS_PER_DEAD_AFTER
+        self._interval = self._dead_after / HEARTBEATS_WITHIN_DEAD_AFTER
         self._timeout = max(self._dead_after * WRITE_TIMEOUT_SHARE_OF_DEAD_AFTER, WRITE_TIMEOUT_MIN)
         self._claims_allowed_event = asyncio.Event()
         """An event that is set when claiming is allowed again."""
-        self._written_at = -math.inf
+        self._last_heartbeat_at = -math.inf
         """The time at which the last successful heartbeat started, by `Timer.boottime`."""
-        self._contact_since = 0.0
-        self.contact_count = 0
+        self._contact_started_at = 0.0
+        self.contact_start_count = 0
         """How often contact with the server began. After a break, the client may have another
         row."""
         self._claims_allowed_until = math.inf
@@ -117,33 +117,34 @@ class Heartbeat:
         self.has_lost_client_id = False
         """Whether another run has registered under the client's id."""
         self._log = get_logger()
-        self._failures = RepeatedFailureLog(self._log)
-        self.written = TestSignal("Heartbeat.written")
-        self.failed = TestSignal("Heartbeat.failed")
+        self._failure_log = RepeatedFailureLog(self._log)
+        self.heartbeat_written = TestSignal("HeartbeatWriter.heartbeat_written")
+        self.heartbeat_failed = TestSignal("HeartbeatWriter.heartbeat_failed")
 
     @property
-    def may_claim(self) -> bool:
+    def can_claim_jobs(self) -> bool:
         """Whether claiming is allowed: the last heartbeat is recent."""
         return self._timer.boottime() < self._claims_allowed_until
 
-    async def until_may_claim(self) -> None:
+    async def wait_until_can_claim_jobs(self) -> None:
         """Wait until claiming is allowed."""
-        while not self.may_claim:
+        while not self.can_claim_jobs:
             self._claims_allowed_event.clear()
             await self._claims_allowed_event.wait()
 
     @property
-    def age(self) -> float | None:
+    def seconds_since_last_heartbeat(self) -> float | None:
         """Seconds since the last heartbeat. None: no heartbeat was written yet."""
-        return None if self._written_at == -math.inf else self._timer.boottime() - self._written_at
+        written_at = self._last_heartbeat_at
+        return None if written_at == -math.inf else self._timer.boottime() - written_at
 
-    def contact_seconds(self) -> float:
+    def contact_duration(self) -> float:
         """Return how long the contact with the server has lasted without a break, in seconds; 0
         during a break. Without contact this process cannot know whether other clients are dead."""
         now = self._timer.boottime()
-        if now - self._written_at > self._dead_after * CONTACT_BREAK_SHARE_OF_DEAD_AFTER:
+        if now - self._last_heartbeat_at > self._dead_after * CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER:
             return 0.0
-        return now - self._contact_since
+        return now - self._contact_started_at
 
     async def register(self) -> None:
         """Register the run. This comes before everything else that the run does.
@@ -162,13 +163,13 @@ class Heartbeat:
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Write heartbeats until the service is stopped. Call `register` first."""
-        began = self._timer.boottime() if self.registered_at is None else self._written_at
+        began = self._timer.boottime() if self.registered_at is None else self._last_heartbeat_at
         task_status.started()
         while not self.has_lost_client_id:
             delay = (
                 self._interval
-                if self._written_at >= began
-                else min(self._interval, RETRY_DELAY_MAX)
+                if self._last_heartbeat_at >= began
+                else min(self._interval, HEARTBEAT_RETRY_DELAY_MAX)
             )
             scope.expect_progress(within=delay + self._timeout * len(self._connections))
             await self._timer.sleep(delay)
@@ -177,7 +178,7 @@ class Heartbeat:
         scope.expect_no_progress()
         await anyio.sleep_forever()
 
-    async def has_client_id(self, connection: Connection) -> bool:
+    async def is_run_still_registered(self, connection: Connection) -> bool:
         """Return whether this run still has the client's id. Call this after reading the rows of
         claimed jobs. If it returns True, this run has claimed them, not another run with the same
         id.
@@ -194,9 +195,9 @@ class Heartbeat:
             registered_at=self.registered_at,
         )
 
-    def record_run_end(self) -> None:
+    def forget_registered_run(self) -> None:
         """Record that the run has ended in this process. Its row may stay in the table."""
-        self._id_registration.record_run_end()
+        self._id_registration.forget_registered_run()
 
     async def delete_client_row(self) -> None:
         """Delete the client's row. Call this after the run has ended and no job runs any more."""
@@ -219,7 +220,7 @@ class Heartbeat:
         for connection in self._connections:
             began = self._timer.boottime()
             try:
-                has_id = await self._write_on(connection)
+                has_id = await self._write_heartbeat_on(connection)
             except UndefinedTableError as missing:
                 self._record_missing_table(missing)
                 return
@@ -233,11 +234,11 @@ class Heartbeat:
                 if has_id:
                     self._record_success(began)
                 else:
-                    self._record_lost_id()
+                    self._record_lost_client_id()
                 return
         self._record_failure(error)
 
-    async def _write_on(self, connection: DedicatedConnection) -> bool:
+    async def _write_heartbeat_on(self, connection: DedicatedConnection) -> bool:
         """Write one heartbeat. Return whether this run still has the client's id."""
         async with connection.acquire("writing a heartbeat", self._timeout) as opened:
             if self.registered_at is None:  # the table was missing at the start: register now
@@ -252,45 +253,47 @@ class Heartbeat:
                 registered_at=self.registered_at,
             )
 
-    def _record_lost_id(self) -> None:
+    def _record_lost_client_id(self) -> None:
         self.has_lost_client_id = True
         self._claims_allowed_until = -math.inf
         client_id = self._registration.client_id
         self._log.error(CLIENT_ID_LOST, effect="this client stops", client_id=client_id)
-        self._on_id_lost()
+        self._on_client_id_lost()
 
-    def _record_success(self, began: float) -> None:
+    def _record_success(self, started_at: float) -> None:
         now = self._timer.boottime()
-        if began - self._written_at > self._dead_after * CONTACT_BREAK_SHARE_OF_DEAD_AFTER:
-            self._contact_since = now
-            self.contact_count += 1
-        self._written_at = began
-        self._claims_allowed_until = began + self._dead_after * CLAIM_STOP_SHARE_OF_DEAD_AFTER
+        limit = self._dead_after * CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER
+        if started_at - self._last_heartbeat_at > limit:
+            self._contact_started_at = now
+            self.contact_start_count += 1
+        self._last_heartbeat_at = started_at
+        claim_limit = self._dead_after * STOP_CLAIMING_AT_SHARE_OF_DEAD_AFTER
+        self._claims_allowed_until = started_at + claim_limit
         self._claims_allowed_event.set()
-        self._failures.recovered(HEARTBEAT_RESTORED)
-        self.written.emit()
+        self._failure_log.log_recovery(HEARTBEAT_RESTORED)
+        self.heartbeat_written.emit()
 
     def _record_missing_table(self, error: Exception) -> None:
         """Allow claims while the table of clients is missing, because without the table no leader
         can treat a client as dead."""
         self._claims_allowed_until = math.inf
         self._claims_allowed_event.set()
-        self._failures.failed(
+        self._failure_log.log_failure(
             HEARTBEAT_TABLE_NOT_FOUND,
             level="error",
             effect="heartbeats, and the rescue of dead clients' jobs, are off",
             error=describe(error),
         )
-        self.failed.emit()
+        self.heartbeat_failed.emit()
 
     def _record_failure(self, error: Exception | None) -> None:
-        age = self._timer.boottime() - self._written_at
-        if age > self._dead_after * CONTACT_BREAK_SHARE_OF_DEAD_AFTER:
-            self._failures.failed(
+        age = self._timer.boottime() - self._last_heartbeat_at
+        if age > self._dead_after * CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER:
+            self._failure_log.log_failure(
                 HEARTBEAT_LOST,
                 effect="the client claims no jobs, and its running jobs will be rescued",
                 seconds_since_last=round(age, 3),
                 dead_after=self._dead_after,
                 error=error and describe(error),
             )
-        self.failed.emit()
+        self.heartbeat_failed.emit()

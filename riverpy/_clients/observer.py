@@ -23,7 +23,7 @@ class StoppedHeartbeats(NamedTuple):
     heartbeats: dict[str, bytes]
     """The last value of each such heartbeat, by client id, or by queue for heartbeats of
     domains."""
-    seconds_until_next: float
+    seconds_until_next_stop: float
     """Seconds until another heartbeat may count as stopped. Infinity: no other heartbeat is
     observed."""
 
@@ -32,16 +32,16 @@ class HeartbeatObserver:
     """Measures how long heartbeats stay the same. Each object that needs this has an observer of
     its own."""
 
-    def __init__(self, timer: Timer, contact_seconds: Callable[[], float] | None = None) -> None:
+    def __init__(self, timer: Timer, contact_duration: Callable[[], float] | None = None) -> None:
         """Create the heartbeat observer. Nothing is observed yet.
 
         Args:
-            contact_seconds: returns how long this process has written heartbeats without a break.
+            contact_duration: returns how long this process has written heartbeats without a break.
                 During a break, other processes may not have been able to write heartbeats
                 either. None: each call of `observe` proves contact with the server.
         """
-        self._timer, self._contact_seconds = timer, contact_seconds
-        self._observed: dict[str, tuple[LastHeartbeat, float]] = {}
+        self._timer, self._contact_duration = timer, contact_duration
+        self._observed_heartbeats: dict[str, tuple[LastHeartbeat, float]] = {}
         """The last heartbeat of each writer by name, and the time at which it was first read."""
         self.server_start = b""
 
@@ -50,24 +50,27 @@ class HeartbeatObserver:
         observation begins again, because no client could write a heartbeat while the server was
         down."""
         now = self._timer.boottime()
-        before = self._observed if server_start == self.server_start else {}
+        before = self._observed_heartbeats if server_start == self.server_start else {}
         self.server_start = server_start
-        self._observed = {}
+        self._observed_heartbeats = {}
         for one in heartbeats:
             last, since = before.get(one.name, (None, now))
             if last is None or last.value != one.value:
                 since = now
-            self._observed[one.name] = one, since
+            self._observed_heartbeats[one.name] = one, since
 
-    def find_stopped(self, limit: float, *, kept: float = 0.0) -> StoppedHeartbeats:
-        """Return the stopped heartbeats: they have not changed for `limit` plus `kept` seconds. The
-        heartbeat's own `dead_after` replaces `limit` if it is longer."""
+    def find_stopped_heartbeats(
+        self, stopped_after: float, *, extra_seconds: float = 0.0
+    ) -> StoppedHeartbeats:
+        """Return the stopped heartbeats: they have not changed for `stopped_after` plus
+        `extra_seconds`. The heartbeat's own `dead_after` replaces the former if it is longer."""
         now = self._timer.boottime()
-        contact = math.inf if self._contact_seconds is None else self._contact_seconds()
+        contact = math.inf if self._contact_duration is None else self._contact_duration()
         stopped: dict[str, bytes] = {}
         seconds_until_next = math.inf
-        for heartbeat, since in self._observed.values():
-            left = max(limit, heartbeat.dead_after) + kept - min(now - since, contact)
+        for heartbeat, since in self._observed_heartbeats.values():
+            wanted = max(stopped_after, heartbeat.dead_after) + extra_seconds
+            left = wanted - min(now - since, contact)
             if left <= 0:
                 stopped[heartbeat.name] = heartbeat.value
             else:

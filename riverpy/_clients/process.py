@@ -26,26 +26,26 @@ class ProcessAndLoop(NamedTuple):
         return cls(os.getpid(), asyncio.get_running_loop())
 
     @property
-    def is_this_process(self) -> bool:
+    def is_current_process(self) -> bool:
         """Whether the current process has opened the object, and is not a fork of that process."""
         return self.pid == os.getpid()
 
-    def expect_current(self, what: str) -> None:
+    def expect_current(self, object_name: str) -> None:
         """Check that this process and event loop opened the object.
 
         Raises:
             ClientStateError: the object was opened in another process or event loop; the text
-                begins with `what`.
+                begins with `object_name`.
         """
-        if not self.is_this_process:
+        if not self.is_current_process:
             raise ClientStateError(
-                f"{what} was opened in another process, before a fork: open one after the fork, "
-                "in the process that uses it"
+                f"{object_name} was opened in another process, before a fork: open one after the "
+                "fork, in the process that uses it"
             )
         if self.loop is not asyncio.get_running_loop():
             raise ClientStateError(
-                f"{what} was opened in another event loop: open one in each loop, and in other "
-                "threads use asyncio.run_coroutine_threadsafe"
+                f"{object_name} was opened in another event loop: open one in each loop, and in "
+                "other threads use asyncio.run_coroutine_threadsafe"
             )
 
 
@@ -57,20 +57,20 @@ def own_process_name() -> str | None:
     return None if machine is None or stat is None else f"{machine} {pid} {stat[1]}"
 
 
-def has_process_ended(process: str) -> bool:
+def has_process_ended(process_name: str) -> bool:
     """Whether the process with this name has certainly ended. The result is False for a process of
     another machine or container."""
-    machine, _, rest = process.partition(" ")
+    machine, _, rest = process_name.partition(" ")
     pid, _, started = rest.partition(" ")
     return machine == _read_machine_id() and pid.isdecimal() and _has_pid_ended(int(pid), started)
 
 
-def is_on_this_machine(process: str) -> bool:
+def is_process_on_this_machine(process_name: str) -> bool:
     """Whether the process with this name runs, or ran, on this machine and in this container."""
-    return process.partition(" ")[0] == _read_machine_id()
+    return process_name.partition(" ")[0] == _read_machine_id()
 
 
-def _has_pid_ended(pid: int, started: str) -> bool:
+def _has_pid_ended(pid: int, start_time: str) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -78,7 +78,7 @@ def _has_pid_ended(pid: int, started: str) -> bool:
     except PermissionError:  # /proc may hide the processes of other users
         pass
     stat = _read_process_stat(pid)
-    return stat is not None and (stat[0] in _ENDED_PROCESS_STATES or stat[1] != started)
+    return stat is not None and (stat[0] in _ENDED_PROCESS_STATES or stat[1] != start_time)
 
 
 def _read_machine_id() -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from riverpy._names import SCHEMA_TOO_LONG
+from riverpy._names import SCHEMA_TOO_LONG_ERROR
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     describe,
@@ -77,7 +77,7 @@ def translate_notify_channel_error() -> Generator[None]:
 
 
 def _make_channel_name_error(error: Exception, suffix: str = "") -> ConfigError:
-    return ConfigError(f"{SCHEMA_TOO_LONG}: nothing was stored ({describe(error)}){suffix}")
+    return ConfigError(f"{SCHEMA_TOO_LONG_ERROR}: nothing was stored ({describe(error)}){suffix}")
 
 
 def _translate_statement_error(error: Exception, suffix: str) -> Exception | None:

@@ -22,7 +22,7 @@ from riverpy._insert.row import (
     prepare_row,
     prepare_rows,
 )
-from riverpy._lifecycle import is_cancelled
+from riverpy._lifecycle import is_cancellation
 from riverpy._log import NotificationQueueLog
 from riverpy._middleware_chain import run_middleware
 from riverpy._plugins import plugins_of
@@ -213,7 +213,7 @@ class Inserter:
             except (InsertError, TransactionError, GeneratorExit):
                 raise
             except BaseException as error:  # a SystemExit of a hook must not end the service
-                if is_cancelled(error) or (is_sending and isinstance(error, DATABASE_ERRORS)):
+                if is_cancellation(error) or (is_sending and isinstance(error, DATABASE_ERRORS)):
                     raise
                 source = "the insert" if is_sending else "a hook or middleware of inserts"
                 raise InsertError(f"{source} raised {error_text(error)}") from error
@@ -402,4 +402,4 @@ class Inserter:
         """Log that the server's notification queue is full, or no longer full. It is full if not
         all job queues in `queues` were notified."""
         if queues:
-            self._notification_queue_log.report(is_full=notified_count < len(queues))
+            self._notification_queue_log.log_queue_state(is_full=notified_count < len(queues))

@@ -17,7 +17,7 @@ from riverpy._clients.observer import HeartbeatObserver
 from riverpy._leading.queue_scope import ALL_QUEUES, all_queues_except, only_queues
 from riverpy._log import get_logger
 from riverpy._log_events import QUEUE_OWNER_PERMISSION_DENIED
-from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE
+from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME
 from riverpy._postgres.clients import LastHeartbeat
 from riverpy._postgres.domains import ORPHANED_AFTER, owner_exists, owner_is_empty, owner_read
 from riverpy._postgres.driver import InsufficientPrivilegeError, UndefinedTableError
@@ -126,10 +126,10 @@ class DomainQueues:
             )
             for row in owned
         )
-        orphaned = self._observer.find_stopped(self._dead_after).heartbeats
+        orphaned = self._observer.find_stopped_heartbeats(self._dead_after).heartbeats
         if self._domain == DEFAULT_DOMAIN:
             return all_queues_except(row.queue for row in owned if row.queue not in orphaned)
-        if self._domain == SCHEMA_LEASE:
+        if self._domain == SCHEMA_LEASE_NAME:
             return only_queues(orphaned)
         return only_queues(row.queue for row in owned if row.domain == self._domain)
 

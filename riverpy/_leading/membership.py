@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 
 from riverpy._clients.client_id import (
     HEARTBEAT_READ_INTERVAL_MAX,
-    HEARTBEAT_READS_PER_DEAD_AFTER,
+    HEARTBEAT_READS_WITHIN_DEAD_AFTER,
 )
-from riverpy._clients.heartbeat import CONTACT_BREAK_SHARE_OF_DEAD_AFTER, HEARTBEATS_PER_DEAD_AFTER
+from riverpy._clients.heartbeat import (
+    CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER,
+    HEARTBEATS_WITHIN_DEAD_AFTER,
+)
 from riverpy._clients.observer import HeartbeatObserver
 from riverpy._lifecycle import TestSignal
 from riverpy._log import RepeatedFailureLog, get_logger
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from riverpy._clients.heartbeat import Heartbeat
+    from riverpy._clients.heartbeat import HeartbeatWriter
     from riverpy._clock import Timer
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.clients import Registration
@@ -75,7 +78,7 @@ class Membership:
         periodic_jobs: PeriodicJobs,
         connection: DedicatedConnection,
         reserved: DedicatedConnection,
-        heartbeat: Heartbeat,
+        heartbeat: HeartbeatWriter,
         timer: Timer,
     ) -> None:
         """Create the membership of a client. Heartbeats are written over `connection`, so its
@@ -84,7 +87,7 @@ class Membership:
         self._periodic_jobs = periodic_jobs
         self._connection, self._reserved, self._timer = connection, reserved, timer
         self._heartbeat = heartbeat
-        self._interval = config.dead_after / HEARTBEATS_PER_DEAD_AFTER
+        self._interval = config.dead_after / HEARTBEATS_WITHIN_DEAD_AFTER
         self._claimed_queues: Sequence[str] = ()
         self._owner_by_moved_queue: dict[str, str] = {}
         """For each queue that was moved from this client's domain, the new domain that was logged
@@ -105,7 +108,7 @@ class Membership:
         """
         observer = HeartbeatObserver(self._timer)
         dead_after = self._config.dead_after.total_seconds()
-        interval = min(dead_after / HEARTBEAT_READS_PER_DEAD_AFTER, HEARTBEAT_READ_INTERVAL_MAX)
+        interval = min(dead_after / HEARTBEAT_READS_WITHIN_DEAD_AFTER, HEARTBEAT_READ_INTERVAL_MAX)
         dead: Mapping[str, bytes] = {}
         is_logged = False
         while (undecided := await self._try_to_join(dead)) is not None:
@@ -118,10 +121,10 @@ class Membership:
                 )
             async with self._reserved.acquire("reading heartbeats", JOIN_TIMEOUT) as connection:
                 observer.observe(*await client_heartbeats(connection, self._config.schema))
-            stopped = observer.find_stopped(dead_after)
+            stopped = observer.find_stopped_heartbeats(dead_after)
             dead = stopped.heartbeats
             if not undecided <= dead.keys():
-                await self._timer.sleep(min(interval, stopped.seconds_until_next))
+                await self._timer.sleep(min(interval, stopped.seconds_until_next_stop))
 
     async def _try_to_join(self, dead: Mapping[str, bytes]) -> set[str] | None:
         """Claim the queues. If another domain owns one of them, some clients of that domain may be
@@ -172,8 +175,8 @@ class Membership:
     def _record_failure(self, error: Exception) -> None:
         self._log.debug(DOMAIN_HEARTBEAT_FAILED, error=describe(error))
         age = self._timer.boottime() - self._last_update_at
-        if age > self._config.dead_after.total_seconds() * CONTACT_BREAK_SHARE_OF_DEAD_AFTER:
-            self._failures.failed(
+        if age > self._config.dead_after.total_seconds() * CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER:
+            self._failures.log_failure(
                 DOMAIN_HEARTBEAT_LOST,
                 effect="if no client of the domain sends heartbeats, the leader of `default` "
                 "maintains its queues after ten minutes",
@@ -183,7 +186,7 @@ class Membership:
 
     def _record_success(self) -> None:
         self._last_update_at = self._timer.boottime()
-        self._failures.recovered(DOMAIN_HEARTBEAT_RESTORED)
+        self._failures.log_recovery(DOMAIN_HEARTBEAT_RESTORED)
 
     async def _claim_queues(self, connection: Connection) -> None:
         claimed = await owner_claim(

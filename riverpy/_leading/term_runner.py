@@ -10,7 +10,7 @@ import anyio
 
 from riverpy._clock import Backoff
 from riverpy._leases.lease_task import error_keys
-from riverpy._lifecycle import ServiceGroup, single_error
+from riverpy._lifecycle import ServiceGroup, unwrap_single_error
 from riverpy._log import get_logger
 from riverpy._log_events import (
     MAINTENANCE_FAILED,
@@ -72,7 +72,7 @@ class TermRunner:
             try:
                 await self._run_services(scope)
             except Exception as error:
-                await self._handle_failure(scope, single_error(error))
+                await self._handle_failure(scope, unwrap_single_error(error))
 
     async def _run_services(self, scope: StopScope) -> None:
         context, services = self._make_services(self._lease)

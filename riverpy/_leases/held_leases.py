@@ -239,16 +239,16 @@ class HeldLeases:
             except UNKNOWN_RESULT_ERRORS as error:
                 if isinstance(error, LeaseLockedError):
                     locked = error.names
-                failures.failed(
+                failures.log_failure(
                     LEASE_RENEWAL_FAILED,
-                    is_known=self._store.is_outage_logged,
+                    is_cause_logged=self._store.is_outage_logged,
                     error=describe(error),
                 )
                 self.renewal_failures += 1
                 left = max(self._seconds_until_stop, 0.0)
                 self._next_renewal_at = self._timer.boottime() + min(backoff.next(), left / 2)
             else:
-                failures.recovered(LEASE_RENEWAL_RESTORED)
+                failures.log_recovery(LEASE_RENEWAL_RESTORED)
                 locked = frozenset[str]()
                 backoff.reset()
                 self._next_renewal_at = due

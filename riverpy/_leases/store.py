@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from riverpy._names import USER_LEASE_PREFIX, check_schema_length
+from riverpy._names import USER_LEASE_NAME_PREFIX, validate_schema_length
 from riverpy._postgres.connection import (
     CallerDatabase,
     ConnectionOutage,
@@ -279,7 +279,7 @@ class UserLeaseTable(LeaseTable):
                 "leases take a database URL, an asyncpg pool or connection, or MemoryLeases(), got "
                 f"{type(database).__name__}"
             )
-        super().__init__(renewals, others, schema, prefix=USER_LEASE_PREFIX)
+        super().__init__(renewals, others, schema, prefix=USER_LEASE_NAME_PREFIX)
 
     async def open(self) -> None:
         if self._own_connections:
@@ -288,7 +288,7 @@ class UserLeaseTable(LeaseTable):
             "checking for the table of leases", OPEN_TIMEOUT
         ) as connection:
             state = await read_schema_state(connection, self._schema)
-        check_schema_length(state.schema)
+        validate_schema_length(state.schema)
         expect_feature(state, LEASES_VERSION, self._schema, url=self._url)
 
     @property

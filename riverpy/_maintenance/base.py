@@ -96,18 +96,18 @@ class MaintenanceService(ABC):
         except Exception as error:
             self._log_failure(error)
             return self._backoff.next()
-        self._failure_log.recovered(MAINTENANCE_RUN_SUCCEEDED_AGAIN)
+        self._failure_log.log_recovery(MAINTENANCE_RUN_SUCCEEDED_AGAIN)
         self._backoff.reset()
         self.pass_succeeded.emit()
         return delay
 
     def _log_failure(self, error: Exception) -> None:
         is_outage = isinstance(error, DATABASE_ERRORS)
-        self._failure_log.failed(
+        self._failure_log.log_failure(
             MAINTENANCE_RUN_FAILED,
             level="warning" if is_outage else "error",
             cause="outage" if is_outage else type(error).__name__,
-            is_known=is_outage and self.context.connection.outage.is_logged,
+            is_cause_logged=is_outage and self.context.connection.outage.is_logged,
             exc_info=None if is_outage else error,
             error=describe(error),
         )

@@ -91,7 +91,7 @@ class Batches(Generic[Row]):
         self._scope: object = None
         self._failed_statements = 0
         """The number of consecutive failed statements."""
-        self._limited_log = self._log.limited()
+        self._limited_log = self._log.with_rate_limit()
         service.set_aside_reporters.append(
             lambda: report_rows(purpose, self.set_aside_rows.entries, self._row_name)
         )

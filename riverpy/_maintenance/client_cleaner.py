@@ -45,10 +45,10 @@ class ClientCleaner(MaintenanceService):
         async with self.read_connection("looking for dead clients") as connection:
             self._observer.observe(*await client_heartbeats(connection, self.schema))
         dead_after = self.context.config.dead_after.total_seconds()
-        stopped = self._observer.find_stopped(dead_after, kept=RETENTION)
+        stopped = self._observer.find_stopped_heartbeats(dead_after, extra_seconds=RETENTION)
         if stopped.heartbeats:
             await self.batches.handle_rows(stopped.heartbeats.items())
-        return self.batches.delay(min(INTERVAL, stopped.seconds_until_next + DELETION_MARGIN))
+        return self.batches.delay(min(INTERVAL, stopped.seconds_until_next_stop + DELETION_MARGIN))
 
     async def _delete_clients(self, heartbeats: list[tuple[str, bytes]]) -> None:
         """Delete the rows of clients that have written no heartbeat after those in `heartbeats`."""

@@ -144,7 +144,7 @@ class JobRescuer(MaintenanceService):
         this pass has read."""
         self._logged_kinds: set[str] = set()
         """The kinds without a worker for which a warning was logged."""
-        self._limited_log = self.log.limited()
+        self._limited_log = self.log.with_rate_limit()
 
     async def run_once(self, scope: StopScope) -> float:
         """Make one pass. Return the seconds until the next one."""
@@ -168,13 +168,13 @@ class JobRescuer(MaintenanceService):
             return self._interval
         async with self.read_connection(_PURPOSE) as connection:
             self._observer.observe(*await client_heartbeats(connection, self.schema))
-        stopped = self._observer.find_stopped(self._dead_after)
+        stopped = self._observer.find_stopped_heartbeats(self._dead_after)
         if stopped.heartbeats:
             for within in filters:
                 await self.batches.handle_pages(
                     partial(self._read_lost_attempts, stopped.heartbeats, within)
                 )
-        return min(self._interval, stopped.seconds_until_next + TIMER_MARGIN)
+        return min(self._interval, stopped.seconds_until_next_stop + TIMER_MARGIN)
 
     async def _read_lost_attempts(
         self,

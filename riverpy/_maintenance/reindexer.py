@@ -219,9 +219,9 @@ class Reindexer(MaintenanceService):
         lock was acquired."""
         is_locked = await _with_timeout(index_lock(connection, self.schema))
         if is_locked:
-            self._lock_failures.recovered()
+            self._lock_failures.log_recovery()
         else:
-            self._lock_failures.failed(REINDEXING_POSTPONED, level="info")
+            self._lock_failures.log_failure(REINDEXING_POSTPONED, level="info")
         return is_locked
 
     async def _read_indexes(self, connection: Connection, names: Sequence[str]) -> list[Index]:

@@ -24,7 +24,7 @@ from riverpy._postgres.domains import default_leader
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from riverpy._clients.heartbeat import Heartbeat
+    from riverpy._clients.heartbeat import HeartbeatWriter
     from riverpy._insert.inserter import Inserter
     from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
@@ -77,7 +77,7 @@ class DefaultLeaderCheck(MaintenanceService):
 
 
 def domain_services(
-    context: TermContext, heartbeat: Heartbeat, jobs: PeriodicJobs, inserter: Inserter
+    context: TermContext, heartbeat: HeartbeatWriter, jobs: PeriodicJobs, inserter: Inserter
 ) -> list[MaintenanceService]:
     """Return the services of a leader of the client's domain, in the order of their starts."""
     services = [*_queue_services(context, heartbeat), PeriodicEnqueuer(context, jobs, inserter)]
@@ -87,7 +87,7 @@ def domain_services(
 
 
 def schema_services(
-    context: TermContext, heartbeat: Heartbeat, *, may_reindex: bool
+    context: TermContext, heartbeat: HeartbeatWriter, *, may_reindex: bool
 ) -> list[MaintenanceService]:
     """Return the services of a client that holds the schema lease. `may_reindex`: whether these
     include the reindexer."""
@@ -98,7 +98,7 @@ def schema_services(
     ]
 
 
-def _queue_services(context: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
+def _queue_services(context: TermContext, heartbeat: HeartbeatWriter) -> list[MaintenanceService]:
     return [
         JobScheduler(context),
         JobRescuer(context, _contact_function(heartbeat)),
@@ -107,7 +107,9 @@ def _queue_services(context: TermContext, heartbeat: Heartbeat) -> list[Maintena
     ]
 
 
-def _riverpy_table_services(context: TermContext, heartbeat: Heartbeat) -> list[MaintenanceService]:
+def _riverpy_table_services(
+    context: TermContext, heartbeat: HeartbeatWriter
+) -> list[MaintenanceService]:
     """Return the services for the tables of the migration line `riverpy`, which River does not
     have."""
     contact_seconds = _contact_function(heartbeat)
@@ -115,5 +117,5 @@ def _riverpy_table_services(context: TermContext, heartbeat: Heartbeat) -> list[
     return [ExecutionCleaner(context), *cleaners]
 
 
-def _contact_function(heartbeat: Heartbeat) -> Callable[[], float] | None:
-    return None if heartbeat.registered_at is None else heartbeat.contact_seconds
+def _contact_function(heartbeat: HeartbeatWriter) -> Callable[[], float] | None:
+    return None if heartbeat.registered_at is None else heartbeat.contact_duration

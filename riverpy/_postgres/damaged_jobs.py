@@ -160,7 +160,7 @@ class DamagedJobs:
     def __init__(self, purpose: str, log: Any) -> None:
         """Start without damaged jobs. `purpose` describes the reads, for the log."""
         self._purpose = purpose
-        self._limited_log = log.limited()
+        self._limited_log = log.with_rate_limit()
         self._known: dict[int, SetAsideRow] = {}
 
     @property

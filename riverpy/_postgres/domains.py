@@ -7,7 +7,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE, domain_lease
+from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME, domain_lease_name
 from riverpy._postgres.clients import ElectionStatus
 from riverpy._postgres.sql_files import query
 
@@ -237,7 +237,7 @@ async def domain_election_status(
 ) -> ElectionStatus:
     """Return the leader of `default`, and whether this domain has a leader or a candidate."""
     rows = await query(_FILE, "domain_election_status", schema).fetch(
-        connection, lease=domain_lease(domain), domain=domain
+        connection, lease=domain_lease_name(domain), domain=domain
     )
     return ElectionStatus(*rows[0])
 
@@ -250,7 +250,9 @@ async def default_leader(connection: Transaction, schema: str | None) -> Default
 
 async def domain_leaders(connection: Transaction, schema: str | None) -> list[DomainLeader]:
     """Return the leader of each domain and the holder of `@schema`, by domain."""
-    rows = await query(_FILE, "domain_leaders", schema).fetch(connection, schema_lease=SCHEMA_LEASE)
+    rows = await query(_FILE, "domain_leaders", schema).fetch(
+        connection, schema_lease=SCHEMA_LEASE_NAME
+    )
     return [DomainLeader(*row) for row in rows]
 
 
@@ -275,7 +277,7 @@ async def domain_lock(
     if DEFAULT_DOMAIN in others:
         others.remove(DEFAULT_DOMAIN)
         await query(_FILE, "domain_lock_default", schema).execute(connection)
-    names = [domain_lease(domain) for domain in others]
+    names = [domain_lease_name(domain) for domain in others]
     await query(_FILE, "domain_lock_leases", schema).execute(connection, name=names)
     await owner_lock(connection, schema)
 

@@ -260,7 +260,7 @@ class Notifier:
 
     def _record_queue_fullness(self, is_full: bool) -> None:
         self._is_queue_full = is_full
-        self._queue_log.report(is_full=is_full)
+        self._queue_log.log_queue_state(is_full=is_full)
 
     def _log_failure(self) -> None:
         """Log that no notifications arrive. Log it only once, until a probe arrives again."""

@@ -20,7 +20,7 @@ from riverpy._log_events import (
     RIVERPY_TABLES_NOT_FOUND,
     ROW_LEVEL_SECURITY_FOUND,
 )
-from riverpy._names import check_schema_length
+from riverpy._names import validate_schema_length
 from riverpy._postgres.driver import check_server_version
 from riverpy._postgres.sql_files import query, quote_identifier, sql_directory
 from riverpy.errors import ConfigError, SchemaMissingError
@@ -290,7 +290,7 @@ async def check_schema(
         TimeoutError: no answer within `READ_TIMEOUT`.
     """
     state = await read_schema_state(connection, schema)
-    check_schema_length(state.schema)
+    validate_schema_length(state.schema)
     security = state.row_security
     if security.hidden_tables:
         raise ConfigError(f"{security.problem}: {security.fix}")

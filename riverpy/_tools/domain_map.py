@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE
+from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME
 from riverpy._postgres.domains import domain_leaders, domain_members, domain_owners
 from riverpy._postgres.driver import DATABASE_ERRORS
 
@@ -36,7 +36,7 @@ class DomainMap:
         """The domains other than `default` that have a live client, a queue or a leader."""
         current = [lead for lead in self.leaders if not lead.has_lease_ended]
         known = {row.domain for row in (*self.owners, *self.members, *current)}
-        return sorted(known - {DEFAULT_DOMAIN, SCHEMA_LEASE})
+        return sorted(known - {DEFAULT_DOMAIN, SCHEMA_LEASE_NAME})
 
     @property
     def client_ids_of_other_domains(self) -> set[str]:
@@ -70,7 +70,7 @@ class DomainMap:
         leader of `default` is a riverpy client, it maintains these queues. Otherwise the holder of
         the lease `@schema` does it."""
         leader = self.leader(DEFAULT_DOMAIN)
-        return self.has_leader(SCHEMA_LEASE) or (leader is not None and leader.is_registered)
+        return self.has_leader(SCHEMA_LEASE_NAME) or (leader is not None and leader.is_registered)
 
     def unmaintained_queues(self, queues: Iterable[str]) -> dict[str, list[str]]:
         """Return the queues that no leader maintains, by the domain whose leader is missing."""

@@ -162,6 +162,6 @@ class ClientStatusReporter:
             stuck_job_ids=ids[:STUCK_JOBS_MAX],
             skipped_rows=[row._replace(error=row.error[:ERROR_LENGTH_MAX]) for row in rows],
             skipped_row_count=len(skipped),
-            contact_count=self._heartbeat.contact_count,
+            contact_count=self._heartbeat.contact_start_count,
             is_stopping=self._is_stopping,
         )

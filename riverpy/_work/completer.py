@@ -118,7 +118,7 @@ class Completer:
         self._scope = anyio.CancelScope(shield=True)
         self._log = get_logger()
         self._logs_jobs = self._log.is_debug_enabled
-        self._limited_log = self._log.limited()
+        self._limited_log = self._log.with_rate_limit()
         self.flushed = TestSignal("Completer.flushed")
 
     def _make_sender(

@@ -184,6 +184,8 @@ class Metrics:
                 with convert_base_exceptions("metric_emit"):
                     hook.metric_emit(metric)
             except Exception as error:
-                failures.failed(METRIC_HOOK_FAILED, hook=type(hook).__name__, error=repr(error))
+                failures.log_failure(
+                    METRIC_HOOK_FAILED, hook=type(hook).__name__, error=repr(error)
+                )
             else:
-                failures.recovered()
+                failures.log_recovery()

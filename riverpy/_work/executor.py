@@ -87,7 +87,7 @@ class Executor:
         self._first_step_deadline = 0.0
         self._log = get_logger()
         self._logs_jobs = self._log.is_debug_enabled
-        self._limited_log = self._log.limited()
+        self._limited_log = self._log.with_rate_limit()
         self._kinds_with_value: set[str] = set()
         """The kinds for which a log event said that returned values are ignored."""
         self._units = {

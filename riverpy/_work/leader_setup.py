@@ -27,7 +27,7 @@ from riverpy._maintenance.services import (
     domain_services,
     schema_services,
 )
-from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE, domain_lease
+from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME, domain_lease_name
 from riverpy._postgres.connection import DedicatedConnection
 from riverpy._postgres.leases import TOPIC as LEASE_TOPIC
 
@@ -56,7 +56,7 @@ class LeaderSetup:
         self.setups = [ElectionSetup(run, timer, run.config.domain)]
         """One setup for each leader lease. The setup of the client's domain is the first."""
         if run.config.domain != DEFAULT_DOMAIN:
-            self.setups.append(ElectionSetup(run, timer, SCHEMA_LEASE))
+            self.setups.append(ElectionSetup(run, timer, SCHEMA_LEASE_NAME))
         self._domain_setup = self.setups[0]
 
     @property
@@ -122,7 +122,7 @@ class ElectionSetup:
     """One leader lease, its election, and the services that run while this client holds it."""
 
     def __init__(self, run: RunContext, timer: Timer, domain: str) -> None:
-        """`domain` is a leader domain, or `SCHEMA_LEASE`."""
+        """`domain` is a leader domain, or `SCHEMA_LEASE_NAME`."""
         self._run, self._timer, self._domain = run, timer, domain
         self._queues: DomainQueues | None = None
         self._services: Sequence[MaintenanceService] = ()
@@ -138,7 +138,7 @@ class ElectionSetup:
             lease_name,
             self._run_term,
             domain=domain,
-            changed=None if domain == SCHEMA_LEASE else run.client.leadership.publish,
+            changed=None if domain == SCHEMA_LEASE_NAME else run.client.leadership.publish,
         )
 
     def make_services(self, context: TermContext) -> list[MaintenanceService]:
@@ -197,7 +197,7 @@ class ElectionSetup:
             has_notifications=not run.config.poll_only,
             timer=self._timer,
             dead_after=run.config.dead_after,
-            contact_seconds=run.heartbeat.contact_seconds,
+            contact_seconds=run.heartbeat.contact_duration,
         )
         context = TermContext(
             fence=TermFence(lease),
@@ -230,6 +230,6 @@ def _lease_name_and_store(run: RunContext, domain: str) -> tuple[str, LeaseStore
     if domain == DEFAULT_DOMAIN:
         ttl = run.config.leader_ttl
         return domain, LeaderRowStore(connection, schema, leader_id=run.client.id, ttl=ttl)
-    if domain == SCHEMA_LEASE:
+    if domain == SCHEMA_LEASE_NAME:
         return domain, SchemaLeaseStore(connection, schema)
-    return domain_lease(domain), DomainLeaseStore(connection, schema)
+    return domain_lease_name(domain), DomainLeaseStore(connection, schema)

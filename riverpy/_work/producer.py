@@ -186,7 +186,7 @@ class Producer:
 
     def _start_prefetched(self, prefetch: Prefetch) -> None:
         """Start a prefetched job, if there is one."""
-        if not self._heartbeat.may_claim:
+        if not self._heartbeat.can_claim_jobs:
             prefetch.release_all()
         elif attempt := prefetch.pop_next_job():
             self._free_slots -= 1
@@ -225,8 +225,8 @@ class Producer:
             await self._resumed.wait()
             await self._wait_for_free_slot()
             await self._completer.wait_for_backlog_room()
-            if not self._heartbeat.may_claim:
-                await self._heartbeat.until_may_claim()
+            if not self._heartbeat.can_claim_jobs:
+                await self._heartbeat.wait_until_can_claim_jobs()
             # A stop cannot cancel the claim, so check for a stop before the claim.
             await anyio.lowlevel.checkpoint_if_cancelled()
             scope.expect_progress(within=turn_max + self._cooldown)
@@ -240,7 +240,7 @@ class Producer:
                 await anyio.sleep(self._backoff.next())
                 continue
             self._backoff.reset()
-            self._claim_failures.recovered(CLAIMING_RESTORED)
+            self._claim_failures.log_recovery(CLAIMING_RESTORED)
             if drained:
                 await self._wait_until_next_claim()
             pause = max(
@@ -271,7 +271,9 @@ class Producer:
         """Count and log a failed claim. The connection itself logs that it was lost."""
         self._count_failure(error)
         is_refused = is_refusal(error) or is_statement_timeout(error)
-        self._claim_failures.failed(CLAIMING_FAILED, is_known=not is_refused, error=describe(error))
+        self._claim_failures.log_failure(
+            CLAIMING_FAILED, is_cause_logged=not is_refused, error=describe(error)
+        )
 
     async def _claim(self, scope: StopScope) -> bool:
         """Claim and start jobs. Returns whether the queue had fewer jobs than requested."""
@@ -282,15 +284,15 @@ class Producer:
         is_single_claim = retry is not None or (
             limit == 1 and self.unclaimable.is_claiming_one_by_one
         )
-        # `acquire` limits the time of the claim. After a stop request, `scope.shielded` shortens
+        # `acquire` limits the time of the claim. After a stop request, the scope shortens
         # this time.
         longest = CLAIM_TIMEOUT + CLAIM_TIMEOUT_STOPPING
         try:
-            with scope.shielded(longest, after_stop=CLAIM_TIMEOUT_STOPPING):
+            with scope.shield_from_stop(longest, timeout_after_stop=CLAIM_TIMEOUT_STOPPING):
                 async with self._claims.acquire("claiming jobs", CLAIM_TIMEOUT) as connection:
                     if self.paused:  # the queue was paused during the wait for the connection
                         return True
-                    if not self._heartbeat.may_claim:  # the heartbeat stopped during the wait
+                    if not self._heartbeat.can_claim_jobs:  # the heartbeat stopped during the wait
                         return False
                     if is_single_claim:
                         return await self._claim_one(connection, retry)
@@ -372,7 +374,7 @@ class Producer:
         return rows, took
 
     def _launch_claimed_jobs(self, rows: list[Record], cancelled: set[int]) -> None:
-        may_start = self._heartbeat.may_claim  # the heartbeat may have stopped during the claim
+        may_start = self._heartbeat.can_claim_jobs  # False: the heartbeat stopped during the claim
         waiting = self._executor.launch(rows, self.free_slot, self._free_slots if may_start else 0)
         for job_id in cancelled:
             self._running.cancel(job_id, self.queue)

@@ -132,7 +132,7 @@ class Reconciler:
         """The paused queues among the queues that this check has updated."""
         self._log = get_logger()
         self._damaged_jobs = DamagedJobs("finding lost claims", self._log)
-        self._limited_log = self._log.limited()
+        self._limited_log = self._log.with_rate_limit()
         self.ran = TestSignal("Reconciler.ran")
 
     def _make_sender(
@@ -349,7 +349,7 @@ class Reconciler:
                 rescue.claim_key for rescue in self._rescue_sender.rows
             }
             lost = [claim_key for claim_key in claimed if claim_key not in known]
-            if lost and not await self._heartbeat.has_client_id(connection):
+            if lost and not await self._heartbeat.is_run_still_registered(connection):
                 return
         self._release_sender.discard()
         for claim_key in lost:
@@ -409,7 +409,7 @@ class Reconciler:
 
             claims = await self._damaged_jobs.read(connection, self._schema, RUNNING_STATES, read)
             active = self._active_claim_keys()
-            if claims and not await self._heartbeat.has_client_id(connection):
+            if claims and not await self._heartbeat.is_run_still_registered(connection):
                 return
         for claim_key, client_id in claims:
             if claim_key.attempted_at < registered_at and claim_key not in active:

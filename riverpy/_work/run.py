@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 
-from riverpy._clients.heartbeat import Heartbeat
+from riverpy._clients.heartbeat import HeartbeatWriter
 from riverpy._clock import Timer
 from riverpy._leading.leader_watch import LeaderWatch
 from riverpy._leading.membership import Membership
 from riverpy._leases.singletons import SingletonRunners
-from riverpy._lifecycle import ServiceGroup, single_error
+from riverpy._lifecycle import ServiceGroup, unwrap_single_error
 from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_STOP_STARTED, PERIODIC_JOBS_IGNORED
-from riverpy._names import DEFAULT_DOMAIN, DISTRIBUTION
+from riverpy._names import DEFAULT_DOMAIN, PYPI_PACKAGE_NAME
 from riverpy._plugins import Plugins
 from riverpy._postgres.clients import Registration
 from riverpy._postgres.domains import OWNERS_ACTION
@@ -128,7 +128,7 @@ class Run:
             config,
             client.children,
             self.running,
-            lambda: self._heartbeat.may_claim,
+            lambda: self._heartbeat.can_claim_jobs,
         )
         self.producers = self._make_producers()
         self._reconciler = Reconciler(
@@ -154,18 +154,18 @@ class Run:
             kinds=list(client.workers),
             candidate=config.candidate,
             poll_only=config.poll_only,
-            version=version(DISTRIBUTION),
+            version=version(PYPI_PACKAGE_NAME),
             dead_after=config.dead_after,
         )
 
-    def _make_heartbeat(self) -> Heartbeat:
+    def _make_heartbeat(self) -> HeartbeatWriter:
         connections = self._connections
-        return Heartbeat(
+        return HeartbeatWriter(
             self._registration,
             self._config,
             [connections.results, connections.claims, connections.reserved],
             Timer(),
-            on_id_lost=self.stop_hard,
+            on_client_id_lost=self.stop_hard,
         )
 
     def _make_producers(self) -> dict[str, Producer]:
@@ -338,11 +338,11 @@ class Run:
             results_set_aside=tuple(entry.row.id for entry in self._completer.skipped_results),
             results_refused=counters.results_refused,
             dropped_events=client.subscriptions.dropped,
-            heartbeat_age=self._heartbeat.age,
+            heartbeat_age=self._heartbeat.seconds_since_last_heartbeat,
             lease_renewals=leases.renewals if leases else 0,
             lease_renewal_failures=leases.renewal_failures if leases else 0,
             loop_lag=counters.loop_lag.histogram(),
-            stuck=tuple(name for group in self._groups for name in group.stuck()),
+            stuck=tuple(name for group in self._groups for name in group.stuck_service_names()),
             stuck_jobs=len(self.running.stuck_attempts),
             kinds={kind: of_kind.stats() for kind, of_kind in counters.kinds.items()},
             queues={name: producer.stats() for name, producer in self.producers.items()},
@@ -389,10 +389,10 @@ class Run:
             self._summary.end()
             return await self._end_run()
         except BaseExceptionGroup as group:
-            raise single_error(group) from None
+            raise unwrap_single_error(group) from None
         finally:
             self._executor.close()
-            self._heartbeat.record_run_end()
+            self._heartbeat.forget_registered_run()
             await self._connections.close()
             self.state = "stopped"
 

@@ -11,7 +11,7 @@ from riverpy._postgres.connector import Connector
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from riverpy._clients.heartbeat import Heartbeat
+    from riverpy._clients.heartbeat import HeartbeatWriter
     from riverpy._insert.inserter import Inserter
     from riverpy._leading.subscriptions import Leadership
     from riverpy._leases.client_leases import ClientLeases
@@ -91,7 +91,7 @@ class RunContext:
 
     client: ClientParts
     connections: RunConnections
-    heartbeat: Heartbeat
+    heartbeat: HeartbeatWriter
     counters: Counters
     metrics: Metrics
 

@@ -56,7 +56,7 @@ class RunningAttempts:
         self._next_check_at = math.inf
         self._drain_scope = anyio.CancelScope()
         self._log = get_logger()
-        self._limited_log = self._log.limited()
+        self._limited_log = self._log.with_rate_limit()
         self._stuck_handler = config.job_stuck_handler
         self.stuck_attempts: dict[Attempt, bool] = {}
         """The attempts that still run long after their cancellation, each with a bool: whether it

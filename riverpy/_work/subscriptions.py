@@ -48,7 +48,7 @@ class Subscriptions(Streams[Subscription]):
     def __init__(self) -> None:
         super().__init__()
         self._log = get_logger()
-        self._limited_log = self._log.limited()
+        self._limited_log = self._log.with_rate_limit()
 
     def subscribe(self, kinds: Iterable[EventKind | str], size: int) -> Subscription:
         """Create a subscription. `async with` opens it.

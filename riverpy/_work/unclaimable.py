@@ -44,7 +44,7 @@ class UnclaimableJobs:
         """The number of failed claims in a row."""
         self._was_retry = False
         """Whether the last claim tried a skipped job again."""
-        self._limited_log = log.limited()
+        self._limited_log = log.with_rate_limit()
 
     @property
     def is_claiming_one_by_one(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from riverpy._names import DISTRIBUTION
+from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy.cli._logging import log_to_stderr
 from riverpy.cli._run import convert_expected_errors, debug_option, show_error
 
@@ -76,7 +76,7 @@ class _Commands(click.Group):
 
 
 @click.group("riverpy", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version(DISTRIBUTION), prog_name="riverpy")
+@click.version_option(version(PYPI_PACKAGE_NAME), prog_name="riverpy")
 @debug_option
 def main() -> None:
     """The River job queue for asyncio Python on PostgreSQL."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from riverpy._dsn import mask_url
-from riverpy._names import DISTRIBUTION
+from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy._tools.demo.files import Files
 from riverpy._tools.demo.run import SLOTS, DemoRun
 from riverpy.cli._embedded import start_server
@@ -92,7 +92,8 @@ def demo(
         )
     with ExitStack() as stack:
         url = (
-            database.url or start_server(stack, SERVER_NAME, f"riverpy {version(DISTRIBUTION)}").url
+            database.url
+            or start_server(stack, SERVER_NAME, f"riverpy {version(PYPI_PACKAGE_NAME)}").url
         )
         result = run(_run_demo, url, database.schema, files, limit)
     for reason in result.unreadable[:PROBLEMS_SHOWN]:

@@ -8,8 +8,8 @@ import click
 
 from riverpy._names import (
     DEFAULT_DOMAIN,
-    SCHEMA_LEASE,
-    domain_lease,
+    SCHEMA_LEASE_NAME,
+    domain_lease_name,
 )
 from riverpy._postgres.domains import domain_assign_queue, domain_lock, domain_queue_ownership
 from riverpy._postgres.schema import DOMAINS_VERSION
@@ -53,7 +53,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
         print_json(
             {
                 "domains": [_domain_object(seen, name) for name in names],
-                "schema": _leader_object(seen.last_leader(SCHEMA_LEASE)),
+                "schema": _leader_object(seen.last_leader(SCHEMA_LEASE_NAME)),
                 "problems": problems,
             }
         )
@@ -235,7 +235,7 @@ def _domain_object(seen: DomainMap, name: str) -> dict[str, object]:
     ]
     return {
         "domain": name,
-        "lease": "river_leader" if is_default else domain_lease(name),
+        "lease": "river_leader" if is_default else domain_lease_name(name),
         "leader": _leader_object(seen.last_leader(name)),
         "clients": [member.client_id for member in members],
         "candidates": [member.client_id for member in members if member.candidate],
@@ -283,6 +283,6 @@ def _domain_row(seen: DomainMap, name: str) -> tuple[object, ...]:
 
 
 def _schema_row(seen: DomainMap) -> tuple[object, ...]:
-    if not seen.has_leader(SCHEMA_LEASE) and seen.has_orphan_maintainer():
-        return SCHEMA_LEASE, "as default", None, None, None, None, None, None
-    return SCHEMA_LEASE, *_leader_cells(seen.last_leader(SCHEMA_LEASE)), None, None, None
+    if not seen.has_leader(SCHEMA_LEASE_NAME) and seen.has_orphan_maintainer():
+        return SCHEMA_LEASE_NAME, "as default", None, None, None, None, None, None
+    return SCHEMA_LEASE_NAME, *_leader_cells(seen.last_leader(SCHEMA_LEASE_NAME)), None, None, None

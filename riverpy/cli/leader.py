@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from riverpy._duration import format_duration
-from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE, domain_lease
+from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME, domain_lease_name
 from riverpy._postgres.clients import client_candidates
 from riverpy._postgres.domains import domain_leaders
 from riverpy._postgres.leaders import leader_get, leader_request_resign
@@ -171,7 +171,7 @@ async def _expect_domain(found: CommandConnection, domain: str) -> None:
         return
     found.expect_version(DOMAINS_VERSION, "tables of domains")
     seen = await found.read(read_domains)
-    known = {*seen.other_domains, *(one.domain for one in seen.leaders)} - {SCHEMA_LEASE}
+    known = {*seen.other_domains, *(one.domain for one in seen.leaders)} - {SCHEMA_LEASE_NAME}
     if domain not in known:
         alike = get_close_matches(domain, known)
         hint = f"; did you mean {' or '.join(map(repr, alike))}?" if alike else ""
@@ -184,7 +184,7 @@ async def _request_resign(found: CommandConnection, domain: str) -> None:
     if domain == DEFAULT_DOMAIN:
         await leader_request_resign(found.connection, found.schema)
     else:
-        name = domain_lease(domain)
+        name = domain_lease_name(domain)
         await lease_request_resign(found.connection, found.schema, name=name)
 
 

@@ -28,7 +28,7 @@ from riverpy._log_events import (
     WORKER_STOPPED,
     WORKER_STOPPED_WITH_ABANDONED_JOBS,
 )
-from riverpy._names import DISTRIBUTION
+from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy._postgres.connection import expect_writable
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS, close, connect
 from riverpy._tools.bench.process_cost import relax_garbage_collector
@@ -313,7 +313,7 @@ class _WorkerProcess:
         config = client.config
         self._log.info(
             WORKER_STARTED,
-            version=version(DISTRIBUTION),
+            version=version(PYPI_PACKAGE_NAME),
             client_id=client.id,
             database=mask_url(client.database_url or ""),
             schema=config.schema or "(search path)",
@@ -387,7 +387,7 @@ async def _wait_for_database(url: str | None, *, pooled: bool) -> None:
                 raise CommandError(
                     f"the database cannot be used: {describe(error)}", exit_code=EXIT_NOT_READY
                 ) from error
-            failures.failed(
+            failures.log_failure(
                 FIRST_DATABASE_CONNECTION_FAILED,
                 effect="the worker tries again",
                 error=describe(error),

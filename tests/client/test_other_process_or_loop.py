@@ -64,7 +64,7 @@ async def what_child_says(run: Callable[[], str]) -> str:
 
 async def backend(client: Client) -> int:
     """The process of the server that serves the client's one connection."""
-    async with client._open_pool().acquire() as connection:
+    async with client._get_open_pool().acquire() as connection:
         pid: int = await connection.fetchval("SELECT pg_backend_pid()")
         return pid
 

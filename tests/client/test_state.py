@@ -173,7 +173,7 @@ async def test_pool_is_closed_if_ending_leases_fails(schema: Schema) -> None:
     client = Client(schema.url, config=Config(schema=schema.name))
     await client.__aenter__()
     pool = client._pool
-    client._leases.close = fails  # type: ignore[method-assign]
+    client._lease_engine.close = fails  # type: ignore[method-assign]
     with pytest.raises(asyncio.CancelledError):
         await client.__aexit__(None, None, None)
     assert pool is not None
@@ -204,7 +204,7 @@ async def test_close_terminates_held_connections(schema: Schema) -> None:
     client = Client(schema.url, config=Config(schema=schema.name))
     async with client:
         await client.insert(Task())
-        held = await client._open_pool().acquire()
+        held = await client._get_open_pool().acquire()
     with pytest.raises(asyncpg.InterfaceError):
         await held.fetchval("select 1")
 

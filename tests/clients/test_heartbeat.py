@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from riverpy import Config, Job
-from riverpy._clients.heartbeat import Heartbeat
+from riverpy._clients.heartbeat import HeartbeatWriter
 from riverpy._lifecycle import ServiceGroup
 from riverpy._log_events import (
     CLIENT_ID_LOST,
@@ -87,17 +87,17 @@ class FakeServer:
             connection.is_broken = broken
 
     @asynccontextmanager
-    async def beating(self, **settings: Any) -> AsyncGenerator[Heartbeat]:
+    async def beating(self, **settings: Any) -> AsyncGenerator[HeartbeatWriter]:
         """A heartbeat that has registered."""
         connections: Any = self.connections
-        heartbeat = Heartbeat(
+        heartbeat = HeartbeatWriter(
             REGISTRATION, Config(**settings), connections, self.timer, self._displace
         )
         await heartbeat.register()
         async with ServiceGroup() as group:
             await group.start(heartbeat)
             yield heartbeat
-        heartbeat.record_run_end()
+        heartbeat.forget_registered_run()
 
     def _displace(self) -> None:
         self.displaced += 1
@@ -140,8 +140,8 @@ async def test_any_healthy_connection(server: FakeServer, log: list[dict[str, An
             await server.timer.advance(60)
             connection.is_broken = True
         await server.timer.advance(60)
-        assert heartbeat.may_claim
-        assert heartbeat.contact_seconds() == 180
+        assert heartbeat.can_claim_jobs
+        assert heartbeat.contact_duration() == 180
     times = [at for at, _ in server.beats]
     assert max(later - earlier for earlier, later in pairwise(times)) <= 14
     assert {name for _, name in server.beats} == {"reserved", "claims", "results"}
@@ -154,13 +154,13 @@ async def test_without_any_connection(server: FakeServer, log: list[dict[str, An
     async with server.beating() as heartbeat, anyio.create_task_group() as tasks:
         server.break_all()
         await server.timer.advance(19)
-        assert heartbeat.may_claim
+        assert heartbeat.can_claim_jobs
         await server.timer.advance(2)
-        assert not heartbeat.may_claim
+        assert not heartbeat.can_claim_jobs
         waiting = asyncio.Event()
 
         async def wait() -> None:
-            await heartbeat.until_may_claim()
+            await heartbeat.wait_until_can_claim_jobs()
             waiting.set()
 
         tasks.start_soon(wait)
@@ -173,7 +173,7 @@ async def test_without_any_connection(server: FakeServer, log: list[dict[str, An
         server.break_all(broken=False)
         await server.timer.advance(10)
         assert waiting.is_set()
-        assert heartbeat.may_claim
+        assert heartbeat.can_claim_jobs
     assert [entry["event"] for entry in log if entry["log_level"] == "info"] == [HEARTBEAT_RESTORED]
 
 
@@ -181,20 +181,20 @@ async def test_contact(server: FakeServer) -> None:
     """The contact grows from the first heartbeat, is 0 when the last one is older than half of
     `dead_after`, and begins again after that; a shorter gap does not break it."""
     async with server.beating() as heartbeat:
-        assert heartbeat.contact_seconds() == 0
+        assert heartbeat.contact_duration() == 0
         await server.timer.advance(100)
-        assert heartbeat.contact_seconds() == 100
+        assert heartbeat.contact_duration() == 100
         server.break_all()
         await server.timer.advance(12)
         server.break_all(broken=False)
         await server.timer.advance(18)
-        assert heartbeat.contact_seconds() == 130
+        assert heartbeat.contact_duration() == 130
         server.break_all()
         await server.timer.advance(31)
-        assert heartbeat.contact_seconds() == 0
+        assert heartbeat.contact_duration() == 0
         server.break_all(broken=False)
         await server.timer.advance(10)
-        assert 0 < heartbeat.contact_seconds() <= 10
+        assert 0 < heartbeat.contact_duration() <= 10
 
 
 @pytest.mark.parametrize("how", ["suspend", "stall"])
@@ -205,16 +205,16 @@ async def test_time_that_was_missed(server: FakeServer, how: str) -> None:
         await server.timer.advance(100)
         if how == "suspend":
             await server.timer.suspend(40)
-            assert not heartbeat.may_claim
-            assert heartbeat.contact_seconds() == 0
+            assert not heartbeat.can_claim_jobs
+            assert heartbeat.contact_duration() == 0
             await server.timer.advance(10)
         else:
             server.timer._now += 40  # it finds out before anything else runs
-            assert not heartbeat.may_claim
-            assert heartbeat.contact_seconds() == 0
+            assert not heartbeat.can_claim_jobs
+            assert heartbeat.contact_duration() == 0
             await server.timer.stall(0)
-        assert heartbeat.may_claim
-        assert heartbeat.contact_seconds() < 20
+        assert heartbeat.can_claim_jobs
+        assert heartbeat.contact_duration() < 20
 
 
 async def test_another_run_has_registered(server: FakeServer, log: list[dict[str, Any]]) -> None:
@@ -222,10 +222,10 @@ async def test_another_run_has_registered(server: FakeServer, log: list[dict[str
     no heartbeat any more, and says so once (FR-08)."""
     async with server.beating() as heartbeat:
         await server.timer.advance(10)
-        assert (heartbeat.may_claim, server.displaced) == (True, 0)
+        assert (heartbeat.can_claim_jobs, server.displaced) == (True, 0)
         server.has_id = False
         await server.timer.advance(60)
-        assert (heartbeat.may_claim, heartbeat.has_lost_client_id) == (False, True)
+        assert (heartbeat.can_claim_jobs, heartbeat.has_lost_client_id) == (False, True)
         assert server.displaced == 1
         assert len(server.beats) == 3
     (entry,) = [entry for entry in log if entry["log_level"] == "error"]
@@ -237,9 +237,9 @@ async def test_before_it_runs(server: FakeServer) -> None:
     """Without the table no heartbeat can be written. Then claiming is allowed, and no client has
     contact that would find others dead."""
     connections: Any = server.connections
-    heartbeat = Heartbeat(REGISTRATION, Config(), connections, server.timer, lambda: None)
-    assert heartbeat.may_claim
-    assert heartbeat.contact_seconds() == 0
+    heartbeat = HeartbeatWriter(REGISTRATION, Config(), connections, server.timer, lambda: None)
+    assert heartbeat.can_claim_jobs
+    assert heartbeat.contact_duration() == 0
     await heartbeat.delete_client_row()
     assert not server.beats
 
@@ -346,7 +346,7 @@ def no_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("riverpy._clients.heartbeat.client_heartbeat", refuse)
 
 
-def heartbeat_of(client: Client) -> Heartbeat:
+def heartbeat_of(client: Client) -> HeartbeatWriter:
     assert client._run is not None
     return client._run._heartbeat
 
@@ -365,7 +365,7 @@ async def test_claims_wait_for_a_sign_of_life(
     beat = clients.client_heartbeat
     async with rig.working(dead_after=timedelta(seconds=1)) as client:
         heartbeat = heartbeat_of(client)
-        heartbeat.failed.init()
+        heartbeat.heartbeat_failed.init()
         await rig.work(client, Task())
         assert client._run is not None
         claims = client._run._connections.claims
@@ -374,17 +374,17 @@ async def test_claims_wait_for_a_sign_of_life(
                 await rig.insert_rows(1)
                 client._run.producers["default"].wake()
             no_beats(monkeypatch)
-            while heartbeat.may_claim:
-                await heartbeat.failed.wait()
+            while heartbeat.can_claim_jobs:
+                await heartbeat.heartbeat_failed.wait()
             if not waits:
                 await client.insert(Task())
         claimed = client._run.producers["default"].claimed
         claimed.init()
         for _ in range(3):
-            await heartbeat.failed.wait()
+            await heartbeat.heartbeat_failed.wait()
         assert await rig.states() == {"completed": 1, "available": 1}
-        assert claimed._emitted is not None
-        assert claimed._emitted.locked()
+        assert claimed._emitted_events is not None
+        assert claimed._emitted_events.locked()
         monkeypatch.setattr("riverpy._clients.heartbeat.client_heartbeat", beat)
         await rig.until_state("completed", 2)
 
@@ -403,7 +403,7 @@ async def test_locked_leader_stops_no_job(rig: Rig) -> None:
         other.transaction(),
     ):
         await other.execute("LOCK TABLE river_leader IN ACCESS EXCLUSIVE MODE")
-        beaten = heartbeat_of(client).written
+        beaten = heartbeat_of(client).heartbeat_written
         beaten.init()
         for _ in range(4):  # longer than claims would go on without
             await beaten.wait()
@@ -424,11 +424,11 @@ async def test_dropped_table_stops_no_job(
     settings = {"url": fresh_database_url, "schema": None, "dead_after": timedelta(seconds=1)}
     async with rig.working(**settings) as client, connected(fresh_database_url) as other:
         heartbeat = heartbeat_of(client)
-        heartbeat.failed.init()
+        heartbeat.heartbeat_failed.init()
         await other.execute("DROP TABLE riverpy_client")
         for _ in range(4):
-            await heartbeat.failed.wait()
-        assert heartbeat.may_claim
+            await heartbeat.heartbeat_failed.wait()
+        assert heartbeat.can_claim_jobs
         await client.insert(Task())
         await rig.take(1)
     told = [entry for entry in log if entry["event"] == HEARTBEAT_TABLE_NOT_FOUND]
@@ -461,8 +461,8 @@ async def test_locked_table_costs_no_connection(rig: Rig) -> None:
         async with rig.schema.connected() as connection, connection.transaction():
             await connection.execute("LOCK TABLE riverpy_client IN ACCESS EXCLUSIVE MODE")
             await heartbeat._write_heartbeat()
-        last = heartbeat._written_at
+        last = heartbeat._last_heartbeat_at
         assert await pids() == before
         await heartbeat._write_heartbeat()
-        assert heartbeat._written_at > last
+        assert heartbeat._last_heartbeat_at > last
         assert await pids() == before

@@ -19,18 +19,18 @@ async def test_silence() -> None:
     which it is kept; it says when the next may be. One that changes is observed from then on."""
     timer = VirtualTimer()
     observer = HeartbeatObserver(timer)
-    assert observer.find_stopped(60.0) == ({}, math.inf)
+    assert observer.find_stopped_heartbeats(60.0) == ({}, math.inf)
     observer.observe([beat("a"), beat("b"), beat("slow", limit=100.0)])
-    assert observer.find_stopped(60.0) == ({}, 60.0)
+    assert observer.find_stopped_heartbeats(60.0) == ({}, 60.0)
     await timer.advance(50.0)
     observer.observe([beat("a"), beat("b", b"2"), beat("slow", limit=100.0)])
-    assert observer.find_stopped(60.0) == ({}, 10.0)
+    assert observer.find_stopped_heartbeats(60.0) == ({}, 10.0)
     await timer.advance(10.0)
-    assert observer.find_stopped(60.0) == ({"a": b"1"}, 40.0)
-    assert observer.find_stopped(60.0, kept=30.0) == ({}, 30.0)
+    assert observer.find_stopped_heartbeats(60.0) == ({"a": b"1"}, 40.0)
+    assert observer.find_stopped_heartbeats(60.0, extra_seconds=30.0) == ({}, 30.0)
     observer.observe([beat("b", b"2")])
     await timer.advance(50.0)
-    assert observer.find_stopped(60.0) == ({"b": b"2"}, math.inf)
+    assert observer.find_stopped_heartbeats(60.0) == ({"b": b"2"}, math.inf)
 
 
 async def test_restarted_server() -> None:
@@ -40,7 +40,7 @@ async def test_restarted_server() -> None:
     observer.observe([beat("a")], b"first")
     await timer.advance(50.0)
     observer.observe([beat("a")], b"second")
-    assert observer.find_stopped(60.0).seconds_until_next == 60.0
+    assert observer.find_stopped_heartbeats(60.0).seconds_until_next_stop == 60.0
     assert observer.server_start == b"second"
 
 
@@ -51,6 +51,6 @@ async def test_observer_out_of_contact() -> None:
     observer = HeartbeatObserver(timer, lambda: contact)
     observer.observe([beat("a")])
     await timer.advance(100.0)
-    assert observer.find_stopped(60.0) == ({}, 55.0)
+    assert observer.find_stopped_heartbeats(60.0) == ({}, 55.0)
     contact = 60.0
-    assert observer.find_stopped(60.0).heartbeats == {"a": b"1"}
+    assert observer.find_stopped_heartbeats(60.0).heartbeats == {"a": b"1"}

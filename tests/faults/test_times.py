@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import riverpy
 from riverpy._dsn import PG_VARIABLES
 from riverpy._log_events import HEALTH_SERVER_STARTED
-from riverpy._names import SCHEMA_LEASE
+from riverpy._names import SCHEMA_LEASE_NAME
 from riverpy._postgres.clients import (
     Registration,
     client_candidates,
@@ -204,7 +204,7 @@ async def poison(connection: Connection) -> None:
                 )
     domain = {"name": "'d:old'", "acquired_at": "'-infinity'", "expires_at": "'infinity'"}
     await insert(connection, "riverpy_lease", **domain)
-    schema_lease = {"name": f"'{SCHEMA_LEASE}'", "acquired_at": "'infinity'"}
+    schema_lease = {"name": f"'{SCHEMA_LEASE_NAME}'", "acquired_at": "'infinity'"}
     await insert(connection, "riverpy_lease", **schema_lease, expires_at="'4713-01-01 BC'")
 
 

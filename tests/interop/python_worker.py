@@ -79,7 +79,7 @@ async def client() -> AsyncGenerator[Client]:
     schema, settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=tuple[str, Settings])
 
     async def effect(job_id: int, attempt: int) -> None:
-        async with made._open_pool().acquire() as connection:
+        async with made._get_open_pool().acquire() as connection:
             await insert_effect(connection, f'"{schema}".effects', job_id, attempt)
 
     conform = ConformWorker(emit, effect)

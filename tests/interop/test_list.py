@@ -75,7 +75,7 @@ async def check_all(go: RiverGo, client: Client) -> set[JobState]:
 
 async def client_ids(client: Client) -> list[int]:
     """Return the ids of all jobs."""
-    async with client._open_pool().acquire() as connection:
+    async with client._get_open_pool().acquire() as connection:
         return [
             row[0]
             for row in await connection.fetch(

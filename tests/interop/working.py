@@ -315,7 +315,7 @@ class PythonWorker(Worker):
 
     async def _insert_effect(self, job_id: int, attempt: int) -> None:
         table = f'"{self._schema.name}".effects'
-        async with self.client._open_pool().acquire() as connection:
+        async with self.client._get_open_pool().acquire() as connection:
             await insert_effect(connection, table, job_id, attempt)
 
     @asynccontextmanager

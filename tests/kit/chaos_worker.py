@@ -167,7 +167,7 @@ async def pool_exhausting(job: riverpy.Job[PoolExhausting]) -> None:
             with anyio.move_on_after(job.args.seconds):
                 try:
                     while True:
-                        await held.enter_async_context(pooled._open_pool().acquire())
+                        await held.enter_async_context(pooled._get_open_pool().acquire())
                 except DATABASE_ERRORS as error:
                     raise RuntimeError(f"{PLANNED}: no connection, {error}") from error
 

@@ -196,7 +196,7 @@ async def _exhaust_pool(client: riverpy.Client) -> None:
     async with AsyncExitStack() as held:
         while True:
             with suppress(riverpy.ClientStateError, TimeoutError):
-                await held.enter_async_context(client._open_pool().acquire())
+                await held.enter_async_context(client._get_open_pool().acquire())
             await anyio.sleep(TICK)
 
 
@@ -207,7 +207,7 @@ candidacy.domain_services = _with_term_writer
 # Even a short term makes a pass.
 base.FIRST_DELAY_MAX = min(base.FIRST_DELAY_MAX, settings.leader_ttl / 15)
 stepping_clock = SteppingClock()
-_log.EVENTS_MAX = EVENTS_MAX
+_log.EVENTS_PER_WINDOW_MAX = EVENTS_MAX
 workers = riverpy.Workers()
 
 

@@ -158,7 +158,7 @@ async def run_client(holder: Holder) -> None:
     client = Client(settings.database_url, config=config)
     client.singleton(LEASE, holder.hold)
     async with client.working():
-        holder.pool = client._open_pool()
+        holder.pool = client._get_open_pool()
         note("stands")
         await anyio.sleep_forever()
 

@@ -28,7 +28,7 @@ EVENTS_MAX = 1_000_000
 settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=LoadSettings)
 effects = os.open(settings.effects, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 job_scheduler.INTERVAL = reconciler.CHECK_INTERVAL = settings.look_interval
-_log.EVENTS_MAX = EVENTS_MAX
+_log.EVENTS_PER_WINDOW_MAX = EVENTS_MAX
 workers = riverpy.Workers()
 taking = anyio.Lock()
 """Held by the one job that takes connections, so that two jobs do not wait for each other's."""
@@ -50,7 +50,7 @@ class Effect(msgspec.Struct, frozen=True):
 async def effect(job: riverpy.Job[Effect]) -> None:
     """Record the start, and take a while."""
     os.write(effects, b"%d %d %f\n" % (job.id, job.attempt, time()))
-    pool = client._open_pool()
+    pool = client._get_open_pool()
     async with taking:
         held = [await pool.acquire() for _ in range(job.args.taken_connections)]
     await anyio.sleep(job.args.seconds)

@@ -143,7 +143,7 @@ async def test_shielded_step_is_finished() -> None:
     scope = StopScope()
     done: list[str] = []
     with scope:
-        with scope.shielded(60, after_stop=60):
+        with scope.shield_from_stop(60, timeout_after_stop=60):
             scope.stop(StopCause.CLIENT_STOP)
             await anyio.sleep(0.001)
             done.append("step")
@@ -154,15 +154,15 @@ async def test_shielded_step_is_finished() -> None:
 
 @pytest.mark.parametrize("when", ["before", "during", "cancelled"])
 async def test_shielded_step_has_a_bound_after_a_stop(when: str) -> None:
-    """After a stop or a cancellation a shielded step has `after_stop` seconds, even if it starts
-    after that."""
+    """After a stop or a cancellation a shielded step has `timeout_after_stop` seconds, even if it
+    starts after that."""
     scope = StopScope()
     with anyio.fail_after(10):
         with scope:
             if when == "before":
                 scope.stop(StopCause.CLIENT_STOP)
             with pytest.raises(TimeoutError, match="not finished in time"):  # noqa: PT012, SIM117
-                with scope.shielded(3600, after_stop=0.01):
+                with scope.shield_from_stop(3600, timeout_after_stop=0.01):
                     if when == "during":
                         scope.stop(StopCause.CLIENT_STOP)
                     elif when == "cancelled":
@@ -172,13 +172,21 @@ async def test_shielded_step_has_a_bound_after_a_stop(when: str) -> None:
 
 async def test_shielded_step_has_a_bound() -> None:
     """Without a stop a shielded step has `bound` seconds. Then TimeoutError is raised."""
-    with pytest.raises(TimeoutError), StopScope() as scope, scope.shielded(0.01, after_stop=60):
+    with (
+        pytest.raises(TimeoutError),
+        StopScope() as scope,
+        scope.shield_from_stop(0.01, timeout_after_stop=60),
+    ):
         await anyio.sleep(3600)
 
 
 async def test_error_of_a_shielded_step_passes() -> None:
     """An error inside a shielded step is raised unchanged."""
-    with pytest.raises(KeyError), StopScope() as scope, scope.shielded(1, after_stop=1):
+    with (
+        pytest.raises(KeyError),
+        StopScope() as scope,
+        scope.shield_from_stop(1, timeout_after_stop=1),
+    ):
         raise KeyError("mine")
 
 

@@ -64,7 +64,7 @@ async def test_maintenance(rig: Rig, asked: list[set[int]]) -> None:
     class InContact:
         registered_at = 1
 
-        def contact_seconds(self) -> float:
+        def contact_duration(self) -> float:
             return 3600.0
 
     heartbeat: Any = InContact()

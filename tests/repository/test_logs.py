@@ -17,7 +17,7 @@ WORDS_MAX = 6
 _ROW = re.compile(r"^\| ([^|]+) \| ([a-z, ]+) \| (.*?) ?\| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 _UNSHOWN = {"exc_info"}
 """Keys that hold a traceback, which no page needs to list."""
-_SETTINGS = {"level", "cause", "is_known"}
+_SETTINGS = {"level", "cause", "is_cause_logged"}
 """Arguments of `RepeatedFailureLog.failed` that are no keys of its event."""
 
 
@@ -38,12 +38,12 @@ class Usage:
         self.keys |= values.keys() - _UNSHOWN
         if method in LEVELS:
             self.levels.add("error" if method == "exception" else method)
-        elif method == "failed":
+        elif method == "log_failure":
             self.keys -= _SETTINGS
             self.levels.add("debug")
             if isinstance(level := values.get("level", ast.Constant("warning")), ast.Constant):
                 self.levels.add(str(level.value))
-        elif method == "recovered":
+        elif method == "log_recovery":
             self.levels.add("info")
 
 
@@ -125,8 +125,8 @@ def test_reader_can_fail() -> None:
     tree = ast.parse(
         "self._log.info(JOB_STARTED, x=1)\n"
         "log.warning(QUEUE_PAUSED if c else QUEUE_RESUMED, **more)\n"
-        "failures.failed(JOB_FAILED, level='error', y=2, exc_info=error)\n"
-        "failures.recovered(JOB_ENDED)\n"
+        "failures.log_failure(JOB_FAILED, level='error', y=2, exc_info=error)\n"
+        "failures.log_recovery(JOB_ENDED)\n"
         "log.error('a text')\n"
         "response.error('h')\n"
     )

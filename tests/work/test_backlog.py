@@ -90,7 +90,7 @@ async def test_slow_completion(rig: Rig, log: list[dict[str, Any]]) -> None:
                 slow.take_all()
                 raise AssertionError(
                     f"claims did not stop: {slow.waits=}, {run._completer.waiting_count=}, "
-                    f"{len(run.running)=}, {run._heartbeat.may_claim=}, "
+                    f"{len(run.running)=}, {run._heartbeat.can_claim_jobs=}, "
                     f"{await rig.states()}, {log}"
                 ) from None
             states = await rig.states()

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from riverpy import Client, Config, InsertManyParams, Job, PeriodicJobs, QueueConfig
-from riverpy._clients.heartbeat import HEARTBEATS_PER_DEAD_AFTER
+from riverpy._clients.heartbeat import HEARTBEATS_WITHIN_DEAD_AFTER
 from riverpy._leading import leader_watch
 from riverpy._leading.domain_queues import UNOWNED_READ_INTERVAL
 from riverpy._lifecycle import ServiceGroup, StopScope
@@ -52,7 +52,7 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
     dead_after = config.dead_after.total_seconds()
     lost_claims = run._reconciler._release_lost_claims
     steps: list[tuple[Callable[[], Awaitable[Any]], float]] = [
-        (run._heartbeat._write_heartbeat, dead_after / HEARTBEATS_PER_DEAD_AFTER),
+        (run._heartbeat._write_heartbeat, dead_after / HEARTBEATS_WITHIN_DEAD_AFTER),
         (run._leader_watch._check_election, dead_after / leader_watch.CHECKS_PER_DEAD_AFTER),
         (run._reconciler._read_pauses, run._reconciler.interval),
         (lambda: lost_claims(age=CLAIM_TIMEOUT), run._reconciler.interval),

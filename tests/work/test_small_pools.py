@@ -66,7 +66,7 @@ async def test_pool_that_user_code_has_filled(rig: Rig) -> None:
         pass
 
     async with rig.working(pool_size=1) as client:
-        async with client._open_pool().acquire():
+        async with client._get_open_pool().acquire():
             await rig.insert_rows(JOBS)
             await notify(rig)
             await rig.take(JOBS)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import anyio
 import msgspec
 
-from riverpy._names import DISTRIBUTION
+from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy._postgres.driver import close, connect
 from riverpy._postgres.schema import check_schema
 from riverpy._postgres.sql_files import query
@@ -215,7 +215,7 @@ class Bench:
             pickup_p50_ms=round(pickups[49] * 1e3, 3),
             pickup_p99_ms=round(pickups[98] * 1e3, 3),
             rss_mib=None if rss is None else round(rss, 1),
-            riverpy_version=version(DISTRIBUTION),
+            riverpy_version=version(PYPI_PACKAGE_NAME),
             postgres_version=postgres.split()[0],
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE
+from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME
 from riverpy._postgres.domains import ORPHANED_AFTER
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.leader import CANDIDATE_FIX, ELECTION_TIMEOUT, no_election_finding
@@ -127,7 +127,7 @@ def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork
             f"{format_seconds(ORPHANED_AFTER)} have passed"
         )
     if orphans and domains.has_orphan_maintainer():
-        holder = SCHEMA_LEASE if domains.has_leader(SCHEMA_LEASE) else DEFAULT_DOMAIN
+        holder = SCHEMA_LEASE_NAME if domains.has_leader(SCHEMA_LEASE_NAME) else DEFAULT_DOMAIN
         facts.append(
             f"the leader of {holder} maintains queue {format_names(orphans)} until it is back"
         )
@@ -314,7 +314,7 @@ def _check_schema_leader(domains: DomainMap) -> list[Finding]:
     ids = [client.client_id for client in candidates]
     return [
         warn(
-            f"default has no riverpy leader, and no client holds {SCHEMA_LEASE}: {effect}",
+            f"default has no riverpy leader, and no client holds {SCHEMA_LEASE_NAME}: {effect}",
             f"read the log of {format_names(ids)}, and see `grants` and `locks` here",
             candidates=ids,
         )

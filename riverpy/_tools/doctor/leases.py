@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from riverpy._names import USER_LEASE_PREFIX
+from riverpy._names import USER_LEASE_NAME_PREFIX
 from riverpy._postgres.leases import lease_list
 from riverpy._postgres.schema import LEASES_VERSION
 from riverpy._tools.doctor.finding import Finding, ok, warn
@@ -30,9 +30,9 @@ async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
     expired: dict[str, float] = {}
     last_holders: dict[str, None] = {}
     for row in rows:
-        if not row.name.startswith(USER_LEASE_PREFIX) or row.remaining is None:
+        if not row.name.startswith(USER_LEASE_NAME_PREFIX) or row.remaining is None:
             continue
-        name = row.name.removeprefix(USER_LEASE_PREFIX)
+        name = row.name.removeprefix(USER_LEASE_NAME_PREFIX)
         if row.remaining >= 0:
             holders[name] = row.holder
         elif EXPIRED_LEASE_AGE_MIN <= -row.remaining < EXPIRED_LEASE_AGE_MAX:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from riverpy._names import SCHEMA_LENGTH_MAX, SCHEMA_TOO_LONG
+from riverpy._names import SCHEMA_LENGTH_MAX, SCHEMA_TOO_LONG_ERROR
 from riverpy._postgres.schema import FEATURES, MAIN_LINE, RIVERPY_LINE, migrate_command, migrations
 from riverpy._postgres.sql_files import quote_identifier
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
@@ -52,7 +52,9 @@ def _check_river_migrations(state: SchemaState, command: str) -> Finding:
     newest, found = max(migrations(MAIN_LINE)), state.applied_versions(MAIN_LINE)
     data = _line_data(state, MAIN_LINE)
     if len(state.schema.encode()) > SCHEMA_LENGTH_MAX:
-        return fail(SCHEMA_TOO_LONG, "give it a shorter name: ALTER SCHEMA … RENAME TO …", **data)
+        return fail(
+            SCHEMA_TOO_LONG_ERROR, "give it a shorter name: ALTER SCHEMA … RENAME TO …", **data
+        )
     if state.is_unrecorded() or state.skipped_versions(MAIN_LINE):
         is_unrecorded = state.is_unrecorded()
         message = (

@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeAlias
 
-from riverpy._names import DISTRIBUTION
+from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy.stats import Histogram
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def render_metrics(
 
 
 def _process_metrics(stats: ClientStats, process_started_at: float) -> Iterator[str]:
-    info = {version(DISTRIBUTION): 1}
+    info = {version(PYPI_PACKAGE_NAME): 1}
     yield from _labelled_metric("info", "gauge", "The version of riverpy.", "version", info)
     states = {name: stats.state == name for name in ("starting", "working", "stopping", "stopped")}
     text = "1 for the current state of the worker."

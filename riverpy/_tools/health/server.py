@@ -16,7 +16,7 @@ import anyio
 from anyio.abc import SocketAttribute, SocketListener, TaskGroup
 
 from riverpy._error_text import error_text
-from riverpy._lifecycle import single_error
+from riverpy._lifecycle import unwrap_single_error
 from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import (
     HEALTH_CONNECTION_FAILED,
@@ -81,7 +81,7 @@ class HttpServer:
                 yield
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            raise single_error(group) from None
+            raise unwrap_single_error(group) from None
         finally:
             for listener in listeners:
                 with anyio.CancelScope(shield=True):
@@ -110,10 +110,10 @@ class HttpServer:
             try:
                 stream = await listener.accept()
             except OSError as error:
-                failures.failed(HEALTH_CONNECTION_FAILED, error=error_text(error))
+                failures.log_failure(HEALTH_CONNECTION_FAILED, error=error_text(error))
                 await anyio.sleep(ACCEPT_RETRY_DELAY)
                 continue
-            failures.recovered()
+            failures.log_recovery()
             self._close_oldest_connection_at_limit()
             scope = anyio.CancelScope()
             self._has_request_by_connection[scope] = False
@@ -218,7 +218,7 @@ async def _send_body_parts(stream: SocketStream, parts: AsyncGenerator[bytes, No
                 await _send_bytes(stream, part)
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        raise single_error(group) from None
+        raise unwrap_single_error(group) from None
 
 
 async def _cancel_when_client_disconnects(stream: SocketStream, scope: anyio.CancelScope) -> None:

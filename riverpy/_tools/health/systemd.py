@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy._lifecycle import single_error
+from riverpy._lifecycle import unwrap_single_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -52,7 +52,7 @@ class SystemdNotifier:
                 yield
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            raise single_error(group) from None
+            raise unwrap_single_error(group) from None
 
     async def _ping_watchdog_repeatedly(self, is_alive: Callable[[], bool]) -> None:
         while True:

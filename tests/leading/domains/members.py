@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from riverpy import QueueConfig
-from riverpy._lifecycle import single_error
+from riverpy._lifecycle import unwrap_single_error
 from tests.work.rig import PATIENCE
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ async def member(
         async with client.leadership() as changes, rig.running(client):
             yield Member(client, changes)
     except BaseExceptionGroup as group:
-        raise single_error(group) from None
+        raise unwrap_single_error(group) from None
 
 
 async def owners(rig: Rig) -> dict[str, str]:

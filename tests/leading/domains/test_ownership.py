@@ -294,7 +294,7 @@ async def test_client_of_default_marks_its_row(rig: Rig) -> None:
         await rig.schema.execute("DELETE FROM riverpy_client")
         with anyio.fail_after(PATIENCE, reason="the new row is not marked"):
             while await rig.schema.fetchval(said) != "default":
-                heartbeat._written_at = -math.inf
+                heartbeat._last_heartbeat_at = -math.inf
                 await anyio.sleep(0.1)
 
 

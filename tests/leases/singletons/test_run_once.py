@@ -500,7 +500,7 @@ async def test_end_that_cannot_be_noted(
 ) -> None:
     """If the end of an effect cannot be recorded, this is logged, also if the caller is
     cancelled."""
-    monkeypatch.setattr(executions, "COMPLETE_TIMEOUT", 0.1)
+    monkeypatch.setattr(executions, "RECORD_COMPLETION_TIMEOUT", 0.1)
 
     async def send(_claim: Claim) -> None:
         await connection.execute("begin; lock table riverpy_exec in exclusive mode")

@@ -161,7 +161,7 @@ async def test_names_spread(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> 
         for task in tasks[0]:
             await soon(task.began)
         async with clients[1], clients[2], clients[3]:
-            engines = [await client._leases.open() for client in clients[1:]]
+            engines = [await client._lease_engine.open() for client in clients[1:]]
             for engine in engines:
                 engine.denied.init()
             async with running(*clients[1:]):
@@ -197,7 +197,7 @@ async def test_max_leases(schema: Schema) -> None:
     async with running(*clients[:2]):
         await until(lambda: held() == [4, 4, 0])
         async with clients[2]:
-            engine = await clients[2]._leases.open()
+            engine = await clients[2]._lease_engine.open()
             engine.denied.init()
             async with running(clients[2]):
                 for _ in range(8):
@@ -620,7 +620,7 @@ async def test_bad_names(schema: Schema, name: Any) -> None:
     client = make_client(schema, "a")
     with pytest.raises(ConfigError):
         client.singleton(name, Task())
-    assert len(client._singletons.by_name) == 0
+    assert len(client._singleton_registry.by_name) == 0
     async with client:
         with pytest.raises(ConfigError):
             async with client.lease(name):
@@ -659,7 +659,7 @@ async def test_bad_registrations(schema: Schema) -> None:
     async with running(client):
         with pytest.raises(ClientStateError):
             client.singleton("t", Task())
-    assert len(client._singletons.by_name) == 1
+    assert len(client._singleton_registry.by_name) == 1
 
 
 async def test_ttl_of_days(schema: Schema) -> None:

@@ -131,10 +131,10 @@ async def test_services_that_do_not_turn() -> None:
     async with ServiceGroup() as group:
         await group.start(Looping(None))
         await group.start(Looping(3600.0))
-        assert group.stuck() == []
+        assert group.stuck_service_names() == []
         await group.start(Looping(-PROGRESS_DELAY_MAX - 5))
-        assert group.stuck() == ["looping"]
+        assert group.stuck_service_names() == ["looping"]
         group.extend_progress_deadlines(10)
-        assert group.stuck() == []
+        assert group.stuck_service_names() == []
         await group.start(Looping(-PROGRESS_DELAY_MAX - 1))
-    assert group.stuck() == []
+    assert group.stuck_service_names() == []
