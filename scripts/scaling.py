@@ -87,7 +87,7 @@ class ScalingServer:
                 await migrate_all(connection, schema=schema)
                 self.connections[schema] = connection
             pid, _ = await self.fetchrow("server")
-            self.server = ServerProcesses.of_backend(pid)
+            self.server = ServerProcesses.find_by_backend(pid)
             yield self
 
     async def fetchval(self, name: str, *values: object, schema: str = SCHEMAS[0]) -> Any:

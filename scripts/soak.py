@@ -27,7 +27,7 @@ import msgspec
 import structlog
 
 import riverpy
-from riverpy._tools.bench.process_cost import memory_mib
+from riverpy._tools.bench.process_cost import read_process_memory_mib
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
 
@@ -80,7 +80,7 @@ def sample() -> Sample:
     """Measure the resources now."""
     gc.collect()
     return Sample(
-        memory_mib=round(memory_mib() or 0.0, 1),
+        memory_mib=round(read_process_memory_mib() or 0.0, 1),
         objects=len(gc.get_objects()),
         blocks=sys.getallocatedblocks(),
         tasks=len(asyncio.all_tasks()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from riverpy._tools.bench.run import PICKUP_INTERVAL, PICKUPS, Bench, Load, Measurement
+from riverpy._tools.bench.run import PICKUP_COUNT, PICKUP_INTERVAL, BenchLoad, BenchRun, Measurement
 from riverpy.cli._embedded import embedded_server
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import DatabaseSettings, database_options, json_option
@@ -24,8 +24,8 @@ Measurements, in this order:
   CPU        time of this process while it works, and of the server if it is on this machine
   occupancy  with --sleep-ms: the share of the slots' time that jobs use, without start and end
   memory     of this process, after the work
-  pickup     {PICKUPS} single inserts, one each {PICKUP_INTERVAL * 1e3:.0f} ms, while the worker is
-             idle: from the call that inserts to the first line of the job
+  pickup     {PICKUP_COUNT} single inserts, one each {PICKUP_INTERVAL * 1e3:g} ms, while the worker
+             is idle: from the call that inserts to the first line of the job
 
 The jobs stay in the table. Exit codes: 0 measured, 1 failed or refused, 2 wrong usage, 130 after
 Ctrl-C.
@@ -78,7 +78,9 @@ def bench(
     table of jobs must be empty. --force deletes its jobs first.
     """
     configure_logging("console", "warning")
-    load = Load(jobs=jobs, slots=slots, sleep=sleep_ms / 1e3, prefetch=prefetch)
+    load = BenchLoad(
+        job_count=jobs, max_workers=slots, mean_sleep=sleep_ms / 1e3, prefetch=prefetch
+    )
     if embedded:
         if database.url_source == "--database-url":
             raise click.UsageError("--embedded and --database-url exclude each other")
@@ -98,9 +100,9 @@ def bench(
         _print_measurement(measurement)
 
 
-async def _measure(url: str, schema: str | None, load: Load, force: bool) -> Measurement:
-    measured = Bench(url, schema, load)
-    if deleted := await measured.ensure_no_jobs(force=force):
+async def _measure(url: str, schema: str | None, load: BenchLoad, force: bool) -> Measurement:
+    measured = BenchRun(url, schema, load)
+    if deleted := await measured.require_empty_job_table(delete_jobs=force):
         print_note(f"deleted {deleted:,} jobs from the table")
     return await measured.measure()
 

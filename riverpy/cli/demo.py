@@ -16,8 +16,8 @@ import click
 
 from riverpy._dsn import mask_url
 from riverpy._names import PYPI_PACKAGE_NAME
-from riverpy._tools.demo.files import Files
-from riverpy._tools.demo.run import SLOTS, DemoRun
+from riverpy._tools.demo.files import FileScan
+from riverpy._tools.demo.run import MAX_WORKERS, DemoRun
 from riverpy.cli._embedded import start_server
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import database_options
@@ -83,7 +83,7 @@ def demo(
     """
     configure_logging("console", "error")  # some jobs fail on purpose: log only errors
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
-    files = Files(directory, limit)
+    files = FileScan(directory, limit)
     for problem in files.problems[:PROBLEMS_SHOWN]:
         print_note(f"skipped {problem}")
     if not files.paths:
@@ -96,21 +96,23 @@ def demo(
             or start_server(stack, SERVER_NAME, f"riverpy {version(PYPI_PACKAGE_NAME)}").url
         )
         result = run(_run_demo, url, database.schema, files, limit)
-    for reason in result.unreadable[:PROBLEMS_SHOWN]:
+    for reason in result.read_errors[:PROBLEMS_SHOWN]:
         print_note(f"skipped {reason}")
     if as_json:
         _print_object(result)
     else:
-        _print_tables(result, unread=len(files.problems) + len(result.unreadable))
+        _print_tables(result, unread=len(files.problems) + len(result.read_errors))
         _print_next_commands(result, None if database.url is None else mask_url(database.url))
     _print_problems(result)
     sys.exit(0 if result.is_ok else EXIT_FAILURE)
 
 
-async def _run_demo(url: str, schema: str | None, files: Files, limit: int | None) -> DemoResult:
+async def _run_demo(url: str, schema: str | None, files: FileScan, limit: int | None) -> DemoResult:
     progress = _Progress()
     demo_run = DemoRun(url, schema, files, limit, progress.count)
-    title = f"working {demo_run.total:,} jobs in schema {demo_run.schema}, {SLOTS} at a time"
+    title = (
+        f"working {demo_run.job_count:,} jobs in schema {demo_run.schema}, {MAX_WORKERS} at a time"
+    )
     try:
         return await demo_run.run(lambda: print_note(title))
     finally:
@@ -152,10 +154,10 @@ def _print_object(result: DemoResult) -> None:
     seconds = result.duration.total_seconds()
     print_json(
         {
-            "jobs": result.jobs,
-            "states": result.states,
+            "jobs": result.job_count,
+            "states": result.job_count_by_state,
             "duration_s": round(seconds, 3),
-            "work_per_s": round(result.jobs / seconds, 1),
+            "work_per_s": round(result.job_count / seconds, 1),
             "ok": result.is_ok,
         }
     )
@@ -164,18 +166,18 @@ def _print_object(result: DemoResult) -> None:
 def _print_tables(result: DemoResult, *, unread: int) -> None:
     print_table(
         ("KIND", "STATE", "JOBS", "ATTEMPTS", "WAIT P50 MS", "P95", "RUN P50 MS", "P95"),
-        [tuple(row)[:8] for row in result.summary],
+        [tuple(row)[:8] for row in result.summary_rows],
     )
-    seconds = result.duration.total_seconds()
-    click.echo(f"\n{result.jobs:,} jobs in {seconds:.1f} s: {result.jobs / seconds:,.0f} a second")
+    jobs, seconds = result.job_count, result.duration.total_seconds()
+    click.echo(f"\n{jobs:,} jobs in {seconds:.1f} s: {jobs / seconds:,.0f} a second")
     bytes_in, bytes_out = (
-        sum(row[size] for row in result.summary) for size in ("bytes_in", "bytes_out")
+        sum(row[size] for row in result.summary_rows) for size in ("bytes_in", "bytes_out")
     )
     share = f", {100 * bytes_out / bytes_in:.0f} % of it after compression" if bytes_in else ""
     click.echo(f"{bytes_in / 2**10:,.0f} KiB read and hashed{share}")
     if unread:
         click.echo(f"Files and directories that could not be read: {unread:,}")
-    for check, problems in result.checks.items():
+    for check, problems in result.problems_by_check.items():
         click.echo(f"{'FAIL' if problems else 'ok  '}  {check}")
 
 
@@ -191,7 +193,7 @@ def _print_next_commands(result: DemoResult, url: str | None) -> None:
 
 
 def _print_problems(result: DemoResult) -> None:
-    for problems in result.checks.values():
+    for problems in result.problems_by_check.values():
         for problem in problems[:PROBLEMS_SHOWN]:
             print_note(f"riverpy: {problem}")
         if (more := len(problems) - PROBLEMS_SHOWN) > 0:

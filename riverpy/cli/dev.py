@@ -15,7 +15,7 @@ import click
 
 from riverpy._dsn import show_url
 from riverpy._duration import format_duration
-from riverpy._tools.dev.supervisor import Supervisor
+from riverpy._tools.dev.supervisor import WorkerSupervisor
 from riverpy.cli import _settings
 from riverpy.cli._embedded import dev_server_name, start_server
 from riverpy.cli._options import database_options
@@ -108,7 +108,7 @@ def dev(
         run(_migrate_all_lines, url, database.schema)
         if reload:
             print_note(f"riverpy dev: restarts when code below {Path.cwd()} changes")
-        supervisor = Supervisor(
+        supervisor = WorkerSupervisor(
             [*arguments, *worker_options],
             {**os.environ, _settings.DATABASE_URL.variable: url},
             directory=Path.cwd() if reload else None,

@@ -31,7 +31,7 @@ from riverpy._log_events import (
 from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy._postgres.connection import expect_writable
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS, close, connect
-from riverpy._tools.bench.process_cost import relax_garbage_collector
+from riverpy._tools.bench.process_cost import reduce_garbage_collection
 from riverpy._tools.health.probes import check_liveness
 from riverpy._tools.health.systemd import SystemdNotifier
 from riverpy._tools.health.worker_health import HealthRequestHandler
@@ -329,7 +329,7 @@ class _WorkerProcess:
             leader_domain=config.domain,
         )
         self._systemd.notify(READY=1, STATUS=f"working {', '.join(client.queues)}")
-        relax_garbage_collector()
+        reduce_garbage_collection()
 
     async def _exit_after_abandoned_jobs(self, client: Client, report: StopReport) -> NoReturn:
         """Release the jobs that did not end, and end the process. Otherwise the code of these jobs

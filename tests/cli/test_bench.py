@@ -14,8 +14,8 @@ import pytest
 
 from riverpy._postgres.sql_files import query
 from riverpy._tools.bench import run as _bench_run
-from riverpy._tools.bench.process_cost import ServerProcesses, memory_mib
-from riverpy._tools.bench.run import QUEUE, Bench, Load, occupancy
+from riverpy._tools.bench.process_cost import ServerProcesses, read_process_memory_mib
+from riverpy._tools.bench.run import BENCH_QUEUE, BenchLoad, BenchRun, compute_occupancy
 from riverpy._tools.errors import ToolError
 from riverpy.errors import SchemaMissingError
 from riverpy.migrate import Migrator
@@ -35,8 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process: few pickups, and the garbage collector as it is."""
-    monkeypatch.setattr(_bench_run, "PICKUPS", 5)
-    monkeypatch.setattr(_bench_run, "relax_garbage_collector", lambda: None)
+    monkeypatch.setattr(_bench_run, "PICKUP_COUNT", 5)
+    monkeypatch.setattr(_bench_run, "reduce_garbage_collection", lambda: None)
 
 
 def bench(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -53,8 +53,10 @@ def bench(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 async def measure(schema: Schema, *, jobs: int = 300, slots: int = 20, **load: Any) -> Measurement:
     """A measurement in this process, on an empty table."""
-    measured = Bench(schema.url, schema.name, Load(jobs=jobs, slots=slots, **load))
-    assert await measured.ensure_no_jobs(force=False) == 0
+    measured = BenchRun(
+        schema.url, schema.name, BenchLoad(job_count=jobs, max_workers=slots, **load)
+    )
+    assert await measured.require_empty_job_table(delete_jobs=False) == 0
     return await measured.measure()
 
 
@@ -92,23 +94,23 @@ def test_object(embedded_directory: Path) -> None:
 
 async def test_jobs(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """All jobs went through the worker, in a queue of their own, and stay in the table."""
-    monkeypatch.setattr(_bench_run, "COPY_SIZE", 500)
-    found = await measure(schema, jobs=_bench_run.COPY_SIZE + 1)
-    assert found.jobs == _bench_run.COPY_SIZE + 1
+    monkeypatch.setattr(_bench_run, "JOBS_PER_COPY", 500)
+    found = await measure(schema, jobs=_bench_run.JOBS_PER_COPY + 1)
+    assert found.jobs == _bench_run.JOBS_PER_COPY + 1
     rows = await schema.fetch(
         "SELECT queue, state, attempt, cardinality(attempted_by) AS by, count(*) AS jobs"
         " FROM river_job GROUP BY 1, 2, 3, 4"
     )
-    assert [tuple(row) for row in rows] == [(QUEUE, "completed", 1, 1, found.jobs + 5)]
+    assert [tuple(row) for row in rows] == [(BENCH_QUEUE, "completed", 1, 1, found.jobs + 5)]
 
 
 async def test_occupancy(schema: Schema) -> None:
     """The share counts only the time in which all slots have work. There is no share without
     sleeps, or with too few jobs."""
     begun, ended = [0.0, 0.0, 10.0, 14.0, 18.0, 20.0], [10.0, 12.0, 18.0, 20.0, 30.0, 30.0]
-    assert occupancy(begun, ended, 2) == 0.5  # from 12 to 14 only the third job runs
-    assert occupancy([0.0, 0.0, 12.0, 12.0], [10.0, 12.0, 20.0, 20.0], 2) is None
-    assert occupancy([0.0, 0.0], [1.0, 2.0], 2) is None
+    assert compute_occupancy(begun, ended, 2) == 0.5  # from 12 to 14 only the third job runs
+    assert compute_occupancy([0.0, 0.0, 12.0, 12.0], [10.0, 12.0, 20.0, 20.0], 2) is None
+    assert compute_occupancy([0.0, 0.0], [1.0, 2.0], 2) is None
     assert (await measure(schema, jobs=50, slots=20)).occupancy is None
 
 
@@ -158,7 +160,9 @@ def test_wrong_usage(args: list[str], message: str) -> None:
 async def test_no_tables(fresh_database_url: str) -> None:
     """Without River's tables the error names the command that creates them."""
     with pytest.raises(SchemaMissingError, match="riverpy migrate up"):
-        await Bench(fresh_database_url, None, Load(jobs=1, slots=1)).ensure_no_jobs(force=False)
+        await BenchRun(
+            fresh_database_url, None, BenchLoad(job_count=1, max_workers=1)
+        ).require_empty_job_table(delete_jobs=False)
 
 
 async def test_one_job(schema: Schema) -> None:
@@ -170,7 +174,8 @@ async def test_paused(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that are not worked end the measurement with an error."""
     monkeypatch.setattr(_bench_run, "STALL_TIMEOUT", 0.3)
     await schema.execute(
-        "INSERT INTO river_queue (name, updated_at, paused_at) VALUES ($1, now(), now())", QUEUE
+        "INSERT INTO river_queue (name, updated_at, paused_at) VALUES ($1, now(), now())",
+        BENCH_QUEUE,
     )
     with pytest.RaisesGroup(pytest.RaisesExc(ToolError, match="300 jobs .* are left")):
         await measure(schema)
@@ -194,20 +199,20 @@ async def test_rival(schema: Schema) -> None:
 async def test_server_processes(conn: asyncpg.Connection[Any]) -> None:
     """The server's processor time is read where it runs on this machine, and else not guessed."""
     ((pid, is_local, _),) = await query("bench", "bench_server", None).fetch(conn)
-    processes = ServerProcesses.of_backend(pid)
+    processes = ServerProcesses.find_by_backend(pid)
     if is_local and processes is not None:
         grew = False
         while not grew:  # the CPU time of a process that ends is lost
             before = processes.cpu_seconds()
             await conn.fetchval("SELECT count(*) FROM generate_series(1, 3000000)")
             grew = processes.cpu_seconds() > before
-    assert ServerProcesses.of_backend(os.getpid()) is None
-    assert ServerProcesses.of_backend(2**22 + 1) is None
+    assert ServerProcesses.find_by_backend(os.getpid()) is None
+    assert ServerProcesses.find_by_backend(2**22 + 1) is None
 
 
 def test_memory() -> None:
     """The memory of this process is in MiB: a test process has some tens to some hundreds."""
-    held = memory_mib()
+    held = read_process_memory_mib()
     assert held is not None
     assert 10 < held < 10_000
 

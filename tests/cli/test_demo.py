@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy._tools.demo import run as _demo_run
-from riverpy._tools.demo.files import Files
-from riverpy._tools.demo.jobs import CompressFile, CountFiles, DemoJobs
+from riverpy._tools.demo.files import FileScan
+from riverpy._tools.demo.jobs import CompressFileArgs, CountFilesArgs, DemoWorker
 from riverpy._tools.demo.run import DemoRun
 from riverpy._tools.errors import ToolError
 from riverpy.errors import JobCancel
@@ -132,7 +132,7 @@ def test_default_directory(database_url: str) -> None:
     """--jobs limits how many jobs there are; the files are sources of the standard library."""
     done = demo("--jobs", "30", "--json", "--database-url", database_url)
     assert json.loads(done.stdout)["jobs"] == 30
-    found = Files(None, None)
+    found = FileScan(None, None)
     assert len(found.paths) > 300
     assert all(path.endswith(".py") for path in found.paths)
     assert not any("site-packages" in path for path in found.paths)
@@ -145,8 +145,8 @@ def test_low_limit(files: Path, database_url: str) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["states"] == {"completed": 1}
     for limit in (1, 2, 9, 10, 29, 30):
-        run = DemoRun(database_url, None, Files(files, limit), limit, lambda _event: None)
-        assert run.total == min(limit, 20 + SPECIALS)
+        run = DemoRun(database_url, None, FileScan(files, limit), limit, lambda _event: None)
+        assert run.job_count == min(limit, 20 + SPECIALS)
 
 
 def test_embedded(files: Path, embedded_directory: Path) -> None:
@@ -270,7 +270,7 @@ async def test_interrupt(database_url: str, number: signal.Signals) -> None:
 
 
 async def run_of(
-    url: str, files: Files, schema: str | None = None
+    url: str, files: FileScan, schema: str | None = None
 ) -> tuple[DemoResult, list[Event]]:
     """Run the demo in this process. Return its result and its events."""
     events: list[Event] = []
@@ -280,7 +280,7 @@ async def run_of(
 
 async def test_events(files: Path, database_url: str) -> None:
     """The progress counts events of the client's own jobs."""
-    result, events = await run_of(database_url, Files(files, None))
+    result, events = await run_of(database_url, FileScan(files, None))
     assert result.is_ok
     kinds = [event.kind for event in events]
     assert kinds.count(EventKind.JOB_FAILED) == 3
@@ -290,45 +290,45 @@ async def test_events(files: Path, database_url: str) -> None:
 async def test_unreadable(files: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that cannot be listed or read are counted, and are no failure."""
     Path(os.fsdecode(os.fsencode(files) + b"/\xff")).write_text("no text")
-    found = Files(files, None)
+    found = FileScan(files, None)
     assert found.problems == [rf"b'{files}/\xff': its name is not UTF-8"]
     (files / "0 ü.txt").unlink()
     result, _ = await run_of(database_url, found)
     assert result.is_ok
-    assert result.unreadable == [f"{files}/0 ü.txt: cannot read it: No such file or directory"]
-    assert result.states["cancelled"] == 3
+    assert result.read_errors == [f"{files}/0 ü.txt: cannot read it: No such file or directory"]
+    assert result.job_count_by_state["cancelled"] == 3
 
     def walk(_top: Path, onerror: Callable[[OSError], None]) -> Iterator[Any]:  # root reads all
         onerror(PermissionError(13, "Permission denied", "/a/b"))
         return iter(())
 
     monkeypatch.setattr(os, "walk", walk)
-    assert Files(files, None).problems == ["/a/b: Permission denied"]
+    assert FileScan(files, None).problems == ["/a/b: Permission denied"]
 
 
-def _wrong_digest(self: DemoJobs, path: Path) -> dict[str, object]:
+def _wrong_digest(self: DemoWorker, path: Path) -> dict[str, object]:
     return {"bytes_in": path.stat().st_size, "bytes_out": 1, "sha256": "0" * 64}
 
 
-def _no_output(self: DemoJobs, job: Job[CompressFile]) -> None:
+def _no_output(self: DemoWorker, job: Job[CompressFileArgs]) -> None:
     pass
 
 
-def _gives_up(self: DemoJobs, job: Job[CompressFile]) -> None:
+def _gives_up(self: DemoWorker, job: Job[CompressFileArgs]) -> None:
     raise JobCancel("no wish to")
 
 
-def _not_unique(self: CountFiles) -> InsertOpts:
+def _not_unique(self: CountFilesArgs) -> InsertOpts:
     return InsertOpts()
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "broken", "problem"),
     [
-        (DemoJobs, "_compress", _wrong_digest, [False, False, False, True]),
-        (DemoJobs, "compress_file", _no_output, [False, False, True, False]),
-        (DemoJobs, "compress_file", _gives_up, [True, False, False, False]),
-        (CountFiles, "insert_opts", _not_unique, [True, True, False, False]),
+        (DemoWorker, "_compress_and_hash", _wrong_digest, [False, False, False, True]),
+        (DemoWorker, "compress_file", _no_output, [False, False, True, False]),
+        (DemoWorker, "compress_file", _gives_up, [True, False, False, False]),
+        (CountFilesArgs, "insert_opts", _not_unique, [True, True, False, False]),
     ],
 )
 async def test_checks(
@@ -342,9 +342,9 @@ async def test_checks(
 ) -> None:
     """A job that did not do what it should is found, by the check that is for it."""
     monkeypatch.setattr(owner, name, broken)
-    result, _ = await run_of(database_url, Files(files, None))
+    result, _ = await run_of(database_url, FileScan(files, None))
     assert not result.is_ok
-    assert [bool(problems) for problems in result.checks.values()] == problem
+    assert [bool(problems) for problems in result.problems_by_check.values()] == problem
 
 
 async def test_stall(files: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,4 +354,4 @@ async def test_stall(files: Path, schema: Schema, monkeypatch: pytest.MonkeyPatc
         "INSERT INTO river_queue (name, updated_at, paused_at) VALUES ('default', now(), now())"
     )
     with pytest.RaisesGroup(pytest.RaisesExc(ToolError, match="29 jobs .* are left")):
-        await run_of(schema.url, Files(files, None), schema.name)
+        await run_of(schema.url, FileScan(files, None), schema.name)

@@ -18,7 +18,11 @@ from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy._postgres.driver import close, connect
 from riverpy._postgres.schema import check_schema
 from riverpy._postgres.sql_files import query
-from riverpy._tools.bench.process_cost import ServerProcesses, memory_mib, relax_garbage_collector
+from riverpy._tools.bench.process_cost import (
+    ServerProcesses,
+    read_process_memory_mib,
+    reduce_garbage_collection,
+)
 from riverpy._tools.errors import ToolError
 from riverpy.client import Client
 from riverpy.config import Config, QueueConfig
@@ -34,14 +38,13 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Connection
 
-QUEUE = "riverpy_bench"
+BENCH_QUEUE = "riverpy_bench"
 """The queue of the benchmark. No other worker may work it."""
-COPY_SIZE = 10_000
-"""The number of jobs in one COPY."""
-PICKUPS = 200
+JOBS_PER_COPY = 10_000
+PICKUP_COUNT = 200
 """The number of jobs inserted one by one while the worker is idle."""
 PICKUP_INTERVAL = 0.02
-"""Seconds between two of the `PICKUPS` inserts."""
+"""Seconds between two inserts of pickup jobs."""
 STALL_TIMEOUT = 30.0
 """If no job ends for this many seconds, the measurement fails."""
 STATEMENT_TIMEOUT = 60.0
@@ -73,54 +76,52 @@ class Measurement(msgspec.Struct, frozen=True):
     postgres_version: str
 
 
-class _Noop(msgspec.Struct, frozen=True):
+class _NoopArgs(msgspec.Struct, frozen=True):
     kind: ClassVar[str] = "riverpy_bench_noop"
 
 
-class _Pickup(msgspec.Struct, frozen=True):
+class _PickupArgs(msgspec.Struct, frozen=True):
     kind: ClassVar[str] = "riverpy_bench_pickup"
-    number: int
+    job_number: int
 
 
-class _Sleep(msgspec.Struct, frozen=True):
+class _SleepArgs(msgspec.Struct, frozen=True):
     kind: ClassVar[str] = "riverpy_bench_sleep"
     seconds: float
 
 
-def occupancy(begun: Sequence[float], ended: Sequence[float], slots: int) -> float | None:
+def compute_occupancy(starts: Sequence[float], ends: Sequence[float], slots: int) -> float | None:
     """Return the fraction of the slots that run jobs, from 0 to 1, while there is work for all
     slots.
 
     Args:
-        begun: the times at which the jobs began, in ascending order.
-        ended: the times at which the jobs ended, in ascending order.
+        starts: the times at which the jobs started, in ascending order.
+        ends: the times at which the jobs ended, in ascending order.
         slots: the number of slots.
     """
-    if len(begun) <= slots:
+    if len(starts) <= slots:
         return None
-    since, until = ended[slots - 1], begun[-slots - 1]
+    since, until = ends[slots - 1], starts[-slots - 1]
     if until <= since:
         return None
-    used = sum(min(max(end, since), until) for end in ended)
-    used -= sum(min(max(begin, since), until) for begin in begun)
+    used = sum(min(max(end, since), until) for end in ends)
+    used -= sum(min(max(begin, since), until) for begin in starts)
     return used / (until - since) / slots
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class BenchLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The jobs of a measurement, and the client's settings for them."""
 
-    jobs: int
-    """The number of jobs."""
-    slots: int
-    """The number of jobs that may run at once."""
-    sleep: float = 0.0
+    job_count: int
+    max_workers: int
+    mean_sleep: float = 0.0
     """The mean sleep of a job, in seconds. A job sleeps 0.5 to 1.5 times this. 0: jobs do
     nothing."""
     prefetch: bool = False
     """Whether the client claims jobs before slots are free."""
 
 
-class Bench:
+class BenchRun:
     """Inserts and works jobs, and measures how fast.
 
     Args:
@@ -129,56 +130,56 @@ class Bench:
         load: the jobs, and the client's settings for them.
     """
 
-    def __init__(self, url: str, schema: str | None, load: Load) -> None:
+    def __init__(self, url: str, schema: str | None, load: BenchLoad) -> None:
         self._url, self._schema, self._load = url, schema, load
-        self._began_at: list[float] = []
-        self._ended_at: list[float] = []
-        self._opts = InsertOpts(queue=QUEUE)
-        self._worked = 0
-        self._last_id = 0
-        self._all_worked = anyio.Event()
-        self._picked_up_at: dict[int, float] = {}
-        self._all_picked_up = anyio.Event()
+        self._job_start_times: list[float] = []
+        self._job_end_times: list[float] = []
+        self._insert_opts = InsertOpts(queue=BENCH_QUEUE)
+        self._worked_job_count = 0
+        self._last_worked_job_id = 0
+        self._all_jobs_worked = anyio.Event()
+        self._pickup_time_by_number: dict[int, float] = {}
+        self._all_pickups_recorded = anyio.Event()
         self._server: ServerProcesses | None = None
-        self._started_at = (0.0, 0.0, 0.0)
+        self._time_and_cpu_at_start = (0.0, 0.0, 0.0)
         workers = Workers()
-        workers.job(self._work_noop)
-        workers.job(self._work_sleep)
-        workers.job(self._record_pickup)
+        workers.job(self._work_noop_job)
+        workers.job(self._work_sleep_job)
+        workers.job(self._record_pickup_time)
         self._client = Client(
             url,
             workers=workers,
-            queues={QUEUE: QueueConfig(max_workers=load.slots, prefetch=load.prefetch)},
+            queues={BENCH_QUEUE: QueueConfig(max_workers=load.max_workers, prefetch=load.prefetch)},
             config=Config(schema=schema),
         )
 
-    async def _work_noop(self, job: Job[_Noop]) -> None:
+    async def _work_noop_job(self, job: Job[_NoopArgs]) -> None:
         self._count_worked_job(job.id)
 
-    async def _work_sleep(self, job: Job[_Sleep]) -> None:
-        self._began_at.append(time.perf_counter())
+    async def _work_sleep_job(self, job: Job[_SleepArgs]) -> None:
+        self._job_start_times.append(time.perf_counter())
         await asyncio.sleep(job.args.seconds)  # noqa: TID251 (most jobs wait with it)
-        self._ended_at.append(time.perf_counter())
+        self._job_end_times.append(time.perf_counter())
         self._count_worked_job(job.id)
 
     def _count_worked_job(self, job_id: int) -> None:
-        self._worked += 1
-        if self._worked == self._load.jobs:
-            self._last_id = job_id
-            self._all_worked.set()
+        self._worked_job_count += 1
+        if self._worked_job_count == self._load.job_count:
+            self._last_worked_job_id = job_id
+            self._all_jobs_worked.set()
 
-    async def _record_pickup(self, job: Job[_Pickup]) -> None:
-        self._picked_up_at[job.args.number] = time.perf_counter()
-        if len(self._picked_up_at) == PICKUPS:
-            self._all_picked_up.set()
+    async def _record_pickup_time(self, job: Job[_PickupArgs]) -> None:
+        self._pickup_time_by_number[job.args.job_number] = time.perf_counter()
+        if len(self._pickup_time_by_number) == PICKUP_COUNT:
+            self._all_pickups_recorded.set()
 
-    async def ensure_no_jobs(self, *, force: bool) -> int:
-        """Raise ToolError if there are jobs. If `force` is true, delete them instead. Return the
-        number of deleted jobs."""
+    async def require_empty_job_table(self, *, delete_jobs: bool) -> int:
+        """Raise ToolError if there are jobs. If `delete_jobs` is true, delete them instead. Return
+        the number of deleted jobs."""
         async with self._open_connection() as connection:
             await check_schema(connection, self._schema, url=self._url)
             ((count,),) = await self._fetch(connection, "bench_job_count")
-            if count and not force:
+            if count and not delete_jobs:
                 raise ToolError(
                     f"river_job has {count:,} jobs: use --force to delete all of them "
                     "(TRUNCATE), or another database or schema"
@@ -191,19 +192,19 @@ class Bench:
         """Insert jobs, work them, and return the results."""
         async with self._open_connection() as connection:
             ((pid, is_local, postgres),) = await self._fetch(connection, "bench_server")
-            self._server = ServerProcesses.of_backend(pid) if is_local else None
+            self._server = ServerProcesses.find_by_backend(pid) if is_local else None
             async with self._client:
-                insert_seconds = await self._insert_jobs()
+                insert_seconds = await self._measure_insert_seconds()
                 await self._fetch(connection, "bench_settle")
-                relax_garbage_collector()
-                work_seconds, client_cpu, server_cpu = await self._work_jobs()
-                rss = memory_mib()
-                await self._check_completed(connection)
+                reduce_garbage_collection()
+                work_seconds, client_cpu, server_cpu = await self._measure_work_time_and_cpu()
+                rss = read_process_memory_mib()
+                await self._check_all_jobs_completed(connection)
                 pickups = statistics.quantiles(
-                    await self._measure_pickups(), n=100, method="inclusive"
+                    await self._measure_pickup_seconds(), n=100, method="inclusive"
                 )
-        jobs, slots = self._load.jobs, self._load.slots
-        share = occupancy(self._began_at, self._ended_at, slots)
+        jobs, slots = self._load.job_count, self._load.max_workers
+        share = compute_occupancy(self._job_start_times, self._job_end_times, slots)
         return Measurement(
             jobs=jobs,
             slots=slots,
@@ -227,26 +228,26 @@ class Bench:
         finally:
             await close(connection)
 
-    async def _fetch(self, connection: Connection, block: str, **values: object) -> list[Record]:
+    async def _fetch(self, connection: Connection, sql_name: str, **values: object) -> list[Record]:
         with anyio.fail_after(STATEMENT_TIMEOUT):
-            return await query("bench", block, self._schema).fetch(connection, **values)
+            return await query("bench", sql_name, self._schema).fetch(connection, **values)
 
-    async def _insert_jobs(self) -> float:
+    async def _measure_insert_seconds(self) -> float:
         """Insert the jobs, and return the duration in seconds."""
         began = time.perf_counter()
-        for start in range(0, self._load.jobs, COPY_SIZE):
-            count = min(COPY_SIZE, self._load.jobs - start)
+        for start in range(0, self._load.job_count, JOBS_PER_COPY):
+            count = min(JOBS_PER_COPY, self._load.job_count - start)
             await self._client.insert_many_fast(
-                [InsertManyParams(self._new_args(), self._opts) for _ in range(count)]
+                [InsertManyParams(self._make_job_args(), self._insert_opts) for _ in range(count)]
             )
         return time.perf_counter() - began
 
-    def _new_args(self) -> _Noop | _Sleep:
-        if not self._load.sleep:
-            return _Noop()
-        return _Sleep(self._load.sleep * random.uniform(0.5, 1.5))  # noqa: S311 (no secret)
+    def _make_job_args(self) -> _NoopArgs | _SleepArgs:
+        if not self._load.mean_sleep:
+            return _NoopArgs()
+        return _SleepArgs(self._load.mean_sleep * random.uniform(0.5, 1.5))  # noqa: S311 (no secret)
 
-    async def _work_jobs(self) -> list[float]:
+    async def _measure_work_time_and_cpu(self) -> list[float]:
         """Work the jobs. Return the duration and the processor times of this process and of the
         server, in seconds, from the first claim to the last stored result.
 
@@ -257,53 +258,53 @@ class Bench:
         costs: list[float] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(self._client.run, task_status=self))
-            await self._wait_until_all_worked()
-            await self._wait_until_last_stored()
-            ended_at = self._read_clocks()
+            await self._wait_until_all_jobs_worked()
+            await self._wait_until_last_job_stored()
+            ended_at = self._read_time_and_cpu()
             self._client.stop()
-            pairs = zip(self._started_at, ended_at, strict=True)
+            pairs = zip(self._time_and_cpu_at_start, ended_at, strict=True)
             costs += [end - start for start, end in pairs]
         return costs
 
     def started(self, value: None = None) -> None:
         """Read the clocks. The client calls this method, as `started` of anyio's TaskStatus, when
         it starts to claim jobs."""
-        self._started_at = self._read_clocks()
+        self._time_and_cpu_at_start = self._read_time_and_cpu()
 
-    def _read_clocks(self) -> tuple[float, float, float]:
+    def _read_time_and_cpu(self) -> tuple[float, float, float]:
         """Return the time, the processor time of this process, and that of the server."""
         server_cpu = self._server.cpu_seconds() if self._server else 0.0
         return time.perf_counter(), time.process_time(), server_cpu
 
-    async def _wait_until_all_worked(self) -> None:
+    async def _wait_until_all_jobs_worked(self) -> None:
         worked = -1
-        while not self._all_worked.is_set():
-            if worked == self._worked:
+        while not self._all_jobs_worked.is_set():
+            if worked == self._worked_job_count:
                 raise ToolError(
-                    f"{self._load.jobs - self._worked:,} jobs of queue {QUEUE} are left and no job "
-                    f"was worked for {STALL_TIMEOUT:.0f} s: is the queue paused, or does another "
-                    "process work it?"
+                    f"{self._load.job_count - self._worked_job_count:,} jobs of queue "
+                    f"{BENCH_QUEUE} are left and no job was worked for {STALL_TIMEOUT:.0f} s: "
+                    "is the queue paused, or does another process work it?"
                 )
-            worked = self._worked
+            worked = self._worked_job_count
             with anyio.move_on_after(STALL_TIMEOUT):
-                await self._all_worked.wait()
+                await self._all_jobs_worked.wait()
 
-    async def _wait_until_last_stored(self) -> None:
+    async def _wait_until_last_job_stored(self) -> None:
         with anyio.fail_after(STALL_TIMEOUT):
             async with self._client.subscribe(EventKind.JOB_COMPLETED) as events:
                 async for event in events:
-                    if event.job is not None and event.job.id == self._last_id:
+                    if event.job is not None and event.job.id == self._last_worked_job_id:
                         return
 
-    async def _check_completed(self, connection: Connection) -> None:
-        ((completed,),) = await self._fetch(connection, "bench_completed", queue=QUEUE)
-        if completed != self._load.jobs:
+    async def _check_all_jobs_completed(self, connection: Connection) -> None:
+        ((completed,),) = await self._fetch(connection, "bench_completed", queue=BENCH_QUEUE)
+        if completed != self._load.job_count:
             raise ToolError(
-                f"{completed:,} of {self._load.jobs:,} jobs were completed at their first attempt, "
-                "so the measurement is not valid"
+                f"{completed:,} of {self._load.job_count:,} jobs were completed at their first "
+                "attempt, so the measurement is not valid"
             )
 
-    async def _measure_pickups(self) -> list[float]:
+    async def _measure_pickup_seconds(self) -> list[float]:
         """Insert single jobs for the idle worker. Return the seconds from insert to start of each
         job.
 
@@ -312,11 +313,11 @@ class Bench:
         inserted_at: list[float] = []
         async with self._client.working():
             began = time.perf_counter()
-            for number in range(PICKUPS):
+            for number in range(PICKUP_COUNT):
                 due = began + number * PICKUP_INTERVAL
                 await anyio.sleep(max(0.0, due - time.perf_counter()))
                 inserted_at.append(time.perf_counter())
-                await self._client.insert(_Pickup(number), self._opts)
+                await self._client.insert(_PickupArgs(number), self._insert_opts)
             with anyio.fail_after(STALL_TIMEOUT):
-                await self._all_picked_up.wait()
-        return [self._picked_up_at[number] - at for number, at in enumerate(inserted_at)]
+                await self._all_pickups_recorded.wait()
+        return [self._pickup_time_by_number[number] - at for number, at in enumerate(inserted_at)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _EXCLUDED_DIRECTORIES = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 
-class Files:
+class FileScan:
     """The regular files below a directory, sorted by name. Links are not followed.
 
     Args:
@@ -28,21 +28,21 @@ class Files:
         self.problems: list[str] = []
         """One text for each directory or file that could not be read, and for each file name that
         is not UTF-8."""
-        self._is_default = directory is None
+        self._is_default_directory = directory is None
         self.paths = list(islice(self._find_paths(), limit))
 
     def _find_paths(self) -> Iterator[str]:
         for parent, directories, names in os.walk(self.directory, onerror=self._add_problem):
-            if self._is_default:
+            if self._is_default_directory:
                 directories[:] = set(directories) - _EXCLUDED_DIRECTORIES
             directories.sort()
             for name in sorted(names):
                 path = os.path.join(parent, name)
-                if self._is_wanted(path):
+                if self._should_include_file(path):
                     yield path
 
-    def _is_wanted(self, path: str) -> bool:
-        if self._is_default and not path.endswith(".py"):
+    def _should_include_file(self, path: str) -> bool:
+        if self._is_default_directory and not path.endswith(".py"):
             return False
         try:
             if not stat.S_ISREG(os.lstat(path).st_mode):

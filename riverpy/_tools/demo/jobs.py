@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
     from riverpy.job import JobArgs
 
-READ_SIZE = 1024 * 1024
+READ_CHUNK_BYTES = 1024 * 1024
 RETRY_DELAY = timedelta(milliseconds=500)
 SNOOZE_DELAY = timedelta(seconds=1)
 
 
-class CompressFile(msgspec.Struct, frozen=True):
+class CompressFileArgs(msgspec.Struct, frozen=True):
     """Hash and compress a file."""
 
     kind: ClassVar[str] = "compress_file"
     path: str
 
 
-class CountFiles(msgspec.Struct, frozen=True):
+class CountFilesArgs(msgspec.Struct, frozen=True):
     """Count the files in a directory. The job is unique by its args."""
 
     kind: ClassVar[str] = "count_files"
@@ -46,57 +46,57 @@ class CountFiles(msgspec.Struct, frozen=True):
         return InsertOpts(unique_opts=UniqueOpts(by_args=True))
 
 
-class FailOnce(msgspec.Struct, frozen=True):
+class FailOnceArgs(msgspec.Struct, frozen=True):
     """Fail at the first attempt and succeed at the second."""
 
     kind: ClassVar[str] = "fail_once"
     number: int
 
 
-class SnoozeOnce(msgspec.Struct, frozen=True):
+class SnoozeOnceArgs(msgspec.Struct, frozen=True):
     """Snooze once, then complete."""
 
     kind: ClassVar[str] = "snooze_once"
 
 
-class CancelItself(msgspec.Struct, frozen=True):
+class CancelItselfArgs(msgspec.Struct, frozen=True):
     """Cancel itself."""
 
     kind: ClassVar[str] = "cancel_itself"
 
 
-class RunUntilCancelled(msgspec.Struct, frozen=True):
+class RunUntilCancelledArgs(msgspec.Struct, frozen=True):
     """Run until it is cancelled."""
 
     kind: ClassVar[str] = "run_until_cancelled"
 
 
-def other_jobs(directory: str) -> list[JobArgs]:
-    """Return the jobs of other kinds than `CompressFile`. The most important jobs are first,
+def make_example_args(directory: str) -> list[JobArgs]:
+    """Return the args of jobs that do not compress a file. The most important jobs are first,
     because `--jobs` limits the number."""
     return [
-        FailOnce(1),
-        CountFiles(directory, "*"),
-        SnoozeOnce(),
-        CancelItself(),
-        RunUntilCancelled(),
-        FailOnce(2),
-        FailOnce(3),
-        CountFiles(directory, "*.py"),
-        CountFiles(directory, "*.txt"),
+        FailOnceArgs(1),
+        CountFilesArgs(directory, "*"),
+        SnoozeOnceArgs(),
+        CancelItselfArgs(),
+        RunUntilCancelledArgs(),
+        FailOnceArgs(2),
+        FailOnceArgs(3),
+        CountFilesArgs(directory, "*.py"),
+        CountFilesArgs(directory, "*.txt"),
     ]
 
 
-class DemoJobs:
+class DemoWorker:
     """The code of the jobs.
 
     Args:
-        cancel: a function that cancels the job with this id.
+        cancel_job: a function that cancels the job with this id.
     """
 
-    def __init__(self, cancel: Callable[[int], Awaitable[object]]) -> None:
-        self._cancel = cancel
-        self._stopped = threading.Event()
+    def __init__(self, cancel_job: Callable[[int], Awaitable[object]]) -> None:
+        self._cancel_job = cancel_job
+        self._stop_requested = threading.Event()
         self.workers = Workers()
         self.workers.blocking_job(timeout=None)(self.compress_file)
         self.workers.blocking_job(timeout=None)(self.count_files)
@@ -105,23 +105,23 @@ class DemoJobs:
         self.workers.job(self.cancel_itself)
         self.workers.job(timeout=None)(self.run_until_cancelled)
 
-    def stop(self) -> None:
+    def stop_blocking_jobs(self) -> None:
         """Request that the jobs in threads end, because a client cannot cancel a thread."""
-        self._stopped.set()
+        self._stop_requested.set()
 
-    def compress_file(self, job: Job[CompressFile]) -> None:
+    def compress_file(self, job: Job[CompressFileArgs]) -> None:
         """Hash and compress the file. This runs in a thread, because it uses the processor."""
         try:
-            job.record_output(self._compress(Path(job.args.path)))
+            job.record_output(self._compress_and_hash(Path(job.args.path)))
         except OSError as error:
             raise JobCancel(f"cannot read it: {error.strerror}") from error
 
-    def _compress(self, path: Path) -> dict[str, object]:
+    def _compress_and_hash(self, path: Path) -> dict[str, object]:
         digest, compressor = hashlib.sha256(), zlib.compressobj()
         bytes_in = bytes_out = 0
         with path.open("rb") as file:
-            while chunk := file.read(READ_SIZE):
-                if self._stopped.is_set():
+            while chunk := file.read(READ_CHUNK_BYTES):
+                if self._stop_requested.is_set():
                     # OSError is not used, because it means an unreadable file.
                     raise RuntimeError("the demo was stopped")
                 digest.update(chunk)
@@ -130,25 +130,25 @@ class DemoJobs:
         bytes_out += len(compressor.flush())
         return {"bytes_in": bytes_in, "bytes_out": bytes_out, "sha256": digest.hexdigest()}
 
-    def count_files(self, job: Job[CountFiles]) -> None:
+    def count_files(self, job: Job[CountFilesArgs]) -> None:
         """Count the files. This runs in a thread, because it blocks."""
         job.record_output({"files": len(list(Path(job.args.path).glob(job.args.pattern)))})
 
-    async def fail_once(self, job: Job[FailOnce]) -> None:
+    async def fail_once(self, job: Job[FailOnceArgs]) -> None:
         """Fail at the first attempt. The row keeps the error."""
         if job.attempt == 1:
             raise RuntimeError("this job always fails at its first attempt")
 
-    async def snooze_once(self, job: Job[SnoozeOnce]) -> None:
+    async def snooze_once(self, job: Job[SnoozeOnceArgs]) -> None:
         """Snooze once. A snooze uses no attempt. The job's metadata counts the snoozes."""
         if "snoozes" not in job.metadata:
             raise JobSnooze(SNOOZE_DELAY)
 
-    async def cancel_itself(self, job: Job[CancelItself]) -> None:
+    async def cancel_itself(self, job: Job[CancelItselfArgs]) -> None:
         """Cancel the job, so that it is not retried."""
         raise JobCancel("there is nothing to do")
 
-    async def run_until_cancelled(self, job: Job[RunUntilCancelled]) -> None:
+    async def run_until_cancelled(self, job: Job[RunUntilCancelledArgs]) -> None:
         """Let the client cancel this job, and run until the cancellation arrives."""
-        await self._cancel(job.id)
+        await self._cancel_job(job.id)
         await anyio.sleep_forever()

@@ -15,7 +15,7 @@ import msgspec
 
 from riverpy._postgres.driver import DATABASE_ERRORS, close, connect
 from riverpy._postgres.sql_files import query
-from riverpy._tools.demo.jobs import CompressFile, CountFiles, DemoJobs, other_jobs
+from riverpy._tools.demo.jobs import CompressFileArgs, CountFilesArgs, DemoWorker, make_example_args
 from riverpy._tools.errors import ToolError
 from riverpy.client import Client
 from riverpy.config import Config, QueueConfig
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from asyncpg import Record
 
     from riverpy._postgres.driver import Connection
-    from riverpy._tools.demo.files import Files
+    from riverpy._tools.demo.files import FileScan
     from riverpy.events import Event
     from riverpy.job import JobArgs
 
-SLOTS = 10
-BATCH_SIZE = 500
+MAX_WORKERS = 10
+INSERT_BATCH_SIZE = 500
 """The number of jobs in one insert."""
-COUNT_INTERVAL = 0.1
+PROGRESS_CHECK_INTERVAL = 0.1
 """Seconds between two counts of the unfinished jobs."""
 STALL_TIMEOUT = 30.0
 """If no job runs or ends for this many seconds, the run fails."""
@@ -50,28 +50,26 @@ class DemoResult(msgspec.Struct, frozen=True):
     schema: str
     duration: timedelta
     """The time from the first insert to the end of the last job."""
-    summary: Sequence[Record]
+    summary_rows: Sequence[Record]
     """The rows of the SQL statement `demo_summary`: one for each kind and state."""
-    unreadable: Sequence[str]
+    read_errors: Sequence[str]
     """The errors of the files that could not be read."""
-    checks: dict[str, list[str]]
-    """The problems that each check has found. The key is the text of the check."""
+    problems_by_check: dict[str, list[str]]
+    """The key is the text of the check."""
 
     @property
     def is_ok(self) -> bool:
         """Whether every job ended as expected."""
-        return not any(self.checks.values())
+        return not any(self.problems_by_check.values())
 
     @property
-    def jobs(self) -> int:
-        """The number of jobs."""
-        return sum(self.states.values())
+    def job_count(self) -> int:
+        return sum(self.job_count_by_state.values())
 
     @property
-    def states(self) -> dict[str, int]:
-        """The number of jobs in each state."""
+    def job_count_by_state(self) -> dict[str, int]:
         states: dict[str, int] = {}
-        for line in self.summary:
+        for line in self.summary_rows:
             states[line["state"]] = states.get(line["state"], 0) + line["jobs"]
         return states
 
@@ -92,58 +90,57 @@ class DemoRun:
         self,
         url: str,
         schema: str | None,
-        files: Files,
+        files: FileScan,
         limit: int | None,
         on_event: Callable[[Event], None],
     ) -> None:
         self._url = url
-        self._is_own_schema = schema is None
+        self._should_create_schema = schema is None
         self.schema = schema or f"riverpy_demo_{secrets.token_hex(4)}"
-        others = other_jobs(str(files.directory))[: None if limit is None else limit - 1]
-        self._args: list[JobArgs] = [*others, *map(CompressFile, files.paths)][:limit]
+        others = make_example_args(str(files.directory))[: None if limit is None else limit - 1]
+        self._job_args: list[JobArgs] = [*others, *map(CompressFileArgs, files.paths)][:limit]
         self._on_event = on_event
-        self._jobs = DemoJobs(lambda job_id: self._client.job_cancel(job_id))
+        self._job_worker = DemoWorker(lambda job_id: self._client.job_cancel(job_id))
         self._client = Client(
             url,
-            workers=self._jobs.workers,
-            queues={"default": QueueConfig(max_workers=SLOTS)},
+            workers=self._job_worker.workers,
+            queues={"default": QueueConfig(max_workers=MAX_WORKERS)},
             config=Config(schema=self.schema, max_attempts=2),
         )
-        self._began_at = time.time()
-        self._ids: list[int] = []
+        self._started_at = time.time()
+        self._job_ids: list[int] = []
 
     @property
-    def total(self) -> int:
-        """The number of jobs of the run."""
-        return len(self._args)
+    def job_count(self) -> int:
+        return len(self._job_args)
 
-    async def run(self, on_start: Callable[[], None]) -> DemoResult:
+    async def run(self, on_schema_ready: Callable[[], None]) -> DemoResult:
         """Create the schema, insert the jobs, work them, and check them.
 
         Args:
-            on_start: called when the schema is ready.
+            on_schema_ready: called when the schema is ready.
         """
         connection = await connect(
             self._url, application_name="riverpy demo", settings={"lock_timeout": "2s"}
         )
         try:
-            await self._prepare(connection)
-            on_start()
+            await self._prepare_schema(connection)
+            on_schema_ready()
             return DemoResult(
                 schema=self.schema,
-                duration=await self._work_jobs(connection),
-                summary=await self._fetch(connection, "demo_summary"),
-                unreadable=[row[0] for row in await self._fetch(connection, "demo_unreadable")],
-                checks=await self._check_results(connection),
+                duration=await self._insert_and_work_jobs(connection),
+                summary_rows=await self._fetch(connection, "demo_summary"),
+                read_errors=[row[0] for row in await self._fetch(connection, "demo_unreadable")],
+                problems_by_check=await self._find_problems_by_check(connection),
             )
         finally:
             await close(connection)
 
-    async def _prepare(self, connection: Connection) -> None:
+    async def _prepare_schema(self, connection: Connection) -> None:
         ((is_locked,),) = await self._fetch(connection, "demo_lock", name=self.schema)
         if not is_locked:
             raise ToolError(f"another demo uses schema {self.schema!r}")
-        if self._is_own_schema:
+        if self._should_create_schema:
             for (command,) in await self._fetch(connection, "demo_drop_ended"):
                 with suppress(*DATABASE_ERRORS):  # the schema is in use: the next run drops it
                     await connection.execute(command)
@@ -157,11 +154,11 @@ class DemoRun:
                 "leave out --schema, then it creates one"
             )
 
-    async def _fetch(self, connection: Connection, block: str, **values: object) -> list[Record]:
+    async def _fetch(self, connection: Connection, sql_name: str, **values: object) -> list[Record]:
         with anyio.fail_after(STATEMENT_TIMEOUT):
-            return await query("demo", block, self.schema).fetch(connection, **values)
+            return await query("demo", sql_name, self.schema).fetch(connection, **values)
 
-    async def _work_jobs(self, connection: Connection) -> timedelta:
+    async def _insert_and_work_jobs(self, connection: Connection) -> timedelta:
         """Insert the jobs and work them. Return the duration."""
         began = time.monotonic()
         async with self._client, self._client.working():
@@ -169,9 +166,9 @@ class DemoRun:
                 try:
                     await tasks.start(self._follow_events)
                     await self._insert_jobs()
-                    await self._wait_until_all_ended(connection)
+                    await self._wait_until_all_jobs_ended(connection)
                 finally:
-                    self._jobs.stop()
+                    self._job_worker.stop_blocking_jobs()
                     tasks.cancel_scope.cancel()
             return timedelta(seconds=time.monotonic() - began)
 
@@ -182,15 +179,15 @@ class DemoRun:
                 self._on_event(event)
 
     async def _insert_jobs(self) -> None:
-        for start in range(0, len(self._args), BATCH_SIZE):
-            batch = self._args[start : start + BATCH_SIZE]
+        for start in range(0, len(self._job_args), INSERT_BATCH_SIZE):
+            batch = self._job_args[start : start + INSERT_BATCH_SIZE]
             results = await self._client.insert_many(list(map(InsertManyParams, batch)))
-            self._ids += [result.job.id for result in results]
-        for args in self._args:
-            if isinstance(args, CountFiles):
+            self._job_ids += [result.job.id for result in results]
+        for args in self._job_args:
+            if isinstance(args, CountFilesArgs):
                 await self._client.insert(args)  # the job is unique, so this inserts no second job
 
-    async def _wait_until_all_ended(self, connection: Connection) -> None:
+    async def _wait_until_all_jobs_ended(self, connection: Connection) -> None:
         moved_at, left_before = time.monotonic(), -1
         while True:
             ((_, left, running),) = await self._fetch(connection, "demo_count")
@@ -203,13 +200,13 @@ class DemoRun:
                     f"{left:,} jobs in schema {self.schema!r} are left and no job was worked "
                     f"for {STALL_TIMEOUT:.0f} s"
                 )
-            await anyio.sleep(COUNT_INTERVAL)
+            await anyio.sleep(PROGRESS_CHECK_INTERVAL)
 
-    async def _check_results(self, connection: Connection) -> dict[str, list[str]]:
+    async def _find_problems_by_check(self, connection: Connection) -> dict[str, list[str]]:
         """Check the rows of the jobs, and compare the digests of some files with digests that the
         server computes."""
         sample = await self._fetch(connection, "demo_sample")
-        contents = await anyio.to_thread.run_sync(_read_unchanged_files, sample, self._began_at)
+        contents = await anyio.to_thread.run_sync(_read_unchanged_files, sample, self._started_at)
         checks: dict[str, list[str]] = {
             "every job is in the expected state after the expected attempts": [],
             "no job exists twice, although some were inserted twice": [],
@@ -220,7 +217,7 @@ class DemoRun:
         for number, problem in await self._fetch(
             connection,
             "demo_problems",
-            ids=self._ids,
+            ids=self._job_ids,
             sample_ids=list(contents),
             contents=list(contents.values()),
         ):
@@ -228,10 +225,10 @@ class DemoRun:
         return checks
 
 
-def _read_unchanged_files(sample: Sequence[Record], since: float) -> dict[int, bytes]:
+def _read_unchanged_files(sampled_jobs: Sequence[Record], since: float) -> dict[int, bytes]:
     """Return the contents, by job id, of the files that have not changed since the time `since`."""
     contents: dict[int, bytes] = {}
-    for job_id, name in sample:
+    for job_id, name in sampled_jobs:
         path = Path(name)
         with suppress(OSError):
             content = path.read_bytes()

@@ -24,15 +24,15 @@ HARD_STOP_TIMEOUT = 2.0
 _SETTINGS_FILES = ("/pyproject.toml", "/riverpy.toml")
 _IGNORED_DIRECTORIES = ("site-packages", "venv")
 """The names of directories in which changes are ignored, in addition to watchfiles' own names."""
-_STEP_MS = 100
+_QUIET_PERIOD_MS = 100
 """watchfiles reports changes when no file has changed for this time, in milliseconds."""
-_DEBOUNCE_MS = 1_000
+_REPORT_DELAY_MAX_MS = 1_000
 """The longest time until watchfiles reports a change, in milliseconds."""
 
 
 class WorkerProcess:
     """A `riverpy worker` in its own session, so that the terminal sends Ctrl-C only to the
-    supervisor. The arguments are those of Supervisor."""
+    supervisor. The arguments are those of WorkerSupervisor."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class WorkerProcess:
         print_note: Callable[[str], None],
     ) -> None:
         self._stop_timeout, self._print_note = stop_timeout, print_note
-        self.ended = anyio.Event()
-        reader, self._writer = os.pipe()
+        self.ended_event = anyio.Event()
+        reader, self._pipe_writer = os.pipe()
         os.set_inheritable(reader, True)
         self._process = subprocess.Popen(  # noqa: S603 (a program of this package)
             [
@@ -61,15 +61,15 @@ class WorkerProcess:
         )
         os.close(reader)
 
-    async def watch(self) -> None:
+    async def wait_until_ended(self) -> None:
         """Wait for the end of the worker. Then kill the processes that its jobs started and did not
         end."""
         try:
             await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
         finally:
-            self._kill_group()
-            os.close(self._writer)
-            self.ended.set()
+            self._kill_process_group()
+            os.close(self._pipe_writer)
+            self.ended_event.set()
 
     @property
     def exit_code(self) -> int:
@@ -78,28 +78,28 @@ class WorkerProcess:
         code = self._process.wait()
         return 128 - code if code < 0 else code
 
-    async def stop(self, urgent: anyio.Event) -> None:
-        """Stop the worker. When `urgent` is set, the worker cancels its jobs and must end within
-        `HARD_STOP_TIMEOUT`."""
+    async def stop(self, hard_stop_requested: anyio.Event) -> None:
+        """Stop the worker. When `hard_stop_requested` is set, the worker cancels its jobs and must
+        end within `HARD_STOP_TIMEOUT`."""
         self._process.terminate()
         with anyio.move_on_after(self._stop_timeout):
-            await wait_for_first(self.ended, urgent)
-        if urgent.is_set() and not self.ended.is_set():
+            await wait_for_any_event(self.ended_event, hard_stop_requested)
+        if hard_stop_requested.is_set() and not self.ended_event.is_set():
             self._process.terminate()
             with anyio.move_on_after(HARD_STOP_TIMEOUT):
-                await self.ended.wait()
-        if not self.ended.is_set():
+                await self.ended_event.wait()
+        if not self.ended_event.is_set():
             self._print_note("riverpy dev: the worker did not end in time and is killed")
-            self._kill_group()
-            await self.ended.wait()
+            self._kill_process_group()
+            await self.ended_event.wait()
 
-    def _kill_group(self) -> None:
+    def _kill_process_group(self) -> None:
         """Kill the process group of the worker."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-class Supervisor:
+class WorkerSupervisor:
     """Runs a worker until a signal arrives.
 
     Args:
@@ -129,9 +129,9 @@ class Supervisor:
         """Run workers until a stop is requested. Returns the exit code of the last worker."""
         code = 0
         async with anyio.create_task_group() as tasks:
-            await tasks.start(self._follow_signals)
+            await tasks.start(self._handle_stop_signals)
             if self._directory is not None:
-                tasks.start_soon(self._follow_changes, self._directory)
+                tasks.start_soon(self._watch_file_changes, self._directory)
             while not self._stop_requested.is_set():
                 self._files_changed = anyio.Event()
                 code = await self._run_worker()
@@ -145,19 +145,19 @@ class Supervisor:
         changed file or a stop. Return the exit code of the worker."""
         worker = WorkerProcess(self._arguments, self._environ, self._stop_timeout, self._print_note)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(worker.watch)
-            await wait_for_first(worker.ended, self._files_changed, self._stop_requested)
-            if not worker.ended.is_set():
+            tasks.start_soon(worker.wait_until_ended)
+            await wait_for_any_event(worker.ended_event, self._files_changed, self._stop_requested)
+            if not worker.ended_event.is_set():
                 await worker.stop(self._hard_stop_requested)
             elif self._directory is not None:
                 self._print_note(
                     f"riverpy dev: the worker ended with code {worker.exit_code}. "
                     "It starts again when a file changes"
                 )
-                await wait_for_first(self._files_changed, self._stop_requested)
+                await wait_for_any_event(self._files_changed, self._stop_requested)
         return worker.exit_code
 
-    async def _follow_signals(self, *, task_status: TaskStatus[None]) -> None:
+    async def _handle_stop_signals(self, *, task_status: TaskStatus[None]) -> None:
         # This tuple is no module constant, because Windows lacks two of these signals.
         stop_signals = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
         with anyio.open_signal_receiver(*stop_signals) as signals:
@@ -171,13 +171,13 @@ class Supervisor:
                     )
                     self._stop_requested.set()
 
-    async def _follow_changes(self, directory: Path) -> None:
+    async def _watch_file_changes(self, directory: Path) -> None:
         from watchfiles import PythonFilter, awatch  # pyright: ignore[reportUnknownVariableType] (its stop_event)
 
         is_ours = PythonFilter(extra_extensions=_SETTINGS_FILES)
         is_ours.ignore_dirs = (*PythonFilter.ignore_dirs, *_IGNORED_DIRECTORIES)
         async for changes in awatch(
-            directory, watch_filter=is_ours, debounce=_DEBOUNCE_MS, step=_STEP_MS
+            directory, watch_filter=is_ours, debounce=_REPORT_DELAY_MAX_MS, step=_QUIET_PERIOD_MS
         ):
             if not self._stop_requested.is_set():
                 self._print_note(
@@ -186,7 +186,7 @@ class Supervisor:
                 self._files_changed.set()
 
 
-async def wait_for_first(*events: anyio.Event) -> None:
+async def wait_for_any_event(*events: anyio.Event) -> None:
     """Wait until one of the events is set."""
     async with anyio.create_task_group() as tasks:
 

@@ -20,15 +20,15 @@ import threading
 _parent_ended = threading.Event()
 
 
-def _stop_when_parent_ends(pipe: int, timeout: float) -> None:
-    os.read(pipe, 1)  # this returns when the parent ends, because the parent writes nothing
+def _stop_when_parent_ends(pipe_fd: int, kill_timeout: float) -> None:
+    os.read(pipe_fd, 1)  # this returns when the parent ends, because the parent writes nothing
     _parent_ended.set()
     os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(timeout)
+    threading.Event().wait(kill_timeout)
     os.killpg(0, signal.SIGKILL)
 
 
-def _kill_group_of_ended_parent() -> None:
+def _kill_own_group_if_parent_ended() -> None:
     """Kill the process group of this worker, if the parent has ended and cannot kill it."""
     if _parent_ended.is_set():
         os.killpg(0, signal.SIGKILL)
@@ -38,7 +38,7 @@ if __name__ == "__main__":
     parent_pipe, kill_timeout = int(sys.argv[1]), float(sys.argv[2])
     os.set_inheritable(parent_pipe, False)
     atexit.register(
-        _kill_group_of_ended_parent
+        _kill_own_group_if_parent_ended
     )  # atexit calls this function last, because it is registered first
     threading.Thread(
         target=_stop_when_parent_ends, args=(parent_pipe, kill_timeout), daemon=True

@@ -1,4 +1,4 @@
-"""Account: the system user that runs the server.
+"""ServerAccount: the system user that runs the server.
 
 PostgreSQL refuses to run as root. So root runs the server as the user `postgres` or, if there is no
 such user, as `nobody`. Any other user runs the server under its own account.
@@ -17,65 +17,65 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-_USERS_FOR_ROOT = ("postgres", "nobody")
+_NON_ROOT_USER_NAMES = ("postgres", "nobody")
 
 
-class Account(NamedTuple):
-    """The user that runs the server. `user` and `group` are None for the current user."""
+class ServerAccount(NamedTuple):
+    """The user that runs the server. The ids are None for the current user."""
 
     name: str
-    user: int | None
-    group: int | None
+    user_id: int | None
+    group_id: int | None
 
     def run(
         self,
         command: Sequence[str | Path],
         *,
-        limit: float,
+        timeout: float,
         environment: Mapping[str, str],
-        keep: Sequence[int] = (),
+        pass_fds: Sequence[int] = (),
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program for at most `limit` seconds. The program inherits the file descriptors in
-        `keep`."""
+        """Run a program for at most `timeout` seconds. The program inherits the file descriptors
+        `pass_fds`."""
         return subprocess.run(  # noqa: S603 (programs of PostgreSQL and a shell)
             command,
             capture_output=True,
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
-            timeout=limit,
+            timeout=timeout,
             check=False,
             env=dict(environment),
             cwd="/",
-            user=self.user,
-            group=self.group,
-            extra_groups=None if self.user is None else [],
-            pass_fds=keep,
+            user=self.user_id,
+            group=self.group_id,
+            extra_groups=None if self.user_id is None else [],
+            pass_fds=pass_fds,
         )
 
-    def can_run(self, program: Path) -> bool:
+    def can_run_program(self, program: Path) -> bool:
         """Return whether this account can run the program. Run it to find out, because not only
         file modes can forbid it."""
-        if self.user is None:
+        if self.user_id is None:
             return True
         try:
-            return self.run([program, "--version"], limit=10, environment={}).returncode == 0
+            return self.run([program, "--version"], timeout=10, environment={}).returncode == 0
         except PermissionError:
             return False
 
-    def set_owner_of(self, directory: Path) -> None:
+    def set_directory_owner(self, directory: Path) -> None:
         """Make this account the owner of a directory."""
-        if self.user is not None and self.group is not None:
-            os.chown(directory, self.user, self.group)
+        if self.user_id is not None and self.group_id is not None:
+            os.chown(directory, self.user_id, self.group_id)
 
 
-def server_account(data: Path) -> Account:
+def find_server_account(data_directory: Path) -> ServerAccount:
     """Return the account that can run a server on this cluster. The cluster may not exist yet."""
     user = os.geteuid()
     if user == 0:
-        return _cluster_owner(data) or _user_for_root()
+        return _find_cluster_owner(data_directory) or _find_non_root_user()
     try:
-        return Account(pwd.getpwuid(user).pw_name, None, None)
+        return ServerAccount(pwd.getpwuid(user).pw_name, None, None)
     except KeyError:
         raise DatabaseError(
             f"user id {user} has no name on this system, and PostgreSQL does not start without "
@@ -83,23 +83,23 @@ def server_account(data: Path) -> Account:
         ) from None
 
 
-def _cluster_owner(data: Path) -> Account | None:
+def _find_cluster_owner(data_directory: Path) -> ServerAccount | None:
     """Return the owner of the cluster: PostgreSQL accepts no other user. None: there is no
     cluster."""
     try:
-        status = data.stat()
+        status = data_directory.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return Account(f"user id {status.st_uid}", status.st_uid, status.st_gid)
+    return ServerAccount(f"user id {status.st_uid}", status.st_uid, status.st_gid)
 
 
-def _user_for_root() -> Account:
-    for name in _USERS_FOR_ROOT:
+def _find_non_root_user() -> ServerAccount:
+    for name in _NON_ROOT_USER_NAMES:
         try:
             entry = pwd.getpwnam(name)
         except KeyError:
             continue
-        return Account(name, entry.pw_uid, entry.pw_gid)
+        return ServerAccount(name, entry.pw_uid, entry.pw_gid)
     raise DatabaseError(
         "PostgreSQL does not run as root, and there is no user `postgres` or `nobody` to run it: "
         "add one, or give riverpy a database URL"

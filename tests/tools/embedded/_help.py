@@ -23,7 +23,7 @@ def wait_for_end(server: EmbeddedPostgres) -> None:
 
 def postmaster_pid(server: EmbeddedPostgres) -> int:
     """Return the process id of the running server."""
-    pid = processes.postmaster_pid(server.directory / "data")
+    pid = processes.find_postmaster_pid(server.directory / "data")
     assert pid is not None
     return pid
 

