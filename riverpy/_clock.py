@@ -12,7 +12,7 @@ import anyio
 if TYPE_CHECKING:
     import asyncio
 
-_BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+_BOOTTIME_CLOCK_ID: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 """The id of the system clock that also runs while the machine is suspended. None: the system has no
 such clock."""
 
@@ -32,18 +32,22 @@ class Clock:
 class Timer:
     """Measures time and waits. Tests replace it by a timer that they advance."""
 
-    def boottime(self) -> float:
+    def seconds_since_boot(self) -> float:
         """Return seconds that never decrease. On Linux they include the time while the machine is
         suspended, because leases expire in that time too."""
-        return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
+        return (
+            time.monotonic()
+            if _BOOTTIME_CLOCK_ID is None
+            else time.clock_gettime(_BOOTTIME_CLOCK_ID)
+        )
 
     async def sleep(self, seconds: float) -> None:
         """Wait for this many seconds."""
         await anyio.sleep(seconds)
 
-    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
-        """Wait for the event for at most this many seconds. Return whether the event is set."""
-        with anyio.move_on_after(seconds):
+    async def wait_for_event(self, event: asyncio.Event, timeout: float) -> bool:
+        """Wait for the event for at most `timeout` seconds. Return whether the event is set."""
+        with anyio.move_on_after(timeout):
             await event.wait()
         return event.is_set()
 
@@ -53,14 +57,14 @@ class Backoff:
 
     def __init__(self, minimum: timedelta, maximum: timedelta) -> None:
         self._minimum, self._maximum = minimum.total_seconds(), maximum.total_seconds()
-        self._failures = 0
+        self._failure_count = 0
 
-    def next(self) -> float:
+    def next_delay(self) -> float:
         """Record a failure, and return the delay before the retry in seconds."""
-        delay = min(self._minimum * 2.0 ** min(self._failures, 30), self._maximum)
-        self._failures += 1
+        delay = min(self._minimum * 2.0 ** min(self._failure_count, 30), self._maximum)
+        self._failure_count += 1
         return delay * random.uniform(0.9, 1.1)  # noqa: S311 (not a secret)
 
     def reset(self) -> None:
         """Start again from `minimum`, after a success."""
-        self._failures = 0
+        self._failure_count = 0

@@ -31,15 +31,15 @@ some containers."""
 _EMPTY_URL = "postgresql://"
 _PORT_DEFAULT = "5432"
 _PORT_MAX = 65535
-_ENCODING = "utf8"
-_SYSTEM_CERTIFICATES = "system"
+_CLIENT_ENCODING = "utf8"
+_SSLROOTCERT_SYSTEM = "system"
 """The value of `sslrootcert` for the certificates of the operating system."""
 _DEFAULT_HOSTS = "/run/postgresql, /var/run/postgresql, /tmp, localhost"
 """The hosts that asyncpg tries if none is set."""
 
 # Each pattern takes linear time, even for a text that an attacker chose. It is applied to one word,
 # and each of its parts can match in only one way.
-_LOGIN_PATTERNS = (
+_USER_BEFORE_PASSWORD_PATTERNS = (
     re.compile(r"://[\w.%+~-]*+:"),
     re.compile(r"(?i)\bpostgres(?:ql)?[:：]?/++[^\s:：/@]*+[:：]"),
     re.compile(r"(?:(?<![\w.%+~/:-])|(?<=[/:])\w*+[.%+~-])[\w.%+~-]*+:(?!//)"),
@@ -52,15 +52,15 @@ _PASSWORD_PARAMETER_PATTERN = re.compile(
 )
 _PASSWORD_KEYWORD_PATTERN = re.compile(r"(?i)\b((?:ssl)?password\s*+=\s*+)('[^']*'|\S+)")
 _URL_START_PATTERN = re.compile(r"(?i)\bpostgres(?:ql)?://")
-_QUERY_END_PATTERN = re.compile("[^'\"`]*")
+_URL_QUERY_PATTERN = re.compile("[^'\"`]*")
 _WORD_PATTERN = re.compile(r"\S+")
 _SECONDS_PATTERN = re.compile("-?[0-9]{1,9}")
-_SESSION_KINDS = "any, read-write, read-only, primary, standby, prefer-standby"
+_TARGET_SESSION_ATTRS_VALUES = "any, read-write, read-only, primary, standby, prefer-standby"
 """The values of `target_session_attrs`."""
 
-_TLS_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+_TLS_FILE_PARAMETERS = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 """The URL parameters that name a file. Each has an environment variable, such as PGSSLROOTCERT."""
-_SHOWN_PARAMETERS = frozenset(
+_UNMASKED_PARAMETERS = frozenset(
     {
         "host",
         "port",
@@ -78,12 +78,12 @@ _SHOWN_PARAMETERS = frozenset(
         "connect_timeout",
         "search_path",
         "options",
-        *_TLS_FILES,
+        *_TLS_FILE_PARAMETERS,
     }
 )
 """Parameters whose values may be shown in logs and errors. Any other parameter may be a password
 with a mistyped name."""
-_IGNORED_PARAMETERS: Mapping[str, frozenset[str] | None] = {
+_IGNORABLE_PARAMETER_VALUES: Mapping[str, frozenset[str] | None] = {
     "channel_binding": frozenset({"disable", "prefer"}),
     "connection_limit": None,
     "fallback_application_name": None,
@@ -117,10 +117,10 @@ _CHANNEL_BINDING_MESSAGE = (
     "use sslmode=verify-full&sslrootcert=system instead, which verifies the server's certificate "
     "(sslrootcert=FILE with your own certificate authority)"
 )
-_NO_SCHEMA = "remove it, and set the schema with Config(schema=…) or --schema"
-_REFUSED_PARAMETERS: Mapping[str, str] = {
+_SCHEMA_PARAMETER_REMEDY = "remove it, and set the schema with Config(schema=…) or --schema"
+_REFUSED_PARAMETER_REMEDIES: Mapping[str, str] = {
     "channel_binding": _CHANNEL_BINDING_MESSAGE,
-    "currentSchema": _NO_SCHEMA,
+    "currentSchema": _SCHEMA_PARAMETER_REMEDY,
     "gssdelegation": "asyncpg cannot delegate credentials: remove it",
     "gssencmode": "asyncpg cannot encrypt with GSSAPI: use sslmode=require or "
     "sslmode=verify-full instead",
@@ -138,7 +138,7 @@ _REFUSED_PARAMETERS: Mapping[str, str] = {
     "protect the directory of its socket",
     "requiressl": "asyncpg does not support it: use sslmode=require instead",
     "scram_client_key": "asyncpg cannot log in with a key: use a password",
-    "schema": _NO_SCHEMA,
+    "schema": _SCHEMA_PARAMETER_REMEDY,
     "scram_server_key": "asyncpg cannot log in with a key: use a password",
     "servicefile": "asyncpg does not support it: set PGSERVICEFILE",
     "ssl": "asyncpg does not support it: use sslmode=require or sslmode=verify-full instead",
@@ -150,7 +150,7 @@ _REFUSED_PARAMETERS: Mapping[str, str] = {
 }
 """Parameters that asyncpg does not support, with the remedy for values that cannot be ignored. If
 riverpy ignored such a value, the connection would be less secure or have another target."""
-_UNSUPPORTED_VARIABLES: Mapping[str, str] = {
+_UNSUPPORTED_PG_VARIABLES: Mapping[str, str] = {
     "PGCHANNELBINDING": "channel_binding",
     "PGGSSDELEGATION": "gssdelegation",
     "PGGSSENCMODE": "gssencmode",
@@ -168,7 +168,7 @@ _UNSUPPORTED_VARIABLES: Mapping[str, str] = {
 }
 """Variables of libpq that asyncpg does not read, with their parameters. A parameter of the URL
 takes precedence."""
-_IGNORED_VARIABLES = (
+_IGNORED_PG_VARIABLES = (
     "PGAPPNAME",
     "PGCLIENTENCODING",
     "PGDATESTYLE",
@@ -180,25 +180,25 @@ _IGNORED_VARIABLES = (
 """Variables of libpq that asyncpg does not read and that can be ignored."""
 
 
-def mask_url(text: str) -> str:
+def mask_passwords(text: str) -> str:
     """In a text, replace the passwords of URLs and of lists such as `user=a password=b` with `***`,
     in linear time."""
     if "@" in text:
-        text = _WORD_PATTERN.sub(lambda word: _mask_login(word[0]), text)
+        text = _WORD_PATTERN.sub(lambda word: _mask_password_before_at(word[0]), text)
         if "://" in text:
             text = _SPACED_PASSWORD_PATTERN.sub(r"\g<user>:***", text)
     if "=" not in text:  # true for most log lines
         return text
     text = _PASSWORD_PARAMETER_PATTERN.sub(r"\1=***", text)
     if "://" in text:
-        text = _WORD_PATTERN.sub(lambda word: _mask_queries(word[0]), text)
+        text = _WORD_PATTERN.sub(lambda word: _mask_url_queries(word[0]), text)
     return _PASSWORD_KEYWORD_PATTERN.sub(r"\1***", text)
 
 
-def _mask_login(word: str) -> str:
+def _mask_password_before_at(word: str) -> str:
     """Mask a password before an `@`. A password may contain an `@`, so everything up to the last
     `@` is masked."""
-    for pattern in _LOGIN_PATTERNS:
+    for pattern in _USER_BEFORE_PASSWORD_PATTERNS:
         end = word.rfind("@")
         login = pattern.search(word, 0, max(end, 0))
         if login is not None and login.end() < end:
@@ -206,25 +206,25 @@ def _mask_login(word: str) -> str:
     return word
 
 
-def _mask_queries(word: str) -> str:
-    """Mask the parameters of each URL, except those in `_SHOWN_PARAMETERS`."""
+def _mask_url_queries(word: str) -> str:
+    """Mask the parameters of each URL, except those in `_UNMASKED_PARAMETERS`."""
     parts: list[str] = []
     done = 0
     while url := _URL_START_PATTERN.search(word, done):
         start = word.find("?", url.end()) + 1
         if not start:
             break
-        query = _QUERY_END_PATTERN.match(word, start)
+        query = _URL_QUERY_PATTERN.match(word, start)
         assert query is not None  # noqa: S101 (it matches an empty text)
-        parts += [word[done:start], _mask_query(query[0])]
+        parts += [word[done:start], _mask_query_values(query[0])]
         done = query.end()
     return "".join([*parts, word[done:]])
 
 
-def _mask_query(query: str) -> str:
+def _mask_query_values(query: str) -> str:
     parts = (part.partition("=") for part in query.split("&"))
     return "&".join(
-        f"{name}{equals}{value if name in _SHOWN_PARAMETERS or not equals else '***'}"
+        f"{name}{equals}{value if name in _UNMASKED_PARAMETERS or not equals else '***'}"
         for name, equals, value in parts
     )
 
@@ -241,7 +241,7 @@ def validate_url(url: str) -> None:
     if reason := _syntax_problem(url):
         raise ConfigError(f"the database URL is not valid (it is not shown): {reason}")
     query = parse_qsl(urlsplit(url).query, keep_blank_values=True)
-    if reason := _parameter_problem(query):
+    if reason := _refused_parameter_problem(query):
         raise ConfigError(f"the database URL cannot be used (it is not shown): {reason}")
 
 
@@ -258,30 +258,30 @@ def _syntax_problem(url: str) -> str | None:
         return "write a space as %20, and remove control characters"
     if parts.path.startswith("//") or ":" in parts.path:
         return "the name of the database must be one word after one /"
-    return _host_problem(hosts) or _value_problem(dict(query))
+    return _host_problem(hosts) or _invalid_value_problem(dict(query))
 
 
-def _parameter_problem(query: Sequence[tuple[str, str]]) -> str | None:
+def _refused_parameter_problem(parameters: Sequence[tuple[str, str]]) -> str | None:
     """Return why a parameter is refused, or None. The text does not contain the parameter's
     value."""
-    values = dict(query)
+    values = dict(parameters)
     sslmode = values.get("sslmode")
-    for name, value in query:
-        if reason := _support_problem(name, value, sslmode):
+    for name, value in parameters:
+        if reason := _unsupported_parameter_problem(name, value, sslmode):
             return f"its parameter {name} {reason}"
-    encoding = values.get("client_encoding", _ENCODING)
-    if encoding.lower().replace("-", "") != _ENCODING:
+    encoding = values.get("client_encoding", _CLIENT_ENCODING)
+    if encoding.lower().replace("-", "") != _CLIENT_ENCODING:
         return "riverpy uses UTF-8 for every database: remove client_encoding"
-    if values.get("sslrootcert") == _SYSTEM_CERTIFICATES and sslmode not in {None, "verify-full"}:
+    if values.get("sslrootcert") == _SSLROOTCERT_SYSTEM and sslmode not in {None, "verify-full"}:
         return "its parameter sslrootcert=system requires sslmode=verify-full"
     return None
 
 
-def _support_problem(name: str, value: str, sslmode: str | None) -> str | None:
+def _unsupported_parameter_problem(name: str, value: str, sslmode: str | None) -> str | None:
     """Return why a parameter that asyncpg does not support cannot be ignored. Otherwise return
     None."""
-    ignored = _IGNORED_PARAMETERS.get(name, frozenset())
-    if name not in _REFUSED_PARAMETERS or ignored is None or value in ignored:
+    ignored = _IGNORABLE_PARAMETER_VALUES.get(name, frozenset())
+    if name not in _REFUSED_PARAMETER_REMEDIES or ignored is None or value in ignored:
         return None
     if name == "channel_binding":
         if value != "require":
@@ -289,7 +289,7 @@ def _support_problem(name: str, value: str, sslmode: str | None) -> str | None:
         # This mode needs no channel binding: the certificate proves the identity of the server.
         if sslmode == "verify-full":
             return None
-    return f"is not supported: {_REFUSED_PARAMETERS[name]}"
+    return f"is not supported: {_REFUSED_PARAMETER_REMEDIES[name]}"
 
 
 def _host_problem(hosts: str) -> str | None:
@@ -302,19 +302,21 @@ def _host_problem(hosts: str) -> str | None:
     return None
 
 
-def _value_problem(query: Mapping[str, str]) -> str | None:
-    for port in filter(None, query.get("port", "").split(",")):
+def _invalid_value_problem(parameters: Mapping[str, str]) -> str | None:
+    for port in filter(None, parameters.get("port", "").split(",")):
         if reason := _port_problem(port):
             return reason
-    if (limit := query.get("connect_timeout")) and not _SECONDS_PATTERN.fullmatch(limit):
+    if (limit := parameters.get("connect_timeout")) and not _SECONDS_PATTERN.fullmatch(limit):
         return "its connect_timeout must be a number of seconds"
-    if _is_unknown_session_attrs(query.get("target_session_attrs")):
-        return f"its target_session_attrs must be one of {_SESSION_KINDS}"
+    if _is_unknown_session_attrs(parameters.get("target_session_attrs")):
+        return f"its target_session_attrs must be one of {_TARGET_SESSION_ATTRS_VALUES}"
     return None
 
 
 def _is_unknown_session_attrs(target_session_attrs: str | None) -> bool:
-    return bool(target_session_attrs) and target_session_attrs not in _SESSION_KINDS.split(", ")
+    return bool(
+        target_session_attrs
+    ) and target_session_attrs not in _TARGET_SESSION_ATTRS_VALUES.split(", ")
 
 
 def _port_problem(port: str) -> str | None:
@@ -353,7 +355,7 @@ class Server(NamedTuple):
         return f"database {self.database} of user {self.user} at {self.hosts}"
 
 
-def server_of(url: str, environ: Mapping[str, str] = os.environ) -> Server:
+def server_from_url(url: str, environ: Mapping[str, str] = os.environ) -> Server:
     """Return the server that a valid URL and the `PG*` variables of the environment select.
 
     Raises:
@@ -361,24 +363,30 @@ def server_of(url: str, environ: Mapping[str, str] = os.environ) -> Server:
     """
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
-    service = _read_service(query.get("service"), environ)
+    service = _read_pg_service(query.get("service"), environ)
     login, _, netloc = parts.netloc.rpartition("@")
 
-    def of(name: str, *others: str, variable: str) -> str | None:
-        found = (source.get(key) for source in (query, service) for key in (name, *others))
+    def find_setting(name: str, *other_names: str, variable: str) -> str | None:
+        found = (source.get(key) for source in (query, service) for key in (name, *other_names))
         return next(filter(None, found), None) or environ.get(variable) or None
 
-    hosts = unquote(netloc) or of("host", variable="PGHOST")
-    ports = (of("port", variable="PGPORT") or _PORT_DEFAULT).split(",")
+    hosts = unquote(netloc) or find_setting("host", variable="PGHOST")
+    ports = (find_setting("port", variable="PGPORT") or _PORT_DEFAULT).split(",")
     for port in ports:
         if reason := _port_problem(port):
             raise ConfigError(f"PGPORT, or the port of the service, is not valid: {reason}")
-    user = unquote(login.partition(":")[0]) or of("user", variable="PGUSER") or _system_user()
-    database = unquote(parts.path[1:]) or of("dbname", "database", variable="PGDATABASE") or user
-    return Server(_with_ports(hosts or _DEFAULT_HOSTS, ports), user, database)
+    user = (
+        unquote(login.partition(":")[0])
+        or find_setting("user", variable="PGUSER")
+        or _system_user()
+    )
+    database = (
+        unquote(parts.path[1:]) or find_setting("dbname", "database", variable="PGDATABASE") or user
+    )
+    return Server(_add_ports(hosts or _DEFAULT_HOSTS, ports), user, database)
 
 
-def _with_ports(hosts: str, ports: list[str]) -> str:
+def _add_ports(hosts: str, ports: list[str]) -> str:
     if hosts == _DEFAULT_HOSTS:
         return f"{hosts} (port {ports[0]})"
     pairs = zip_longest(hosts.split(","), ports[: hosts.count(",") + 1], fillvalue=ports[-1])
@@ -394,31 +402,31 @@ def _system_user() -> str:
         return UNKNOWN_USER
 
 
-def _read_service(name: str | None, environ: Mapping[str, str]) -> Mapping[str, str]:
-    if not name:
+def _read_pg_service(service_name: str | None, environ: Mapping[str, str]) -> Mapping[str, str]:
+    if not service_name:
         return {}
-    path = _service_file(environ)
+    path = _service_file_path(environ)
     parser = configparser.ConfigParser()
     try:
         parser.read(path)
-        if name not in parser.sections():
-            raise ConfigError(f"there is no service {name!r} in {path}")
-        found = dict(parser[name])
+        if service_name not in parser.sections():
+            raise ConfigError(f"there is no service {service_name!r} in {path}")
+        found = dict(parser[service_name])
     except (configparser.Error, OSError, UnicodeDecodeError):  # the error may show a password
         raise ConfigError(
-            f"the service {name!r} in {path} cannot be read: write lines NAME=VALUE below "
-            f"[{name}], and % as %%"
+            f"the service {service_name!r} in {path} cannot be read: write lines NAME=VALUE below "
+            f"[{service_name}], and % as %%"
         ) from None
     for parameter in found:
-        if parameter in _IGNORED_PARAMETERS or parameter in _REFUSED_PARAMETERS:
+        if parameter in _IGNORABLE_PARAMETER_VALUES or parameter in _REFUSED_PARAMETER_REMEDIES:
             raise ConfigError(
-                f"the service {name!r} in {path} has the parameter {parameter}, which asyncpg does "
-                "not support: remove it there, or use a URL instead of the service"
+                f"the service {service_name!r} in {path} has the parameter {parameter}, which "
+                "asyncpg does not support: remove it there, or use a URL instead of the service"
             )
     return found
 
 
-def _service_file(environ: Mapping[str, str]) -> Path:
+def _service_file_path(environ: Mapping[str, str]) -> Path:
     if chosen := environ.get("PGSERVICEFILE"):
         return Path(chosen)
     if sys.platform == "win32":
@@ -433,25 +441,25 @@ def environment_url(environ: Mapping[str, str] = os.environ) -> str:
     return f"{_EMPTY_URL}?service={quote(service, safe='')}" if service else _EMPTY_URL
 
 
-def show_url(url: str) -> str:
+def url_for_display(url: str) -> str:
     """Return the URL without its password. For a URL from `environment_url`, return the server
     instead."""
     if url.partition("?service=")[0] == _EMPTY_URL:
-        return str(server_of(url))
-    return mask_url(url)
+        return str(server_from_url(url))
+    return mask_passwords(url)
 
 
-class SplitUrl(NamedTuple):
+class AsyncpgUrl(NamedTuple):
     """A URL for asyncpg, and the parts that were removed."""
 
     url: str
     connect_timeout: float | None
     """The timeout for making a connection, in seconds. None: no limit."""
-    ignored: tuple[str, ...]
+    ignored_parameters: tuple[str, ...]
     """The names of the parameters that have no effect."""
 
 
-def split_url(url: str, environ: Mapping[str, str] = os.environ) -> SplitUrl:
+def adapt_url_for_asyncpg(url: str, environ: Mapping[str, str] = os.environ) -> AsyncpgUrl:
     """Remove parameters of libpq from a valid URL. asyncpg would send them to the server as
     settings of the session.
 
@@ -470,20 +478,20 @@ def split_url(url: str, environ: Mapping[str, str] = os.environ) -> SplitUrl:
     ignored: list[str] = []
     for part in query.split("&") if query else ():
         ((name, value),) = parse_qsl(part, keep_blank_values=True)
-        if name in _IGNORED_PARAMETERS or name in _REFUSED_PARAMETERS:
+        if name in _IGNORABLE_PARAMETER_VALUES or name in _REFUSED_PARAMETER_REMEDIES:
             ignored.append(name)
-        elif name == "sslrootcert" and value == _SYSTEM_CERTIFICATES:
+        elif name == "sslrootcert" and value == _SSLROOTCERT_SYSTEM:
             kept += _system_certificate_parameters(query)
         elif name != "connect_timeout":
             kept.append(part)
-    return SplitUrl(
+    return AsyncpgUrl(
         base + ("?" + "&".join(kept) if kept else ""),
         float(limit) if limit > 0 else None,
         tuple(ignored),
     )
 
 
-def ignored_variables(url: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def ignored_pg_variables(url: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return the variables of libpq that are set but have no effect.
 
     Raises:
@@ -494,16 +502,16 @@ def ignored_variables(url: str, environ: Mapping[str, str] = os.environ) -> tupl
     if "target_session_attrs" not in query and _is_unknown_session_attrs(
         environ.get("PGTARGETSESSIONATTRS")
     ):
-        raise ConfigError(f"PGTARGETSESSIONATTRS must be one of {_SESSION_KINDS}")
+        raise ConfigError(f"PGTARGETSESSIONATTRS must be one of {_TARGET_SESSION_ATTRS_VALUES}")
     sslmode = query.get("sslmode") or environ.get("PGSSLMODE")
-    ignored = [variable for variable in _IGNORED_VARIABLES if environ.get(variable)]
-    for variable, parameter in _UNSUPPORTED_VARIABLES.items():
+    ignored = [variable for variable in _IGNORED_PG_VARIABLES if environ.get(variable)]
+    for variable, parameter in _UNSUPPORTED_PG_VARIABLES.items():
         value = environ.get(variable)
         if not value or parameter in query:
             continue
-        reason = _support_problem(parameter, value, sslmode)
+        reason = _unsupported_parameter_problem(parameter, value, sslmode)
         is_about_network = parameter != "requirepeer"
-        if reason and not (is_about_network and server_of(url, environ).is_local):
+        if reason and not (is_about_network and server_from_url(url, environ).is_local):
             raise ConfigError(f"the variable {variable} {reason}")
         ignored.append(variable)
     return tuple(ignored)
@@ -520,7 +528,7 @@ def missing_tls_file_message(url: str) -> str | None:
     """If a TLS file of the URL or the environment is missing, return an error text about the first
     such file."""
     query = dict(parse_qsl(urlsplit(url).query))
-    for name in _TLS_FILES:
+    for name in _TLS_FILE_PARAMETERS:
         variable = f"PG{name.upper()}"
         path = query.get(name) or os.environ.get(variable)
         if path and not Path(path).is_file():

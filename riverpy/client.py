@@ -266,7 +266,7 @@ class Client(JobMethods, QueueMethods, PeriodicJobMethods, ExecutionMethods, Lea
         return await create_pool(
             database,
             max_size=self._config.pool_size,
-            pooled=self._config.pooler,
+            through_pooler=self._config.pooler,
             command_timeout=STATEMENT_TIMEOUT,
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import msgspec
 
-from riverpy._dsn import mask_url, validate_url
+from riverpy._dsn import mask_passwords, validate_url
 from riverpy._names import (
     DEFAULT_DOMAIN,
     expect_literal_value,
@@ -316,7 +316,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         text = super().__repr__()
         if self.listen_url is None:
             return text
-        return text.replace(repr(self.listen_url), repr(mask_url(self.listen_url)))
+        return text.replace(repr(self.listen_url), repr(mask_passwords(self.listen_url)))
 
 
 def check_queues(queues: Mapping[str, QueueConfig]) -> None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from riverpy._names import validate_schema, validate_schema_length
 from riverpy._postgres.driver import (
     CONNECT_TIMEOUT,
-    close,
+    close_connection,
     connect,
+    is_asyncpg_connection,
     is_pool,
-    is_transaction,
 )
 from riverpy._postgres.migration_step import (
     Direction,
@@ -153,7 +153,7 @@ class Migrator:
         if schema is not None:
             validate_schema(schema)
         if not (database is None or isinstance(database, str)) and not (
-            is_pool(database) or is_transaction(database)
+            is_pool(database) or is_asyncpg_connection(database)
         ):
             raise TypeError(
                 "a Migrator takes a URL, an asyncpg pool or an asyncpg connection, "
@@ -398,11 +398,11 @@ class Migrator:
     async def _connection(self) -> AsyncGenerator[Transaction]:
         database = self._database
         if database is None or isinstance(database, str):
-            connection = await connect(database, pooled=True)
+            connection = await connect(database, through_pooler=True)
             try:
                 yield connection
             finally:
-                await close(connection)
+                await close_connection(connection)
         elif is_pool(database):
             async with database.acquire(timeout=CONNECT_TIMEOUT) as pooled:
                 yield pooled

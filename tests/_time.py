@@ -31,21 +31,21 @@ class VirtualTimer:
         self._now = start
         self._alarms: dict[object, tuple[float, Callable[[], object]]] = {}
 
-    def boottime(self) -> float:
+    def seconds_since_boot(self) -> float:
         """Return the virtual seconds."""
         return self._now
 
     async def sleep(self, seconds: float) -> None:
         """Return when time has moved by this many seconds."""
-        await self.wait(asyncio.Event(), seconds)
+        await self.wait_for_event(asyncio.Event(), seconds)
 
-    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
+    async def wait_for_event(self, event: asyncio.Event, timeout: float) -> bool:
         """Wait for the event until time has moved by this many seconds."""
-        if event.is_set() or seconds <= 0:
+        if event.is_set() or timeout <= 0:
             await asyncio.sleep(0)
             return event.is_set()
         with anyio.CancelScope() as scope:
-            self._alarms[scope] = self._now + seconds, scope.cancel
+            self._alarms[scope] = self._now + timeout, scope.cancel
             try:
                 await event.wait()
             finally:

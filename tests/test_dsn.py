@@ -20,16 +20,22 @@ import structlog
 
 from riverpy import Client, Config, ConfigError
 from riverpy._dsn import (
+    adapt_url_for_asyncpg,
     environment_url,
-    ignored_variables,
-    mask_url,
-    server_of,
-    show_url,
-    split_url,
+    ignored_pg_variables,
+    mask_passwords,
+    server_from_url,
+    url_for_display,
     validate_url,
 )
 from riverpy._log_events import DATABASE_URL_PARAMETERS_IGNORED, DATABASE_VARIABLES_IGNORED
-from riverpy._postgres.driver import CONNECT_TIMEOUT, close, close_pool, connect, create_pool
+from riverpy._postgres.driver import (
+    CONNECT_TIMEOUT,
+    close_connection,
+    close_pool,
+    connect,
+    create_pool,
+)
 from tests.cli.invoking import invoke
 
 if TYPE_CHECKING:
@@ -122,7 +128,7 @@ def test_process_does_not_repeat_a_wrong_url() -> None:
 def test_right_url(url: str) -> None:
     """Common URLs are accepted."""
     validate_url(url)
-    assert mask_url(url).replace("***", "p%40") == url
+    assert mask_passwords(url).replace("***", "p%40") == url
 
 
 @pytest.mark.parametrize(
@@ -143,15 +149,15 @@ def test_right_url(url: str) -> None:
 )
 def test_mask_in_text(text: str) -> None:
     """Passwords of mistyped URLs are masked in any text."""
-    assert "s3cret" not in mask_url(text)
-    assert mask_url(text).startswith("at ")
-    assert mask_url(text).endswith(" now")
+    assert "s3cret" not in mask_passwords(text)
+    assert mask_passwords(text).startswith("at ")
+    assert mask_passwords(text).endswith(" now")
 
 
 def test_mask_leaves_other_text() -> None:
     """A URL with a port and an unrelated address after it is not masked."""
     text = f"see http://host:80 {'word ' * 50} ada@example.com"
-    assert mask_url(text) == text
+    assert mask_passwords(text) == text
 
 
 def test_config_shows_no_password() -> None:
@@ -177,7 +183,7 @@ def test_config_shows_no_password() -> None:
 )
 def test_server(url: str, environ: Mapping[str, str], hosts: str, user: str, database: str) -> None:
     """The server comes from the URL, and from PG* variables for parts that the URL lacks."""
-    assert server_of(url, environ) == (hosts, user, database)
+    assert server_from_url(url, environ) == (hosts, user, database)
 
 
 def test_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,14 +191,14 @@ def test_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "services").write_text("[mine]\nhost=h\nport=7\nuser=u\ndbname=d\npassword=s3c\n")
     monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
     monkeypatch.setenv("PGSERVICE", "mine")
-    assert server_of(environment_url()) == ("h:7", "u", "d")
-    assert show_url(environment_url()) == "database d of user u at h:7"
+    assert server_from_url(environment_url()) == ("h:7", "u", "d")
+    assert url_for_display(environment_url()) == "database d of user u at h:7"
     monkeypatch.setenv("PGSERVICE", "other")
     with pytest.raises(ConfigError, match=r"there is no service 'other' in .*services"):
-        server_of(environment_url())
+        server_from_url(environment_url())
     (tmp_path / "services").write_text("[other]\npassword=s3cret%x\n")
     with pytest.raises(ConfigError, match="cannot be read") as caught:
-        server_of(environment_url())
+        server_from_url(environment_url())
     assert "s3cret" not in str(caught.value)
 
 
@@ -207,7 +213,7 @@ async def test_connect_by_service(
         "SELECT split_part(current_setting('unix_socket_directories'), ',', 1),"
         " current_setting('port'), current_user, current_database()"
     )
-    await close(connection)
+    await close_connection(connection)
     (tmp_path / "services").write_text(
         f"[it]\nhost={host}\nport={port}\nuser={user}\ndbname={name}"
     )
@@ -215,7 +221,7 @@ async def test_connect_by_service(
     monkeypatch.setenv("PGSERVICE", "it")
     connection = await connect(None)
     assert await connection.fetchval("SELECT current_database()") == name
-    await close(connection)
+    await close_connection(connection)
 
 
 @dataclass
@@ -243,7 +249,7 @@ async def address(database_url: str) -> Address:
         "SELECT split_part(current_setting('unix_socket_directories'), ',', 1),"
         " current_setting('port'), current_user, current_database()"
     )
-    await close(connection)
+    await close_connection(connection)
     return Address(host, port, user, name)
 
 
@@ -254,8 +260,8 @@ async def test_next_host_after_a_silent_host(address: Address) -> None:
         url = address.url(silent.getsockname()[1], "&target_session_attrs=primary")
         with anyio.fail_after(CONNECT_TIMEOUT / 2):
             connection = await connect(url)
-            await close(connection)
-        pool = await create_pool(url, max_size=1, pooled=False, command_timeout=5)
+            await close_connection(connection)
+        pool = await create_pool(url, max_size=1, through_pooler=False, command_timeout=5)
         with anyio.fail_after(CONNECT_TIMEOUT / 2):
             assert await pool.fetchval("SELECT NOT pg_is_in_recovery()", timeout=5)
         assert await close_pool(pool)
@@ -272,7 +278,7 @@ async def test_next_host_after_a_closed_connection(address: Address) -> None:
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as proxy:
         port = proxy.sockets[0].getsockname()[1]
         for mode in ("prefer", "disable"):
-            await close(await connect(address.url(port, f"&sslmode={mode}")))
+            await close_connection(await connect(address.url(port, f"&sslmode={mode}")))
         address.database = "none_of_this_name"
         with pytest.raises(asyncpg.InvalidCatalogNameError):
             await connect(address.url(port))
@@ -290,8 +296,8 @@ async def test_reasons_of_all_hosts(address: Address) -> None:
 
 async def test_connect_timeout(database_url: str) -> None:
     """`connect_timeout` in a URL is a timeout and is not sent to the server."""
-    assert split_url("postgres://h/d?connect_timeout=3") == ("postgres://h/d", 3, ())
-    assert split_url("postgres://h/d?a=1&connect_timeout=0&b=%202") == (
+    assert adapt_url_for_asyncpg("postgres://h/d?connect_timeout=3") == ("postgres://h/d", 3, ())
+    assert adapt_url_for_asyncpg("postgres://h/d?a=1&connect_timeout=0&b=%202") == (
         "postgres://h/d?a=1&b=%202",
         None,
         (),
@@ -357,10 +363,10 @@ def test_ignored_parameters(query: str, kept: str, ignored: list[str] | None) ->
     """A parameter that can be ignored is not sent to the server, and is listed."""
     url = f"postgres://u:p@h/d?{query}"
     validate_url(url)
-    found = split_url(url)
+    found = adapt_url_for_asyncpg(url)
     assert found.url == f"postgres://u:p@h/d?{kept}".removesuffix("?")
     names = [part.partition("=")[0] for part in query.split("&") if part not in kept]
-    assert list(found.ignored) == (ignored or names)
+    assert list(found.ignored_parameters) == (ignored or names)
 
 
 def test_system_root_certificates() -> None:
@@ -371,7 +377,7 @@ def test_system_root_certificates() -> None:
     expected = f"postgres://h/d?sslmode=verify-full&sslrootcert={quote(cafile, safe='')}"
     for query in ("sslrootcert=system", "sslmode=verify-full&sslrootcert=system"):
         validate_url(f"postgres://h/d?{query}")
-        assert split_url(f"postgres://h/d?{query}").url == expected
+        assert adapt_url_for_asyncpg(f"postgres://h/d?{query}").url == expected
 
 
 def test_libpq_parameter_of_a_service(tmp_path: Path) -> None:
@@ -379,7 +385,7 @@ def test_libpq_parameter_of_a_service(tmp_path: Path) -> None:
     file = tmp_path / "services"
     file.write_text("[main]\nhost=h\nchannel_binding=require\npassword=s3cret\n")
     with pytest.raises(ConfigError) as caught:
-        server_of("postgres://?service=main", {"PGSERVICEFILE": str(file)})
+        server_from_url("postgres://?service=main", {"PGSERVICEFILE": str(file)})
     assert "parameter channel_binding" in str(caught.value)
     assert "s3" not in str(caught.value)
 
@@ -498,13 +504,13 @@ def test_variables_beside_a_url(
     """A parameter of the URL overrides the variable. A verified server, or a local socket, needs no
     channel binding."""
     host = "" if "host=" in query else "h"
-    assert ignored_variables(f"postgres://{host}/d{query}", environ) == ignored
+    assert ignored_pg_variables(f"postgres://{host}/d{query}", environ) == ignored
 
 
 def test_peer_of_a_socket() -> None:
     """PGREQUIREPEER is refused for sockets, and has no effect for other hosts."""
     with pytest.raises(ConfigError, match="PGREQUIREPEER is not supported"):
-        ignored_variables("postgres:///d?host=/run/pg", {"PGREQUIREPEER": "postgres"})
+        ignored_pg_variables("postgres:///d?host=/run/pg", {"PGREQUIREPEER": "postgres"})
 
 
 @pytest.mark.parametrize(
@@ -526,7 +532,7 @@ async def test_error_names_the_server(place: str, kind: type[OSError], text: str
     assert str(caught.value).startswith(text)
     assert caught.value.errno
     with pytest.raises(kind, match=r" \(of listen_url\): "):
-        await connect(f"postgres://u:s3cret@{place}/d", setting="listen_url")
+        await connect(f"postgres://u:s3cret@{place}/d", url_setting_name="listen_url")
 
 
 async def test_missing_certificate_is_named(tmp_path: Path) -> None:

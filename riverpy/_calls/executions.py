@@ -22,7 +22,7 @@ from riverpy._postgres.driver import (
     QueryCanceledError,
     SerializationError,
     UndefinedTableError,
-    describe,
+    describe_error,
 )
 from riverpy._postgres.executions import (
     ExecutionRow,
@@ -285,10 +285,12 @@ class ExecutionMethods(ClientMethods):
                             connection, self._config.schema, **claim._asdict(), kept=kept
                         )
             except DATABASE_ERRORS as error:
-                delay = backoff.next()
+                delay = backoff.next_delay()
                 if anyio.current_time() + delay > deadline:
                     # Logged here, because a cancelled caller does not receive the error.
-                    _log.error(EXECUTION_END_NOT_RECORDED, key=claim.key, error=describe(error))
+                    _log.error(
+                        EXECUTION_END_NOT_RECORDED, key=claim.key, error=describe_error(error)
+                    )
                     raise
                 await anyio.sleep(delay)
 
@@ -299,7 +301,7 @@ class ExecutionMethods(ClientMethods):
                 async with self._transaction(None) as connection:
                     await exec_release(connection, self._config.schema, **claim._asdict())
         except DATABASE_ERRORS as error:
-            _log.warning(EXECUTION_CLAIM_RELEASE_FAILED, error=describe(error))
+            _log.warning(EXECUTION_CLAIM_RELEASE_FAILED, error=describe_error(error))
 
     @contextmanager
     def _limit_key_wait(self, wait: float, *, can_retry_conflicts: bool) -> Generator[None]:
@@ -350,7 +352,7 @@ async def _retry_while_key_locked(
         except _KeyLockedError:
             if anyio.current_time() >= deadline:
                 return Execution(ExecutionState.IN_PROGRESS)
-            await anyio.sleep(backoff.next())
+            await anyio.sleep(backoff.next_delay())
 
 
 def _existing_execution(row: ExecutionRow | None) -> Execution[Any]:

@@ -33,7 +33,7 @@ from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     LockNotAvailableError,
     UndefinedTableError,
-    describe,
+    describe_error,
 )
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ class HeartbeatWriter:
         self._claims_allowed_event = asyncio.Event()
         """An event that is set when claiming is allowed again."""
         self._last_heartbeat_at = -math.inf
-        """The time at which the last successful heartbeat started, by `Timer.boottime`."""
+        """The time at which the last successful heartbeat started, by
+        `Timer.seconds_since_boot`."""
         self._contact_started_at = 0.0
         self.contact_start_count = 0
         """How often contact with the server began. After a break, the client may have another
@@ -124,7 +125,7 @@ class HeartbeatWriter:
     @property
     def can_claim_jobs(self) -> bool:
         """Whether claiming is allowed: the last heartbeat is recent."""
-        return self._timer.boottime() < self._claims_allowed_until
+        return self._timer.seconds_since_boot() < self._claims_allowed_until
 
     async def wait_until_can_claim_jobs(self) -> None:
         """Wait until claiming is allowed."""
@@ -136,12 +137,12 @@ class HeartbeatWriter:
     def seconds_since_last_heartbeat(self) -> float | None:
         """Seconds since the last heartbeat. None: no heartbeat was written yet."""
         written_at = self._last_heartbeat_at
-        return None if written_at == -math.inf else self._timer.boottime() - written_at
+        return None if written_at == -math.inf else self._timer.seconds_since_boot() - written_at
 
     def contact_duration(self) -> float:
         """Return how long the contact with the server has lasted without a break, in seconds; 0
         during a break. Without contact this process cannot know whether other clients are dead."""
-        now = self._timer.boottime()
+        now = self._timer.seconds_since_boot()
         if now - self._last_heartbeat_at > self._dead_after * CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER:
             return 0.0
         return now - self._contact_started_at
@@ -153,7 +154,7 @@ class HeartbeatWriter:
             ClientIdInUseError: another client has the id.
             Exception: one of DATABASE_ERRORS.
         """
-        began = self._timer.boottime()
+        began = self._timer.seconds_since_boot()
         try:
             self.registered_at = await self._id_registration.register()
         except UndefinedTableError as error:
@@ -163,7 +164,11 @@ class HeartbeatWriter:
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Write heartbeats until the service is stopped. Call `register` first."""
-        began = self._timer.boottime() if self.registered_at is None else self._last_heartbeat_at
+        began = (
+            self._timer.seconds_since_boot()
+            if self.registered_at is None
+            else self._last_heartbeat_at
+        )
         task_status.started()
         while not self.has_lost_client_id:
             delay = (
@@ -173,7 +178,7 @@ class HeartbeatWriter:
             )
             scope.expect_progress(within=delay + self._timeout * len(self._connections))
             await self._timer.sleep(delay)
-            began = self._timer.boottime()
+            began = self._timer.seconds_since_boot()
             await self._write_heartbeat()
         scope.expect_no_progress()
         await anyio.sleep_forever()
@@ -212,13 +217,13 @@ class HeartbeatWriter:
                     registered_at=self.registered_at,
                 )
         except DATABASE_ERRORS as error:  # a leader deletes the row later
-            self._log.debug(CLIENT_DEREGISTRATION_FAILED, error=describe(error))
+            self._log.debug(CLIENT_DEREGISTRATION_FAILED, error=describe_error(error))
 
     async def _write_heartbeat(self) -> None:
         """Write one heartbeat over the first connection that works."""
         error: Exception | None = None
         for connection in self._connections:
-            began = self._timer.boottime()
+            began = self._timer.seconds_since_boot()
             try:
                 has_id = await self._write_heartbeat_on(connection)
             except UndefinedTableError as missing:
@@ -229,7 +234,9 @@ class HeartbeatWriter:
                 break
             except DATABASE_ERRORS as raised:
                 error = raised
-                self._log.debug(HEARTBEAT_FAILED, connection=connection.name, error=describe(error))
+                self._log.debug(
+                    HEARTBEAT_FAILED, connection=connection.name, error=describe_error(error)
+                )
             else:
                 if has_id:
                     self._record_success(began)
@@ -261,7 +268,7 @@ class HeartbeatWriter:
         self._on_client_id_lost()
 
     def _record_success(self, started_at: float) -> None:
-        now = self._timer.boottime()
+        now = self._timer.seconds_since_boot()
         limit = self._dead_after * CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER
         if started_at - self._last_heartbeat_at > limit:
             self._contact_started_at = now
@@ -282,18 +289,18 @@ class HeartbeatWriter:
             HEARTBEAT_TABLE_NOT_FOUND,
             level="error",
             effect="heartbeats, and the rescue of dead clients' jobs, are off",
-            error=describe(error),
+            error=describe_error(error),
         )
         self.heartbeat_failed.emit()
 
     def _record_failure(self, error: Exception | None) -> None:
-        age = self._timer.boottime() - self._last_heartbeat_at
+        age = self._timer.seconds_since_boot() - self._last_heartbeat_at
         if age > self._dead_after * CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER:
             self._failure_log.log_failure(
                 HEARTBEAT_LOST,
                 effect="the client claims no jobs, and its running jobs will be rescued",
                 seconds_since_last=round(age, 3),
                 dead_after=self._dead_after,
-                error=error and describe(error),
+                error=error and describe_error(error),
             )
         self.heartbeat_failed.emit()

@@ -49,7 +49,7 @@ class HeartbeatObserver:
         """Compare all current heartbeats with the earlier ones. After a restart of the server the
         observation begins again, because no client could write a heartbeat while the server was
         down."""
-        now = self._timer.boottime()
+        now = self._timer.seconds_since_boot()
         before = self._observed_heartbeats if server_start == self.server_start else {}
         self.server_start = server_start
         self._observed_heartbeats = {}
@@ -64,7 +64,7 @@ class HeartbeatObserver:
     ) -> StoppedHeartbeats:
         """Return the stopped heartbeats: they have not changed for `stopped_after` plus
         `extra_seconds`. The heartbeat's own `dead_after` replaces the former if it is longer."""
-        now = self._timer.boottime()
+        now = self._timer.seconds_since_boot()
         contact = math.inf if self._contact_duration is None else self._contact_duration()
         stopped: dict[str, bytes] = {}
         seconds_until_next = math.inf

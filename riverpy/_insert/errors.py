@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from riverpy._names import SCHEMA_TOO_LONG_ERROR
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
-    describe,
-    is_channel_too_long,
+    describe_error,
+    is_channel_name_too_long,
     is_closed_for_good,
     is_notification_queue_full,
-    is_untranslatable,
+    is_untranslatable_text_error,
 )
 from riverpy._postgres.transactions import TRANSACTION_ABORTED
 from riverpy.errors import (
@@ -71,13 +71,15 @@ def translate_notify_channel_error() -> Generator[None]:
     try:
         yield
     except DATABASE_ERRORS as error:
-        if not is_channel_too_long(error):
+        if not is_channel_name_too_long(error):
             raise
         raise _make_channel_name_error(error) from error
 
 
 def _make_channel_name_error(error: Exception, suffix: str = "") -> ConfigError:
-    return ConfigError(f"{SCHEMA_TOO_LONG_ERROR}: nothing was stored ({describe(error)}){suffix}")
+    return ConfigError(
+        f"{SCHEMA_TOO_LONG_ERROR}: nothing was stored ({describe_error(error)}){suffix}"
+    )
 
 
 def _translate_statement_error(error: Exception, suffix: str) -> Exception | None:
@@ -86,26 +88,27 @@ def _translate_statement_error(error: Exception, suffix: str) -> Exception | Non
     code = sqlstate(error)
     if code in _SCHEMA_MISSING_SQLSTATES:
         return SchemaMissingError(
-            f"River's tables are missing or too old ({describe(error)}): run `riverpy migrate up`, "
-            f"or set Config(schema=...) to the schema that has them{suffix}"
+            f"River's tables are missing or too old ({describe_error(error)}): run `riverpy "
+            f"migrate up`, or set Config(schema=...) to the schema that has them{suffix}"
         )
-    if is_channel_too_long(error):
+    if is_channel_name_too_long(error):
         return _make_channel_name_error(error, suffix)
     if is_notification_queue_full(error):  # a full queue has this code too
         return None
     if code == _LIMIT_EXCEEDED_SQLSTATE or _ALLOCATION_FAILED_TEXT in str(error):
         return ArgsError(
-            f"the args or metadata are too large for PostgreSQL: {describe(error)}{suffix}"
+            f"the args or metadata are too large for PostgreSQL: {describe_error(error)}{suffix}"
         )
     if code == _DATA_CORRUPTED_SQLSTATE:
         return JobDamagedError(
             "nothing was inserted: the server cannot read the existing job with the same unique "
-            f"key ({describe(error)}). `riverpy job list` shows its id{suffix}"
+            f"key ({describe_error(error)}). `riverpy job list` shows its id{suffix}"
         )
-    if is_untranslatable(error):
+    if is_untranslatable_text_error(error):
         return ArgsError(
             "a text of these jobs has a character that the encoding of the database lacks "
-            f"({describe(error)}): leave it out, or use a database with encoding UTF8{suffix}"
+            f"({describe_error(error)}): leave it out, or use a database with encoding UTF8"
+            f"{suffix}"
         )
     if getattr(error, "constraint_name", None) == _UNIQUE_INDEX_NAME:
         return UniqueConflictError(
@@ -135,6 +138,6 @@ def _translate_connection_error(
     if tx is not None and is_closed_for_good(tx):
         return TransactionError(
             "the connection given as tx was lost, and its transaction was rolled back: "
-            f"{describe(error)}"
+            f"{describe_error(error)}"
         )
     return None

@@ -317,7 +317,7 @@ class Inserter:
                     continue
                 if sqlstate(error) not in _ROLLBACK_SQLSTATES or retries == ROLLBACK_RETRIES_MAX:
                     raise
-            await anyio.sleep(backoff.next())
+            await anyio.sleep(backoff.next_delay())
         raise AssertionError("unreachable")
 
     async def _send_on_pool(self, rows: list[InsertRow], queues: list[str], send: SendRows[T]) -> T:
@@ -351,7 +351,7 @@ class Inserter:
                 if not isinstance(error, OSError) and sqlstate(error) not in _UNAVAILABLE_SQLSTATES:
                     raise
             backoff = backoff or Backoff(timedelta(milliseconds=50), timedelta(seconds=1))
-            await anyio.sleep(backoff.next())
+            await anyio.sleep(backoff.next_delay())
 
     # -- sending
 

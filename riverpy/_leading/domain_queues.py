@@ -83,14 +83,14 @@ class DomainQueues:
             Exception: one of DATABASE_ERRORS.
         """
         async with self._lock:
-            if self._timer.boottime() >= self._next_read_at:
+            if self._timer.seconds_since_boot() >= self._next_read_at:
                 forget_calls = self._forget_calls
                 owned = await self._read_owned_queues()
                 self._scope = self._select_scope(owned)
                 if forget_calls == self._forget_calls:  # else `forget` was called during the read
                     unowned = self._unowned_interval if self._has_table else UNOWNED_READ_INTERVAL
                     interval = READ_INTERVAL if owned else unowned
-                    self._next_read_at = self._timer.boottime() + interval
+                    self._next_read_at = self._timer.seconds_since_boot() + interval
             return self._scope
 
     def forget(self) -> None:

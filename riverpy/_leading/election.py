@@ -92,7 +92,7 @@ class Election:
         if task is None:
             return True
         task.stop_work(StopCause.CLIENT_STOP)
-        return await self._engine.timer.wait(task.released, timeout)
+        return await self._engine.timer.wait_for_event(task.released, timeout)
 
     def _begin_term(self, lease: Lease) -> LeaseTask:
         self._lease = lease

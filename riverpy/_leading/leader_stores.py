@@ -41,7 +41,7 @@ class LeaderRowStore(LeaseStore):
         """Create the store of one client. A renewal extends its term by `ttl`."""
         self._connection, self._schema = connection, schema
         self._leader_id, self._ttl = leader_id, ttl
-        self.outage = connection.outage
+        self.outage = connection.outage_tracker
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
@@ -96,7 +96,7 @@ class DomainLeaseStore(LeaseTable):
 
     def __init__(self, connection: DedicatedConnection, schema: str | None) -> None:
         super().__init__(connection, connection, schema)
-        self.outage = connection.outage
+        self.outage = connection.outage_tracker
 
 
 class SchemaLeaseStore(DomainLeaseStore):

@@ -21,7 +21,7 @@ from riverpy._log_events import (
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.clients import election_status
 from riverpy._postgres.domains import domain_election_status
-from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ class LeaderWatch:
             async with self._connection.acquire("checking the leader", STATEMENT_TIMEOUT) as opened:
                 status = await self._read_status(opened)
         except DATABASE_ERRORS as error:
-            self._log.debug(LEADER_CHECK_FAILED, error=describe(error))
+            self._log.debug(LEADER_CHECK_FAILED, error=describe_error(error))
             self._no_candidate_since = None  # no client can write a heartbeat in an outage
             return
         self._check_leader(status)
@@ -148,7 +148,7 @@ class LeaderWatch:
     def _check_candidates(self, status: ElectionStatus) -> None:
         """Log that no client can become leader, and log it again each hour. Only clients with
         `candidate=False` do this, since any other client could become leader itself."""
-        now = self._timer.boottime()
+        now = self._timer.seconds_since_boot()
         if status.has_candidate or (self._domain is None and status.leader_id is not None):
             self._no_candidate_since, self._no_candidate_logged_at = None, -math.inf
             return

@@ -41,7 +41,7 @@ from riverpy._postgres.domains import (
     owner_lock,
     owner_notify,
 )
-from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy.errors import DomainConflictError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Membership:
         """For each queue that was moved from this client's domain, the new domain that was logged
         last."""
         self._log = get_logger(domain=config.domain)
-        self._last_update_at = self._timer.boottime()
+        self._last_update_at = self._timer.seconds_since_boot()
         """When the last heartbeat was written."""
         self._failures = RepeatedFailureLog(self._log)
         self.updated = TestSignal("Membership.updated")
@@ -154,7 +154,7 @@ class Membership:
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Write heartbeats of the domain until the service is stopped."""
-        self._last_update_at = self._timer.boottime()
+        self._last_update_at = self._timer.seconds_since_boot()
         task_status.started()
         interval = self._interval.total_seconds()
         while True:
@@ -173,19 +173,19 @@ class Membership:
             self.updated.emit()
 
     def _record_failure(self, error: Exception) -> None:
-        self._log.debug(DOMAIN_HEARTBEAT_FAILED, error=describe(error))
-        age = self._timer.boottime() - self._last_update_at
+        self._log.debug(DOMAIN_HEARTBEAT_FAILED, error=describe_error(error))
+        age = self._timer.seconds_since_boot() - self._last_update_at
         if age > self._config.dead_after.total_seconds() * CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER:
             self._failures.log_failure(
                 DOMAIN_HEARTBEAT_LOST,
                 effect="if no client of the domain sends heartbeats, the leader of `default` "
                 "maintains its queues after ten minutes",
                 seconds_since_last=round(age, 3),
-                error=describe(error),
+                error=describe_error(error),
             )
 
     def _record_success(self) -> None:
-        self._last_update_at = self._timer.boottime()
+        self._last_update_at = self._timer.seconds_since_boot()
         self._failures.log_recovery(DOMAIN_HEARTBEAT_RESTORED)
 
     async def _claim_queues(self, connection: Connection) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy._names import DEFAULT_DOMAIN
-from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.transactions import (
     CHECK_TIMEOUT,
     expect_fenceable,
@@ -142,7 +142,7 @@ class TermFence(LeaderTerm):
         except DATABASE_ERRORS as error:
             if is_entered:
                 raise
-            text = describe(error)
+            text = describe_error(error)
             raise FenceBusyError(
                 text if text.startswith(purpose) else f"{purpose}: {text}"
             ) from error

@@ -17,7 +17,7 @@ from riverpy._log_events import (
     MAINTENANCE_FAILED_TOO_OFTEN,
     MAINTENANCE_FAILED_WHILE_STOPPING,
 )
-from riverpy._postgres.connection import close_all
+from riverpy._postgres.connection import close_connections
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy.errors import FencedOutError
 
@@ -81,12 +81,12 @@ class TermRunner:
                 for service in services:
                     await group.start(service)
                 context.all_started.set()
-                self._services_started_at = self._timer.boottime()
+                self._services_started_at = self._timer.seconds_since_boot()
                 if scope.cause is None:
                     self._started()
                 await anyio.sleep_forever()
         finally:
-            await close_all([context.connection, context.cleaner_connection])
+            await close_connections([context.connection, context.cleaner_connection])
 
     async def _handle_failure(self, scope: StopScope, error: BaseException) -> None:
         """Log a failure of maintenance. Then wait before the services start again, or resign."""
@@ -94,13 +94,13 @@ class TermRunner:
             self._log.error(MAINTENANCE_FAILED_WHILE_STOPPING, **error_keys(error))
             return
         began = self._services_started_at
-        if began is not None and self._timer.boottime() - began >= FAILURE_RESET_AFTER:
+        if began is not None and self._timer.seconds_since_boot() - began >= FAILURE_RESET_AFTER:
             self._failure_count = 0
             self._backoff.reset()
         self._failure_count += 1
         keys = {"attempt": self._failure_count, "attempts": ATTEMPTS_MAX, **error_keys(error)}
         if self._failure_count < ATTEMPTS_MAX:
-            delay = self._backoff.next()
+            delay = self._backoff.next_delay()
             self._log_method_for(error)(MAINTENANCE_FAILED, seconds=round(delay, 1), **keys)
             await self._timer.sleep(delay)
         else:

@@ -40,7 +40,7 @@ from riverpy._log_events import (
     LEASE_RELEASED,
     LEASE_WORK_STOP_TIMED_OUT,
 )
-from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.notifier import decode_message
 from riverpy.errors import ClientStateError
 
@@ -97,8 +97,8 @@ class LeaseEngine:
         self._wake_events: dict[str, set[asyncio.Event]] = {}
         """The events that wake callers, by the name of the lease for which they wait."""
         self._paused_until: dict[str, float] = {}
-        """For each lease name, the time (by `Timer.boottime`) before which this engine does not try
-        to acquire it."""
+        """For each lease name, the time (by `Timer.seconds_since_boot`) before which this engine
+        does not try to acquire it."""
         self._attempt_count = 0
         """The number of attempts to acquire a lease that wait or run now."""
         self._attempts: set[AcquireAttempt] = set()
@@ -227,7 +227,7 @@ class LeaseEngine:
             TimeoutError: the lease was not free within `wait`.
             ClientStateError: the engine is closed.
         """
-        began = self.timer.boottime()
+        began = self.timer.seconds_since_boot()
         until = began + (math.inf if wait is None else wait.total_seconds())
         wake = asyncio.Event()
         self._wake_events.setdefault(name, set()).add(wake)
@@ -239,7 +239,7 @@ class LeaseEngine:
                 del self._wake_events[name]
                 self._failing_names.discard(name)
                 self._signal_change()
-        lease.waited = self.timer.boottime() - began
+        lease.waited = self.timer.seconds_since_boot() - began
         return lease
 
     async def _acquire_until(
@@ -258,11 +258,11 @@ class LeaseEngine:
                     return lease
                 self._expect_open()
                 self.denied.emit()
-            left = until - self.timer.boottime()
+            left = until - self.timer.seconds_since_boot()
             if left <= 0:
                 raise TimeoutError(f"lease {name!r} was not free in the time to wait for it")
             self._expect_progress(scope, pause)
-            if await self.timer.wait(wake, min(pause, left)):
+            if await self.timer.wait_for_event(wake, min(pause, left)):
                 await self.timer.sleep(random.uniform(0, WAKE_JITTER))  # noqa: S311 (no secret)
 
     def _expect_open(self) -> None:
@@ -277,7 +277,7 @@ class LeaseEngine:
             return self.timing.interval
         if self._max_held is not None and len(self.held) + self._attempt_count >= self._max_held:
             return self.timing.interval
-        return self._paused_until.get(name, 0.0) - self.timer.boottime()
+        return self._paused_until.get(name, 0.0) - self.timer.seconds_since_boot()
 
     async def _attempt_after_delay(self, name: str, backoff: Backoff) -> tuple[Lease | None, float]:
         """Try once to acquire a lease, after a delay that grows with the number of leases held or
@@ -311,10 +311,10 @@ class LeaseEngine:
             ) from error
         is_known = self._failing_names or self._store.is_outage_logged
         say = self._log.debug if is_known else self._log.warning
-        say(LEASE_ACQUISITION_FAILED, lease=name, error=describe(error))
+        say(LEASE_ACQUISITION_FAILED, lease=name, error=describe_error(error))
         if not self._store.is_outage_logged:
             self._failing_names.add(name)
-        return backoff.next()
+        return backoff.next_delay()
 
     async def try_acquire(self, name: str) -> tuple[Lease | None, float]:
         """Try once to acquire a lease. Returns the lease, or None and the seconds until the next
@@ -326,7 +326,7 @@ class LeaseEngine:
             Exception: one of DATABASE_ERRORS; the result is unknown.
         """
         self._expect_open()
-        attempted_at = self.timer.boottime()
+        attempted_at = self.timer.seconds_since_boot()
         ttl, timeout = self.timing.ttl_delta, self._attempt_timeout
         attempt = AcquireAttempt(
             partial(self._store.acquire, name, self.holder, ttl, timeout=timeout)
@@ -370,7 +370,7 @@ class LeaseEngine:
         it for `pause` seconds. Returns False if the lease had ended."""
         if lease.cause is not None:
             return False
-        self._paused_until[lease.name] = self.timer.boottime() + pause
+        self._paused_until[lease.name] = self.timer.seconds_since_boot() + pause
         return lease.end(reason)
 
     async def release(self, lease: Lease) -> bool:
@@ -399,7 +399,12 @@ class LeaseEngine:
             )
         except UNKNOWN_RESULT_ERRORS as error:
             say = self._log.debug if self._store.is_outage_logged else self._log.warning
-            say(LEASE_RELEASE_FAILED, lease=lease.name, epoch=lease.epoch, error=describe(error))
+            say(
+                LEASE_RELEASE_FAILED,
+                lease=lease.name,
+                epoch=lease.epoch,
+                error=describe_error(error),
+            )
             return False
 
     def _signal_change(self) -> None:

@@ -30,7 +30,7 @@ from riverpy._log_events import (
     PROCESS_PAUSED,
     WORK_RAN_PAST_ITS_LEASE,
 )
-from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.leases import LeaseLockedError
 from riverpy.errors import TransactionError
 from riverpy.stats import LeaseStats
@@ -65,12 +65,12 @@ class HeldLeases:
         self._leases: dict[str, Lease] = {}
         self._scopes: dict[Lease, StopScope] = {}  # scopes of the services that hold leases
         self._next_work_log_at: dict[Lease, float] = {}
-        """For each ended lease, the time (by `Timer.boottime`) at which its work is logged if it
-        still runs."""
+        """For each ended lease, the time (by `Timer.seconds_since_boot`) at which its work is
+        logged if it still runs."""
         self._change_event = asyncio.Event()
         """An event that is set and replaced when a lease is added, renewed by a call of `renew`, or
         removed."""
-        self._next_renewal_at = 0.0  # the time of the next renewal, by `Timer.boottime`
+        self._next_renewal_at = 0.0  # the time of the next renewal, by `Timer.seconds_since_boot`
         self._task: asyncio.Task[None] | None = None
         """The task that renews and watches leases while there are any."""
         self.renewals = self.renewal_failures = 0
@@ -102,7 +102,7 @@ class HeldLeases:
         lease."""
         if not self._active_leases:
             since = self._timing.validity - lease.valid_for
-            self._next_renewal_at = self._timer.boottime() + self._timing.interval - since
+            self._next_renewal_at = self._timer.seconds_since_boot() + self._timing.interval - since
         self._leases[lease.name] = lease
         if scope is not None:
             self._scopes[lease] = scope
@@ -195,15 +195,15 @@ class HeldLeases:
             self._log_unfinished_work()
             planned = min(self._timing.deadline_check_interval, self._seconds_until_stop)
             planned = max(planned, DEADLINE_CHECK_INTERVAL_MIN)
-            before = self._timer.boottime()
+            before = self._timer.seconds_since_boot()
             await self._timer.sleep(planned)
-            late = self._timer.boottime() - before - planned
+            late = self._timer.seconds_since_boot() - before - planned
             if late > LOGGED_PAUSE_MIN and self._active_leases:
                 self._log.warning(PROCESS_PAUSED, seconds=round(late, 1))
 
     def _log_unfinished_work(self) -> None:
         """Log work that has not stopped in time after its lease ended."""
-        now = self._timer.boottime()
+        now = self._timer.seconds_since_boot()
         for lease, log_at in self._next_work_log_at.items():
             if now >= log_at and self._leases.get(lease.name) is lease:
                 self._next_work_log_at[lease] = now + WORK_LOG_INTERVAL
@@ -228,12 +228,14 @@ class HeldLeases:
             ]
             for scope in [self._scopes[lease] for lease in held if lease in self._scopes]:
                 scope.expect_progress(within=progress_limit(self._timing))
-            early = self._next_renewal_at - self._timer.boottime()
+            early = self._next_renewal_at - self._timer.seconds_since_boot()
             if early > 0 or not held:
                 step = self._timing.deadline_check_interval
-                await self._timer.wait(self._change_event, min(early, step) if early > 0 else step)
+                await self._timer.wait_for_event(
+                    self._change_event, min(early, step) if early > 0 else step
+                )
                 continue
-            due = self._timer.boottime() + self._timing.interval
+            due = self._timer.seconds_since_boot() + self._timing.interval
             try:
                 await self._renew(held, timeout=self._renewal_timeout(held, locked))
             except UNKNOWN_RESULT_ERRORS as error:
@@ -242,11 +244,13 @@ class HeldLeases:
                 failures.log_failure(
                     LEASE_RENEWAL_FAILED,
                     is_cause_logged=self._store.is_outage_logged,
-                    error=describe(error),
+                    error=describe_error(error),
                 )
                 self.renewal_failures += 1
                 left = max(self._seconds_until_stop, 0.0)
-                self._next_renewal_at = self._timer.boottime() + min(backoff.next(), left / 2)
+                self._next_renewal_at = self._timer.seconds_since_boot() + min(
+                    backoff.next_delay(), left / 2
+                )
             else:
                 failures.log_recovery(LEASE_RENEWAL_RESTORED)
                 locked = frozenset[str]()
@@ -260,7 +264,7 @@ class HeldLeases:
         return min(STORE_TIMEOUT, min(lease.seconds_until_stop for lease in free or held) / 2)
 
     async def _renew(self, held: list[Lease], *, timeout: float) -> None:
-        attempted_at = self._timer.boottime()
+        attempted_at = self._timer.seconds_since_boot()
         terms = [(lease.name, lease.epoch) for lease in held]
         answers = await self._store.renew(self._holder, terms, timeout=timeout)
         for lease in held:
@@ -269,7 +273,7 @@ class HeldLeases:
             elif answers[lease.name]:
                 lease.extend(attempted_at=attempted_at)
         self.renewals += 1
-        self.renewal_seconds = self._timer.boottime() - attempted_at
+        self.renewal_seconds = self._timer.seconds_since_boot() - attempted_at
         self.renewed.emit()
         if locked := [name for name, is_renewed in answers.items() if not is_renewed]:
             raise LeaseLockedError(locked)

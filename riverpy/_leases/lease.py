@@ -52,7 +52,8 @@ class Lease:
         timer: Timer,
     ) -> None:
         """Create the lease from the store's answer to an attempt to acquire it. The attempt started
-        at `attempted_at` by boottime. `name` does not have the prefix that it has in the table."""
+        at `attempted_at` by `Timer.seconds_since_boot`. `name` does not have the prefix that it has
+        in the table."""
         self.name, self.epoch, self.holder = name, answer.epoch, answer.holder
         self.acquired_at = answer.acquired_at
         """The start of the term by the server's clock, exact to the microsecond."""
@@ -61,7 +62,7 @@ class Lease:
         self.end_reason = NOT_RENEWED_REASON
         """The reason of the end, for log lines and errors."""
         self.ended_at = 0.0
-        """The time at which the lease ended, by boottime."""
+        """The time at which the lease ended, by `Timer.seconds_since_boot`."""
         self.may_be_held = True
         """Whether the row in the store may still belong to this term."""
         self.is_used = True
@@ -91,7 +92,7 @@ class Lease:
         """Seconds until the local deadline; 0 if the lease is not held."""
         if self.cause is not None or self._pid != os.getpid():
             return 0.0
-        return max(self._valid_until - self._timer.boottime(), 0.0)
+        return max(self._valid_until - self._timer.seconds_since_boot(), 0.0)
 
     def expect_held(self) -> None:
         """Check that the lease is held, before a step outside a fenced transaction.
@@ -105,7 +106,9 @@ class Lease:
     async def wait_lost(self) -> None:
         """Wait until the lease is not held any more, for any reason."""
         while (left := self.valid_for) > 0:
-            await self._timer.wait(self._end_event, min(left, self._timing.deadline_check_interval))
+            await self._timer.wait_for_event(
+                self._end_event, min(left, self._timing.deadline_check_interval)
+            )
 
     async def fence(self, connection: Transaction | MemoryTransaction) -> None:
         """Bind the transaction that is open on `connection` to this term: it commits only while no
@@ -192,7 +195,7 @@ class Lease:
     async def renew_in_store(self) -> bool:
         """Renew the lease. Returns whether the server confirmed that the lease is held. If the
         server does not answer, the result is False."""
-        attempted_at = self._timer.boottime()
+        attempted_at = self._timer.seconds_since_boot()
         try:
             held = await self._store.renew(
                 self.holder, [(self.name, self.epoch)], timeout=STORE_TIMEOUT
@@ -209,7 +212,8 @@ class Lease:
         return self.name in held
 
     def extend(self, *, attempted_at: float) -> None:
-        """Extend the local deadline after a renewal that started at `attempted_at` by boottime."""
+        """Extend the local deadline after a renewal that started at `attempted_at` by
+        `Timer.seconds_since_boot`."""
         if self.cause is None:
             self._valid_until = attempted_at + self._timing.validity
 
@@ -222,7 +226,7 @@ class Lease:
             self.may_be_held = self.may_be_held and may_be_held
             return False
         self.cause, self.may_be_held, self.end_reason = cause, may_be_held, reason
-        self.ended_at = self._timer.boottime()
+        self.ended_at = self._timer.seconds_since_boot()
         self._end_event.set()
         for callback in self._end_callbacks:
             callback()

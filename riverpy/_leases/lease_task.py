@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from riverpy._lifecycle import StopCause, StopScope
-from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class LeaseTask:
         self.stop_work(cause)
         engine = self._engine
         with anyio.CancelScope(shield=True):
-            if not await engine.timer.wait(self.work_ended, engine.timing.grace):
+            if not await engine.timer.wait_for_event(self.work_ended, engine.timing.grace):
                 return False
             await self.released.wait()  # ends soon: the release has a timeout
         return True
@@ -76,7 +76,7 @@ class LeaseTask:
 
     async def _run(self) -> None:
         timer = self._engine.timer
-        began_at = timer.boottime()
+        began_at = timer.seconds_since_boot()
         self.lease.call_at_end(self._handle_lease_end)
         try:
             with self._scope:
@@ -84,7 +84,7 @@ class LeaseTask:
         except Exception as error:
             self.error = error
         finally:
-            self.seconds = timer.boottime() - began_at
+            self.seconds = timer.seconds_since_boot() - began_at
             self.was_stopped = self._scope.cause is not None
             self.was_lost = not self.lease.is_held
             self.work_ended.set()
@@ -96,7 +96,7 @@ class LeaseTask:
 def error_keys(error: BaseException) -> dict[str, Any]:
     """Return the keys of a log line about an error of work under a lease. The traceback is left out
     for an outage and for a lost lease."""
-    keys: dict[str, Any] = {"error": describe(error)}
+    keys: dict[str, Any] = {"error": describe_error(error)}
     if not isinstance(error, (*DATABASE_ERRORS, FencedOutError)):
         keys["exc_info"] = error
     return keys

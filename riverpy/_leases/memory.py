@@ -47,7 +47,7 @@ class MemoryTransaction:
     def is_open(self) -> bool:
         """Whether the transaction has not ended. A fenced transaction ends when its time limit
         expires."""
-        return self._timer.boottime() < self._ends_at
+        return self._timer.seconds_since_boot() < self._ends_at
 
     def expect_open(self) -> None:
         """Raise TransactionError if the transaction has ended."""
@@ -65,7 +65,7 @@ class MemoryTransaction:
 
     def limit(self, seconds: float) -> None:
         """End the transaction after `seconds`. A shorter limit that was set before is kept."""
-        self._ends_at = min(self._ends_at, self._timer.boottime() + seconds)
+        self._ends_at = min(self._ends_at, self._timer.seconds_since_boot() + seconds)
 
 
 class MemoryLeases(LeaseStore):
@@ -118,16 +118,18 @@ class MemoryLeases(LeaseStore):
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAnswer | None:
-        give_up_at = self._timer.boottime() + min(timeout, ACQUIRE_LOCK_TIMEOUT.total_seconds())
+        give_up_at = self._timer.seconds_since_boot() + min(
+            timeout, ACQUIRE_LOCK_TIMEOUT.total_seconds()
+        )
         while True:
             with self._lock:
                 answer = self._acquire(name, holder, ttl.total_seconds())
-            if answer is not None or self._timer.boottime() >= give_up_at:
+            if answer is not None or self._timer.seconds_since_boot() >= give_up_at:
                 return answer
             await self._timer.sleep(POLL_INTERVAL)
 
     def _acquire(self, name: str, holder: str, ttl: float) -> LeaseAnswer | None:
-        row, now = self._rows.get(name), self._timer.boottime()
+        row, now = self._rows.get(name), self._timer.seconds_since_boot()
         if row is not None:
             if row.expires_at >= now:
                 left = row.expires_at - now
@@ -147,7 +149,7 @@ class MemoryLeases(LeaseStore):
             for name, epoch in terms:
                 row = self._held_row(name, epoch)
                 if row is not None and row.holder == holder:
-                    row.expires_at = self._timer.boottime() + row.ttl
+                    row.expires_at = self._timer.seconds_since_boot() + row.ttl
                     renewed[name] = True
         return renewed
 
@@ -195,6 +197,6 @@ class MemoryLeases(LeaseStore):
 
     def _held_row(self, name: str, epoch: int) -> _LeaseRow | None:
         row = self._rows.get(name)
-        if row is None or row.epoch != epoch or row.expires_at < self._timer.boottime():
+        if row is None or row.epoch != epoch or row.expires_at < self._timer.seconds_since_boot():
             return None
         return row

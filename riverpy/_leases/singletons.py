@@ -100,7 +100,7 @@ class SingletonRunner:
         """Wait for at most `timeout` seconds for a function that ignored its cancellation. Returns
         whether no function runs any more."""
         task = self._task
-        return task is None or await self._engine.timer.wait(task.released, timeout)
+        return task is None or await self._engine.timer.wait_for_event(task.released, timeout)
 
     async def _run_function(self, lease: Lease, scope: StopScope) -> None:
         try:
@@ -140,7 +140,7 @@ class SingletonRunner:
             return False
         if task.seconds >= FAILURE_RESET_AFTER:
             self._backoff.reset()
-        delay = self._backoff.next()
+        delay = self._backoff.next_delay()
         self._log.error(SINGLETON_FAILED, seconds=round(delay, 1), **error_keys(error))
         await self._engine.timer.sleep(delay)
         return True
@@ -179,12 +179,12 @@ class SingletonRunners:
     async def close(self, timeout: float) -> tuple[str, ...]:
         """Wait for at most `timeout` seconds for functions that ignored their cancellation. Returns
         the names of the singletons whose functions still run."""
-        until = self._timer.boottime() + timeout
+        until = self._timer.seconds_since_boot() + timeout
         return tuple(
             [
                 runner.singleton.name
                 for runner in self._runners
-                if not await runner.close(max(until - self._timer.boottime(), 0.0))
+                if not await runner.close(max(until - self._timer.seconds_since_boot(), 0.0))
             ]
         )
 

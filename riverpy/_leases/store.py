@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Protocol
 from riverpy._names import USER_LEASE_NAME_PREFIX, validate_schema_length
 from riverpy._postgres.connection import (
     CallerDatabase,
-    ConnectionOutage,
+    ConnectionOutageTracker,
     DedicatedConnection,
-    close_all,
+    close_connections,
     connect_with_statement_timeout,
 )
 from riverpy._postgres.driver import (
     LockNotAvailableError,
     SerializationError,
+    is_asyncpg_connection,
     is_closed_for_good,
     is_in_transaction,
     is_pool,
-    is_transaction,
 )
 from riverpy._postgres.leases import (
     lease_acquire,
@@ -80,13 +80,13 @@ class LeaseStore(ABC):
         """Whether the caller has closed the pool or connection of the store."""
         return False
 
-    outage: ConnectionOutage | None = None
+    outage: ConnectionOutageTracker | None = None
     """Logs the outages of the connections. None: the store does not know its connections."""
 
     @property
     def is_outage_logged(self) -> bool:
         """Whether the connections have an outage that was logged."""
-        return self.outage is not None and self.outage.is_logged
+        return self.outage is not None and self.outage.is_outage_logged
 
     def mark_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:  # noqa: B027
         """Mark connections as idle. `acquiring`: no caller waits for a lease. `renewing`: no lease
@@ -262,7 +262,7 @@ class UserLeaseTable(LeaseTable):
         self._url: str | None = None
         self._own_connections: list[DedicatedConnection] = []
         self._caller_database: Pool | Transaction | None = None
-        self.outage = ConnectionOutage(holder=holder, effect=OUTAGE_EFFECT)
+        self.outage = ConnectionOutageTracker(holder=holder, outage_effect=OUTAGE_EFFECT)
         renewals: _ConnectionProvider
         others: _ConnectionProvider
         if isinstance(database, str):
@@ -271,7 +271,7 @@ class UserLeaseTable(LeaseTable):
                 DedicatedConnection(name, partial(_connect, database, name, pooler), self.outage)
                 for name in ("leases", "lease requests")
             ]
-        elif is_pool(database) or is_transaction(database):
+        elif is_pool(database) or is_asyncpg_connection(database):
             self._caller_database = database
             renewals = others = CallerDatabase(database)
         else:
@@ -301,12 +301,12 @@ class UserLeaseTable(LeaseTable):
                 connection.mark_unused()
 
     async def close(self) -> None:
-        await close_all(self._own_connections)
+        await close_connections(self._own_connections)
 
 
 async def _connect(url: str, name: str, pooled: bool) -> Connection:
     return await connect_with_statement_timeout(
-        url, f"riverpy {name}", limit=STATEMENT_TIMEOUT, pooled=pooled
+        url, f"riverpy {name}", statement_timeout=STATEMENT_TIMEOUT, through_pooler=pooled
     )
 
 

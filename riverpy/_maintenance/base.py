@@ -12,7 +12,7 @@ from riverpy._clock import Backoff
 from riverpy._lifecycle import TestSignal
 from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import MAINTENANCE_RUN_FAILED, MAINTENANCE_RUN_SUCCEEDED_AGAIN
-from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.driver import Connection
-    from riverpy._postgres.set_aside import SetAsideRow
+    from riverpy._postgres.skipped_rows import SkippedRowReport
 
 FIRST_DELAY_MAX = 1.0
 """The longest random delay before the first pass of a service, in seconds."""
@@ -48,7 +48,7 @@ class MaintenanceService(ABC):
         self._wake_event = asyncio.Event()
         self._backoff = Backoff(RETRY_MIN, RETRY_MAX)
         self._failure_log = RepeatedFailureLog(self.log)
-        self.set_aside_reporters: list[Callable[[], list[SetAsideRow]]] = []
+        self.set_aside_reporters: list[Callable[[], list[SkippedRowReport]]] = []
         """Functions that return the rows that the service skips for a while, because their
         statements fail."""
         self.pass_succeeded = TestSignal(f"{type(self).__name__}.pass_succeeded")
@@ -85,7 +85,7 @@ class MaintenanceService(ABC):
         while True:
             self._wake_event.clear()
             delay = await self._run_pass(scope)
-            await self.context.timer.wait(self._wake_event, delay)
+            await self.context.timer.wait_for_event(self._wake_event, delay)
 
     async def _run_pass(self, scope: StopScope) -> float:
         try:
@@ -95,7 +95,7 @@ class MaintenanceService(ABC):
             return RETRY_MIN.total_seconds()
         except Exception as error:
             self._log_failure(error)
-            return self._backoff.next()
+            return self._backoff.next_delay()
         self._failure_log.log_recovery(MAINTENANCE_RUN_SUCCEEDED_AGAIN)
         self._backoff.reset()
         self.pass_succeeded.emit()
@@ -107,7 +107,7 @@ class MaintenanceService(ABC):
             MAINTENANCE_RUN_FAILED,
             level="warning" if is_outage else "error",
             cause="outage" if is_outage else type(error).__name__,
-            is_cause_logged=is_outage and self.context.connection.outage.is_logged,
+            is_cause_logged=is_outage and self.context.connection.outage_tracker.is_outage_logged,
             exc_info=None if is_outage else error,
-            error=describe(error),
+            error=describe_error(error),
         )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from riverpy._log_events import MAINTENANCE_RUN_CUT_SHORT, ROW_RECOVERED, ROW_SET_ASIDE
 from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
-from riverpy._postgres.driver import describe
-from riverpy._postgres.set_aside import SetAsideRows, report_rows
+from riverpy._postgres.driver import describe_error
+from riverpy._postgres.skipped_rows import SkippedRows, report_skipped_rows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable
@@ -77,42 +77,46 @@ class Batches(Generic[Row]):
         self._purpose, self._row_name = purpose, name or key
         self._connection = connection or self._context.connection
         self._send_rows = send
-        self.set_aside_rows: SetAsideRows[Row] = SetAsideRows(
-            SET_ASIDE_ROWS_MAX, delay_min=SET_ASIDE_DELAY_MIN, delay_max=SET_ASIDE_DELAY_MAX
+        self.set_aside_rows: SkippedRows[Row] = SkippedRows(
+            SET_ASIDE_ROWS_MAX,
+            retry_delay_min=SET_ASIDE_DELAY_MIN,
+            retry_delay_max=SET_ASIDE_DELAY_MAX,
         )
         self._sender = BatchSender(
             BatchStatement(self._count_and_send, row_id=key),
-            size=BatchSize(size or BATCH_SIZE, self._context.fence.limit.total_seconds()),
-            set_aside_rows=self.set_aside_rows,
-            on_set_aside=self._log_set_aside,
-            on_recovered=self._log_recovered,
-            failures_max=FAILURES_MAX,
+            batch_size=BatchSize(size or BATCH_SIZE, self._context.fence.limit.total_seconds()),
+            skipped_rows=self.set_aside_rows,
+            on_row_skipped=self._log_set_aside,
+            on_row_recovered=self._log_recovered,
+            failures_before_pause=FAILURES_MAX,
         )
         self._scope: object = None
         self._failed_statements = 0
         """The number of consecutive failed statements."""
         self._limited_log = self._log.with_rate_limit()
         service.set_aside_reporters.append(
-            lambda: report_rows(purpose, self.set_aside_rows.entries, self._row_name)
+            lambda: report_skipped_rows(purpose, self.set_aside_rows.rows, self._row_name)
         )
 
     def delay(self, interval: float) -> float:
         """Return the seconds until the next pass: `interval`, or the shorter time until a row that
         is set aside must be retried."""
-        return min(interval, max(self.set_aside_rows.next_due - time.monotonic(), PASS_DELAY_MIN))
+        return min(
+            interval, max(self.set_aside_rows.next_retry_at - time.monotonic(), PASS_DELAY_MIN)
+        )
 
     @property
     def row_limit(self) -> int:
         """The largest number of rows of the next statement."""
-        return self._sender.size.rows
+        return self._sender.batch_size.rows
 
     def begin_pass(self, scope: object) -> None:
         """Begin a pass. If `scope` (the queues to maintain) has changed, forget the rows that are
         set aside, because another leader may maintain them now."""
         if scope != self._scope:
             self._scope = scope
-            for entry in self.set_aside_rows.entries:
-                self._sender.forget(entry.row)
+            for entry in self.set_aside_rows.rows:
+                self._sender.forget_skipped_row(entry.row)
 
     async def handle_rows(self, rows: Iterable[Row]) -> bool:
         """Handle rows, except for those that are set aside and not due. Return False if too many
@@ -122,22 +126,23 @@ class Batches(Generic[Row]):
             FencedOutError: the term has ended.
             Exception: one of DATABASE_ERRORS that no row has caused.
         """
-        self._sender.discard()  # a pass that failed may have left rows; this pass reads them again
+        # A pass that failed may have left rows. This pass reads them again.
+        self._sender.discard_unsent_rows()
         for row in rows:
-            self._sender.add(row)
-        while self._sender.is_ready:
-            began = self._context.timer.boottime()
+            self._sender.add_row(row)
+        while self._sender.can_send_now:
+            began = self._context.timer.seconds_since_boot()
             await self._sender.send_batch()
             if self._failed_statements >= FAILURES_MAX:
                 self._failed_statements = 0
-                self._sender.discard()
+                self._sender.discard_unsent_rows()
                 self._log.warning(
                     MAINTENANCE_RUN_CUT_SHORT,
                     effect="the remaining rows wait for the next pass",
                     purpose=self._purpose,
                 )
                 return False
-            await self.pause(self._context.timer.boottime() - began)
+            await self.pause(self._context.timer.seconds_since_boot() - began)
         return True
 
     async def handle_pages(self, read: Callable[[Row | None, int], Awaitable[list[Row]]]) -> bool:
@@ -173,10 +178,10 @@ class Batches(Generic[Row]):
             ROW_SET_ASIDE,
             purpose=self._purpose,
             row=self._row_name(row),
-            error=describe(error),
+            error=describe_error(error),
         )
         if len(self.set_aside_rows) > SET_ASIDE_ROWS_MAX:
-            self._sender.forget(self.set_aside_rows.entries[0].row)
+            self._sender.forget_skipped_row(self.set_aside_rows.rows[0].row)
 
     def _log_recovered(self, row: Row) -> None:
         self._log.info(ROW_RECOVERED, purpose=self._purpose, row=self._row_name(row))

@@ -113,7 +113,7 @@ class JobCleaner(MaintenanceService):
         beginning, because the rule may match jobs that were skipped."""
         self._unfinished_rules: set[Rule] = set()
         """The rules whose jobs were not yet read to the end."""
-        self._last_full_read_at = context.timer.boottime()
+        self._last_full_read_at = context.timer.seconds_since_boot()
         """The time at which all positions were last set to the beginning."""
         self._deleted_count = 0
         """The number of jobs that were deleted for the current rule."""
@@ -132,7 +132,7 @@ class JobCleaner(MaintenanceService):
 
     def _renew_cursors(self, rules: Sequence[Rule]) -> None:
         """Keep the position of each rule. Once an hour, set all positions to the beginning."""
-        now = self.context.timer.boottime()
+        now = self.context.timer.seconds_since_boot()
         cursors = self._cursors
         if now - self._last_full_read_at >= FULL_READ_INTERVAL:
             cursors = {rule: cursors.get(rule) for rule in self._unfinished_rules}

@@ -19,8 +19,8 @@ from riverpy._log_events import (
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batches import Batches
 from riverpy._postgres.clients import client_heartbeats, client_lock_dead, client_registered
-from riverpy._postgres.damaged_jobs import DamagedJobs
-from riverpy._postgres.driver import UndefinedTableError, describe
+from riverpy._postgres.damaged_jobs import DamagedJobTracker
+from riverpy._postgres.driver import UndefinedTableError, describe_error
 from riverpy._postgres.job_maintenance import (
     Rescue,
     job_rescue,
@@ -124,7 +124,7 @@ class JobRescuer(MaintenanceService):
         rescue_age = self._config.rescue_age.total_seconds()
         self._stuck_interval = min(STUCK_INTERVAL, rescue_age * INTERVAL_SHARE_OF_RESCUE_AFTER)
         self._next_stuck_search = 0.0
-        """The time (by `Timer.boottime`) of the next search for stuck jobs."""
+        """The time (by `Timer.seconds_since_boot`) of the next search for stuck jobs."""
         self.batches: Batches[LostAttempt] = Batches(
             self,
             "rescuing jobs",
@@ -135,8 +135,8 @@ class JobRescuer(MaintenanceService):
         self.stuck_job_reads: Batches[int] = Batches(
             self, "reading stuck jobs", self._read_stuck_jobs, key=int, size=READ_SIZE
         )
-        self._damaged = DamagedJobs("finding jobs of dead clients", self.log)
-        self.set_aside_reporters.append(lambda: self._damaged.skipped_jobs)
+        self._damaged = DamagedJobTracker("finding jobs of dead clients", self.log)
+        self.set_aside_reporters.append(lambda: self._damaged.report_skipped_jobs)
         self._stuck_attempts: list[LostAttempt] = []
         """The attempts of stuck jobs that this pass has read and will end."""
         self._unknown_kinds: Counter[str] = Counter()
@@ -148,7 +148,7 @@ class JobRescuer(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """Make one pass. Return the seconds until the next one."""
-        now = self.context.timer.boottime()
+        now = self.context.timer.seconds_since_boot()
         filters = (await self.context.read_queue_scope()).filters()
         self.batches.begin_pass(filters)
         self.stuck_job_reads.begin_pass(filters)
@@ -198,7 +198,7 @@ class JobRescuer(MaintenanceService):
                     skipped=skipped,
                 )
 
-            claims = await self._damaged.read(connection, self.schema, _RUNNING_STATES, read)
+            claims = await self._damaged.read_jobs(connection, self.schema, _RUNNING_STATES, read)
         return [
             LostAttempt(Rescue(claim.claim_key, claim.client_id), heartbeats[claim.client_id])
             for claim in claims
@@ -272,7 +272,7 @@ class JobRescuer(MaintenanceService):
                 job.decode(unit)
                 own_timeout = UNSET if unit.job_timeout is None else unit.job_timeout(job)
         except Exception as error:  # the args do not fit the class, or the user's code has failed
-            self.log.debug(STUCK_JOB_DECODING_FAILED, job_id=job.id, error=describe(error))
+            self.log.debug(STUCK_JOB_DECODING_FAILED, job_id=job.id, error=describe_error(error))
             return self._retry_delay(job, None)
         timeout = unit.resolve_timeout(self._config.job_timeout, own_timeout)
         if timeout is None or job.running_seconds < timeout.total_seconds():

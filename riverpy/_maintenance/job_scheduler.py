@@ -57,7 +57,7 @@ class JobScheduler(MaintenanceService):
         """Read the first due jobs. The jobs of earlier pages are not read again: they are available
         now, or skipped."""
         self.context.fence.expect_held()
-        set_aside_ids = [entry.row for entry in self.batches.set_aside_rows.entries]
+        set_aside_ids = [entry.row for entry in self.batches.set_aside_rows.rows]
         async with self.read_connection("finding due jobs") as connection:
             return await job_due(
                 connection,

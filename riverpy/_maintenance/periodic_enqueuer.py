@@ -31,8 +31,13 @@ from riverpy._maintenance.batches import FAILURES_MAX, Batches
 from riverpy._maintenance.due_slots import due_slots, has_slots
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._plugins import Plugins
-from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement, StatementErrors
-from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.batch_sender import (
+    BatchSender,
+    BatchSize,
+    BatchStatement,
+    RepeatedErrorDetector,
+)
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.periodic import (
     TABLE_MISSING,
     NextSlotChange,
@@ -49,7 +54,7 @@ from riverpy._postgres.periodic import (
     periodic_store_next_slots,
     periodic_unused,
 )
-from riverpy._postgres.set_aside import SetAsideRows
+from riverpy._postgres.skipped_rows import SkippedRows
 from riverpy.errors import InsertError, TransactionError
 from riverpy.periodic import PeriodicJobsStart
 from riverpy.schedules import next_time
@@ -136,25 +141,27 @@ class PeriodicEnqueuer(MaintenanceService):
         self._registered: dict[str, PeriodicJob] = {}
         """The periodic jobs by the id of their row. The row's id contains the domain, since two
         domains may use the same id for a periodic job."""
-        self._postponed: SetAsideRows[str] = SetAsideRows(
-            delay_min=RETRY_MIN, delay_max=RETRY_MAX, now=context.timer.boottime
+        self._postponed: SkippedRows[str] = SkippedRows(
+            retry_delay_min=RETRY_MIN,
+            retry_delay_max=RETRY_MAX,
+            read_clock=context.timer.seconds_since_boot,
         )
         """The periodic jobs that failed and wait for a retry, by the id of their row."""
         self._row_ids_with_lost_slots: set[str] = set()
         """The ids of rows for which the warning that slots get no job was logged."""
         self._moved_row_count = 0
         """The number of rows that this pass has moved to another slot."""
-        self._errors = StatementErrors()
+        self._errors = RepeatedErrorDetector()
         self._sender: BatchSender[Plan] = BatchSender(
             BatchStatement(
                 self._send_plans,
                 row_id=lambda plan: plan.slot_change.id,
                 is_row_error=self._is_row_error,
             ),
-            size=BatchSize(BATCH_MAX, context.fence.limit.total_seconds()),
-            set_aside_rows=None,
-            on_set_aside=lambda plan, error: self._postpone(plan.slot_change.id, error),
-            failures_max=FAILURES_MAX,
+            batch_size=BatchSize(BATCH_MAX, context.fence.limit.total_seconds()),
+            skipped_rows=None,
+            on_row_skipped=lambda plan, error: self._postpone(plan.slot_change.id, error),
+            failures_before_pause=FAILURES_MAX,
         )
         self._registration_batches: Batches[NewJob] = Batches(
             self, "registering periodic jobs", self._register_rows, key=lambda new: new.row.id
@@ -187,7 +194,7 @@ class PeriodicEnqueuer(MaintenanceService):
             try:
                 await self._register_jobs()
             except DATABASE_ERRORS as error:  # the next pass registers the jobs
-                self.log.debug(PERIODIC_JOB_REGISTRATION_FAILED, error=describe(error))
+                self.log.debug(PERIODIC_JOB_REGISTRATION_FAILED, error=describe_error(error))
 
     async def run_once(self, scope: StopScope) -> float:
         """Insert the jobs of due slots. Return the seconds until the next pass."""
@@ -200,29 +207,29 @@ class PeriodicEnqueuer(MaintenanceService):
         async with self.read_connection("looking for due periodic jobs") as connection:
             rows = await periodic_due(connection, self.schema, list(self._registered))
         self._moved_row_count = 0
-        self._sender.discard()
+        self._sender.discard_unsent_rows()
         await self._insert_due_jobs(rows)
         return 0.0 if self._moved_row_count else self._seconds_until_next(rows)
 
     async def _insert_due_jobs(self, rows: Sequence[PeriodicRow]) -> None:
         """Plan and insert jobs in parts. The parts are small, so that they do not block the event
         loop or keep a transaction open for long. Periodic jobs that failed before come last."""
-        count, began = 0, self.context.timer.boottime()
+        count, began = 0, self.context.timer.seconds_since_boot()
         for row in sorted(rows, key=lambda row: row.id in self._postponed):
             if (plan := self._make_plan(row)) is not None:
-                self._sender.add(plan)
+                self._sender.add_row(plan)
                 count += len(plan.jobs)
-            is_long = self.context.timer.boottime() - began >= PLAN_TIME
+            is_long = self.context.timer.seconds_since_boot() - began >= PLAN_TIME
             if is_long or count >= TRANSACTION_JOBS_MAX or len(self._sender) >= BATCH_MAX:
-                await self._sender.send_all()
+                await self._sender.send_all_due_rows()
                 await anyio.lowlevel.checkpoint()
-                count, began = 0, self.context.timer.boottime()
-        await self._sender.send_all()
+                count, began = 0, self.context.timer.seconds_since_boot()
+        await self._sender.send_all_due_rows()
 
     def _seconds_until_next(self, rows: Sequence[PeriodicRow]) -> float:
         seconds = [READ_INTERVAL]
         for row in rows:
-            if held := self._postponed.seconds_left(row.id):
+            if held := self._postponed.seconds_until_retry(row.id):
                 seconds.append(held)
             elif row.run_requested_at is not None:
                 seconds.append(LOCKED_RETRY_DELAY)
@@ -268,7 +275,7 @@ class PeriodicEnqueuer(MaintenanceService):
             job
             for job in self._jobs
             if (row_id := self._row_id(job.id)) not in self._registered
-            and not self._postponed.seconds_left(row_id)
+            and not self._postponed.seconds_until_retry(row_id)
         ]
         if not new:
             return
@@ -306,7 +313,7 @@ class PeriodicEnqueuer(MaintenanceService):
 
     async def _maintain_rows_hourly(self) -> None:
         """Mark the rows as used, and delete unused rows, once an hour."""
-        now = self.context.timer.boottime()
+        now = self.context.timer.seconds_since_boot()
         if self._last_marked_at is not None and now - self._last_marked_at < MARK_USED_INTERVAL:
             return
         await self._mark_batches.handle_rows(list(self._registered))
@@ -342,7 +349,7 @@ class PeriodicEnqueuer(MaintenanceService):
         """Return the plan for a periodic job, or None if no slot is due. This calls the user's
         code."""
         job, slot = self._registered[row.id], row.next_run_at
-        if self._postponed.seconds_left(row.id):
+        if self._postponed.seconds_until_retry(row.id):
             return None
         try:
             if row.run_requested_at is not None:
@@ -395,20 +402,20 @@ class PeriodicEnqueuer(MaintenanceService):
         """Postpone a periodic job that failed: retry it after a delay. The first failure is logged
         at level error, with a traceback unless it is an error of the database."""
         is_first = row_id not in self._postponed
-        self._postponed.add(row_id, row_id, error, 0.0)
+        self._postponed.add_failure(row_id, row_id, error, 0.0)
         log = self.log.error if is_first else self.log.debug
         log(
             PERIODIC_JOB_INSERT_FAILED,
             periodic_job_id=row_id,
-            error=describe(error),
-            retry_in=round(self._postponed.seconds_left(row_id), 3),
+            error=describe_error(error),
+            retry_in=round(self._postponed.seconds_until_retry(row_id), 3),
             exc_info=error if is_first and not isinstance(error, DATABASE_ERRORS) else None,
         )
 
     # -- the transactions
 
     def _is_row_error(self, error: Exception) -> bool:
-        return isinstance(error, InsertError) or self._errors.may_be_row_error(error)
+        return isinstance(error, InsertError) or self._errors.may_be_caused_by_row(error)
 
     async def _send_plans(self, plans: list[Plan]) -> None:
         done = await self._execute_plans(plans)
@@ -420,7 +427,7 @@ class PeriodicEnqueuer(MaintenanceService):
             if plan.error is not None:
                 self._postpone(row_id, plan.error)
             elif row_id in self._postponed:
-                self._postponed.remove(row_id)
+                self._postponed.remove_row(row_id)
                 self.log.info(PERIODIC_JOB_INSERTED_AGAIN, periodic_job_id=row_id)
 
     async def _execute_plans(self, plans: Sequence[Plan]) -> set[str]:
@@ -471,7 +478,7 @@ class PeriodicEnqueuer(MaintenanceService):
             return await self._inserter.insert_prepared_jobs(jobs, tx=connection)
         except TransactionError as error:
             # No user code can end this transaction, so the connection was lost.
-            raise ConnectionError(describe(error.__cause__ or error)) from error
+            raise ConnectionError(describe_error(error.__cause__ or error)) from error
 
 
 def _make_slot_change(row: PeriodicRow, next_run_at: datetime | None) -> NextSlotChange:

@@ -29,8 +29,8 @@ from riverpy._postgres.driver import (
     CONNECT_TIMEOUT,
     DATABASE_ERRORS,
     PostgresError,
-    close,
-    describe,
+    close_connection,
+    describe_error,
     is_statement_timeout,
 )
 from riverpy._postgres.indexes import (
@@ -212,7 +212,7 @@ class Reindexer(MaintenanceService):
             await _set_limits(connection)
             yield connection
         finally:
-            await close(connection)
+            await close_connection(connection)
 
     async def _try_lock(self, connection: Connection) -> bool:
         """Try to exclude other reindexers with a lock until the session ends. Return whether the
@@ -277,7 +277,7 @@ class Reindexer(MaintenanceService):
                     raise
                 is_done = False
                 self.log.debug(
-                    INDEX_ARTIFACT_DROP_FAILED, index=artifact.name, error=describe(error)
+                    INDEX_ARTIFACT_DROP_FAILED, index=artifact.name, error=describe_error(error)
                 )
             else:
                 self.log.info(INDEX_ARTIFACT_DROPPED, index=artifact.name)
@@ -295,7 +295,7 @@ class Reindexer(MaintenanceService):
                         return
                     await anyio.sleep(DROP_RETRY_DELAY)
             except DATABASE_ERRORS as error:
-                self.log.debug(INDEX_CLEANUP_FAILED, index=name, error=describe(error))
+                self.log.debug(INDEX_CLEANUP_FAILED, index=name, error=describe_error(error))
         self.log.warning(INDEX_ARTIFACTS_LEFT_BEHIND, index=name)
 
     # -- rebuilding
@@ -326,7 +326,7 @@ class Reindexer(MaintenanceService):
     async def _rebuild_index(self, connection: Connection, index: Index, scope: StopScope) -> None:
         await _set_limits(connection, statement=self._timeout, lock=None)
         self.context.fence.expect_held()
-        began = self.context.timer.boottime()
+        began = self.context.timer.seconds_since_boot()
         try:
             await _with_timeout(index_rebuild(connection, index), self._timeout)
         except anyio.get_cancelled_exc_class():
@@ -338,11 +338,13 @@ class Reindexer(MaintenanceService):
                 raise
             await _set_limits(connection)
             await self._handle_failure(
-                connection, index, error, self.context.timer.boottime() - began
+                connection, index, error, self.context.timer.seconds_since_boot() - began
             )
         else:
             await _set_limits(connection)
-            await self._handle_success(connection, index, self.context.timer.boottime() - began)
+            await self._handle_success(
+                connection, index, self.context.timer.seconds_since_boot() - began
+            )
 
     async def _handle_failure(
         self, connection: Connection, index: Index, error: PostgresError, seconds: float
@@ -351,7 +353,7 @@ class Reindexer(MaintenanceService):
         the rebuild left stay until the next run."""
         limit = self._timeout
         if limit is None or not is_statement_timeout(error) or seconds < limit.total_seconds():
-            self.log.warning(INDEX_REBUILD_FAILED, index=index.name, reason=describe(error))
+            self.log.warning(INDEX_REBUILD_FAILED, index=index.name, reason=describe_error(error))
             return
         postponed = Postponement.after_timeout(index.comment, self._run_at)
         self.log.warning(

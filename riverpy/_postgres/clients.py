@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from riverpy._postgres.driver import Transaction
-    from riverpy._postgres.set_aside import SetAsideRow
+    from riverpy._postgres.skipped_rows import SkippedRowReport
 
 _FILE = "riverpy_client"
 
@@ -155,7 +155,7 @@ async def client_set_state(
     registered_at: int,
     state: str,
     process: str | None,
-    aside: Sequence[SetAsideRow] = (),
+    aside: Sequence[SkippedRowReport] = (),
     aside_count: int = 0,
 ) -> None:
     """Write the client's state (`working` or `stopping`) and its process. Also write the rows for
@@ -168,11 +168,11 @@ async def client_set_state(
         state=state,
         process=process,
         aside_count=aside_count,
-        what=[row.purpose for row in aside],
-        name=[row.name for row in aside],
+        what=[row.statement_purpose for row in aside],
+        name=[row.row_name for row in aside],
         error=[row.error for row in aside],
-        tries=[row.tries for row in aside],
-        age=[now - row.since for row in aside],
+        tries=[row.failure_count for row in aside],
+        age=[now - row.first_failed_at for row in aside],
     )
 
 

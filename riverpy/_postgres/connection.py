@@ -18,14 +18,14 @@ from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     InterfaceError,
     PostgresError,
-    close,
+    close_connection,
     connect,
-    describe,
+    describe_error,
     is_pool,
     terminate_on_error,
 )
 from riverpy._postgres.sql_files import milliseconds, query
-from riverpy._postgres.tracing import untraced
+from riverpy._postgres.tracing import suppress_tracing
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 
 RECONNECT_DELAY_MIN = timedelta(milliseconds=50)
 RECONNECT_DELAY_MAX = timedelta(seconds=2)
-MAINTENANCE_STATEMENT_LIMIT = timedelta(seconds=4)
+MAINTENANCE_STATEMENT_TIMEOUT = timedelta(seconds=4)
 """The server's `statement_timeout` for maintenance. A running statement of a dead leader delays the
 next leader by at most this time. The limit is shorter than our own timeout for such a transaction.
 So a slow statement ends with an error of the server, and the connection stays usable."""
 OUTAGE_EFFECT = "jobs keep running, their results are kept, and the client keeps connecting"
-CHECK_INTERVAL = timedelta(seconds=1)
+CONNECTION_CHECK_INTERVAL = timedelta(seconds=1)
 """How often the server checks during a statement that the connection still exists."""
-OPEN_TIMEOUT = CONNECT_TIMEOUT + 5.0
+FIRST_CONNECTION_TIMEOUT = CONNECT_TIMEOUT + 5.0
 """The timeout for making the first connection with its settings, in seconds."""
-SAME_OUTAGE_TIME = 60.0
+NEW_OUTAGE_AFTER_UNUSED_SECONDS = 60.0
 """If a lost connection is not used for longer than these seconds, its next failure is logged as a
 new outage."""
-_BROKEN_SESSION_CLASSES = {"08", "53", "57", "58", "XX"}
+_BROKEN_SESSION_SQLSTATE_CLASSES = {"08", "53", "57", "58", "XX"}
 """SQLSTATE classes of errors after which a session may be unusable."""
 _READ_ONLY_SQLSTATE = "25006"
-_STATEMENT_CANCELLED = "57014"
+_QUERY_CANCELED_SQLSTATE = "57014"
 _FATAL_SEVERITIES = {"FATAL", "PANIC"}
 
 
@@ -61,14 +61,17 @@ class StatementTimeoutError(TimeoutError):
     sent."""
 
 
-async def limit_statements(connection: Connection, limit: timedelta) -> None:
+async def set_statement_timeout(connection: Connection, timeout: timedelta) -> None:
     """Set `statement_timeout` and the server's check for lost connections. Otherwise a statement
     that waits for a lock keeps waiting after its connection was cut. A shorter limit of the session
     stays in effect."""
     statement = query("session", "session_limit", None)
     for name, value in (
-        ("statement_timeout", limit),
-        ("client_connection_check_interval", CHECK_INTERVAL),  # PostgreSQL 14 added this setting
+        ("statement_timeout", timeout),
+        (
+            "client_connection_check_interval",
+            CONNECTION_CHECK_INTERVAL,
+        ),  # PostgreSQL 14 added this setting
     ):
         with suppress(PostgresError):  # some platforms lack this setting
             await statement.execute(connection, name=name, milliseconds=milliseconds(value))
@@ -76,98 +79,116 @@ async def limit_statements(connection: Connection, limit: timedelta) -> None:
 
 async def connect_with_statement_timeout(
     url: str | None,
-    name: str,
+    application_name: str,
     *,
-    limit: timedelta,
-    pooled: bool,
-    settings: Mapping[str, str] | None = None,
+    statement_timeout: timedelta,
+    through_pooler: bool,
+    session_settings: Mapping[str, str] | None = None,
 ) -> Connection:
-    """Make a connection on which the server ends statements after `limit`. `name` is shown in
-    `pg_stat_activity`. A connection through a pooler has no limit and no settings."""
-    connection = await connect(url, application_name=name, settings=settings, pooled=pooled)
-    if not pooled:
+    """Make a connection on which the server ends statements after `statement_timeout`.
+    `application_name` is shown in `pg_stat_activity`. A connection through a pooler has no limit
+    and no settings."""
+    connection = await connect(
+        url,
+        application_name=application_name,
+        session_settings=session_settings,
+        through_pooler=through_pooler,
+    )
+    if not through_pooler:
         with terminate_on_error(connection):
-            await limit_statements(connection, limit)
+            await set_statement_timeout(connection, statement_timeout)
     return connection
 
 
-async def connect_maintenance(url: str | None, name: str, *, pooled: bool) -> Connection:
+async def connect_for_maintenance(
+    url: str | None, application_name: str, *, through_pooler: bool
+) -> Connection:
     """Make a connection for maintenance. It sets no `lock_timeout`: each transaction does."""
     # The planner overestimates the cost of these statements. JIT compilation would take longer than
     # it saves.
     return await connect_with_statement_timeout(
-        url, name, limit=MAINTENANCE_STATEMENT_LIMIT, pooled=pooled, settings={"jit": "off"}
+        url,
+        application_name,
+        statement_timeout=MAINTENANCE_STATEMENT_TIMEOUT,
+        through_pooler=through_pooler,
+        session_settings={"jit": "off"},
     )
 
 
-class ConnectionOutage:
+class ConnectionOutageTracker:
     """Logs an outage twice: when the first of an owner's connections is lost, and when all of them
     work again."""
 
-    def __init__(self, *, effect: str = OUTAGE_EFFECT, **log_keys: str) -> None:
+    def __init__(self, *, outage_effect: str = OUTAGE_EFFECT, **log_keys: str) -> None:
         """Each log event has these keys, and `effect`: what an outage means for the user."""
-        self._lost: set[str] = set()
+        self._lost_connections: set[str] = set()
         self._unused_since: dict[str, float] = {}
         """For the name of each lost connection, the time at which it became unused."""
-        self._began_at = 0.0
-        self._is_open = False
+        self._outage_started_at = 0.0
+        self._is_outage_open = False
         """Whether the start of an outage was logged, but not the end."""
-        self.count = 0
+        self.outage_count = 0
         """The number of logged outages."""
         self._log = get_logger(**log_keys)
-        self._effect = effect
+        self._outage_effect = outage_effect
 
     @property
-    def is_logged(self) -> bool:
+    def is_outage_logged(self) -> bool:
         """Whether a logged outage continues. Other failures during the outage need no warning."""
-        return bool(self._lost)
+        return bool(self._lost_connections)
 
-    def record_loss(self, connection: str, error: BaseException) -> None:
+    def record_loss(self, connection_name: str, error: BaseException) -> None:
         """Record that a connection is lost, or cannot be made."""
-        is_known = self._was_used_recently(connection) and self._is_open
-        if not self._lost and not is_known:
-            self.count += 1
-            self._began_at = time.monotonic()
-            self._is_open = True
+        is_known = self._mark_used_again(connection_name) and self._is_outage_open
+        if not self._lost_connections and not is_known:
+            self.outage_count += 1
+            self._outage_started_at = time.monotonic()
+            self._is_outage_open = True
             self._log.warning(
                 CONNECTION_LOST,
-                connection=connection,
+                connection=connection_name,
                 error_type=type(error).__name__,
-                error=describe(error),
-                effect=self._effect,
+                error=describe_error(error),
+                effect=self._outage_effect,
             )
-        self._lost.add(connection)
+        self._lost_connections.add(connection_name)
 
-    def record_success(self, connection: str) -> None:
+    def record_success(self, connection_name: str) -> None:
         """Record that a connection works."""
-        was_lost = self._was_used_recently(connection) or connection in self._lost
-        self._lost.discard(connection)
-        if not self._is_open or self._lost:
+        was_lost = (
+            self._mark_used_again(connection_name) or connection_name in self._lost_connections
+        )
+        self._lost_connections.discard(connection_name)
+        if not self._is_outage_open or self._lost_connections:
             return
         now = time.monotonic()
         last_unused_since = max(self._unused_since.values(), default=now)
         if was_lost or not self._unused_since:
-            self._log_end(connection, now)
-        elif now - last_unused_since >= SAME_OUTAGE_TIME:  # the unused connections stay unused
-            self._log_end(connection, last_unused_since)
+            self._log_restored(connection_name, now)
+        elif (
+            now - last_unused_since >= NEW_OUTAGE_AFTER_UNUSED_SECONDS
+        ):  # the unused connections stay unused
+            self._log_restored(connection_name, last_unused_since)
 
-    def _log_end(self, connection: str, ended_at: float) -> None:
-        self._is_open = False
+    def _log_restored(self, connection_name: str, ended_at: float) -> None:
+        self._is_outage_open = False
         self._log.info(
-            CONNECTION_RESTORED, connection=connection, seconds=round(ended_at - self._began_at, 1)
+            CONNECTION_RESTORED,
+            connection=connection_name,
+            seconds=round(ended_at - self._outage_started_at, 1),
         )
 
-    def record_unused(self, connection: str) -> None:
+    def record_unused(self, connection_name: str) -> None:
         """Record that a connection is closed, or not used for now."""
-        if connection in self._lost:
-            self._lost.discard(connection)
-            self._unused_since[connection] = time.monotonic()
+        if connection_name in self._lost_connections:
+            self._lost_connections.discard(connection_name)
+            self._unused_since[connection_name] = time.monotonic()
 
-    def _was_used_recently(self, connection: str) -> bool:
+    def _mark_used_again(self, connection_name: str) -> bool:
         """Mark a connection as used again. Return whether it was lost, and became unused less than
-        `SAME_OUTAGE_TIME` ago."""
-        unused_since = self._unused_since.pop(connection, -SAME_OUTAGE_TIME)
-        return time.monotonic() - unused_since < SAME_OUTAGE_TIME
+        `NEW_OUTAGE_AFTER_UNUSED_SECONDS` ago."""
+        unused_since = self._unused_since.pop(connection_name, -NEW_OUTAGE_AFTER_UNUSED_SECONDS)
+        return time.monotonic() - unused_since < NEW_OUTAGE_AFTER_UNUSED_SECONDS
 
 
 class DedicatedConnection:
@@ -177,43 +198,44 @@ class DedicatedConnection:
         self,
         name: str,
         connect: Callable[[], Awaitable[Connection]],
-        outage: ConnectionOutage,
+        outage_tracker: ConnectionOutageTracker,
         *,
-        pooled: bool = False,
+        through_pooler: bool = False,
         trace_internal: bool = False,
-        wait: float | None = None,
-        reconnected: Callable[[], None] | None = None,
+        lock_wait_timeout: float | None = None,
+        on_reconnected: Callable[[], None] | None = None,
     ) -> None:
         """Make no connection yet.
 
         Args:
             name: the name of the connection in the log.
             connect: makes a connection.
-            outage: logs outages of all connections of the owner.
-            pooled: whether the connection leads to a pooler. Then it has no `statement_timeout`,
-                and our own timeout of a statement does not mean that the connection is lost.
+            outage_tracker: logs outages of all connections of the owner.
+            through_pooler: whether the connection leads to a pooler. Then it has no
+                `statement_timeout`, and our own timeout of a statement does not mean that the
+                connection is lost.
             trace_internal: whether OpenTelemetry's instrumentation of the driver makes spans for
                 the statements.
-            wait: seconds that `acquire` may wait for other users of the connection, in addition to
-                its timeout. None: it may use half of its timeout for this wait.
-            reconnected: called after the connection was lost and made again.
+            lock_wait_timeout: seconds that `acquire` may wait for other users of the connection, in
+                addition to its timeout. None: it may use half of its timeout for this wait.
+            on_reconnected: called after the connection was lost and made again.
         """
         self.name = name
-        self._wait = wait
+        self._lock_wait_timeout = lock_wait_timeout
         self._trace_internal = trace_internal
-        self._pooled = pooled
-        self._reconnected = reconnected
+        self._through_pooler = through_pooler
+        self._on_reconnected = on_reconnected
         self._connect = connect
-        self.outage = outage
+        self.outage_tracker = outage_tracker
         self._connection: Connection | None = None
         self._was_connected = self._is_closed = False
-        self._known_outages = 0
+        self._last_seen_outage_count = 0
         """The number of logged outages when this connection worked last."""
         # With `fast_acquire` the lock does not yield to the event loop. Each SQL statement does
         # that.
         self._lock = anyio.Lock(fast_acquire=True)
         self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
-        self._connect_error = ""
+        self._last_connect_error = ""
         """Why no connection can be made now, for error texts."""
 
     @property
@@ -223,8 +245,8 @@ class DedicatedConnection:
 
     async def open(self) -> None:
         """Connect now, so that an unusable database is found at the start."""
-        reason = f"making connection {self.name!r} took longer than {OPEN_TIMEOUT:g} s"
-        with self._untraced(), anyio.fail_after(OPEN_TIMEOUT, reason=reason):
+        reason = f"making connection {self.name!r} took longer than {FIRST_CONNECTION_TIMEOUT:g} s"
+        with self._suppress_tracing(), anyio.fail_after(FIRST_CONNECTION_TIMEOUT, reason=reason):
             self._set_connection(await self._connect())
 
     @asynccontextmanager
@@ -245,12 +267,12 @@ class DedicatedConnection:
         reason = f"{purpose} took longer than {timeout:.3g} s"
         is_cut = is_replaced = False
         try:
-            async with self._locked(purpose, timeout) as seconds:
-                with self._untraced(), anyio.fail_after(seconds, reason=reason) as scope:
-                    self._check_open()
+            async with self._lock_connection(purpose, timeout) as seconds:
+                with self._suppress_tracing(), anyio.fail_after(seconds, reason=reason) as scope:
+                    self._check_not_closed()
                     connection = self._connection
                     if connection is None or connection.is_closed():
-                        self._log_closed(connection)
+                        self._log_closed_while_idle(connection)
                         connection = await self._reconnect()
                         if scope.deadline - anyio.current_time() < timeout / 2:
                             raise TimeoutError(f"{purpose} waited for the connection for too long")
@@ -259,22 +281,22 @@ class DedicatedConnection:
                     except BaseException as error:
                         is_cut = not isinstance(error, Exception)
                         if connection.is_closed() or _may_break_session(error):
-                            is_replaced = not self._is_lost(connection, error)
-                            self._cut_connection()
+                            is_replaced = not self._is_connection_lost(connection, error)
+                            self._terminate_connection()
                         raise
-                    self._known_outages = self.outage.count
-                    self.outage.record_success(self.name)
+                    self._last_seen_outage_count = self.outage_tracker.outage_count
+                    self.outage_tracker.record_success(self.name)
         except DATABASE_ERRORS as error:
             if self._connection is None and not self._is_closed and not is_replaced:
-                self.outage.record_loss(self.name, error)
-                if self._connect_error and isinstance(error, TimeoutError):
-                    raise TimeoutError(f"{error}: {self._connect_error}") from error
+                self.outage_tracker.record_loss(self.name, error)
+                if self._last_connect_error and isinstance(error, TimeoutError):
+                    raise TimeoutError(f"{error}: {self._last_connect_error}") from error
             if is_cut:
                 raise StatementTimeoutError(reason) from error
             raise
 
     @asynccontextmanager
-    async def _locked(self, purpose: str, timeout: float) -> AsyncGenerator[float]:
+    async def _lock_connection(self, purpose: str, timeout: float) -> AsyncGenerator[float]:
         """Wait until no other task uses the connection, then lock it during the `async with` block.
         Yield how many seconds the block may take."""
         waited = (
@@ -282,18 +304,21 @@ class DedicatedConnection:
             "made again"
         )
         began = anyio.current_time()
-        with anyio.fail_after(timeout / 2 if self._wait is None else self._wait, reason=waited):
+        with anyio.fail_after(
+            timeout / 2 if self._lock_wait_timeout is None else self._lock_wait_timeout,
+            reason=waited,
+        ):
             await self._lock.acquire()
         try:
             took = anyio.current_time() - began
-            yield timeout - took if self._wait is None else timeout
+            yield timeout - took if self._lock_wait_timeout is None else timeout
         finally:
             self._lock.release()
 
-    def _untraced(self) -> AbstractContextManager[None]:
-        return untraced(trace_internal=self._trace_internal)
+    def _suppress_tracing(self) -> AbstractContextManager[None]:
+        return suppress_tracing(trace_internal=self._trace_internal)
 
-    def _is_lost(self, connection: Connection, error: BaseException) -> bool:
+    def _is_connection_lost(self, connection: Connection, error: BaseException) -> bool:
         """Whether the error means that the connection was lost, or that the server does not answer.
         Otherwise the connection is only replaced."""
         if connection.is_closed():
@@ -304,11 +329,11 @@ class DedicatedConnection:
             return (
                 severity is None or severity in _FATAL_SEVERITIES or sqlstate == _READ_ONLY_SQLSTATE
             )
-        return isinstance(error, DATABASE_ERRORS) or not self._pooled
+        return isinstance(error, DATABASE_ERRORS) or not self._through_pooler
 
     def mark_unused(self) -> None:
         """Record that the connection is not used for now, so that an outage can end without it."""
-        self.outage.record_unused(self.name)
+        self.outage_tracker.record_unused(self.name)
 
     async def close(self) -> None:
         """Close the connection for good. An `acquire` block that uses it fails."""
@@ -316,30 +341,35 @@ class DedicatedConnection:
         self.mark_unused()
         connection, self._connection = self._connection, None
         if connection is not None:
-            await close(connection)
+            await close_connection(connection)
 
-    def _check_open(self) -> None:
+    def _check_not_closed(self) -> None:
         if self._is_closed:
             raise InterfaceError(f"the connection {self.name!r} was closed")
 
     def _set_connection(self, connection: Connection) -> None:
-        connection.add_termination_listener(lambda _connection: self._record_end())
+        connection.add_termination_listener(lambda _connection: self._record_connection_end())
         self._connection = connection
         self._was_connected = True
-        self._known_outages = self.outage.count
+        self._last_seen_outage_count = self.outage_tracker.outage_count
 
-    def _record_end(self) -> None:
+    def _record_connection_end(self) -> None:
         """Record that the connection ended. The next `acquire` logs this, except if the connection
         ended during a logged outage."""
-        self._known_outages = self.outage.count - self.outage.is_logged
+        self._last_seen_outage_count = (
+            self.outage_tracker.outage_count - self.outage_tracker.is_outage_logged
+        )
 
-    def _log_closed(self, connection: Connection | None) -> None:
+    def _log_closed_while_idle(self, connection: Connection | None) -> None:
         """Log that the connection ended while it was idle. Log nothing if an outage was logged
         since the connection worked."""
-        if connection is not None and self._known_outages == self.outage.count:
-            self.outage.record_loss(self.name, ConnectionError("the server has closed it"))
+        if (
+            connection is not None
+            and self._last_seen_outage_count == self.outage_tracker.outage_count
+        ):
+            self.outage_tracker.record_loss(self.name, ConnectionError("the server has closed it"))
 
-    def _cut_connection(self) -> None:
+    def _terminate_connection(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()
@@ -351,20 +381,20 @@ class DedicatedConnection:
                     connection = await self._connect()
                     with terminate_on_error(connection):
                         await expect_writable(connection)
-                        self._check_open()
+                        self._check_not_closed()
             except (*DATABASE_ERRORS, ConfigError) as error:  # the URL has worked before: retry
-                self._check_open()
-                self.outage.record_loss(self.name, error)
-                self._connect_error = describe(error)
-                await anyio.sleep(self._backoff.next())
+                self._check_not_closed()
+                self.outage_tracker.record_loss(self.name, error)
+                self._last_connect_error = describe_error(error)
+                await anyio.sleep(self._backoff.next_delay())
             else:
                 break
         was_connected = self._was_connected
         self._set_connection(connection)
         self._backoff.reset()
-        self._connect_error = ""
-        if was_connected and self._reconnected is not None:
-            self._reconnected()
+        self._last_connect_error = ""
+        if was_connected and self._on_reconnected is not None:
+            self._on_reconnected()
         return connection
 
 
@@ -382,7 +412,7 @@ class CallerDatabase:
         """Use a connection in the `async with` block for at most `timeout` seconds, including the
         wait for the connection. When the time expires, raise TimeoutError with `purpose`."""
         reason = f"{purpose} took longer than {timeout:.3g} s"
-        with untraced(), anyio.fail_after(timeout, reason=reason):
+        with suppress_tracing(), anyio.fail_after(timeout, reason=reason):
             if is_pool(self._database):
                 async with self._database.acquire() as connection:
                     yield connection
@@ -398,7 +428,7 @@ async def expect_writable(connection: Connection) -> None:
         raise ConnectionError("the server is read-only: it is a standby, or set to read-only")
 
 
-async def close_all(connections: Iterable[DedicatedConnection]) -> None:
+async def close_connections(connections: Iterable[DedicatedConnection]) -> None:
     """Close the connections at the same time, so that together they take at most one timeout."""
     with anyio.CancelScope(shield=True):
         async with anyio.create_task_group() as tasks:
@@ -412,6 +442,6 @@ def _may_break_session(error: BaseException) -> bool:
     if not isinstance(error, PostgresError):
         return True
     sqlstate: str = getattr(error, "sqlstate", None) or ""
-    if sqlstate == _STATEMENT_CANCELLED:
+    if sqlstate == _QUERY_CANCELED_SQLSTATE:
         return False
-    return sqlstate == _READ_ONLY_SQLSTATE or sqlstate[:2] in _BROKEN_SESSION_CLASSES
+    return sqlstate == _READ_ONLY_SQLSTATE or sqlstate[:2] in _BROKEN_SESSION_SQLSTATE_CLASSES

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from riverpy._postgres.connection import (
-    MAINTENANCE_STATEMENT_LIMIT,
-    connect_maintenance,
+    MAINTENANCE_STATEMENT_TIMEOUT,
+    connect_for_maintenance,
     connect_with_statement_timeout,
 )
 from riverpy._postgres.driver import connect, terminate_on_error, use_raw_timestamps
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
     from riverpy.config import Config
 
-LOCK_TIMEOUT = "100ms"
+RESULT_LOCK_TIMEOUT = "100ms"
 """How long a statement that stores results waits for a locked row. Then the statement fails."""
-STATEMENT_LIMIT = timedelta(seconds=8)
+JOB_STATEMENT_TIMEOUT = timedelta(seconds=8)
 """The server's `statement_timeout`. It is shorter than our own timeouts for claims and results. So
 a slow statement ends with an error of the server, and the connection stays usable."""
 
@@ -35,53 +35,66 @@ class Connector:
         """Make no connection yet. A `url` of None means the `PG*` variables."""
         self._url, self._config = url, config
 
-    async def connect_claims(self) -> Connection:
+    async def connect_for_claims(self) -> Connection:
         """Return a connection for claims. With `durable_claims` False, the commit of a claim is not
         flushed to disk at once. The commit of the job's result also flushes the claim."""
         settings = {} if self._config.durable_claims else {"synchronous_commit": "off"}
         return await self._connect_for_jobs("riverpy claims", settings)
 
-    async def connect_results(self) -> Connection:
+    async def connect_for_results(self) -> Connection:
         """Return a connection for results."""
-        return await self._connect_for_jobs("riverpy results", {"lock_timeout": LOCK_TIMEOUT})
+        return await self._connect_for_jobs(
+            "riverpy results", {"lock_timeout": RESULT_LOCK_TIMEOUT}
+        )
 
-    async def connect_reserved(self) -> Connection:
+    async def connect_for_leases_and_heartbeats(self) -> Connection:
         """Return a connection for leases, heartbeats and other statements that must not wait for
         the claims or results of jobs."""
         return await connect_with_statement_timeout(
-            self._url, "riverpy reserved", limit=STATEMENT_LIMIT, pooled=self._config.pooler
+            self._url,
+            "riverpy reserved",
+            statement_timeout=JOB_STATEMENT_TIMEOUT,
+            through_pooler=self._config.pooler,
         )
 
-    async def connect_listener(self) -> Connection:
+    async def connect_for_notifications(self) -> Connection:
         """Return a connection for LISTEN, to `listen_url` if that is set."""
         name, listen_url = "riverpy listener", self._config.listen_url
         if listen_url is not None:
-            return await connect(listen_url, application_name=name, setting="listen_url")
-        return await connect(self._url, application_name=name, pooled=self._config.pooler)
+            return await connect(listen_url, application_name=name, url_setting_name="listen_url")
+        return await connect(self._url, application_name=name, through_pooler=self._config.pooler)
 
-    async def connect_maintenance(self, name: str) -> Connection:
+    async def connect_for_maintenance(self, application_name: str) -> Connection:
         """Return a connection for the maintenance by the leader."""
-        return await connect_maintenance(self._url, name, pooled=self._config.pooler)
+        return await connect_for_maintenance(
+            self._url, application_name, through_pooler=self._config.pooler
+        )
 
     @property
-    def connect_reindexer(self) -> Callable[[], Awaitable[Connection]] | None:
+    def connect_for_reindexer(self) -> Callable[[], Awaitable[Connection]] | None:
         """A function that connects for the reindexer. None: all URLs lead to a pooler in
         transaction mode."""
         url = self._config.listen_url if self._config.pooler else self._url
         if url is None and self._config.pooler:
             return None
-        limit = MAINTENANCE_STATEMENT_LIMIT
+        limit = MAINTENANCE_STATEMENT_TIMEOUT
         return partial(
-            connect_with_statement_timeout, url, "riverpy reindex", limit=limit, pooled=False
+            connect_with_statement_timeout,
+            url,
+            "riverpy reindex",
+            statement_timeout=limit,
+            through_pooler=False,
         )
 
-    async def _connect_for_jobs(self, name: str, settings: dict[str, str]) -> Connection:
+    async def _connect_for_jobs(
+        self, application_name: str, session_settings: dict[str, str]
+    ) -> Connection:
         connection = await connect_with_statement_timeout(
             self._url,
-            name,
-            limit=STATEMENT_LIMIT,
-            pooled=self._config.pooler,
-            settings={"plan_cache_mode": "force_custom_plan", **settings},
+            application_name,
+            statement_timeout=JOB_STATEMENT_TIMEOUT,
+            through_pooler=self._config.pooler,
+            session_settings={"plan_cache_mode": "force_custom_plan", **session_settings},
         )
         with terminate_on_error(connection):
             await use_raw_timestamps(connection)

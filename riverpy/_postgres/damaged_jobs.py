@@ -15,12 +15,12 @@ from riverpy._log_events import DAMAGED_JOB_SKIPPED
 from riverpy._postgres.batch_sender import split_batch
 from riverpy._postgres.driver import (
     PostgresError,
-    describe,
-    is_damage,
+    describe_error,
+    is_damaged_data_error,
     is_in_transaction,
-    is_unreadable,
+    is_unreadable_value_error,
 )
-from riverpy._postgres.set_aside import SetAsideRow
+from riverpy._postgres.skipped_rows import SkippedRowReport
 from riverpy._postgres.sql_files import query
 from riverpy.errors import JobDamagedError
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-CANDIDATES_MAX = 100_000
+DAMAGE_SEARCH_JOBS_MAX = 100_000
 """The maximum number of jobs of each state among which riverpy searches for damaged jobs."""
-PAGE_JOBS = 1_000
+JOBS_PER_READ = 1_000
 """The number of jobs that are read at a time."""
 
-REMEDY = (
+DAMAGED_JOB_REMEDY = (
     "if this does not change, delete the row, or restore its values from a backup "
     "(docs/faults.md#damaged-rows)"
 )
@@ -56,8 +56,8 @@ async def job_damage_candidates(
 
 
 async def job_damage_check(connection: Transaction, schema: str | None, ids: Sequence[int]) -> None:
-    """Read the wide columns of jobs. If a job is damaged, raise an error for which `is_damage` is
-    True."""
+    """Read the wide columns of jobs. If a job is damaged, raise an error for which
+    `is_damaged_data_error` is True."""
     await query(_FILE, "job_damage_check", schema).fetch(connection, id=list(ids))
 
 
@@ -67,125 +67,132 @@ def translate_damage_error(job_id: int) -> Generator[None]:
     try:
         yield
     except PostgresError as error:
-        if not is_unreadable(error):
+        if not is_unreadable_value_error(error):
             raise
-        raise damage_error({job_id: describe(error)}) from error
+        raise damaged_jobs_error({job_id: describe_error(error)}) from error
 
 
-def damage_error(damaged: Mapping[int, str]) -> JobDamagedError:
-    """Return one error for all damaged jobs. `damaged` maps their ids to the server's errors."""
-    ids, error = ", ".join(map(str, damaged)), next(iter(damaged.values()))
-    noun = "job" if len(damaged) == 1 else "jobs"
-    return JobDamagedError(f"the server cannot read {noun} {ids} ({error}); {REMEDY}")
+def damaged_jobs_error(errors_by_job_id: Mapping[int, str]) -> JobDamagedError:
+    """Return one error for all damaged jobs. `errors_by_job_id` maps their ids to the server's
+    errors."""
+    ids, error = ", ".join(map(str, errors_by_job_id)), next(iter(errors_by_job_id.values()))
+    noun = "job" if len(errors_by_job_id) == 1 else "jobs"
+    return JobDamagedError(f"the server cannot read {noun} {ids} ({error}); {DAMAGED_JOB_REMEDY}")
 
 
-async def read_undamaged(
+async def read_jobs_despite_damage(
     connection: Transaction,
     schema: str | None,
     states: Sequence[str],
-    read: Callable[[list[int]], Awaitable[T]],
-    known: Mapping[int, str] | None = None,
+    read_jobs: Callable[[list[int]], Awaitable[T]],
+    known_errors_by_job_id: Mapping[int, str] | None = None,
 ) -> tuple[T, dict[int, str]]:
     """Read jobs, without the wide columns of damaged jobs.
 
     Args:
         connection: either in a transaction or not.
         schema: the schema of River's tables.
-        states: the states of the jobs that `read` reads.
-        read: sends a statement that leaves out the wide columns of the jobs with the given ids.
-        known: the jobs that an earlier read found damaged, as a mapping from id to error.
+        states: the states of the jobs that `read_jobs` reads.
+        read_jobs: sends a statement that leaves out the wide columns of the jobs with the given
+            ids.
+        known_errors_by_job_id: the jobs that an earlier read found damaged, as a mapping from id to
+            error.
 
     Returns:
-        The result of `read`, and the errors of all damaged jobs by id.
+        The result of `read_jobs`, and the errors of all damaged jobs by id.
     """
-    known = dict(known or {})
+    known_errors_by_job_id = dict(known_errors_by_job_id or {})
     try:
-        async with _savepoint(connection):
-            return await read(list(known)), known
+        async with _savepoint_if_in_transaction(connection):
+            return await read_jobs(list(known_errors_by_job_id)), known_errors_by_job_id
     except PostgresError as error:
-        if not is_damage(error):
+        if not is_damaged_data_error(error):
             raise
-        ids = await job_damage_candidates(connection, schema, states=states, limit=CANDIDATES_MAX)
-        damaged = known | await damaged_of(connection, schema, ids)
-        if damaged.keys() == known.keys():
+        ids = await job_damage_candidates(
+            connection, schema, states=states, limit=DAMAGE_SEARCH_JOBS_MAX
+        )
+        damaged = known_errors_by_job_id | await find_damaged_jobs(connection, schema, ids)
+        if damaged.keys() == known_errors_by_job_id.keys():
             raise
-    return await read(list(damaged)), damaged
+    return await read_jobs(list(damaged)), damaged
 
 
-async def damaged_of(
+async def find_damaged_jobs(
     connection: Transaction, schema: str | None, ids: Sequence[int]
 ) -> dict[int, str]:
     """Find the damaged jobs among the given ones. Return their errors by id."""
-    _, damaged = await read_parts(
+    _, damaged = await read_jobs_in_parts(
         connection, ids, lambda part: job_damage_check(connection, schema, part)
     )
     return damaged
 
 
-async def read_parts(
-    connection: Transaction, ids: Sequence[int], read: Callable[[list[int]], Awaitable[T]]
+async def read_jobs_in_parts(
+    connection: Transaction, ids: Sequence[int], read_jobs: Callable[[list[int]], Awaitable[T]]
 ) -> tuple[list[T], dict[int, str]]:
     """Read jobs in parts. A part that fails for a damaged job is read again in smaller parts.
 
     Returns:
-        The results of `read`, in the order of the ids, and the errors of damaged jobs by id.
+        The results of `read_jobs`, in the order of the ids, and the errors of damaged jobs by id.
     """
     results: list[T] = []
     damaged: dict[int, str] = {}
-    parts = deque(list(ids[start : start + PAGE_JOBS]) for start in range(0, len(ids), PAGE_JOBS))
+    parts = deque(
+        list(ids[start : start + JOBS_PER_READ]) for start in range(0, len(ids), JOBS_PER_READ)
+    )
     while parts:
         part = parts.popleft()
         try:
-            async with _savepoint(connection):
-                results.append(await read(part))
+            async with _savepoint_if_in_transaction(connection):
+                results.append(await read_jobs(part))
         except PostgresError as error:
-            if not is_unreadable(error):
+            if not is_unreadable_value_error(error):
                 raise
             if len(part) > 1:
                 parts.extendleft(reversed(split_batch(part)))
             else:
-                damaged[part[0]] = describe(error)
+                damaged[part[0]] = describe_error(error)
     return results, damaged
 
 
-def _savepoint(connection: Transaction) -> AbstractAsyncContextManager[object]:
+def _savepoint_if_in_transaction(connection: Transaction) -> AbstractAsyncContextManager[object]:
     """If a transaction is open, run the `async with` block in a savepoint, so that the transaction
     stays usable after an error."""
     return connection.transaction() if is_in_transaction(connection) else nullcontext()
 
 
-class DamagedJobs:
+class DamagedJobTracker:
     """The damaged jobs that one service skips, for the log and for reports."""
 
-    def __init__(self, purpose: str, log: Any) -> None:
-        """Start without damaged jobs. `purpose` describes the reads, for the log."""
-        self._purpose = purpose
-        self._limited_log = log.with_rate_limit()
-        self._known: dict[int, SetAsideRow] = {}
+    def __init__(self, read_purpose: str, log: Any) -> None:
+        """Start without damaged jobs. `read_purpose` describes the reads, for the log."""
+        self._read_purpose = read_purpose
+        self._rate_limited_log = log.with_rate_limit()
+        self._known_damaged_jobs: dict[int, SkippedRowReport] = {}
 
     @property
-    def skipped_jobs(self) -> list[SetAsideRow]:
+    def report_skipped_jobs(self) -> list[SkippedRowReport]:
         """The damaged jobs that the last read has skipped."""
-        return list(self._known.values())
+        return list(self._known_damaged_jobs.values())
 
-    async def read(
+    async def read_jobs(
         self,
         connection: Transaction,
         schema: str | None,
         states: Sequence[str],
-        read: Callable[[list[int]], Awaitable[T]],
+        read_jobs: Callable[[list[int]], Awaitable[T]],
     ) -> T:
-        """Read jobs like `read_undamaged`, and log each damaged job once."""
-        result, damaged = await read_undamaged(connection, schema, states, read)
-        known: dict[int, SetAsideRow] = {}
+        """Read jobs like `read_jobs_despite_damage`, and log each damaged job once."""
+        result, damaged = await read_jobs_despite_damage(connection, schema, states, read_jobs)
+        known: dict[int, SkippedRowReport] = {}
         for job_id, error in damaged.items():
             tries, since = 1, time.monotonic()
-            if (before := self._known.get(job_id)) is not None:
-                tries, since = before.tries + 1, before.since
+            if (before := self._known_damaged_jobs.get(job_id)) is not None:
+                tries, since = before.failure_count + 1, before.first_failed_at
             else:
-                self._limited_log.warning(
-                    DAMAGED_JOB_SKIPPED, purpose=self._purpose, job_id=job_id, error=error
+                self._rate_limited_log.warning(
+                    DAMAGED_JOB_SKIPPED, purpose=self._read_purpose, job_id=job_id, error=error
                 )
-            known[job_id] = SetAsideRow(self._purpose, str(job_id), error, tries, since)
-        self._known = known
+            known[job_id] = SkippedRowReport(self._read_purpose, str(job_id), error, tries, since)
+        self._known_damaged_jobs = known
         return result

@@ -21,12 +21,12 @@ import asyncpg.pool
 from riverpy._dsn import (
     UNKNOWN_USER,
     Server,
+    adapt_url_for_asyncpg,
     environment_url,
-    ignored_variables,
-    mask_url,
+    ignored_pg_variables,
+    mask_passwords,
     missing_tls_file_message,
-    server_of,
-    split_url,
+    server_from_url,
     validate_url,
 )
 from riverpy._error_text import error_text
@@ -55,13 +55,15 @@ NEXT_HOST_DELAY = 0.5
 CLOSE_TIMEOUT = 0.5
 """The timeout for closing a connection or pool, in seconds. After it, the connections are cut."""
 SERVER_VERSION_MIN = 13
-_SETTING_DEFAULT = "database URL"
-_POOLER_REMEDY = (
+_DEFAULT_URL_SETTING_NAME = "database URL"
+_UNDECLARED_POOLER_REMEDY = (
     "set Config(pooler=True) and a listen_url that leads past the pooler; or, if it pools whole "
     "sessions, set ignore_startup_parameters there"
 )
-_POOLED_REMEDY = "leave this parameter out of the URL: set it for the role (ALTER ROLE … SET)"
-_SETTING_ERRORS = {"22023", "42704", "55P02"}
+_URL_PARAMETER_REMEDY = (
+    "leave this parameter out of the URL: set it for the role (ALTER ROLE … SET)"
+)
+_REFUSED_SETTING_SQLSTATES = {"22023", "42704", "55P02"}
 """SQLSTATEs with which a server refuses a connection because of one of its settings."""
 
 DATABASE_ERRORS: tuple[type[Exception], ...] = (
@@ -75,7 +77,7 @@ DATABASE_ERRORS: tuple[type[Exception], ...] = (
 """All errors of statements and of connecting. asyncpg raises InternalClientError if a connection
 ends between two steps of asyncpg."""
 
-_NEXT_HOST_ERRORS = (
+_TRY_NEXT_HOST_ERRORS = (
     OSError,
     asyncpg.CannotConnectNowError,
     asyncpg.ConnectionDoesNotExistError,
@@ -118,7 +120,7 @@ def is_notification_queue_full(error: BaseException) -> bool:
     )
 
 
-def is_channel_too_long(error: BaseException) -> bool:
+def is_channel_name_too_long(error: BaseException) -> bool:
     """Whether the name of a notification channel is too long."""
     return (
         isinstance(error, asyncpg.InvalidParameterValueError)
@@ -130,7 +132,7 @@ _TEMPORARY_SQLSTATE_CLASSES = {"", "08", "25", "40", "53", "55", "57", "58", "XX
 """SQLSTATE classes of temporary errors: the same statement may succeed later."""
 
 
-def is_refusal(error: BaseException) -> bool:
+def is_permanent_statement_error(error: BaseException) -> bool:
     """Whether the server, or a trigger of the user, refuses the statement because of its content.
     The same statement would be refused again."""
     return is_data_error(error) or (
@@ -139,20 +141,20 @@ def is_refusal(error: BaseException) -> bool:
     )
 
 
-def is_damage(error: BaseException) -> bool:
+def is_damaged_data_error(error: BaseException) -> bool:
     """Whether the server could not read stored data, or had an internal error."""
     return _sqlstate_class(error) == "XX"
 
 
-def is_unreadable(error: BaseException) -> bool:
+def is_unreadable_value_error(error: BaseException) -> bool:
     """Whether the server cannot send a stored value: the value is damaged, or has characters that
     the connection's encoding UTF-8 lacks."""
-    return is_damage(error) or isinstance(
+    return is_damaged_data_error(error) or isinstance(
         error, (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
     )
 
 
-def is_untranslatable(error: BaseException) -> bool:
+def is_untranslatable_text_error(error: BaseException) -> bool:
     """Whether a text has characters that the encoding of the database lacks."""
     return isinstance(error, asyncpg.UntranslatableCharacterError)
 
@@ -176,7 +178,7 @@ def is_connection_loss(error: BaseException) -> bool:
     )
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the error in one line, without passwords. The line starts with the error's type if
     the error has no text, or comes from neither the database nor riverpy."""
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):  # for example during a failover
@@ -185,34 +187,34 @@ def describe(error: BaseException) -> str:
         return "the connection ended while it was used"
     is_plain = isinstance(error, (RiverError, *DATABASE_ERRORS)) and bool(str(error).strip())
     text = str(error) if is_plain else error_text(error)
-    return mask_url(" ".join(text.split()))
+    return mask_passwords(" ".join(text.split()))
 
 
-def _array_type(oid: int, element: str, element_oid: int) -> dict[str, object]:
+def _array_type_row(oid: int, element_type: str, element_oid: int) -> dict[str, object]:
     """Return the row that asyncpg would read for a built-in array type of PostgreSQL."""
     return {
         "oid": oid,
         "ns": "pg_catalog",
-        "name": f"_{element}",
+        "name": f"_{element_type}",
         "kind": b"b",
         "elemtype": element_oid,
-        "elemtype_name": element,
+        "elemtype_name": element_type,
         "elemdelim": ",",
         **dict.fromkeys(("attrtypoids", "attrnames", "basetype", "range_subtype")),
     }
 
 
 _ARRAY_TYPES = {
-    1000: _array_type(1000, "bool", 16),
-    1001: _array_type(1001, "bytea", 17),
-    1005: _array_type(1005, "int2", 21),
-    1007: _array_type(1007, "int4", 23),
-    1015: _array_type(1015, "varchar", 1043),
-    1016: _array_type(1016, "int8", 20),
-    1022: _array_type(1022, "float8", 701),
-    1185: _array_type(1185, "timestamptz", 1184),
-    1187: _array_type(1187, "interval", 1186),
-    3807: _array_type(3807, "jsonb", 3802),
+    1000: _array_type_row(1000, "bool", 16),
+    1001: _array_type_row(1001, "bytea", 17),
+    1005: _array_type_row(1005, "int2", 21),
+    1007: _array_type_row(1007, "int4", 23),
+    1015: _array_type_row(1015, "varchar", 1043),
+    1016: _array_type_row(1016, "int8", 20),
+    1022: _array_type_row(1022, "float8", 701),
+    1185: _array_type_row(1185, "timestamptz", 1184),
+    1187: _array_type_row(1187, "interval", 1186),
+    3807: _array_type_row(3807, "jsonb", 3802),
 }
 """The array types in riverpy's statements, by oid. The oids of built-in types never change."""
 
@@ -232,7 +234,7 @@ class _Connection(asyncpg.Connection):
         return await parent._introspect_types(oids, timeout)  # noqa: SLF001 (the only way)
 
 
-class _Target(NamedTuple):
+class _ConnectionTarget(NamedTuple):
     """A valid URL, its server and its timeout."""
 
     url: str
@@ -240,13 +242,13 @@ class _Target(NamedTuple):
     connect_timeout: float | None
 
     @classmethod
-    def from_url(cls, url: str | None) -> _Target:
+    def from_url(cls, url: str | None) -> _ConnectionTarget:
         url = environment_url() if url is None else url
         validate_url(url)
-        variables = ignored_variables(url)
-        url, limit, parameters = split_url(url)
-        _warn_of_ignored(parameters, variables)
-        server = server_of(url)
+        variables = ignored_pg_variables(url)
+        url, limit, parameters = adapt_url_for_asyncpg(url)
+        _warn_of_ignored_settings(parameters, variables)
+        server = server_from_url(url)
         if server.user == UNKNOWN_USER:
             raise ConfigError(
                 "the database URL has no user, and the user of this process has no name: write "
@@ -256,7 +258,7 @@ class _Target(NamedTuple):
 
 
 @cache
-def _warn_of_ignored(parameters: tuple[str, ...], variables: tuple[str, ...]) -> None:
+def _warn_of_ignored_settings(parameters: tuple[str, ...], variables: tuple[str, ...]) -> None:
     """Log which parameters of a URL and environment variables have no effect, once per process."""
     log = get_logger()
     if parameters:
@@ -269,39 +271,41 @@ async def connect(
     url: str | None,
     *,
     application_name: str = "riverpy",
-    settings: Mapping[str, str] | None = None,
-    pooled: bool = False,
+    session_settings: Mapping[str, str] | None = None,
+    through_pooler: bool = False,
     timeout: float = CONNECT_TIMEOUT,
-    setting: str = _SETTING_DEFAULT,
+    url_setting_name: str = _DEFAULT_URL_SETTING_NAME,
 ) -> Connection:
     """Open one connection.
 
     Args:
         url: the URL of the database. None means the `PG*` variables.
         application_name: the name of the connection in `pg_stat_activity`.
-        settings: settings of the session.
-        pooled: whether the URL leads to a pooler in transaction mode. Then the connection has no
-            settings and caches no statements.
+        session_settings: settings of the session.
+        through_pooler: whether the URL leads to a pooler in transaction mode. Then the connection
+            has no settings and caches no statements.
         timeout: the timeout in seconds. A shorter `connect_timeout` of the URL applies instead.
-        setting: the name of the setting with the URL, for error texts.
+        url_setting_name: the name of the setting with the URL, for error texts.
 
     Raises:
-        ConfigError: the URL is not valid, or leads to a pooler although `pooled` is False.
+        ConfigError: the URL is not valid, or leads to a pooler although `through_pooler` is False.
         ServerVersionError: the server is older than PostgreSQL 13.
         OSError, TimeoutError, PostgresError: the server does not answer, or refuses the connection.
             The text names the server.
     """
-    target = _Target.from_url(url)
+    target = _ConnectionTarget.from_url(url)
     timeout = min(timeout, target.connect_timeout or timeout)
-    own_settings = {"application_name": application_name, **(settings or {})}
-    with _translated_errors(target, setting, timeout, pooled=pooled):
+    own_settings = {"application_name": application_name, **(session_settings or {})}
+    with _translate_connect_errors(
+        target, url_setting_name, timeout, through_pooler=through_pooler
+    ):
         with anyio.fail_after(timeout):
-            connection = await _connect_first(
+            connection = await _connect_to_first_host(
                 target,
                 timeout=timeout,
                 connection_class=_Connection,
-                statement_cache_size=0 if pooled else 512,
-                server_settings=None if pooled else own_settings,
+                statement_cache_size=0 if through_pooler else 512,
+                server_settings=None if through_pooler else own_settings,
             )
     with terminate_on_error(connection):
         check_server_version(connection)
@@ -319,8 +323,8 @@ def terminate_on_error(connection: Connection) -> Generator[None]:
 
 
 @contextmanager
-def _translated_errors(
-    target: _Target, setting: str, timeout: float, *, pooled: bool
+def _translate_connect_errors(
+    target: _ConnectionTarget, url_setting_name: str, timeout: float, *, through_pooler: bool
 ) -> Generator[None]:
     """Turn errors of connecting into errors whose texts say what to do."""
     try:
@@ -329,27 +333,31 @@ def _translated_errors(
         # Texts of errors that are not asyncpg's may show parts of the URL.
         is_asyncpg = isinstance(error, asyncpg.InterfaceError)
         reason = "a part of it, or a PG* variable, has a wrong value"
-        reason = describe(error) if is_asyncpg else reason
-        raise ConfigError(f"the {setting} cannot be used: {reason}") from None
+        reason = describe_error(error) if is_asyncpg else reason
+        raise ConfigError(f"the {url_setting_name} cannot be used: {reason}") from None
     except asyncpg.ProtocolViolationError as error:
         if "startup parameter" not in str(error):
             raise
+        remedy = _URL_PARAMETER_REMEDY if through_pooler else _UNDECLARED_POOLER_REMEDY
         raise ConfigError(
-            f"the {setting} leads to a pooler that takes no settings of a session "
-            f"({describe(error)}): {_POOLED_REMEDY if pooled else _POOLER_REMEDY}"
+            f"the {url_setting_name} leads to a pooler that takes no settings of a session "
+            f"({describe_error(error)}): {remedy}"
         ) from error
     except asyncpg.PostgresError as error:
-        if error.sqlstate not in _SETTING_ERRORS:
+        if error.sqlstate not in _REFUSED_SETTING_SQLSTATES:
             raise
         raise ConfigError(
-            f"the {setting} has a parameter that the server refuses: {describe(error)}. riverpy "
-            "sends unknown parameters as settings of the session: correct or remove it"
+            f"the {url_setting_name} has a parameter that the server refuses: "
+            f"{describe_error(error)}. riverpy sends unknown parameters as settings of the "
+            "session: correct or remove it"
         ) from error
     except OSError as error:
-        raise _unreachable_error(error, target, setting, timeout) from error
+        raise _unreachable_error(error, target, url_setting_name, timeout) from error
 
 
-async def _connect_first(target: _Target, *, timeout: float, **options: Any) -> Connection:
+async def _connect_to_first_host(
+    target: _ConnectionTarget, *, timeout: float, **options: Any
+) -> Connection:
     """Connect to the first host that answers and matches `target_session_attrs`. asyncpg tries the
     next host only after an answer, and a machine that is down never answers. So this function also
     tries the next host after `NEXT_HOST_DELAY`."""
@@ -360,26 +368,26 @@ async def _connect_first(target: _Target, *, timeout: float, **options: Any) -> 
     refusals: list[Exception] = []
     reasons: list[str] = []
 
-    async def attempt(host: str, port: int, ended: anyio.Event) -> None:
+    async def try_host(host: str, port: int, attempt_ended: anyio.Event) -> None:
         try:
             connection: Connection = await asyncpg.connect(
                 target.url, host=host, port=port, timeout=timeout, **options
             )
-        except _NEXT_HOST_ERRORS as error:
-            reasons.append(_failure_reason(error, target, timeout))
+        except _TRY_NEXT_HOST_ERRORS as error:
+            reasons.append(_connect_failure_reason(error, target, timeout))
         except Exception as error:
             refusals.append(error)
             tasks.cancel_scope.cancel()
         else:
             connected.append(connection)
             tasks.cancel_scope.cancel()
-        ended.set()
+        attempt_ended.set()
 
     try:
         async with anyio.create_task_group() as tasks:
             for host, port in addresses:
                 ended = anyio.Event()
-                tasks.start_soon(attempt, host, port, ended)
+                tasks.start_soon(try_host, host, port, ended)
                 with anyio.move_on_after(NEXT_HOST_DELAY):
                     await ended.wait()
         if connected:
@@ -392,12 +400,12 @@ async def _connect_first(target: _Target, *, timeout: float, **options: Any) -> 
     raise ConnectionError("; ".join(dict.fromkeys(reasons)))
 
 
-def _failure_reason(error: Exception, target: _Target, timeout: float) -> str:
+def _connect_failure_reason(error: Exception, target: _ConnectionTarget, timeout: float) -> str:
     """Return why no connection was made."""
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return "it does not match target_session_attrs"
     if not isinstance(error, OSError):
-        return describe(error)
+        return describe_error(error)
     found = re.search(r"\[Errno (\d+)\]", str(error))
     missing = missing_tls_file_message(target.url) if isinstance(error, FileNotFoundError) else None
     if missing is not None:
@@ -409,12 +417,14 @@ def _failure_reason(error: Exception, target: _Target, timeout: float) -> str:
     return os.strerror(int(found[1])).lower()
 
 
-def _unreachable_error(error: OSError, target: _Target, setting: str, timeout: float) -> OSError:
+def _unreachable_error(
+    error: OSError, target: _ConnectionTarget, url_setting_name: str, timeout: float
+) -> OSError:
     """Return an error of the same type whose text has the server and the reason."""
-    reason = _failure_reason(error, target, timeout)
+    reason = _connect_failure_reason(error, target, timeout)
     place = target.server.hosts
-    if setting != _SETTING_DEFAULT:
-        place += f" (of {setting})"
+    if url_setting_name != _DEFAULT_URL_SETTING_NAME:
+        place += f" (of {url_setting_name})"
     named = type(error)(f"cannot connect to {place}: {reason}")
     named.errno = error.errno
     return named
@@ -446,7 +456,7 @@ def _encode_timestamp(value: int | datetime) -> tuple[int]:
     return (value if isinstance(value, int) else raw_timestamp(value),)
 
 
-async def close(connection: Connection) -> None:
+async def close_connection(connection: Connection) -> None:
     """Close a connection, or cut it after `CLOSE_TIMEOUT`."""
     with anyio.move_on_after(CLOSE_TIMEOUT, shield=True), suppress(*DATABASE_ERRORS):
         await connection.close(timeout=CLOSE_TIMEOUT)
@@ -454,7 +464,7 @@ async def close(connection: Connection) -> None:
     connection.terminate()
 
 
-class _UnresetConnection(_Connection):
+class _ConnectionWithoutReset(_Connection):
     """A connection of a pool. Its release to the pool sends nothing to the server, because riverpy
     changes no settings of the session. Only a transaction that a cancelled call left open is rolled
     back. asyncpg's own reset would also report such a transaction to the event loop as an error."""
@@ -467,17 +477,19 @@ class _UnresetConnection(_Connection):
 
 
 async def create_pool(
-    url: str | None, *, max_size: int, pooled: bool, command_timeout: float
+    url: str | None, *, max_size: int, through_pooler: bool, command_timeout: float
 ) -> Pool:
     """Open a pool of up to `max_size` connections. It makes one connection as a test. It raises
     what `connect` raises."""
-    await close(await connect(url, pooled=pooled))
-    target = _Target.from_url(url)
+    await close_connection(await connect(url, through_pooler=through_pooler))
+    target = _ConnectionTarget.from_url(url)
 
-    async def connect_first(_url: str, **options: Any) -> Connection:
-        return await _connect_first(target, **options)
+    async def connect_to_first_host(_url: str, **options: Any) -> Connection:
+        return await _connect_to_first_host(target, **options)
 
-    connecting: Any = connect_first  # asyncpg passes fewer arguments than its type stubs declare
+    connecting: Any = (
+        connect_to_first_host  # asyncpg passes fewer arguments than its type stubs declare
+    )
     pool: Pool = asyncpg.create_pool(
         target.url,
         connect=connecting,
@@ -485,9 +497,9 @@ async def create_pool(
         max_size=max_size,
         timeout=min(CONNECT_TIMEOUT, target.connect_timeout or CONNECT_TIMEOUT),
         command_timeout=command_timeout,
-        connection_class=_UnresetConnection,
-        statement_cache_size=0 if pooled else 512,
-        server_settings=None if pooled else {"application_name": "riverpy"},
+        connection_class=_ConnectionWithoutReset,
+        statement_cache_size=0 if through_pooler else 512,
+        server_settings=None if through_pooler else {"application_name": "riverpy"},
         max_inactive_connection_lifetime=300.0,
     )
     await pool
@@ -510,9 +522,9 @@ def is_pool(database: object) -> TypeIs[Pool]:
     return isinstance(database, asyncpg.Pool)
 
 
-def is_transaction(tx: object) -> TypeGuard[Transaction]:
+def is_asyncpg_connection(value: object) -> TypeGuard[Transaction]:
     """Whether `tx` is a connection of asyncpg, from a pool or not."""
-    return isinstance(tx, (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy))
+    return isinstance(value, (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy))
 
 
 def is_in_transaction(connection: Transaction) -> bool:
@@ -533,42 +545,42 @@ def is_closed_for_good(database: Pool | Transaction) -> bool:
         return True
 
 
-class Notice(NamedTuple):
+class ServerWarning(NamedTuple):
     """A warning of the server."""
 
-    source: str
+    source_file: str
     """The server's source file."""
     detail: str
 
 
 @contextmanager
-def collect_warnings(connection: Connection, found: list[Notice]) -> Generator[None]:
-    """During the `with` block, append to `found` the warnings that the server sends on this
+def collect_warnings(connection: Connection, warnings: list[ServerWarning]) -> Generator[None]:
+    """During the `with` block, append to `warnings` the warnings that the server sends on this
     connection."""
 
-    def append_notice(_connection: Any, message: Any) -> None:
+    def append_warning(_connection: Any, message: Any) -> None:
         source = getattr(message, "server_source_filename", None) or ""
-        found.append(Notice(source, getattr(message, "detail", None) or ""))
+        warnings.append(ServerWarning(source, getattr(message, "detail", None) or ""))
 
-    connection.add_log_listener(append_notice)
+    connection.add_log_listener(append_warning)
     try:
         yield
     finally:
         if not connection.is_closed():
-            connection.remove_log_listener(append_notice)
+            connection.remove_log_listener(append_warning)
 
 
-async def listen(
+async def listen_on_channels(
     connection: Connection,
     channels: Mapping[str, Callable[[str], None]],
-    on_lost: Callable[[], None],
+    on_connection_lost: Callable[[], None],
 ) -> None:
-    """LISTEN on each channel, and call its function with each payload. Call `on_lost` when the
-    connection ends. A half-open connection causes no such call."""
+    """LISTEN on each channel, and call its function with each payload. Call `on_connection_lost`
+    when the connection ends. A half-open connection causes no such call."""
 
     def deliver(_connection: Any, _pid: int, channel: str, payload: object) -> None:
         channels[channel](str(payload))
 
-    connection.add_termination_listener(lambda _connection: on_lost())
+    connection.add_termination_listener(lambda _connection: on_connection_lost())
     for channel in channels:
         await connection.add_listener(channel, deliver)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 
-from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.schema import LINE_COLUMN_VERSION, MAIN_LINE, READ_TIMEOUT, read_schema_state
 from riverpy._postgres.sql_files import blocks, milliseconds, query
 from riverpy.errors import MigrationError
@@ -172,5 +172,5 @@ def _migration_errors(doing: str) -> Generator[None]:
         else:
             advice = "correct this, and run it again: it continues where it stopped"
         raise MigrationError(
-            f"{doing} failed, and that version was rolled back: {describe(error)}; {advice}"
+            f"{doing} failed, and that version was rolled back: {describe_error(error)}; {advice}"
         ) from error

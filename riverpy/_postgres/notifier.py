@@ -25,10 +25,15 @@ from riverpy._log_events import (
     NOTIFICATION_HANDLER_FAILED,
     NOTIFICATIONS_NOT_RECEIVED,
 )
-from riverpy._postgres.driver import DATABASE_ERRORS, close, is_notification_queue_full, listen
+from riverpy._postgres.driver import (
+    DATABASE_ERRORS,
+    close_connection,
+    is_notification_queue_full,
+    listen_on_channels,
+)
 from riverpy._postgres.leases import TOPIC as LEASE_TOPIC
 from riverpy._postgres.sql_files import query
-from riverpy._postgres.tracing import untraced
+from riverpy._postgres.tracing import suppress_tracing
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection
+    from riverpy._postgres.connection import ConnectionOutageTracker, DedicatedConnection
     from riverpy._postgres.driver import Connection
 
 PROBE_TOPIC = "riverpy_probe"
@@ -67,7 +72,7 @@ class Notifier:
         *,
         schema: str | None,
         reserved: DedicatedConnection,
-        outage: ConnectionOutage,
+        outage: ConnectionOutageTracker,
         resync: Callable[[], None],
         quiet: float,
         trace_internal: bool,
@@ -122,7 +127,7 @@ class Notifier:
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Listen until stopped. Raise if the first connection fails."""
         try:
-            with untraced(trace_internal=self._trace_internal):
+            with suppress_tracing(trace_internal=self._trace_internal):
                 await self._connect_and_listen()
                 await self._check_delivery(first=True)
                 task_status.started()
@@ -131,7 +136,7 @@ class Notifier:
                     await self._reconnect(scope, was_proven=was_proven)
         finally:
             if self._connection is not None:
-                await close(self._connection)
+                await close_connection(self._connection)
 
     async def _connect_and_listen(self) -> None:
         # Make a new event, because the callback of the last connection may still set the old event.
@@ -140,7 +145,7 @@ class Notifier:
         reason = f"listening for notifications took longer than {LISTEN_TIMEOUT:g} s"
         with anyio.fail_after(LISTEN_TIMEOUT, reason=reason):
             self._connection = connection = await self._connect()
-            await listen(
+            await listen_on_channels(
                 connection,
                 await self._channel_callbacks(connection),
                 partial(self._record_end, lost),
@@ -285,7 +290,7 @@ class Notifier:
         if was_proven or is_loss:
             self._outage.record_loss(self.name, ConnectionError("the listening connection is gone"))
         if not was_proven:  # no probe arrived over the last connection, so wait
-            await anyio.sleep(self._backoff.next())
+            await anyio.sleep(self._backoff.next_delay())
         while True:
             scope.expect_progress(
                 within=LISTEN_TIMEOUT + 2 * RECONNECT_DELAY_MAX.total_seconds() + PROBE_TIMEOUT
@@ -296,7 +301,7 @@ class Notifier:
                 self._outage.record_loss(self.name, error)
                 if self._connection is not None:
                     self._connection.terminate()
-                await anyio.sleep(self._backoff.next())
+                await anyio.sleep(self._backoff.next_delay())
             else:
                 break
         self._outage.record_success(self.name)

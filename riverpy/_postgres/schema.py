@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
-from riverpy._dsn import mask_url
+from riverpy._dsn import mask_passwords
 from riverpy._log import get_logger
 from riverpy._log_events import (
     NEWER_MIGRATIONS_FOUND,
@@ -350,5 +350,5 @@ def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str
 
 def migrate_command(command: str, schema: str | None, url: str | None) -> str:
     """Return `command` with the options for the database and the schema, for a message."""
-    command += f" --database-url {quote(mask_url(url)) if url else 'URL'}"
+    command += f" --database-url {quote(mask_passwords(url)) if url else 'URL'}"
     return command if schema is None else f"{command} --schema {schema}"

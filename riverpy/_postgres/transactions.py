@@ -12,10 +12,10 @@ from riverpy._lifecycle import run_despite_cancellation
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     InFailedTransactionError,
-    describe,
+    describe_error,
+    is_asyncpg_connection,
     is_closed_for_good,
     is_in_transaction,
-    is_transaction,
 )
 from riverpy._postgres.sql_files import query
 from riverpy.errors import TransactionError
@@ -42,7 +42,7 @@ def expect_transaction(tx: object) -> Transaction:
         TypeError: `tx` is not a connection of asyncpg.
         TransactionError: the connection is closed, or no transaction is open.
     """
-    if not is_transaction(tx):
+    if not is_asyncpg_connection(tx):
         raise TypeError(
             f"tx must be an asyncpg connection, from a pool or not, got {type(tx).__name__}"
         )
@@ -79,7 +79,7 @@ async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
         if failure is not None and isinstance(error, Exception):
             raise TransactionError(
                 "the transaction given as tx has ended or is aborted: its savepoint is lost "
-                f"({describe(failure)}). Roll it back, and do all of it again"
+                f"({describe_error(failure)}). Roll it back, and do all of it again"
             ) from error
         raise
 
@@ -102,7 +102,7 @@ async def _run_block(connection: Transaction, block: str) -> None:
 def expect_fenceable(connection: object) -> Transaction:
     """Check the connection of a fence, without a round trip. Raise TransactionError if it is not a
     connection of asyncpg, or has no open transaction."""
-    if not is_transaction(connection):
+    if not is_asyncpg_connection(connection):
         raise TransactionError(
             "a fence takes an asyncpg connection that is in a transaction, got "
             f"{type(connection).__name__}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from riverpy._postgres.clients import client_registered
-from riverpy._postgres.damaged_jobs import read_undamaged
+from riverpy._postgres.damaged_jobs import read_jobs_despite_damage
 from riverpy._postgres.leaders import leader_get
 from riverpy._postgres.sql_files import query
 
@@ -130,7 +130,7 @@ async def read_jobs(
     """Return the result of a statement that reads jobs of these states. `damaged` has the errors of
     known damaged jobs by id. The errors of newly found damaged jobs are added to it. The parameter
     `skipped` of the statement has the ids of damaged jobs, whose wide columns are not read."""
-    result, found = await read_undamaged(
+    result, found = await read_jobs_despite_damage(
         connection,
         schema,
         states,

@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from riverpy._dsn import mask_url
+from riverpy._dsn import mask_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,7 +90,7 @@ def _format_list(items: list[str]) -> str:
 
 def format_error(error: str) -> str:
     """Return the start of a job's error in one line, without passwords."""
-    return shorten_line(mask_url(" ".join(error.split())), ERROR_LENGTH_MAX)
+    return shorten_line(mask_passwords(" ".join(error.split())), ERROR_LENGTH_MAX)
 
 
 def shorten_line(line: str, length: int) -> str:
@@ -101,7 +101,7 @@ def shorten_line(line: str, length: int) -> str:
 def mask_query(statement: str) -> str:
     """Return the start of a statement in one line, without strings and comments, which may contain
     private data or a password."""
-    line = mask_url(" ".join(_SQL_TOKEN_PATTERN.sub(_mask_token, statement).split()))
+    line = mask_passwords(" ".join(_SQL_TOKEN_PATTERN.sub(_mask_token, statement).split()))
     return shorten_line(line, QUERY_LENGTH_MAX)
 
 

@@ -12,7 +12,7 @@ from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_STATUS_REPORT_FAILED
 from riverpy._postgres.clients import client_set_slots, client_set_state
 from riverpy._postgres.domains import member_mark_supports_domains
-from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.set_aside import SetAsideRow
+    from riverpy._postgres.skipped_rows import SkippedRowReport
     from riverpy._work.run_context import RunContext
     from riverpy._work.running_attempts import RunningAttempts
 
@@ -47,7 +47,7 @@ class _Status(NamedTuple):
     another job."""
     stuck_job_ids: list[int]
     """The ids of the stuck jobs."""
-    skipped_rows: list[SetAsideRow]
+    skipped_rows: list[SkippedRowReport]
     skipped_row_count: int
     contact_count: int
     """How often the heartbeat has connected to the server. It increases after a reconnect."""
@@ -65,7 +65,7 @@ class ClientStatusReporter:
         self,
         run: RunContext,
         running: RunningAttempts,
-        skipped_rows: Callable[[], list[SetAsideRow]],
+        skipped_rows: Callable[[], list[SkippedRowReport]],
         *,
         has_state: bool,
         supports_domains: bool,
@@ -145,7 +145,7 @@ class ClientStatusReporter:
                         registered_at=registered_at,
                     )
         except DATABASE_ERRORS as error:  # no client depends on the status, so try again later
-            self._log.debug(CLIENT_STATUS_REPORT_FAILED, error=describe(error))
+            self._log.debug(CLIENT_STATUS_REPORT_FAILED, error=describe_error(error))
             return RETRY_DELAY
         self._reported = now
         return CHECK_INTERVAL
@@ -156,7 +156,7 @@ class ClientStatusReporter:
             slots[attempt.queue] += not keeps_slot
         ids = sorted(attempt.id for attempt in self._running.stuck_attempts)
         skipped = self._skipped_rows() if self._has_state else []
-        rows = sorted(skipped, key=lambda row: row.since)[:SKIPPED_ROWS_MAX]
+        rows = sorted(skipped, key=lambda row: row.first_failed_at)[:SKIPPED_ROWS_MAX]
         return _Status(
             slots=list(slots.values()),
             stuck_job_ids=ids[:STUCK_JOBS_MAX],

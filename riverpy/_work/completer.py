@@ -36,15 +36,21 @@ from riverpy._log_events import (
     RESULT_BATCH_SIZE_REDUCED,
 )
 from riverpy._postgres import jobs
-from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement, Cause, cause_of
+from riverpy._postgres.batch_sender import (
+    BatchSender,
+    BatchSize,
+    BatchStatement,
+    ErrorCause,
+    find_error_cause,
+)
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     LockNotAvailableError,
-    describe,
+    describe_error,
     is_data_error,
-    is_untranslatable,
+    is_untranslatable_text_error,
 )
-from riverpy._postgres.set_aside import SetAsideRows
+from riverpy._postgres.skipped_rows import SkippedRows
 from riverpy._work.outcomes import failure_outcome
 from riverpy.job import JobColumn, JobState
 
@@ -52,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from riverpy._postgres.driver import Connection
-    from riverpy._postgres.set_aside import SetAsideEntry
+    from riverpy._postgres.skipped_rows import SkippedRow
     from riverpy._work.attempt import Attempt
     from riverpy._work.run_context import RunContext
 
@@ -125,17 +131,26 @@ class Completer:
         self, count_fitting: Callable[[list[Attempt]], int] = len
     ) -> BatchSender[Attempt]:
         return BatchSender(
-            BatchStatement(self._store_batch, row_id=_job_id, key=id, count_fitting=count_fitting),
-            size=BatchSize(RESULTS_MAX, STATEMENT_TIMEOUT),
-            set_aside_rows=SetAsideRows(),  # no limit here: `RESULT_BACKLOG_MAX` limits the results
-            on_set_aside=self._log_failed_result,
-            on_too_slow=self._log_slow_batch,
+            BatchStatement(
+                self._store_batch,
+                row_id=_job_id,
+                skipped_row_key=id,
+                count_rows_that_fit=count_fitting,
+            ),
+            batch_size=BatchSize(RESULTS_MAX, STATEMENT_TIMEOUT),
+            skipped_rows=SkippedRows(),  # no limit here: `RESULT_BACKLOG_MAX` limits the results
+            on_row_skipped=self._log_failed_result,
+            on_batch_too_slow=self._log_slow_batch,
         )
 
     @property
     def unstored(self) -> set[Attempt]:
         """The attempts that ended and whose results are not stored yet."""
-        waiting = {*self._locked, *self._completion_sender.rows, *self._other_result_sender.rows}
+        waiting = {
+            *self._locked,
+            *self._completion_sender.unsent_rows,
+            *self._other_result_sender.unsent_rows,
+        }
         return {attempt for attempt in waiting if not attempt.stored_at}
 
     @property
@@ -144,12 +159,12 @@ class Completer:
         return len(self._completion_sender) + len(self._other_result_sender) + len(self._locked)
 
     @property
-    def skipped_results(self) -> list[SetAsideEntry[Attempt]]:
+    def skipped_results(self) -> list[SkippedRow[Attempt]]:
         """The results that the database refused or did not store in time. The completer tries them
         again."""
         return [
-            *self._completion_sender.set_aside_rows.entries,
-            *self._other_result_sender.set_aside_rows.entries,
+            *self._completion_sender.skipped_rows.rows,
+            *self._other_result_sender.skipped_rows.rows,
         ]
 
     def add(self, attempt: Attempt) -> None:
@@ -159,7 +174,7 @@ class Completer:
 
     def _enqueue(self, attempt: Attempt) -> None:
         is_completion = attempt.is_completed_without_metadata
-        (self._completion_sender if is_completion else self._other_result_sender).add(attempt)
+        (self._completion_sender if is_completion else self._other_result_sender).add_row(attempt)
 
     async def wait_for_backlog_room(self) -> None:
         """Wait until the number of waiting results is below the limit, so that more jobs may be
@@ -184,7 +199,7 @@ class Completer:
             finally:
                 self._is_closing = True
                 for sender in self._senders:
-                    sender.set_aside_rows.make_all_due()
+                    sender.skipped_rows.make_all_rows_due()
                 self._has_results.set()
                 await wait(self._has_ended)
                 self._scope.cancel()
@@ -217,7 +232,7 @@ class Completer:
 
     async def _wait_for_results(self) -> None:
         """Wait until a result can be sent."""
-        next_at = min(sender.next_due for sender in self._senders)
+        next_at = min(sender.next_send_at for sender in self._senders)
         if self._locked:
             next_at = min(next_at, self._locked_retry_at)
         if next_at:
@@ -237,22 +252,22 @@ class Completer:
         if not self._locked:
             self._locked_backoff.reset()
         elif not others_are_locked:
-            self._locked_retry_at = time.monotonic() + self._locked_backoff.next()
+            self._locked_retry_at = time.monotonic() + self._locked_backoff.next_delay()
         if self.waiting_count < self._backlog_max // 2:
             self._has_room.set()
         self.flushed.emit()
 
     async def _send_batch(self, sender: BatchSender[Attempt]) -> None:
-        if not sender.is_ready:
+        if not sender.can_send_now:
             return
         try:
             await sender.send_batch()
         except DATABASE_ERRORS as error:
-            self._log.debug(JOB_RESULT_BATCH_FAILED, error=describe(error))
-            await anyio.sleep(self._backoff.next())
+            self._log.debug(JOB_RESULT_BATCH_FAILED, error=describe_error(error))
+            await anyio.sleep(self._backoff.next_delay())
         except Exception:  # a fault in riverpy must not lose results
             self._log.exception(JOB_RESULT_BATCH_FAILED)
-            await anyio.sleep(self._backoff.next())
+            await anyio.sleep(self._backoff.next_delay())
         else:
             self._backoff.reset()
 
@@ -270,7 +285,7 @@ class Completer:
                     connection, self._schema, sorted(self._queues_to_notify)
                 )
         except DATABASE_ERRORS as error:
-            self._log.debug(QUEUE_NOTIFICATION_FAILED, error=describe(error))
+            self._log.debug(QUEUE_NOTIFICATION_FAILED, error=describe_error(error))
         else:
             self._queues_to_notify.clear()
 
@@ -302,7 +317,9 @@ class Completer:
 
     def _log_failed_result(self, attempt: Attempt, error: Exception) -> None:
         """Log a result whose statement fails although the statement holds no other result."""
-        self._log_delayed_results([attempt], describe(error), is_slow=cause_of(error) is Cause.TIME)
+        self._log_delayed_results(
+            [attempt], describe_error(error), is_slow=find_error_cause(error) is ErrorCause.TIMEOUT
+        )
 
     def _log_delayed_results(
         self, attempts: list[Attempt], error: str, *, is_slow: bool = False
@@ -324,12 +341,12 @@ class Completer:
 
     def _log_slow_batch(self, rows: int, error: Exception) -> None:
         """Log that a batch took too long. The sender sends the batch again in smaller parts."""
-        if self._connection.outage.is_logged:
+        if self._connection.outage_tracker.is_outage_logged:
             return
         self._limited_log.warning(
             RESULT_BATCH_SIZE_REDUCED,
             rows=rows,
-            error=describe(error),
+            error=describe_error(error),
         )
 
     def _keep_locked_results(self, attempts: list[Attempt]) -> None:
@@ -347,21 +364,23 @@ class Completer:
         If the database refuses only a character of the error text, the result is kept, and its
         error text becomes ASCII.
         """
-        if is_untranslatable(error) and attempt.make_error_ascii():
-            self._other_result_sender.add(attempt)
+        if is_untranslatable_text_error(error) and attempt.make_error_ascii():
+            self._other_result_sender.add_row(attempt)
             return
         self._limited_log.error(
             JOB_RESULT_REPLACED,
             effect="the attempt is stored as failed",
             job_id=attempt.id,
             kind=attempt.kind,
-            error=describe(error),
+            error=describe_error(error),
         )
         attempt.drop_updates()
         attempt.is_result_replaced = True
         text = "the result of this attempt could not be stored"
-        attempt.outcome = failure_outcome(attempt, text, describe(error), UNSTORABLE_RETRY_DELAY)
-        self._other_result_sender.add(attempt)
+        attempt.outcome = failure_outcome(
+            attempt, text, describe_error(error), UNSTORABLE_RETRY_DELAY
+        )
+        self._other_result_sender.add_row(attempt)
 
     def _report_stored_results(self, attempts: list[Attempt]) -> None:
         """Count, log and publish stored results. Either all or none of them are completions without

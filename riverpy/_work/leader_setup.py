@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from riverpy._leases.store import LeaseStore
     from riverpy._lifecycle import StopScope
     from riverpy._maintenance.base import MaintenanceService
-    from riverpy._postgres.set_aside import SetAsideRow
+    from riverpy._postgres.skipped_rows import SkippedRowReport
     from riverpy._work.run_context import RunContext
 
 CONNECTION_WAIT_MAX = 60.0
@@ -86,7 +86,7 @@ class LeaderSetup:
             setup.engine.receive(payload)
 
     @property
-    def skipped_rows(self) -> list[SetAsideRow]:
+    def skipped_rows(self) -> list[SkippedRowReport]:
         """The rows that the running maintenance services skip for a while, because statements for
         these rows fail."""
         return [row for setup in self.setups for row in setup.skipped_rows]
@@ -166,7 +166,7 @@ class ElectionSetup:
             self._queues.forget()
 
     @property
-    def skipped_rows(self) -> list[SetAsideRow]:
+    def skipped_rows(self) -> list[SkippedRowReport]:
         """The rows that this maintenance skips for a while, because their statements fail."""
         if self.election.lease is None:
             return []
@@ -206,7 +206,7 @@ class ElectionSetup:
             connection=connection,
             cleaner_connection=self._make_connection("cleaning"),
             timer=self._timer,
-            connect_direct=run.connections.connector.connect_reindexer,
+            connect_direct=run.connections.connector.connect_for_reindexer,
             read_queue_scope=self._queues.read_scope,
         )
         self._services = self.make_services(context)
@@ -217,10 +217,10 @@ class ElectionSetup:
         run = self._run
         return DedicatedConnection(
             name,
-            lambda: run.connections.connector.connect_maintenance(f"riverpy {name}"),
+            lambda: run.connections.connector.connect_for_maintenance(f"riverpy {name}"),
             run.connections.outage,
             trace_internal=run.config.trace_internal,
-            wait=CONNECTION_WAIT_MAX,
+            lock_wait_timeout=CONNECTION_WAIT_MAX,
         )
 
 

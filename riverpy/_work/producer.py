@@ -18,8 +18,8 @@ from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import CLAIMING_FAILED, CLAIMING_RESTORED, QUEUE_PAUSED, QUEUE_RESUMED
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
-    describe,
-    is_refusal,
+    describe_error,
+    is_permanent_statement_error,
     is_statement_timeout,
 )
 from riverpy._postgres.jobs import job_claim, job_claim_time, job_next, job_position
@@ -237,7 +237,7 @@ class Producer:
                 drained = await self._claim(scope)
             except DATABASE_ERRORS as error:
                 self._log_failure(error)
-                await anyio.sleep(self._backoff.next())
+                await anyio.sleep(self._backoff.next_delay())
                 continue
             self._backoff.reset()
             self._claim_failures.log_recovery(CLAIMING_RESTORED)
@@ -270,9 +270,9 @@ class Producer:
     def _log_failure(self, error: Exception) -> None:
         """Count and log a failed claim. The connection itself logs that it was lost."""
         self._count_failure(error)
-        is_refused = is_refusal(error) or is_statement_timeout(error)
+        is_refused = is_permanent_statement_error(error) or is_statement_timeout(error)
         self._claim_failures.log_failure(
-            CLAIMING_FAILED, is_cause_logged=not is_refused, error=describe(error)
+            CLAIMING_FAILED, is_cause_logged=not is_refused, error=describe_error(error)
         )
 
     async def _claim(self, scope: StopScope) -> bool:
@@ -300,7 +300,9 @@ class Producer:
         except DATABASE_ERRORS as error:
             took = time.monotonic() - began
             # If the server does not answer any statement, the jobs are not the cause.
-            is_outage = isinstance(error, TimeoutError) and self._claims.outage.is_logged
+            is_outage = (
+                isinstance(error, TimeoutError) and self._claims.outage_tracker.is_outage_logged
+            )
             if is_outage or not self.unclaimable.record_failure(
                 limit, self._claiming_job_id, error, took
             ):
@@ -310,7 +312,7 @@ class Producer:
 
     def _count_failure(self, error: Exception) -> None:
         """Count a failed claim. Also call `claim_failed` if the server may have claimed jobs."""
-        if not is_refusal(error) and not is_statement_timeout(error):
+        if not is_permanent_statement_error(error) and not is_statement_timeout(error):
             self._claim_failed()
         self._counters.claim_failures += 1
 

@@ -28,10 +28,10 @@ from riverpy._log_events import (
 )
 from riverpy._postgres import jobs, queues
 from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
-from riverpy._postgres.damaged_jobs import DamagedJobs
-from riverpy._postgres.driver import DATABASE_ERRORS, describe
+from riverpy._postgres.damaged_jobs import DamagedJobTracker
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.job_maintenance import Rescue, job_rescue, job_running_of
-from riverpy._postgres.set_aside import SetAsideRows, report_rows
+from riverpy._postgres.skipped_rows import SkippedRows, report_skipped_rows
 from riverpy._work.producer import CLAIM_TIMEOUT
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.job_maintenance import RunningClaim
     from riverpy._postgres.jobs import ClaimKey
-    from riverpy._postgres.set_aside import SetAsideRow
+    from riverpy._postgres.skipped_rows import SkippedRowReport
     from riverpy._work.attempt import Attempt
     from riverpy._work.completer import Completer
     from riverpy._work.producer import Producer
@@ -113,7 +113,7 @@ class Reconciler:
         self._touch_at = 0.0
         self._rescue_after_id: int | None = 0
         """The jobs of an earlier run were read up to this id; None: all jobs were read."""
-        self._skipped_row_reports: list[Callable[[], list[SetAsideRow]]] = []
+        self._skipped_row_reports: list[Callable[[], list[SkippedRowReport]]] = []
         self._release_sender = self._make_sender(
             "release", self._release_rows, lambda claim_key: claim_key.id
         )
@@ -131,7 +131,7 @@ class Reconciler:
         self._paused: set[str] = set()
         """The paused queues among the queues that this check has updated."""
         self._log = get_logger()
-        self._damaged_jobs = DamagedJobs("finding lost claims", self._log)
+        self._damaged_jobs = DamagedJobTracker("finding lost claims", self._log)
         self._limited_log = self._log.with_rate_limit()
         self.ran = TestSignal("Reconciler.ran")
 
@@ -145,18 +145,18 @@ class Reconciler:
         purpose `what`. `name` returns the job id or the queue of a row."""
         sender = BatchSender[Row](
             BatchStatement(send, row_id=lambda row: row),
-            size=BatchSize(STATEMENT_ROWS_MAX, STATEMENT_TIMEOUT),
+            batch_size=BatchSize(STATEMENT_ROWS_MAX, STATEMENT_TIMEOUT),
             # No limit here: the client's jobs and queues are limited.
-            set_aside_rows=SetAsideRows(),
-            on_set_aside=lambda row, error: self._log_failed_row(what, name(row), error),
+            skipped_rows=SkippedRows(),
+            on_row_skipped=lambda row, error: self._log_failed_row(what, name(row), error),
         )
         self._skipped_row_reports.append(
-            lambda: report_rows(what, sender.set_aside_rows.entries, name)
+            lambda: report_skipped_rows(what, sender.skipped_rows.rows, name)
         )
         return sender
 
     def _log_failed_row(self, what: str, name: int | str, error: Exception) -> None:
-        log, text = self._limited_log, describe(error)
+        log, text = self._limited_log, describe_error(error)
         if what == "queue heartbeat":
             self._touch_error = error
             log.warning(QUEUE_RENEWAL_FAILED, queue=name, error=text)
@@ -168,10 +168,10 @@ class Reconciler:
             log.warning(RECONCILIATION_FAILED, what=what, job_id=name, error=text)
 
     @property
-    def skipped_rows(self) -> list[SetAsideRow]:
+    def skipped_rows(self) -> list[SkippedRowReport]:
         """The rows that the reconciler skips for a while, because their statements fail."""
         return [
-            *self._damaged_jobs.skipped_jobs,
+            *self._damaged_jobs.report_skipped_jobs,
             *(row for report in self._skipped_row_reports for row in report()),
         ]
 
@@ -233,15 +233,15 @@ class Reconciler:
             self._next_claim_check = self._claim_lost_at
         else:
             self._next_claim_check = began + self.interval
-            self.has_uncertain_claim = bool(self._release_sender.set_aside_rows)
-        if retry_at := min(self._release_sender.next_due, self._rescue_sender.next_due):
+            self.has_uncertain_claim = bool(self._release_sender.skipped_rows)
+        if retry_at := min(self._release_sender.next_send_at, self._rescue_sender.next_send_at):
             self._next_claim_check = min(self._next_claim_check, max(retry_at, began + RETRY_DELAY))
 
     async def _try_step(self, what: str, step: Callable[[], Awaitable[None]]) -> bool:
         try:
             await step()
         except DATABASE_ERRORS as error:
-            self._log.debug(RECONCILIATION_FAILED, what=what, error=describe(error))
+            self._log.debug(RECONCILIATION_FAILED, what=what, error=describe_error(error))
             return False
         return True
 
@@ -261,9 +261,9 @@ class Reconciler:
         """
         self._notified_queues.clear()
         self._paused.clear()
-        self._touch_sender.add_missing(self._producers)
-        is_done = await self._touch_sender.send_all(SEND_TIMEOUT)
-        failing = len(self._touch_sender.set_aside_rows)
+        self._touch_sender.add_missing_rows(self._producers)
+        is_done = await self._touch_sender.send_all_due_rows(SEND_TIMEOUT)
+        failing = len(self._touch_sender.skipped_rows)
         if is_done and not failing:
             self._apply_pauses(self._paused)
         elif failing == len(self._producers) and self._touch_error is not None:
@@ -301,8 +301,8 @@ class Reconciler:
                 producer.set_paused(name in paused)
 
     async def _read_cancels(self) -> None:
-        self._cancel_check_sender.add_missing(self._running)
-        await self._cancel_check_sender.send_all(SEND_TIMEOUT)
+        self._cancel_check_sender.add_missing_rows(self._running)
+        await self._cancel_check_sender.send_all_due_rows(SEND_TIMEOUT)
 
     async def _read_cancel_marks(self, asked: list[Attempt]) -> None:
         ids = [attempt.id for attempt in asked]
@@ -344,19 +344,21 @@ class Reconciler:
                     skipped=skipped,
                 )
 
-            claimed = await self._damaged_jobs.read(connection, self._schema, RUNNING_STATES, read)
+            claimed = await self._damaged_jobs.read_jobs(
+                connection, self._schema, RUNNING_STATES, read
+            )
             known = self._active_claim_keys() | {
-                rescue.claim_key for rescue in self._rescue_sender.rows
+                rescue.claim_key for rescue in self._rescue_sender.unsent_rows
             }
             lost = [claim_key for claim_key in claimed if claim_key not in known]
             if lost and not await self._heartbeat.is_run_still_registered(connection):
                 return
-        self._release_sender.discard()
+        self._release_sender.discard_unsent_rows()
         for claim_key in lost:
-            self._release_sender.add(claim_key)
+            self._release_sender.add_row(claim_key)
         self._changed_job_count = 0
         try:
-            if not await self._release_sender.send_all(SEND_TIMEOUT):
+            if not await self._release_sender.send_all_due_rows(SEND_TIMEOUT):
                 raise TimeoutError("releasing lost claims continues in the next check")
         finally:
             if self._changed_job_count:
@@ -379,8 +381,8 @@ class Reconciler:
             self._rescue_after_id = None
         self._changed_job_count = 0
         try:
-            while not self._rescue_sender.is_empty or self._rescue_after_id is not None:
-                if not await self._rescue_sender.send_all(SEND_TIMEOUT):
+            while not self._rescue_sender.has_no_due_rows or self._rescue_after_id is not None:
+                if not await self._rescue_sender.send_all_due_rows(SEND_TIMEOUT):
                     raise TimeoutError("rescuing jobs continues in the next check")
                 if self._rescue_after_id is None or registered_at is None:
                     return
@@ -407,13 +409,15 @@ class Reconciler:
                     skipped=skipped,
                 )
 
-            claims = await self._damaged_jobs.read(connection, self._schema, RUNNING_STATES, read)
+            claims = await self._damaged_jobs.read_jobs(
+                connection, self._schema, RUNNING_STATES, read
+            )
             active = self._active_claim_keys()
             if claims and not await self._heartbeat.is_run_still_registered(connection):
                 return
         for claim_key, client_id in claims:
             if claim_key.attempted_at < registered_at and claim_key not in active:
-                self._rescue_sender.add(Rescue(claim_key, client_id))
+                self._rescue_sender.add_row(Rescue(claim_key, client_id))
         self._rescue_after_id = claims[-1].claim_key.id if len(claims) == PAGE_SIZE else None
 
     async def _rescue_rows(self, rescues: list[Rescue]) -> None:

@@ -9,7 +9,7 @@ import anyio
 from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
 from riverpy._postgres.driver import DATABASE_ERRORS, connect, use_raw_timestamps
 from riverpy._postgres.jobs import ClaimKey, job_release
-from riverpy._postgres.set_aside import SetAsideRows
+from riverpy._postgres.skipped_rows import SkippedRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,25 +41,25 @@ async def release_claims(
 
     sender = BatchSender(
         BatchStatement(send, row_id=lambda claim_key: claim_key),
-        size=BatchSize(len(claim_keys), RELEASE_TIMEOUT),
-        set_aside_rows=SetAsideRows[ClaimKey](),
+        batch_size=BatchSize(len(claim_keys), RELEASE_TIMEOUT),
+        skipped_rows=SkippedRows[ClaimKey](),
     )
-    sender.add_missing(claim_keys)
+    sender.add_missing_rows(claim_keys)
     try:
         with anyio.fail_after(RELEASE_TIMEOUT, reason="releasing jobs"):
             connection = await connect(
                 url,
                 application_name="riverpy release",
-                settings={"lock_timeout": "500ms", "statement_timeout": STATEMENT_TIMEOUT},
-                pooled=pooled,
+                session_settings={"lock_timeout": "500ms", "statement_timeout": STATEMENT_TIMEOUT},
+                through_pooler=pooled,
                 timeout=RELEASE_TIMEOUT,
             )
             try:
                 await use_raw_timestamps(connection)
                 try:
-                    await sender.send_all()
+                    await sender.send_all_due_rows()
                 except DATABASE_ERRORS:  # one row may have caused the error, so try once more
-                    await sender.send_all()
+                    await sender.send_all_due_rows()
             finally:
                 connection.terminate()
     except DATABASE_ERRORS:

@@ -50,7 +50,7 @@ from riverpy._postgres.schema import (
     expect_feature,
     warn_of_missing_features,
 )
-from riverpy._postgres.set_aside import report_rows
+from riverpy._postgres.skipped_rows import report_skipped_rows
 from riverpy._work.client_status import ClientStatusReporter
 from riverpy._work.completer import Completer
 from riverpy._work.counters import Counters, Metrics
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._postgres.jobs import ClaimKey
-    from riverpy._postgres.set_aside import SetAsideRow
+    from riverpy._postgres.skipped_rows import SkippedRowReport
     from riverpy._work.run_context import ClientParts
 
 MAINTENANCE_END_MIN = 1.0
@@ -209,7 +209,7 @@ class Run:
     def _make_notifier(self) -> Notifier:
         quiet = self._config.quiet_interval
         notifier = Notifier(
-            self._connections.connector.connect_listener,
+            self._connections.connector.connect_for_notifications,
             schema=self._config.schema,
             reserved=self._connections.reserved,
             outage=self._connections.outage,
@@ -277,7 +277,7 @@ class Run:
         if self._leader_setup is not None:
             self._leader_setup.resync()
 
-    def _skipped_rows(self) -> list[SetAsideRow]:
+    def _skipped_rows(self) -> list[SkippedRowReport]:
         """Return the rows of jobs and of maintenance that are skipped for a while, because their
         statements fail."""
         claims = [
@@ -286,8 +286,10 @@ class Run:
             for entry in producer.unclaimable.skipped_entries
         ]
         return [
-            *report_rows("claim", claims),
-            *report_rows("result", self._completer.skipped_results, lambda attempt: attempt.id),
+            *report_skipped_rows("claim", claims),
+            *report_skipped_rows(
+                "result", self._completer.skipped_results, lambda attempt: attempt.id
+            ),
             *self._reconciler.skipped_rows,
             *([] if self._leader_setup is None else self._leader_setup.skipped_rows),
         ]
@@ -333,7 +335,7 @@ class Run:
             is_leader=self.is_leader,
             listener=("proven" if self._is_notified() else "deaf") if is_listening else "off",
             connections=connections,
-            outages=self._connections.outage.count,
+            outages=self._connections.outage.outage_count,
             backlog=len(self._completer.unstored),
             results_set_aside=tuple(entry.row.id for entry in self._completer.skipped_results),
             results_refused=counters.results_refused,

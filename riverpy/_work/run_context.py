@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection, close_all
+from riverpy._postgres.connection import (
+    ConnectionOutageTracker,
+    DedicatedConnection,
+    close_connections,
+)
 from riverpy._postgres.connector import Connector
 
 if TYPE_CHECKING:
@@ -54,11 +58,13 @@ class RunConnections:
 
     def __init__(self, client: ClientParts, reconnected: Callable[[], None]) -> None:
         self.connector = connector = Connector(client.url, client.config)
-        self.outage = ConnectionOutage(client_id=client.id)
+        self.outage = ConnectionOutageTracker(client_id=client.id)
         self._config = client.config
-        self.claims = self._make_connection("claims", connector.connect_claims, reconnected)
-        self.results = self._make_connection("results", connector.connect_results, reconnected)
-        self.reserved = self._make_connection("reserved", connector.connect_reserved)
+        self.claims = self._make_connection("claims", connector.connect_for_claims, reconnected)
+        self.results = self._make_connection("results", connector.connect_for_results, reconnected)
+        self.reserved = self._make_connection(
+            "reserved", connector.connect_for_leases_and_heartbeats
+        )
 
     def _make_connection(
         self,
@@ -70,9 +76,9 @@ class RunConnections:
             name,
             connect,
             self.outage,
-            pooled=self._config.pooler,
+            through_pooler=self._config.pooler,
             trace_internal=self._config.trace_internal,
-            reconnected=reconnected,
+            on_reconnected=reconnected,
         )
 
     @property
@@ -82,7 +88,7 @@ class RunConnections:
 
     async def close(self) -> None:
         """Close all connections of the run."""
-        await close_all(self.all)
+        await close_connections(self.all)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy._attempt_errors import read_error
-from riverpy._dsn import mask_url
+from riverpy._dsn import mask_passwords
 from riverpy._log import get_logger
 from riverpy._log_events import JOBS_FAILED, JOBS_WORKED
 from riverpy.stats import Histogram
@@ -130,4 +130,4 @@ def _merge_waits(stats: ClientStats) -> Histogram:
 
 def _read_error_text(entry: str) -> str:
     """Return the text of an error entry on one line, without passwords."""
-    return mask_url(" ".join(read_error(entry).error.split()))[:ERROR_LENGTH_MAX]
+    return mask_passwords(" ".join(read_error(entry).error.split()))[:ERROR_LENGTH_MAX]

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from riverpy._log_events import CLAIM_SIZE_REDUCED, JOB_CLAIM_FAILED
 from riverpy._postgres.batch_sender import (
-    RECOVERY_FAILURES,
+    RETRY_ALL_FAILURES_MIN,
     BatchSize,
-    Cause,
-    StatementErrors,
-    cause_of,
+    ErrorCause,
+    RepeatedErrorDetector,
+    find_error_cause,
 )
-from riverpy._postgres.driver import describe
-from riverpy._postgres.set_aside import SetAsideRows
+from riverpy._postgres.driver import describe_error
+from riverpy._postgres.skipped_rows import SkippedRows
 
 if TYPE_CHECKING:
-    from riverpy._postgres.set_aside import SetAsideEntry
+    from riverpy._postgres.skipped_rows import SkippedRow
 
 SKIPPED_JOBS_MAX = 1000
 """The maximum number of skipped jobs. If more jobs fail, the jobs are probably not the cause. Then
@@ -36,8 +36,8 @@ class UnclaimableJobs:
         """`maximum` is the maximum number of jobs in a claim, and `limit` the seconds that a claim
         may take."""
         self._size = BatchSize(maximum, limit)
-        self._aside = SetAsideRows[int](SKIPPED_JOBS_MAX)
-        self._errors = StatementErrors()
+        self._aside = SkippedRows[int](SKIPPED_JOBS_MAX)
+        self._errors = RepeatedErrorDetector()
         self._logged_ids: set[int] = set()
         """The ids of the skipped jobs that were logged as skipped."""
         self._failures = 0
@@ -54,18 +54,18 @@ class UnclaimableJobs:
     @property
     def skipped_ids(self) -> list[int]:
         """The ids of the jobs that claims skip."""
-        return [aside.row for aside in self._aside.entries]
+        return [aside.row for aside in self._aside.rows]
 
     @property
-    def skipped_entries(self) -> list[SetAsideEntry[int]]:
+    def skipped_entries(self) -> list[SkippedRow[int]]:
         """The jobs that claims skip, with their errors."""
-        return self._aside.entries
+        return self._aside.rows
 
     @property
     def next_retry_at(self) -> float:
         """The time at which a skipped job is tried again, in monotonic seconds; infinity: there are
         no skipped jobs."""
-        return self._aside.next_due if self._aside else math.inf
+        return self._aside.next_retry_at if self._aside else math.inf
 
     def claim_size(self, wanted: int) -> int:
         """Return how many jobs to claim, at most `wanted`."""
@@ -74,25 +74,25 @@ class UnclaimableJobs:
     def choose_job_to_retry(self) -> int | None:
         """Return the id of a skipped job that the next claim tries again; None: the next claim is
         for other jobs."""
-        due = self._aside.due() if self._aside and not self._was_retry else None
+        due = self._aside.first_due_row() if self._aside and not self._was_retry else None
         self._was_retry = due is not None
         return None if due is None else due.row
 
     def record_claim(self, count: int, limit: int, seconds: float) -> None:
         """Record a claim that returned `count` of `limit` requested jobs in `seconds` seconds."""
-        self._size.grow(count, seconds)
+        self._size.grow_if_fast(count, seconds)
         if count < limit:
             self._size.allow_growth()
         if count and self._failures:
-            if self._failures >= RECOVERY_FAILURES:
-                self._aside.make_all_due()
+            if self._failures >= RETRY_ALL_FAILURES_MIN:
+                self._aside.make_all_rows_due()
             self._failures = 0
 
     def record_retry(self, job_id: int) -> None:
         """Stop skipping a job, because it was claimed or no longer exists."""
         self._logged_ids.discard(job_id)
-        self._aside.remove(job_id)
-        self._aside.make_all_due()
+        self._aside.remove_row(job_id)
+        self._aside.make_all_rows_due()
 
     def record_failure(
         self, limit: int, job_id: int | None, error: Exception, seconds: float
@@ -103,26 +103,28 @@ class UnclaimableJobs:
         Returns whether to claim again at once.
         """
         self._failures += job_id is None or job_id not in self._aside
-        if not self._errors.may_be_row_error(error):
+        if not self._errors.may_be_caused_by_row(error):
             return False
         if job_id is not None:
             return self._skip_job(job_id, error, seconds)
         may_shrink = not self.is_claiming_one_by_one
-        self._size.shrink_selection(limit)
-        if cause_of(error) is Cause.TIME:
+        self._size.shrink_after_failed_selection(limit)
+        if find_error_cause(error) is ErrorCause.TIMEOUT:
             self._limited_log.warning(
                 CLAIM_SIZE_REDUCED,
                 rows=self._size.rows,
-                error=describe(error),
+                error=describe_error(error),
             )
         return may_shrink
 
     def _skip_job(self, job_id: int, error: Exception, seconds: float) -> bool:
         if self._aside.is_full and job_id not in self._aside:
             return False
-        aside = self._aside.add(job_id, job_id, error, seconds)
+        aside = self._aside.add_failure(job_id, job_id, error, seconds)
         self._size.allow_growth()
-        if job_id not in self._logged_ids and (aside.tries > 1 or cause_of(error) is Cause.ROWS):
+        if job_id not in self._logged_ids and (
+            aside.failure_count > 1 or find_error_cause(error) is ErrorCause.BAD_ROW
+        ):
             self._logged_ids.add(job_id)
             self._limited_log.warning(
                 JOB_CLAIM_FAILED,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import click
 
-from riverpy._postgres.driver import DATABASE_ERRORS, is_refusal
+from riverpy._postgres.driver import DATABASE_ERRORS, is_permanent_statement_error
 from riverpy.cli._connected import connected, with_timeout
 from riverpy.cli._output import print_json, print_note
 from riverpy.cli._run import EXIT_FAILURE, CommandError, describe, run, show_traceback
@@ -98,7 +98,7 @@ def _is_row_refused(error: Exception) -> bool:
     """Whether the database refused the change of one row, for example because of a trigger. An
     error of class 42, such as a missing permission or table, affects all rows."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
-    return is_refusal(error) and not sqlstate.startswith("42")
+    return is_permanent_statement_error(error) and not sqlstate.startswith("42")
 
 
 async def _change_item(

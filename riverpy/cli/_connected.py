@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import anyio
 
-from riverpy._postgres.driver import close, connect
+from riverpy._postgres.driver import close_connection, connect
 from riverpy._postgres.schema import RIVERPY_LINE, check_schema, migrate_command
 from riverpy.errors import SchemaMissingError
 
@@ -68,7 +68,7 @@ async def connected(database: DatabaseSettings) -> AsyncGenerator[CommandConnect
         )
         yield CommandConnection(connection, database.schema, state, url)
     finally:
-        await close(connection)
+        await close_connection(connection)
 
 
 async def with_timeout(purpose: str, result: Awaitable[ResultT]) -> ResultT:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from riverpy._dsn import mask_url
+from riverpy._dsn import mask_passwords
 from riverpy._log import get_logger
 from riverpy._log_events import UNCAUGHT_ERROR_RAISED
 from riverpy.cli._log_stream import LogStream
@@ -134,5 +134,5 @@ def _show_trace_below(_logger: object, _method: str, event: EventDict) -> EventD
 def _mask_passwords(_logger: object, _method: str, event: EventDict) -> EventDict:
     for key, value in event.items():
         if isinstance(value, str):
-            event[key] = mask_url(value)
+            event[key] = mask_passwords(value)
     return event

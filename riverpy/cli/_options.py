@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import msgspec
 
-from riverpy._dsn import show_url
+from riverpy._dsn import url_for_display
 from riverpy.cli._embedded import running_dev_server
 from riverpy.cli._output import print_note
 from riverpy.cli._run import debug_flag, debug_option
@@ -80,8 +80,8 @@ class DatabaseSettings(msgspec.Struct, frozen=True):
             return server.url
         if server is not None and server.url != self.url:
             _print_note_once(
-                f"riverpy: using the database {show_url(self.url)} from {self.url_source}, not "
-                f"that of the running `riverpy dev` in this directory ({server.name})"
+                f"riverpy: using the database {url_for_display(self.url)} from {self.url_source}, "
+                f"not that of the running `riverpy dev` in this directory ({server.name})"
             )
         return self.url
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from riverpy._dsn import mask_url
+from riverpy._dsn import mask_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -79,14 +79,14 @@ def format_time(value: datetime | None) -> str | None:
 
 def print_note(text: str) -> None:
     """Print one line for the user on stderr."""
-    click.echo(mask_url(text), err=True)
+    click.echo(mask_passwords(text), err=True)
 
 
 def print_last_note(text: str) -> None:
     """Print one line on stderr before the process exits. Drop the line if the write would block."""
     with suppress(OSError, ValueError):
         if select.select([], [_STDERR], [], 0)[1]:
-            os.write(_STDERR, f"{mask_url(text)}\n".encode()[:_ATOMIC_WRITE_MAX])
+            os.write(_STDERR, f"{mask_passwords(text)}\n".encode()[:_ATOMIC_WRITE_MAX])
 
 
 def has_color(stream: IO[str]) -> bool:

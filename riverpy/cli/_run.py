@@ -17,12 +17,12 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 import anyio
 import click
 
-from riverpy._dsn import mask_url
+from riverpy._dsn import mask_passwords
 from riverpy._error_text import error_text
 from riverpy._log import get_logger
 from riverpy._log_events import LEFTOVER_TASKS_CANCELLED, PROCESS_EXIT_IGNORED
 from riverpy._postgres.driver import DATABASE_ERRORS
-from riverpy._postgres.driver import describe as describe_error
+from riverpy._postgres.driver import describe_error as describe_error
 from riverpy.cli._output import print_note, printable
 from riverpy.cli._settings import DEBUG, SettingsError, SettingSources
 from riverpy.errors import ConfigError, InsertError, RiverError
@@ -162,7 +162,7 @@ def describe(error: BaseException) -> str:
     text = one_line(describe_error(error))
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return mask_url(text or type(error).__name__)
+    return mask_passwords(text or type(error).__name__)
 
 
 def one_line(text: str) -> str:
@@ -173,7 +173,7 @@ def one_line(text: str) -> str:
 def show_traceback(error: BaseException) -> None:
     """Print the traceback to stderr if the setting `debug` is on."""
     if _is_debugging():
-        sys.stderr.write(mask_url("".join(traceback.format_exception(error))))
+        sys.stderr.write(mask_passwords("".join(traceback.format_exception(error))))
 
 
 def _is_debugging() -> bool:

@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import click
 import msgspec
 
-from riverpy._dsn import PG_VARIABLES, environment_url, mask_url, server_of, show_url
+from riverpy._dsn import (
+    PG_VARIABLES,
+    environment_url,
+    mask_passwords,
+    server_from_url,
+    url_for_display,
+)
 from riverpy._duration import format_duration, parse_duration
 from riverpy._names import validate_client_id, validate_schema
 from riverpy._tools.health.http import Address
@@ -130,7 +136,7 @@ DATABASE_URL = Setting(
     "URL of the database, such as postgres://user@host/name. Default: RIVERPY_DATABASE_URL,"
     " DATABASE_URL, PGHOST and related variables, or the file.",
     metavar="URL",
-    format_value=show_url,
+    format_value=url_for_display,
 )
 SCHEMA = Setting(
     "schema",
@@ -265,9 +271,9 @@ class SettingSources:
             source = ", ".join(given)
             url = environment_url(self._environ)
             try:
-                server_of(url, self._environ)
+                server_from_url(url, self._environ)
             except ValueError as error:
-                raise SettingsError(mask_url(f"{source}: {error}")) from None
+                raise SettingsError(mask_passwords(f"{source}: {error}")) from None
             return SettingValue(_parse(setting, url, source), source)
         if setting.name in self._table:
             source = f"{self._path}: {setting.name}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from riverpy._dsn import mask_url, validate_url
+from riverpy._dsn import mask_passwords, validate_url
 from riverpy._duration import parse_duration
 from riverpy._names import validate_domain, validate_queue
 from riverpy.config import MAX_WORKERS_MAX
@@ -94,7 +94,7 @@ class ParsedType(click.ParamType[T]):
         try:
             return self._parse(value)
         except ValueError as error:
-            self.fail(mask_url(str(error)), param, ctx)
+            self.fail(mask_passwords(str(error)), param, ctx)
 
 
 def validated_type(name: str, validate: Callable[[str], object]) -> ParsedType[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from riverpy._dsn import mask_url
+from riverpy._dsn import mask_passwords
 from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy._tools.demo.files import FileScan
 from riverpy._tools.demo.run import MAX_WORKERS, DemoRun
@@ -102,7 +102,7 @@ def demo(
         _print_object(result)
     else:
         _print_tables(result, unread=len(files.problems) + len(result.read_errors))
-        _print_next_commands(result, None if database.url is None else mask_url(database.url))
+        _print_next_commands(result, None if database.url is None else mask_passwords(database.url))
     _print_problems(result)
     sys.exit(0 if result.is_ok else EXIT_FAILURE)
 

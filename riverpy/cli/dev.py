@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from riverpy._dsn import show_url
+from riverpy._dsn import url_for_display
 from riverpy._duration import format_duration
 from riverpy._tools.dev.supervisor import WorkerSupervisor
 from riverpy.cli import _settings
@@ -102,7 +102,7 @@ def dev(
         url = database.url or _start_embedded(stack)
         if database.url is not None:
             print_note(
-                f"riverpy dev: using {show_url(url)} from {database.url_source}, "
+                f"riverpy dev: using {url_for_display(url)} from {database.url_source}, "
                 "not an embedded database of this directory"
             )
         run(_migrate_all_lines, url, database.schema)

@@ -113,7 +113,7 @@ async def _follow_events(address: Address, target: str, show: Callable[[bytes], 
             if not is_noted:
                 print_note(f"{address}: {_failure_reason(error)}; waiting for a worker there")
                 is_noted = True
-        await anyio.sleep(backoff.next())
+        await anyio.sleep(backoff.next_delay())
 
 
 def _failure_reason(error: Exception) -> str:

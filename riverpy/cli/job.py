@@ -8,7 +8,11 @@ import anyio
 import click
 
 from riverpy._postgres import jobs
-from riverpy._postgres.damaged_jobs import damage_error, read_parts, translate_damage_error
+from riverpy._postgres.damaged_jobs import (
+    damaged_jobs_error,
+    read_jobs_in_parts,
+    translate_damage_error,
+)
 from riverpy.cli._changes import ACTION_UNCHANGED, ItemResult, change_items
 from riverpy.cli._connected import connected
 from riverpy.cli._job_output import job_object, print_job, print_jobs
@@ -79,7 +83,7 @@ def list_(
                 queues=queues or None,
                 limit=limit,
             )
-            parts, damaged = await read_parts(
+            parts, damaged = await read_jobs_in_parts(
                 connection, ids, lambda part: jobs.job_get_many(connection, database.schema, part)
             )
         return [JobRow(tuple(row)) for part in parts for row in part], damaged
@@ -92,7 +96,7 @@ def list_(
         print_jobs(found)
     if damaged:
         with convert_expected_errors():
-            raise damage_error(damaged)
+            raise damaged_jobs_error(damaged)
 
 
 @job.command

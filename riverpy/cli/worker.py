@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET
 
 from riverpy._clock import Backoff
-from riverpy._dsn import mask_url
+from riverpy._dsn import mask_passwords
 from riverpy._duration import format_duration
 from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import (
@@ -30,7 +30,7 @@ from riverpy._log_events import (
 )
 from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy._postgres.connection import expect_writable
-from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS, close, connect
+from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS, close_connection, connect
 from riverpy._tools.bench.process_cost import reduce_garbage_collection
 from riverpy._tools.health.probes import check_liveness
 from riverpy._tools.health.systemd import SystemdNotifier
@@ -315,7 +315,7 @@ class _WorkerProcess:
             WORKER_STARTED,
             version=version(PYPI_PACKAGE_NAME),
             client_id=client.id,
-            database=mask_url(client.database_url or ""),
+            database=mask_passwords(client.database_url or ""),
             schema=config.schema or "(search path)",
             queues=format_queues({name: q.max_workers for name, q in client.queues.items()}),
             kinds={unit.kind: _limits_text(unit, client) for unit in client.workers.units()}
@@ -324,7 +324,7 @@ class _WorkerProcess:
             known_kinds_only=config.known_kinds_only,
             poll_only=config.poll_only,
             pooler=config.pooler,
-            listen_url=mask_url(config.listen_url or "") or None,
+            listen_url=mask_passwords(config.listen_url or "") or None,
             candidate=config.candidate,
             leader_domain=config.domain,
         )
@@ -392,19 +392,19 @@ async def _wait_for_database(url: str | None, *, pooled: bool) -> None:
                 effect="the worker tries again",
                 error=describe(error),
             )
-            await anyio.sleep(backoff.next())
+            await anyio.sleep(backoff.next_delay())
         else:
             return
 
 
 async def _check_database(url: str | None, *, pooled: bool) -> None:
     """Raise one of DATABASE_ERRORS if the database does not accept writes now."""
-    connection = await connect(url, application_name="riverpy start", pooled=pooled)
+    connection = await connect(url, application_name="riverpy start", through_pooler=pooled)
     try:
         with anyio.fail_after(CONNECT_TIMEOUT):
             await expect_writable(connection)
     finally:
-        await close(connection)
+        await close_connection(connection)
 
 
 def _is_temporary_error(error: BaseException) -> bool:

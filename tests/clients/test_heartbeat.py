@@ -75,11 +75,11 @@ class FakeServer:
         """How often a heartbeat has said that another has."""
 
     async def register(self, connection: FakeConnection, *_: Any) -> int:
-        self.beats.append((self.timer.boottime(), connection.name))
+        self.beats.append((self.timer.seconds_since_boot(), connection.name))
         return 7
 
     async def beat(self, connection: FakeConnection, *_: Any, registered_at: int) -> bool:
-        self.beats.append((self.timer.boottime(), connection.name))
+        self.beats.append((self.timer.seconds_since_boot(), connection.name))
         return self.has_id
 
     def break_all(self, *, broken: bool = True) -> None:

@@ -23,7 +23,7 @@ from riverpy._postgres import notifier
 from riverpy._postgres.driver import (
     is_data_error,
     is_notification_queue_full,
-    is_refusal,
+    is_permanent_statement_error,
     use_raw_timestamps,
 )
 from riverpy._postgres.jobs import ClaimKey, job_release
@@ -72,7 +72,7 @@ async def filled(url: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
                 refused = error
         assert is_notification_queue_full(refused)
         assert not is_data_error(refused)
-        assert not is_refusal(refused)
+        assert not is_permanent_statement_error(refused)
         yield lazy
 
 

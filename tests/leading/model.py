@@ -190,7 +190,7 @@ class Services:
             await anyio.sleep_forever()
         finally:
             process.say("services are told to end")
-            self.told_to_end, self._told_at = True, process.timer.boottime()
+            self.told_to_end, self._told_at = True, process.timer.seconds_since_boot()
             with anyio.CancelScope(shield=True):
                 await process.timer.sleep(self.lateness)
                 writer.cancel()
@@ -205,7 +205,7 @@ class Services:
     @property
     def is_given_up(self) -> bool:
         """Whether services run for longer than the grace period after they were stopped."""
-        late = self._process.timer.boottime() - self._told_at
+        late = self._process.timer.seconds_since_boot() - self._told_at
         return self.is_serving and self.told_to_end and late > TIMING.grace
 
     async def _write(self, lease: Lease) -> None:
@@ -230,9 +230,9 @@ class ProcessTimer(Timer):
     def __init__(self, process: Process) -> None:
         self._process = process
 
-    def boottime(self) -> float:
+    def seconds_since_boot(self) -> float:
         """Seconds by the process's clock, suspended ones included."""
-        return self._process.boottime()
+        return self._process.seconds_since_boot()
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -312,7 +312,7 @@ class Process:
         if self.world.violation is None:  # it shows at the next step: this may be any moment
             self.world.violation = f"{self.name}: {context.get('exception') or context['message']}"
 
-    def boottime(self) -> float:
+    def seconds_since_boot(self) -> float:
         """Seconds by the clock that counts suspension."""
         return self.rate * self.world.now
 

@@ -20,10 +20,10 @@ from riverpy._leases.timing import LeaseTiming
 from riverpy._lifecycle import StopScope
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.connection import (
-    ConnectionOutage,
+    ConnectionOutageTracker,
     DedicatedConnection,
-    close_all,
-    connect_maintenance,
+    close_connections,
+    connect_for_maintenance,
 )
 from riverpy._postgres.leaders import leader_elect
 
@@ -45,19 +45,19 @@ class QuickTimer(Timer):
 
     def __init__(self) -> None:
         self.skipped = 0.0
-        """Seconds that boottime is ahead."""
+        """Seconds that `seconds_since_boot` is ahead."""
         self.sleeps: list[float] = []
         self.waits: list[float] = []
 
-    def boottime(self) -> float:
-        return super().boottime() + self.skipped
+    def seconds_since_boot(self) -> float:
+        return super().seconds_since_boot() + self.skipped
 
     async def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
         await anyio.lowlevel.checkpoint()
 
-    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
-        self.waits.append(seconds)
+    async def wait_for_event(self, event: asyncio.Event, timeout: float) -> bool:
+        self.waits.append(timeout)
         await event.wait()
         return True
 
@@ -65,7 +65,7 @@ class QuickTimer(Timer):
 class StillTimer(QuickTimer):
     """Time that a test advances."""
 
-    def boottime(self) -> float:
+    def seconds_since_boot(self) -> float:
         return self.skipped
 
 
@@ -101,7 +101,7 @@ class HeldTerm:
 
     def renew(self) -> None:
         """Move the local deadline as after a renewal."""
-        self.lease.extend(attempted_at=self.timer.boottime())
+        self.lease.extend(attempted_at=self.timer.seconds_since_boot())
 
     @property
     def is_refused(self) -> bool:
@@ -112,7 +112,9 @@ class HeldTerm:
         return self.scope
 
     async def _connect(self) -> Connection:
-        return await connect_maintenance(self.schema.url, f"context {self.leader_id}", pooled=False)
+        return await connect_for_maintenance(
+            self.schema.url, f"context {self.leader_id}", through_pooler=False
+        )
 
 
 @asynccontextmanager
@@ -132,11 +134,11 @@ async def held_term(
     """
     held = HeldTerm(schema, leader_id, timer or QuickTimer())
     async with AsyncExitStack() as stack:
-        outage = ConnectionOutage()
+        outage = ConnectionOutageTracker()
         connections = [
             DedicatedConnection(name, held._connect, outage) for name in ("maintenance", "cleaning")
         ]
-        stack.push_async_callback(close_all, connections)
+        stack.push_async_callback(close_connections, connections)
         held.store = LeaderRowStore(connections[0], schema.name, leader_id=leader_id, ttl=TTL)
         held.term = term or await _elected(schema, leader_id)
         held.lease = lease_of(held, TTL.total_seconds())
@@ -160,7 +162,7 @@ def lease_of(held: HeldTerm, ttl: float, timer: Timer | None = None) -> Lease:
     return Lease(
         DEFAULT_DOMAIN,
         held.term,
-        attempted_at=timer.boottime(),
+        attempted_at=timer.seconds_since_boot(),
         store=held.store,
         timing=LeaseTiming(ttl=ttl, interval=min(ttl / 3, 5.0)),
         timer=timer,

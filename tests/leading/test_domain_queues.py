@@ -14,7 +14,11 @@ from structlog.testing import capture_logs
 from riverpy._clock import Timer
 from riverpy._leading import domain_queues
 from riverpy._leading.queue_scope import ALL_QUEUES, all_queues_except
-from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection, connect_maintenance
+from riverpy._postgres.connection import (
+    ConnectionOutageTracker,
+    DedicatedConnection,
+    connect_for_maintenance,
+)
 from riverpy._postgres.domains import OwnedQueue, owner_exists
 
 if TYPE_CHECKING:
@@ -36,7 +40,7 @@ class StoppedTimer(Timer):
 
     skipped = 0
 
-    def boottime(self) -> float:
+    def seconds_since_boot(self) -> float:
         return float(self.skipped)
 
 
@@ -116,9 +120,9 @@ async def test_role_without_the_grant(schema: Schema) -> None:
 
     async def connect() -> Any:
         url = f"{schema.url}&role={role}" if "?" in schema.url else f"{schema.url}?role={role}"
-        return await connect_maintenance(url, "a leader", pooled=False)
+        return await connect_for_maintenance(url, "a leader", through_pooler=False)
 
-    connection = DedicatedConnection("maintenance", connect, ConnectionOutage())
+    connection = DedicatedConnection("maintenance", connect, ConnectionOutageTracker())
     queues = domain_queues.DomainQueues(
         connection,
         schema.name,

@@ -72,14 +72,14 @@ class Row(LeaseStore):
         elected_at = EPOCH + timedelta(seconds=len(self.terms))
         self.term = LeaseAnswer(True, leader_id, epoch_of(elected_at), elected_at, None)
         self.terms.append(self.term)
-        self.expires_at = self.timer.boottime() + seconds
+        self.expires_at = self.timer.seconds_since_boot() + seconds
         return self.term
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAnswer | None:
         def decide() -> LeaseAnswer:
-            left = self.expires_at - self.timer.boottime()
+            left = self.expires_at - self.timer.seconds_since_boot()
             if self.term is not None and left >= 0:
                 return self.term._replace(is_granted=False, remaining=left)
             return self.grant(holder, ttl.total_seconds())
@@ -92,9 +92,9 @@ class Row(LeaseStore):
         ((name, epoch),) = terms
 
         def decide() -> dict[str, bool]:
-            if not self._is_of(epoch) or self.expires_at < self.timer.boottime():
+            if not self._is_of(epoch) or self.expires_at < self.timer.seconds_since_boot():
                 return {}
-            self.expires_at = self.timer.boottime() + TIMING.ttl
+            self.expires_at = self.timer.seconds_since_boot() + TIMING.ttl
             return {name: True}
 
         return await self._answer("renew", holder, timeout, decide)
@@ -117,14 +117,14 @@ class Row(LeaseStore):
     async def _answer(
         self, verb: str, leader_id: str, timeout: float, decide: Callable[[], Any]
     ) -> Any:
-        self.calls.append((verb, leader_id, self.timer.boottime()))
+        self.calls.append((verb, leader_id, self.timer.seconds_since_boot()))
         assert timeout > 0
         await asyncio.sleep(0)
         fault = self.faults.popleft() if self.faults else None
         if self.is_down or isinstance(fault, Exception):
             raise fault if isinstance(fault, Exception) else ConnectionRefusedError("down")
         answer = decide()
-        if isinstance(fault, asyncio.Event) and not await self.timer.wait(fault, timeout):
+        if isinstance(fault, asyncio.Event) and not await self.timer.wait_for_event(fault, timeout):
             raise TimeoutError(verb)
         if isinstance(fault, float):
             await self.timer.sleep(min(fault, timeout))
@@ -143,14 +143,14 @@ class Services:
         self.may_end.set()
 
     async def run_term(self, lease: Lease, scope: StopScope) -> None:
-        self.events.append((self._timer.boottime(), "begin", lease))
+        self.events.append((self._timer.seconds_since_boot(), "begin", lease))
         try:
             await anyio.sleep_forever()
         finally:
-            self.events.append((self._timer.boottime(), "end", scope.cause))
+            self.events.append((self._timer.seconds_since_boot(), "end", scope.cause))
             with anyio.CancelScope(shield=True):
                 await self.may_end.wait()
-            self.events.append((self._timer.boottime(), "ended", scope.cause))
+            self.events.append((self._timer.seconds_since_boot(), "ended", scope.cause))
 
     def times(self, what: str) -> list[float]:
         """Return the times of an event."""
@@ -169,7 +169,7 @@ class Candidate:
             self.engine,
             DEFAULT_DOMAIN,
             self.services.run_term,
-            changed=lambda change: self.changes.append((self.timer.boottime(), change)),
+            changed=lambda change: self.changes.append((self.timer.seconds_since_boot(), change)),
         )
         self._stopping = asyncio.Event()
         self._host: asyncio.Task[None] | None = None
@@ -275,7 +275,7 @@ async def test_lost_race_is_a_denial(a: Candidate, row: Row, timer: VirtualTimer
     """An attempt that met another one is repeated soon."""
 
     async def beaten(*_args: object, **_options: object) -> None:
-        row.calls.append(("acquire", "a", timer.boottime()))
+        row.calls.append(("acquire", "a", timer.seconds_since_boot()))
 
     row.acquire = beaten  # type: ignore[method-assign]
     await a.start()
@@ -592,7 +592,7 @@ async def test_answer_that_never_comes_while_suspended(
     row.faults.append(asyncio.Event())
     await timer.advance(5.1)
     await timer.suspend(VALIDITY)
-    thawed = timer.boottime()
+    thawed = timer.seconds_since_boot()
     await timer.advance(1.01)
     assert leader.changes[1][1].cause is StopCause.LEADERSHIP_LOST
     (end_at,) = leader.services.times("end")
@@ -662,7 +662,7 @@ async def test_exhaustion(leader: Candidate, row: Row, timer: VirtualTimer) -> N
     waits: list[float] = []
     for _ in range(6):
         leader.election.resign_after_failure(leader.lease)
-        resigned = timer.boottime()
+        resigned = timer.seconds_since_boot()
         await settle()
         while not leader.leads:
             await timer.advance(0.5)
@@ -670,7 +670,7 @@ async def test_exhaustion(leader: Candidate, row: Row, timer: VirtualTimer) -> N
     assert waits == pytest.approx([5, 10, 20, 40, 60, 60], abs=0.51)
     leader.election.forget_failures()
     leader.election.resign_after_failure(leader.lease)
-    resigned = timer.boottime()
+    resigned = timer.seconds_since_boot()
     await timer.advance(5.5)
     assert row.times_of("acquire")[-1] - resigned == pytest.approx(5, abs=0.51)
 

@@ -168,7 +168,7 @@ class WithoutTerms(Fleet):
 class SuspendBlindProcess(Process):
     """A process whose local deadline uses a clock that stops during suspension."""
 
-    def boottime(self) -> float:
+    def seconds_since_boot(self) -> float:
         """Seconds by the clock that stops during suspension."""
         return self.monotonic()
 

@@ -9,7 +9,7 @@ import pytest
 
 from riverpy._clock import Timer
 from riverpy._leading.term_fence import FenceBusyError, TermFence
-from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection
+from riverpy._postgres.connection import ConnectionOutageTracker, DedicatedConnection
 from riverpy._postgres.driver import DATABASE_ERRORS, PostgresError, connect
 from riverpy.errors import FencedOutError
 from tests.kit.proxy import proxied
@@ -147,9 +147,9 @@ async def plain_connection(held: HeldTerm, settings: dict[str, str]) -> Dedicate
     """Open a connection with only these settings."""
 
     async def make() -> Connection:
-        return await connect(held.schema.url, application_name="plain", settings=settings)
+        return await connect(held.schema.url, application_name="plain", session_settings=settings)
 
-    return DedicatedConnection("plain", make, ConnectionOutage())
+    return DedicatedConnection("plain", make, ConnectionOutageTracker())
 
 
 async def test_isolation(held: HeldTerm) -> None:
@@ -178,7 +178,7 @@ async def test_rollback_that_is_not_answered(held: HeldTerm) -> None:
                 finally:
                     proxy.hold("held")
 
-        connection = DedicatedConnection("held", make, ConnectionOutage())
+        connection = DedicatedConnection("held", make, ConnectionOutageTracker())
         try:
             with pytest.raises(PostgresError, match="division by zero"):
                 await fail()

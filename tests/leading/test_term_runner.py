@@ -82,7 +82,7 @@ def lines_of(log: list[dict[str, object]], event: str) -> list[dict[str, object]
 async def test_p01_three_attempts(maintenance: FakeMaintenance) -> None:
     """A failed start is repeated after 1 s, and once more after 2 s (10 % more or less) (P1)."""
     maintenance.plans = failing(2)
-    began = maintenance.timer.boottime()
+    began = maintenance.timer.seconds_since_boot()
     await maintenance.gain(1)
     await maintenance.timer.advance(FOR_EVER)
     first, second, third = [maintainer.started_at for maintainer in maintenance.made]
@@ -562,12 +562,12 @@ class FakeStore(LeaseStore):
     ) -> LeaseAnswer | None:
         self._note("acquire", holder)
         await asyncio.sleep(0)
-        remaining = self.expires_at - self.timer.boottime()
+        remaining = self.expires_at - self.timer.seconds_since_boot()
         if self.holder is not None and remaining >= 0:
             return self.holder._replace(is_granted=False, remaining=remaining)
         self._terms += 1
         self.holder = term(self._terms, holder)
-        self.expires_at = self.timer.boottime() + ttl.total_seconds()
+        self.expires_at = self.timer.seconds_since_boot() + ttl.total_seconds()
         return self.holder
 
     async def renew(
@@ -578,9 +578,9 @@ class FakeStore(LeaseStore):
         await asyncio.sleep(0)
         if self.fails_to_renew:
             raise ConnectionResetError("no answer")
-        if not self._is_held(epoch) or self.timer.boottime() > self.expires_at:
+        if not self._is_held(epoch) or self.timer.seconds_since_boot() > self.expires_at:
             return {}
-        self.expires_at = self.timer.boottime() + TIMING.ttl
+        self.expires_at = self.timer.seconds_since_boot() + TIMING.ttl
         return {name: True}
 
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
@@ -600,7 +600,7 @@ class FakeStore(LeaseStore):
         return self.holder is not None and self.holder.epoch == epoch
 
     def _note(self, call: str, client: str) -> None:
-        self.calls.append((call, client, self.timer.boottime()))
+        self.calls.append((call, client, self.timer.seconds_since_boot()))
 
 
 async def host_election(election: Election) -> None:
@@ -761,14 +761,14 @@ async def test_p20_services_end_before_the_deadline(clients: Competition) -> Non
     lease is released after they have ended (P20)."""
     gate = asyncio.Event()
     clients.store.fails_to_renew = True
-    began = clients.timer.boottime()
+    began = clients.timer.seconds_since_boot()
     maintenance = await clients.add("a", [Plan(end_gate=gate)])
     limit = TIMING.validity - TIMING.grace
     await clients.timer.advance(limit - 0.01)
     assert maintenance.made[0].cause is None
     await clients.timer.advance(0.01)
     assert maintenance.made[0].cause is StopCause.LEADERSHIP_LOST
-    assert clients.timer.boottime() - began <= limit + 0.001
+    assert clients.timer.seconds_since_boot() - began <= limit + 0.001
     assert clients.store.times_of("release", "a") == []
     await clients.timer.advance(1)
     assert clients.store.times_of("release", "a") == []

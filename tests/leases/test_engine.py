@@ -94,7 +94,7 @@ class Store(MemoryLeases):
 
     async def _meet(self, verb: str, what: Any, timeout: float) -> None:
         assert timeout > 0
-        self.calls.append((verb, what, self.timer.boottime()))
+        self.calls.append((verb, what, self.timer.seconds_since_boot()))
         await asyncio.sleep(0)
         if self.is_down or (self.faults and isinstance(self.faults[0], Exception)):
             fault = self.faults.popleft() if self.faults else None
@@ -154,7 +154,7 @@ class Block:
                     await self.may_end.wait()
                 except anyio.get_cancelled_exc_class():
                     self.is_cancelled = True
-                    self.ended_at = timer.boottime()
+                    self.ended_at = timer.seconds_since_boot()
                     with anyio.CancelScope(shield=True):
                         await timer.sleep(self.late_by)
                     raise
@@ -191,7 +191,7 @@ async def test_first_renewal_is_in_time(
     """If the answer to an attempt came late, the first renewal is due one interval after the
     attempt."""
     store.faults.append(4.0)
-    block, began = Block(engine), timer.boottime()
+    block, began = Block(engine), timer.seconds_since_boot()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(block.run)
         await timer.advance(6)
@@ -448,7 +448,7 @@ async def test_attempt_at_the_expiry(
 ) -> None:
     """A waiting caller tries at each interval plus jitter, and when the other holder's lease
     expires."""
-    began = timer.boottime()
+    began = timer.seconds_since_boot()
     await _acquire_elsewhere(store)
     block = Block(engine)
     async with anyio.create_task_group() as tasks:
@@ -487,7 +487,7 @@ async def test_notification_of_a_release(
             engine.receive(payload)
         await timer.advance(0.1)
         assert block.lease is None
-        received_at = timer.boottime()
+        received_at = timer.seconds_since_boot()
         engine.receive(_payload("released"))
         await timer.advance(0.06)
         assert block.lease is not None
@@ -515,7 +515,7 @@ async def test_delay_by_held_leases(store: Store, engine: LeaseEngine, timer: Vi
     delays: list[float] = []
     async with anyio.create_task_group() as tasks:
         for block in blocks:
-            began = timer.boottime()
+            began = timer.seconds_since_boot()
             tasks.start_soon(block.run)
             await timer.advance(0.6)
             delays.append(store.times_of("acquire", block.name)[0] - began)
@@ -705,7 +705,7 @@ async def test_release_request(store: Store, engine: LeaseEngine, timer: Virtual
         await settle()
         assert not block.is_cancelled
         engine.receive(_payload("resign_requested", holder="a", epoch=block.lease.epoch))
-        requested_at = timer.boottime()
+        requested_at = timer.seconds_since_boot()
         await settle()
         assert block.is_cancelled
         tasks.start_soon(next_block.run)

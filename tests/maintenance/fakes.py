@@ -21,7 +21,7 @@ from riverpy._leases.memory import MemoryLeases
 from riverpy._leases.timing import LeaseTiming
 from riverpy._lifecycle import StopCause
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection
+from riverpy._postgres.connection import ConnectionOutageTracker, DedicatedConnection
 from riverpy._postgres.leases import LeaseAnswer, epoch_of
 from tests._time import VirtualTimer, settle
 
@@ -54,7 +54,7 @@ def lease_of(term: LeaseAnswer, timer: Timer) -> Lease:
     return Lease(
         "default",
         term,
-        attempted_at=timer.boottime(),
+        attempted_at=timer.seconds_since_boot(),
         store=MemoryLeases(timer=timer),
         timing=TIMING,
         timer=timer,
@@ -95,7 +95,7 @@ class FakeMaintainer:
         self._failure.set()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        self.started_at = self.maintenance.timer.boottime()
+        self.started_at = self.maintenance.timer.seconds_since_boot()
         self.maintenance.record("start", self.term)
         self.maintenance.running.append(self)
         try:
@@ -198,7 +198,7 @@ class FakeMaintenance:
         """Stop everything, as when the client stops."""
         for task in self.tasks:
             task.stop_work(StopCause.CLIENT_STOP)
-        return all([await self.timer.wait(task.released, timeout) for task in self.tasks])
+        return all([await self.timer.wait_for_event(task.released, timeout) for task in self.tasks])
 
     @property
     def is_clear(self) -> bool:
@@ -283,7 +283,7 @@ def context_without_database(timer: Timer, lease: Lease) -> TermContext:
     async def all_queues() -> QueueScope:
         return ALL_QUEUES
 
-    outage = ConnectionOutage()
+    outage = ConnectionOutageTracker()
     return TermContext(
         fence=TermFence(lease),
         config=Config(),

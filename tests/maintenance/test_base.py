@@ -85,7 +85,7 @@ class Shop:
 
     def renew(self) -> None:
         """The term is renewed."""
-        self.lease.extend(attempted_at=self.timer.boottime())
+        self.lease.extend(attempted_at=self.timer.seconds_since_boot())
 
     async def advance(self, seconds: float) -> None:
         """Move time on, in which the term is renewed."""
@@ -177,7 +177,7 @@ async def test_failing_passes(shop: Shop, log: list[dict[str, object]]) -> None:
 async def test_failing_passes_of_a_known_outage(shop: Shop, log: list[dict[str, object]]) -> None:
     """While it is told that connections are lost, passes that fail for it say nothing; one that
     fails for longer than that does."""
-    outage = shop.service.context.connection.outage
+    outage = shop.service.context.connection.outage_tracker
     outage.record_loss("claims", ConnectionRefusedError("no database"))
     shop.service.pass_error = ConnectionRefusedError("no database")
     await shop.open()

@@ -367,7 +367,7 @@ async def test_refused_row(
             rescuer = await observing(held)
             for _ in range(2):
                 await held.run(rescuer)
-                rescuer.batches.set_aside_rows.make_all_due()
+                rescuer.batches.set_aside_rows.make_all_rows_due()
     finally:
         await schema.execute("DROP FUNCTION refuse CASCADE")
     rows = await schema.jobs()

@@ -278,7 +278,7 @@ async def test_uncommitted_rival(
             rf" VALUES ('task', 25, '{{}}', '\xaa', B'{REQUIRED}')"
         )
         for _ in range(2):
-            scheduler.batches.set_aside_rows.make_all_due()
+            scheduler.batches.set_aside_rows.make_all_rows_due()
             await held.run(scheduler)
             states = await states_of(schema)
             assert states.pop(contended) == "retryable"
@@ -286,7 +286,7 @@ async def test_uncommitted_rival(
         await (transaction.commit() if commits else transaction.rollback())
     with anyio.fail_after(30):
         while (await states_of(schema))[contended] == "retryable":
-            scheduler.batches.set_aside_rows.make_all_due()
+            scheduler.batches.set_aside_rows.make_all_rows_due()
             await held.run(scheduler)
     assert (await states_of(schema))[contended] == ("discarded" if commits else "available")
     warnings = [entry for entry in log if entry["log_level"] == "warning"]

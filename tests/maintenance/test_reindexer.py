@@ -34,8 +34,8 @@ from riverpy._maintenance.reindexer import (
     reindexers,
     without_postponement,
 )
-from riverpy._postgres.connection import limit_statements
-from riverpy._postgres.driver import close, connect, terminate_on_error
+from riverpy._postgres.connection import set_statement_timeout
+from riverpy._postgres.driver import close_connection, connect, terminate_on_error
 from riverpy.errors import ConfigError, FencedOutError
 from tests.leading.term_context import held_term
 from tests.maintenance.reindexing import (
@@ -95,9 +95,11 @@ def reindexer_of(
     """A reindexer of a new term, on a session with these settings."""
 
     async def direct() -> Connection:
-        connection = await connect(held.schema.url, application_name=SESSION, settings=settings)
+        connection = await connect(
+            held.schema.url, application_name=SESSION, session_settings=settings
+        )
         with terminate_on_error(connection):
-            await limit_statements(connection, timedelta(seconds=5))
+            await set_statement_timeout(connection, timedelta(seconds=5))
             if role is not None:
                 await connection.execute(f"SET ROLE {role}")
         when_connected()
@@ -465,7 +467,7 @@ async def test_leftovers_do_not_pile_up(
     async def spy(connection: Connection) -> None:
         if not connection.is_closed():
             timeouts.append(await connection.fetchval("SHOW statement_timeout"))
-        await close(connection)
+        await close_connection(connection)
 
     async with slow_index(schema) as slow, contexts(schema, KIND, slow) as held:
         for _ in range(3):
@@ -522,7 +524,7 @@ async def test_timeout(schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch
 
     async def spy(connection: Connection) -> None:
         timeouts.append(await connection.fetchval("SHOW statement_timeout"))
-        await close(connection)
+        await close_connection(connection)
 
     rebuild = module.index_rebuild
 

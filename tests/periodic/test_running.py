@@ -56,9 +56,9 @@ class WrongTimer(Timer):
     async def sleep(self, seconds: float) -> None:
         await super().sleep(0)
 
-    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
+    async def wait_for_event(self, event: asyncio.Event, timeout: float) -> bool:
         wrong = self._random.uniform(*self.error) if self._random.random() < 0.5 else 0.0
-        return await super().wait(event, min(max(seconds + wrong, 0), 0.2))
+        return await super().wait_for_event(event, min(max(timeout + wrong, 0), 0.2))
 
 
 @asynccontextmanager
@@ -132,7 +132,7 @@ async def test_outage(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
                 proxy.refusing = True
                 proxy.cut()
                 with anyio.fail_after(20):
-                    while not one.held.context.connection.outage.is_logged:
+                    while not one.held.context.connection.outage_tracker.is_outage_logged:
                         await anyio.sleep(0.01)
                 before = len(await one.slots("ticks"))
                 proxy.refusing = False

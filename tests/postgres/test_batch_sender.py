@@ -15,13 +15,13 @@ from riverpy._postgres.batch_sender import (
     BatchSender,
     BatchSize,
     BatchStatement,
-    Cause,
-    StatementErrors,
-    cause_of,
+    ErrorCause,
+    RepeatedErrorDetector,
+    find_error_cause,
     split_batch,
 )
 from riverpy._postgres.connection import StatementTimeoutError
-from riverpy._postgres.set_aside import SetAsideRows
+from riverpy._postgres.skipped_rows import SkippedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,14 +48,14 @@ class Statements:
         self.recovered: list[int] = []
         self.too_slow: list[int] = []
         """The size of statements after each that took too long."""
-        self.set_aside_rows = SetAsideRows[int](delay_min=0.0, delay_max=0.0)
+        self.set_aside_rows = SkippedRows[int](retry_delay_min=0.0, retry_delay_max=0.0)
         self.sender = BatchSender(
             BatchStatement(self._send, row_id=lambda row: row),
-            size=BatchSize(maximum, LIMIT),
-            set_aside_rows=self.set_aside_rows,
-            on_set_aside=lambda row, _error: self.named.append(row),
-            on_recovered=self.recovered.append,
-            on_too_slow=lambda size, _error: self.too_slow.append(size),
+            batch_size=BatchSize(maximum, LIMIT),
+            skipped_rows=self.set_aside_rows,
+            on_row_skipped=lambda row, _error: self.named.append(row),
+            on_row_recovered=self.recovered.append,
+            on_batch_too_slow=lambda size, _error: self.too_slow.append(size),
         )
 
     async def _send(self, rows: list[int]) -> None:
@@ -67,7 +67,7 @@ class Statements:
     def add(self, count: int) -> None:
         """Have the rows from 1 on sent."""
         for row in range(1, count + 1):
-            self.sender.add(row)
+            self.sender.add_row(row)
 
     async def send(self, steps: int) -> None:
         """Send so many statements, in spite of errors that say nothing."""
@@ -163,12 +163,12 @@ async def test_every_row_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     statements.add(20)
     for _ in range(200):
         await statements.send(1)
-        tries = {entry.row: entry.tries for entry in statements.set_aside_rows.entries}
+        tries = {entry.row: entry.failure_count for entry in statements.set_aside_rows.rows}
         assert all(tries[row] > 1 for row in statements.named)
         now += 1.0
     assert sorted(statements.named) == [*range(1, 21)]
     assert len(statements.sender) == 20
-    assert all(entry.tries > 1 for entry in statements.set_aside_rows.entries)
+    assert all(entry.failure_count > 1 for entry in statements.set_aside_rows.rows)
 
 
 async def test_size_grows_again() -> None:
@@ -177,13 +177,13 @@ async def test_size_grows_again() -> None:
     size.shrink(100)
     size.shrink(50)
     assert size.rows == 25
-    size.grow(24, 0.1)
-    size.grow(25, LIMIT / 3)
+    size.grow_if_fast(24, 0.1)
+    size.grow_if_fast(25, LIMIT / 3)
     assert size.rows == 25
-    size.grow(25, 0.1)
+    size.grow_if_fast(25, 0.1)
     assert size.rows == 50
-    size.grow(50, 0.1)
-    size.grow(100, 0.1)
+    size.grow_if_fast(50, 0.1)
+    size.grow_if_fast(100, 0.1)
     assert size.rows == 100
     size.shrink(1)
     size.shrink(1)
@@ -194,18 +194,18 @@ async def test_search_among_the_first_rows() -> None:
     """A statement that takes the first rows that it finds does not grow before it got past those
     that failed it."""
     size = BatchSize(500, LIMIT)
-    size.shrink_selection(500)
+    size.shrink_after_failed_selection(500)
     assert size.rows == 22
     for _ in range(21):
-        size.grow(22, 0.0)
+        size.grow_if_fast(22, 0.0)
     assert size.rows == 22
-    size.shrink_selection(22)
-    size.shrink_selection(4)
+    size.shrink_after_failed_selection(22)
+    size.shrink_after_failed_selection(4)
     assert size.rows == 1
-    size.grow(1, 0.0)
+    size.grow_if_fast(1, 0.0)
     assert size.rows == 1
     size.allow_growth()
-    size.grow(1, 0.0)
+    size.grow_if_fast(1, 0.0)
     assert size.rows == 2
 
 
@@ -215,7 +215,7 @@ async def test_server_that_is_away() -> None:
     statements = Statements(lambda _rows: AWAY)
     statements.add(500)
     await statements.send(50)
-    assert statements.sender.size.rows == 1_000
+    assert statements.sender.batch_size.rows == 1_000
     assert len(statements.sender) == 500
     statements.fails = lambda _rows: None
     await statements.send(1)
@@ -236,16 +236,16 @@ async def test_all_rows_fail_for_a_while() -> None:
     """Where nothing succeeds few rows are tried alone before the sender pauses; the first success
     makes all due that are set aside."""
     statements = Statements(lambda _rows: REFUSED, maximum=500)
-    statements.set_aside_rows = statements.sender.set_aside_rows = SetAsideRows(delay_min=60.0)
+    statements.set_aside_rows = statements.sender.skipped_rows = SkippedRows(retry_delay_min=60.0)
     statements.add(500)
     count = 0
-    while statements.sender.is_ready:
+    while statements.sender.can_send_now:
         await statements.send(1)
         count += 1
     assert count < 20
     assert len(statements.named) <= count
     statements.fails = lambda _rows: None
-    await statements.sender.send_all()
+    await statements.sender.send_all_due_rows()
     assert len(statements.done) == 500
     assert sorted(statements.recovered) == sorted(statements.named)
 
@@ -254,12 +254,12 @@ async def test_pause_ends_with_a_success() -> None:
     """While the sender pauses it tries rows that are set aside; when one succeeds the others go on
     at once."""
     statements = Statements(lambda _rows: REFUSED)
-    statements.set_aside_rows = statements.sender.set_aside_rows = SetAsideRows(delay_min=60.0)
+    statements.set_aside_rows = statements.sender.skipped_rows = SkippedRows(retry_delay_min=60.0)
     statements.add(500)
-    while statements.sender.is_ready:
+    while statements.sender.can_send_now:
         await statements.send(1)
-    statements.sender._pause_until += 60.0
-    statements.set_aside_rows.make_all_due()
+    statements.sender._paused_until += 60.0
+    statements.set_aside_rows.make_all_rows_due()
     statements.fails = lambda _rows: None
     await statements.send(2)
     (retried,), sent = statements.sent[-2:]
@@ -271,25 +271,25 @@ async def test_time_to_send() -> None:
     """After its time the sender tells whether rows are left, but for those that are set aside."""
     statements = Statements(bad(REFUSED, 1))
     statements.add(2)
-    assert not await statements.sender.send_all(within=0.0)
+    assert not await statements.sender.send_all_due_rows(timeout=0.0)
     assert statements.sent == []
     await statements.send(2)
-    assert not await statements.sender.send_all(within=0.0)
+    assert not await statements.sender.send_all_due_rows(timeout=0.0)
     await statements.send(1)
-    assert await statements.sender.send_all(within=0.0)
-    assert statements.sender.rows == [1]
+    assert await statements.sender.send_all_due_rows(timeout=0.0)
+    assert statements.sender.unsent_rows == [1]
 
 
 async def test_rows_that_are_forgotten() -> None:
     """Rows that are discarded are not sent; one that was set aside and forgotten is a new row."""
     statements = Statements(bad(REFUSED, 1))
-    statements.set_aside_rows = statements.sender.set_aside_rows = SetAsideRows(delay_min=60.0)
+    statements.set_aside_rows = statements.sender.skipped_rows = SkippedRows(retry_delay_min=60.0)
     for _ in range(2):
         statements.add(3)
         await statements.send(2)
-        statements.sender.discard()
-        assert statements.sender.rows == [1]
-        statements.sender.forget(1)
+        statements.sender.discard_unsent_rows()
+        assert statements.sender.unsent_rows == [1]
+        statements.sender.forget_skipped_row(1)
     assert statements.sent == [[1, 2, 3], [1], [1], [2]]
     assert statements.named == [1, 1]
 
@@ -300,11 +300,11 @@ async def test_row_that_succeeds_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     statements = Statements(bad(REFUSED, 1, 2))
-    statements.set_aside_rows = statements.sender.set_aside_rows = SetAsideRows(delay_min=1.0)
+    statements.set_aside_rows = statements.sender.skipped_rows = SkippedRows(retry_delay_min=1.0)
     statements.add(3)
-    while statements.sender.is_ready:
+    while statements.sender.can_send_now:
         await statements.send(1)
-    now = statements.sender.next_due
+    now = statements.sender.next_send_at
     await statements.send(1)
     statements.fails = lambda _rows: None
     await statements.send(2)
@@ -314,7 +314,7 @@ async def test_row_that_succeeds_again(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_row_that_is_set_aside_and_added_again() -> None:
     """It stays set aside, and fails no other."""
     statements = Statements(bad(REFUSED, 1))
-    statements.set_aside_rows = statements.sender.set_aside_rows = SetAsideRows(delay_min=60.0)
+    statements.set_aside_rows = statements.sender.skipped_rows = SkippedRows(retry_delay_min=60.0)
     for _ in range(2):
         statements.add(2)
         await statements.send(3)
@@ -328,7 +328,7 @@ async def test_server_that_is_away_at_a_retry() -> None:
     await statements.send(1)
     statements.fails = lambda _rows: AWAY
     await statements.send(2)
-    assert statements.sender.rows == [1]
+    assert statements.sender.unsent_rows == [1]
 
 
 async def test_two_rows_of_one_id() -> None:
@@ -343,18 +343,18 @@ async def test_two_rows_of_one_id() -> None:
 
     named: list[tuple[int, int]] = []
     sender = BatchSender(
-        BatchStatement(send, row_id=lambda row: row[0], key=lambda row: row),
-        size=BatchSize(10, LIMIT),
-        set_aside_rows=SetAsideRows(delay_min=0.0, delay_max=0.0),
-        on_set_aside=lambda row, _error: named.append(row),
+        BatchStatement(send, row_id=lambda row: row[0], skipped_row_key=lambda row: row),
+        batch_size=BatchSize(10, LIMIT),
+        skipped_rows=SkippedRows(retry_delay_min=0.0, retry_delay_max=0.0),
+        on_row_skipped=lambda row, _error: named.append(row),
     )
-    sender.add((1, 1))
-    sender.add((1, 2))
+    sender.add_row((1, 1))
+    sender.add_row((1, 2))
     for _ in range(4):
         await sender.send_batch()
-    assert set(named) == set(sender.rows) == {(1, 1), (1, 2)}
+    assert set(named) == set(sender.unsent_rows) == {(1, 1), (1, 2)}
     fails = False
-    await sender.send_all()
+    await sender.send_all_due_rows()
     assert all(len(rows) == 1 for rows in sent)
     assert len(sender) == 0
 
@@ -364,82 +364,87 @@ def test_delays_of_a_row_that_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> N
     others."""
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    aside = SetAsideRows[int](2, delay_min=1.0, delay_max=8.0)
+    aside = SkippedRows[int](2, retry_delay_min=1.0, retry_delay_max=8.0)
     delays: list[float] = []
     for _ in range(5):
-        aside.add(7, 7, REFUSED, 0.0)
-        delays.append(aside.next_due - now)
-        assert aside.due() is None
-        now = aside.next_due
-        assert aside.due() is not None
+        aside.add_failure(7, 7, REFUSED, 0.0)
+        delays.append(aside.next_retry_at - now)
+        assert aside.first_due_row() is None
+        now = aside.next_retry_at
+        assert aside.first_due_row() is not None
     assert delays == [1.0, 2.0, 4.0, 8.0, 8.0]
-    assert [entry.since for entry in aside.entries] == [100.0]
+    assert [entry.first_failed_at for entry in aside.rows] == [100.0]
     assert not aside.is_full
-    aside.add(8, 8, TOO_SLOW, 5.0)
+    aside.add_failure(8, 8, TOO_SLOW, 5.0)
     assert aside.is_full
-    assert aside.next_due == now
-    aside.add(7, 7, TOO_SLOW, 5.0)
-    assert aside.next_due == now + 1.0
-    aside.remove(8)
-    assert aside.next_due == now + 20.0
-    aside.make_all_due()
-    assert aside.next_due == now + 20.0
-    aside.remove(7)
-    assert aside.next_due == math.inf
+    assert aside.next_retry_at == now
+    aside.add_failure(7, 7, TOO_SLOW, 5.0)
+    assert aside.next_retry_at == now + 1.0
+    aside.remove_row(8)
+    assert aside.next_retry_at == now + 20.0
+    aside.make_all_rows_due()
+    assert aside.next_retry_at == now + 20.0
+    aside.remove_row(7)
+    assert aside.next_retry_at == math.inf
 
 
 def test_locked_row_is_tried_again_soon() -> None:
     """However often a row was found locked: a lock ends soon, mostly."""
-    aside = SetAsideRows[int](delay_min=1.0, delay_max=60.0)
+    aside = SkippedRows[int](retry_delay_min=1.0, retry_delay_max=60.0)
     for _ in range(5_000):
-        aside.add(7, 7, LOCKED, 0.0)
-    assert aside.next_due - time.monotonic() <= set_aside.LOCKED_DELAY_MAX
+        aside.add_failure(7, 7, LOCKED, 0.0)
+    assert aside.next_retry_at - time.monotonic() <= set_aside.LOCKED_ROW_RETRY_DELAY_MAX
 
 
 def test_causes() -> None:
     """Refusals, locked rows and time limits may be the fault of rows at once, an error of another
     class when it is repeated, and waiting for the connection never."""
-    errors = StatementErrors()
-    assert [cause_of(error) for error in (REFUSED, TOO_SLOW, DAMAGED, AWAY)] == list(Cause)
-    assert cause_of(StatementTimeoutError("storing took longer than 10 s")) is Cause.TIME
-    assert cause_of(LOCKED) is Cause.ROWS
-    assert errors.may_be_row_error(REFUSED)
-    assert errors.may_be_row_error(TOO_SLOW)
-    assert not errors.may_be_row_error(AWAY)
-    assert not errors.may_be_row_error(AWAY)
-    assert not errors.may_be_row_error(DAMAGED)
-    assert not errors.may_be_row_error(LOST)
-    assert errors.may_be_row_error(DAMAGED)
-    assert errors.may_be_row_error(ConnectionResetError())
+    errors = RepeatedErrorDetector()
+    assert [find_error_cause(error) for error in (REFUSED, TOO_SLOW, DAMAGED, AWAY)] == list(
+        ErrorCause
+    )
+    assert (
+        find_error_cause(StatementTimeoutError("storing took longer than 10 s"))
+        is ErrorCause.TIMEOUT
+    )
+    assert find_error_cause(LOCKED) is ErrorCause.BAD_ROW
+    assert errors.may_be_caused_by_row(REFUSED)
+    assert errors.may_be_caused_by_row(TOO_SLOW)
+    assert not errors.may_be_caused_by_row(AWAY)
+    assert not errors.may_be_caused_by_row(AWAY)
+    assert not errors.may_be_caused_by_row(DAMAGED)
+    assert not errors.may_be_caused_by_row(LOST)
+    assert errors.may_be_caused_by_row(DAMAGED)
+    assert errors.may_be_caused_by_row(ConnectionResetError())
 
 
 def test_causes_of_a_row_that_is_tried_again() -> None:
     """An error of any class may be the row's fault at once, since it failed alone before; but a
     connection that is lost once is not."""
-    assert StatementErrors().may_be_row_error(DAMAGED, is_retry=True)
-    errors = StatementErrors()
-    assert not errors.may_be_row_error(LOST, is_retry=True)
-    assert errors.may_be_row_error(LOST, is_retry=True)
+    assert RepeatedErrorDetector().may_be_caused_by_row(DAMAGED, is_retry=True)
+    errors = RepeatedErrorDetector()
+    assert not errors.may_be_caused_by_row(LOST, is_retry=True)
+    assert errors.may_be_caused_by_row(LOST, is_retry=True)
 
 
 def test_which_errors_are_the_same() -> None:
     """Those of one code of the server. A fault of ours is never that of a row."""
-    errors = StatementErrors()
+    errors = RepeatedErrorDetector()
     first, second = asyncpg.PostgresError("one"), asyncpg.PostgresError("two")
     first.sqlstate, second.sqlstate = "XX001", "XX002"
-    assert not errors.may_be_row_error(first)
-    assert not errors.may_be_row_error(second)
-    assert errors.may_be_row_error(first)
+    assert not errors.may_be_caused_by_row(first)
+    assert not errors.may_be_caused_by_row(second)
+    assert errors.may_be_caused_by_row(first)
     for _ in range(2):
-        assert not errors.may_be_row_error(ValueError("ours"))
+        assert not errors.may_be_caused_by_row(ValueError("ours"))
 
 
 def test_repetition_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that comes again after a long time is not repeated."""
-    errors = StatementErrors()
-    assert not errors.may_be_row_error(LOST)
-    monkeypatch.setattr(batch_sender, "REPEAT_WINDOW", 0.0)
-    assert not errors.may_be_row_error(LOST)
+    errors = RepeatedErrorDetector()
+    assert not errors.may_be_caused_by_row(LOST)
+    monkeypatch.setattr(batch_sender, "REPEATED_ERROR_WINDOW", 0.0)
+    assert not errors.may_be_caused_by_row(LOST)
 
 
 def test_split() -> None:

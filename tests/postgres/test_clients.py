@@ -14,7 +14,7 @@ from riverpy._postgres.clients import (
     client_unregister,
 )
 from riverpy._postgres.domains import member_mark_supports_domains, member_update
-from riverpy._postgres.set_aside import SetAsideRow
+from riverpy._postgres.skipped_rows import SkippedRowReport
 
 if TYPE_CHECKING:
     from tests._database import Schema
@@ -33,7 +33,7 @@ async def test_row_of_another_run(schema: Schema) -> None:
     name = schema.name
     async with schema.connected() as connection:
         await client_set_slots(connection, name, **run, slots=[1], stuck=[2])
-        aside = [SetAsideRow("claim", "1", "full", 2, 0.0)]
+        aside = [SkippedRowReport("claim", "1", "full", 2, 0.0)]
         await client_set_state(
             connection, name, **run, state="stopping", process=None, aside=aside, aside_count=1
         )

@@ -12,7 +12,7 @@ import structlog
 
 import riverpy._postgres.connection as connection_module
 from riverpy._log_events import CONNECTION_LOST, CONNECTION_RESTORED
-from riverpy._postgres.connection import ConnectionOutage, DedicatedConnection
+from riverpy._postgres.connection import ConnectionOutageTracker, DedicatedConnection
 from riverpy._postgres.driver import InterfaceError, connect
 from tests._time import settle
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 async def test_busy_connection_is_not_cut(schema: Schema) -> None:
     """Who waited for most of the bound gives up, and the connection, which answers, stays."""
     connection = DedicatedConnection(
-        "busy", partial(connect, schema.url, application_name="riverpy busy"), ConnectionOutage()
+        "busy",
+        partial(connect, schema.url, application_name="riverpy busy"),
+        ConnectionOutageTracker(),
     )
     await connection.open()
     async with connection.acquire("asking", 10) as used:
@@ -63,7 +65,7 @@ async def test_time_runs_out_while_it_cannot_be_made() -> None:
     async def refuse() -> Connection:
         raise ConnectionError("too many clients already")
 
-    connection = DedicatedConnection("refused", refuse, ConnectionOutage())
+    connection = DedicatedConnection("refused", refuse, ConnectionOutageTracker())
     with pytest.raises(TimeoutError, match=r"asking took longer than 0.05 s: too many clients"):
         async with connection.acquire("asking", 0.05):
             pass
@@ -71,25 +73,25 @@ async def test_time_runs_out_while_it_cannot_be_made() -> None:
 
 async def test_first_connection_that_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that takes a connection and then says nothing more ends the start."""
-    monkeypatch.setattr(connection_module, "OPEN_TIMEOUT", 0.05)
+    monkeypatch.setattr(connection_module, "FIRST_CONNECTION_TIMEOUT", 0.05)
     with pytest.raises(TimeoutError, match=r"making connection 'silent' took longer than 0\.05 s"):
-        await DedicatedConnection("silent", anyio.sleep_forever, ConnectionOutage()).open()
+        await DedicatedConnection("silent", anyio.sleep_forever, ConnectionOutageTracker()).open()
 
 
 def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader that gets no connection for its maintenance resigns and leads again, over and over:
     that is one outage."""
-    outage = ConnectionOutage()
+    outage = ConnectionOutageTracker()
     error = ConnectionError("too many connections")
     with structlog.testing.capture_logs() as log:
         for _ in range(3):
             outage.record_loss("maintenance", error)
-            assert outage.is_logged
+            assert outage.is_outage_logged
             outage.record_unused("maintenance")
         outage.record_loss("maintenance", error)
         outage.record_success("maintenance")
         assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED]
-        assert outage.count == 1
+        assert outage.outage_count == 1
         outage.record_loss("maintenance", error)
         outage.record_unused("maintenance")
         outage.record_success("maintenance")  # it can be made when it is wanted again
@@ -99,7 +101,7 @@ def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyP
         outage.record_unused("maintenance")
         outage.record_success("claims")
         outage.record_success("maintenance")
-        monkeypatch.setattr(connection_module, "SAME_OUTAGE_TIME", 0.0)
+        monkeypatch.setattr(connection_module, "NEW_OUTAGE_AFTER_UNUSED_SECONDS", 0.0)
         outage.record_loss("maintenance", error)
         outage.record_unused("maintenance")
         outage.record_loss("maintenance", error)
@@ -113,7 +115,7 @@ def test_outage_of_a_connection_that_is_never_wanted_again(
 ) -> None:
     """All others are back, and then the term ends for whose maintenance the last connection was
     lost: the end of the outage is told once, when that connection was not wanted for a time."""
-    outage = ConnectionOutage()
+    outage = ConnectionOutageTracker()
     error = ConnectionError("the server has gone away")
     with structlog.testing.capture_logs() as log:
         outage.record_loss("claims", error)
@@ -122,18 +124,18 @@ def test_outage_of_a_connection_that_is_never_wanted_again(
         outage.record_unused("maintenance")
         outage.record_success("claims")
         assert [line["event"] for line in log] == [CONNECTION_LOST]
-        monkeypatch.setattr(connection_module, "SAME_OUTAGE_TIME", 0.0)
+        monkeypatch.setattr(connection_module, "NEW_OUTAGE_AFTER_UNUSED_SECONDS", 0.0)
         outage.record_success("claims")
         outage.record_success("claims")
     assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED]
-    assert not outage.is_logged
+    assert not outage.is_outage_logged
 
 
 async def test_end_of_an_idle_connection_is_told(schema: Schema) -> None:
     """What ends, unused since an outage of others, after that is over, is an outage of its own.
     What ends during the outage of another, also after it was used in it, or just before it was
     told, is a part of that; but not of one of a connection that is not used any more."""
-    outage = ConnectionOutage()
+    outage = ConnectionOutageTracker()
     connection = DedicatedConnection(
         "idle", partial(connect, schema.url, application_name="riverpy idle"), outage
     )
@@ -188,7 +190,7 @@ async def test_close_while_it_is_made_again(schema: Schema) -> None:
         with pytest.raises(InterfaceError, match="was closed"):
             await _use(connection)
 
-    connection = DedicatedConnection("reserved", make, ConnectionOutage())
+    connection = DedicatedConnection("reserved", make, ConnectionOutageTracker())
     with structlog.testing.capture_logs() as log:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(use)

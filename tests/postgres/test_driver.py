@@ -11,7 +11,7 @@ import pytest
 from riverpy import InsertManyParams, Job, JobCancel, PeriodicJob, PeriodicJobs, every
 from riverpy._lifecycle import StopScope
 from riverpy._maintenance.services import domain_services
-from riverpy._postgres.driver import close, connect
+from riverpy._postgres.driver import close_connection, connect
 from tests.leading.term_context import held_term
 from tests.periodic.enqueuing import enqueuing
 from tests.work.rig import Task
@@ -105,4 +105,4 @@ async def test_what_is_not_known(database_url: str, asked: list[set[int]]) -> No
     assert asked == []
     assert await connection.fetchval("SELECT '{1.2.3.4}'::inet[]")
     assert len(asked) == 1
-    await close(connection)
+    await close_connection(connection)

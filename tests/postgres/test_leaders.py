@@ -21,10 +21,10 @@ from riverpy._leases.lease import Lease
 from riverpy._leases.timing import LeaseTiming
 from riverpy._postgres.connection import (
     CallerDatabase,
-    ConnectionOutage,
+    ConnectionOutageTracker,
     DedicatedConnection,
-    close_all,
-    limit_statements,
+    close_connections,
+    set_statement_timeout,
 )
 from riverpy._postgres.driver import DATABASE_ERRORS, connect
 from riverpy._postgres.leaders import leader_get, leader_renew, leader_request_resign
@@ -48,21 +48,21 @@ class Session:
         self.schema = schema
         self.raw: list[Connection] = []
         """Each connection that it ever had."""
-        self.outage = ConnectionOutage(client_id="a:1:b")
+        self.outage = ConnectionOutageTracker(client_id="a:1:b")
         self.owned = DedicatedConnection("lease", self.connect, self.outage)
         self.connection: Any = self.owned
         self.store = self._store("a")
 
     async def connect(self) -> Connection:
         connection = await connect(self.schema.url, application_name="session")
-        await limit_statements(connection, timedelta(seconds=5))
+        await set_statement_timeout(connection, timedelta(seconds=5))
         self.raw.append(connection)
         return connection
 
     async def inject(self) -> None:
         """Work over a connection of somebody else's."""
         self.connection = CallerDatabase(await self.connect())
-        self.connection.outage = self.outage
+        self.connection.outage_tracker = self.outage
         self.store = self._store("a")
 
     def _store(self, leader_id: str) -> LeaderRowStore:
@@ -88,7 +88,7 @@ class Session:
         return await self.store.release("default", term.epoch, term.holder, timeout=BOUND)
 
     async def close(self) -> None:
-        await close_all([self.owned])
+        await close_connections([self.owned])
         for connection in self.raw:
             connection.terminate()
 
@@ -304,7 +304,7 @@ async def test_payload_without_schema(schema: Schema) -> None:
     heard = await listen(schema)
     async with schema.connected() as connection:
         injected: Any = CallerDatabase(connection)
-        injected.outage = ConnectionOutage()
+        injected.outage_tracker = ConnectionOutageTracker()
         store = LeaderRowStore(injected, None, leader_id="a", ttl=TTL)
         term = await store.acquire("default", "a", TTL, timeout=BOUND)
         assert term is not None
@@ -420,7 +420,7 @@ class Fenced:
         self.lease = Lease(
             "default",
             term,
-            attempted_at=timer.boottime(),
+            attempted_at=timer.seconds_since_boot(),
             store=session.store,
             timing=LeaseTiming(ttl=30.0, interval=10.0),
             timer=timer,

@@ -30,7 +30,7 @@ async def test_failed_attempts_leave_no_connections(
     for name in ("RECONNECT_DELAY_MIN", "RECONNECT_DELAY_MAX"):
         monkeypatch.setattr(notifier, name, timedelta(milliseconds=1))
     failures = 0
-    listen, is_failing, has_failed = notifier.listen, False, anyio.Event()
+    listen, is_failing, has_failed = notifier.listen_on_channels, False, anyio.Event()
 
     async def fail(*args: Any) -> None:
         nonlocal failures
@@ -42,7 +42,7 @@ async def test_failed_attempts_leave_no_connections(
             has_failed.set()
         raise asyncpg.InsufficientPrivilegeError("no LISTEN for you")
 
-    monkeypatch.setattr(notifier, "listen", fail)
+    monkeypatch.setattr(notifier, "listen_on_channels", fail)
     rig = Rig(schema)
 
     @rig.job
@@ -75,7 +75,7 @@ async def test_failed_start_leaves_no_connection(
     async def fail(*_: Any) -> None:
         raise asyncpg.InsufficientPrivilegeError("no LISTEN for you")
 
-    monkeypatch.setattr(notifier, "listen", fail)
+    monkeypatch.setattr(notifier, "listen_on_channels", fail)
     rig = Rig(schema)
 
     @rig.job

@@ -106,8 +106,8 @@ async def test_listener_that_is_lost_again_and_again(
                 run._notifier._send_probe = send_probe
             return delays[-1]
 
-        following = pauses.next
-        monkeypatch.setattr(pauses, "next", pause)
+        following = pauses.next_delay
+        monkeypatch.setattr(pauses, "next_delay", pause)
         run._notifier._send_probe = lose
         with anyio.fail_after(PATIENCE):
             proxy.cut("riverpy listener")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from riverpy._dsn import mask_url, validate_url
+from riverpy._dsn import mask_passwords, validate_url
 from riverpy._duration import parse_duration
 from riverpy._insert.unique_key import compute_unique_key
 from riverpy._json import normalize
@@ -109,7 +109,7 @@ def _snoozes(text: str) -> None:
 @pytest.mark.parametrize(
     "read",
     [
-        mask_url,
+        mask_passwords,
         mask_query,
         _parse_head,
         validate_url,

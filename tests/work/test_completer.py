@@ -540,9 +540,9 @@ async def test_statement_timeout(rig: Rig, gate: Gate, monkeypatch: pytest.Monke
     )
     connect = riverpy._postgres.connection.connect
 
-    async def with_timeout(*args: Any, settings: Any = None, **options: Any) -> Any:
-        settings = {**(settings or {}), "statement_timeout": "250ms"}
-        return await connect(*args, settings=settings, **options)
+    async def with_timeout(*args: Any, session_settings: Any = None, **options: Any) -> Any:
+        settings = {**(session_settings or {}), "statement_timeout": "250ms"}
+        return await connect(*args, session_settings=settings, **options)
 
     monkeypatch.setattr(riverpy._postgres.connection, "connect", with_timeout)
     try:

@@ -20,7 +20,7 @@ async def test_claims_beside_a_damaged_row(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, column: str
 ) -> None:
     """A job with an unreadable column is logged and set aside. All others are worked."""
-    monkeypatch.setattr("riverpy._postgres.set_aside.DELAY_MIN", 0.05)
+    monkeypatch.setattr("riverpy._postgres.skipped_rows.RETRY_DELAY_MIN", 0.05)
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...
@@ -42,7 +42,7 @@ async def test_results_beside_a_damaged_row(
 ) -> None:
     """The result of a job that became unreadable is logged and set aside. The results of all others
     are stored."""
-    monkeypatch.setattr("riverpy._postgres.set_aside.DELAY_MIN", 0.05)
+    monkeypatch.setattr("riverpy._postgres.skipped_rows.RETRY_DELAY_MIN", 0.05)
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -94,5 +94,5 @@ async def test_lost_claims_beside_a_damaged_row(
         entry = await until_named(log, DAMAGED_JOB_SKIPPED)
         assert entry["job_id"] == 7
         assert DAMAGE in entry["error"]
-        assert [row.name for row in client._run._reconciler.skipped_rows] == ["7"]
+        assert [row.row_name for row in client._run._reconciler.skipped_rows] == ["7"]
     assert await rig.states() == {"completed": 19, "running": 1}

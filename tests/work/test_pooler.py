@@ -289,7 +289,7 @@ async def test_pooler_without_its_setting(rig: Rig, database_url: str) -> None:
             await rig.client(url=url).run()
         parameter = "unsupported startup parameter: search_path.*leave this parameter out"
         with pytest.raises(ConfigError, match=parameter):
-            await connect(f"{url}&search_path=public", pooled=True)
+            await connect(f"{url}&search_path=public", through_pooler=True)
         async with (
             unprepared(url) as keeper,
             connected(url) as connection,

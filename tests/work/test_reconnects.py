@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from riverpy._postgres.driver import close, close_pool, connect, create_pool
+from riverpy._postgres.driver import close_connection, close_pool, connect, create_pool
 
 ROUND = 15
 PATIENCE = 30.0
@@ -19,9 +19,9 @@ async def test_connections_leave_nothing(database_url: str) -> None:
         for _ in range(ROUND):
             connection = await connect(database_url)
             await connection.fetchval("SELECT 1", timeout=PATIENCE)
-            await close(connection)
+            await close_connection(connection)
             pool = await create_pool(
-                database_url, max_size=2, pooled=False, command_timeout=PATIENCE
+                database_url, max_size=2, through_pooler=False, command_timeout=PATIENCE
             )
             async with pool.acquire() as pooled:
                 await pooled.fetchval("SELECT 1")

@@ -73,7 +73,7 @@ async def test_refused_row_is_tried_at_the_stop(
 ) -> None:
     """At a stop, a refused result is tried once more at once, however far off its next attempt is.
     So it is not left running unnecessarily."""
-    monkeypatch.setattr("riverpy._postgres.set_aside.DELAY_MIN", 60.0)
+    monkeypatch.setattr("riverpy._postgres.skipped_rows.RETRY_DELAY_MIN", 60.0)
     await rig.insert_rows(1)
     await refuse(rig, "true", "RAISE EXCEPTION 'not this one';")
     async with rig.working():
@@ -101,7 +101,7 @@ async def test_all_rows_are_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
     async with rig.working(slots=500) as client:
         completer = client._run._completer  # type: ignore[union-attr]
         await rig.until("SELECT count(*) FROM river_job WHERE state = 'running'", 500)
-        while completer._completion_sender.is_ready or not statements:
+        while completer._completion_sender.can_send_now or not statements:
             completer.flushed.init()
             await completer.flushed.wait()
         assert len(statements) < 100

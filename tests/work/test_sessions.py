@@ -86,7 +86,7 @@ async def test_session_of_maintenance(rig: Rig) -> None:
     one no longer. It compiles none, which would take a hundred times longer than running it."""
     async with rig.working() as client:
         assert client._run is not None
-        connection = await client._run._connections.connector.connect_maintenance("maintenance")
+        connection = await client._run._connections.connector.connect_for_maintenance("maintenance")
         assert await connection.fetchval("SHOW jit") == "off"
         assert await connection.fetchval("SHOW statement_timeout") == "4s"
         await connection.close()

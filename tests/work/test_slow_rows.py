@@ -43,7 +43,7 @@ CLASSES = ["40001", "53200", "55000", "57014", "58030", "08001", "XX000"]
 @pytest.fixture
 def plain(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of kind `task` complete at once. Rows that are set aside are soon tried again."""
-    monkeypatch.setattr("riverpy._postgres.set_aside.DELAY_MIN", 0.05)
+    monkeypatch.setattr("riverpy._postgres.skipped_rows.RETRY_DELAY_MIN", 0.05)
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -54,12 +54,12 @@ def plain(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit statements to half a second."""
     short = riverpy._postgres.connection.timedelta(seconds=LIMIT)
-    limit = riverpy._postgres.connection.limit_statements
+    limit = riverpy._postgres.connection.set_statement_timeout
 
     async def sooner(connection: Any, _limit: Any) -> None:
         await limit(connection, short)
 
-    monkeypatch.setattr(riverpy._postgres.connection, "limit_statements", sooner)
+    monkeypatch.setattr(riverpy._postgres.connection, "set_statement_timeout", sooner)
     monkeypatch.setattr("riverpy._work.completer.STATEMENT_TIMEOUT", 2 * LIMIT)
     monkeypatch.setattr("riverpy._work.producer.CLAIM_TIMEOUT", 2 * LIMIT)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import riverpy._postgres.set_aside
+import riverpy._postgres.skipped_rows
 import riverpy._work.producer
 import riverpy._work.unclaimable
 from riverpy import EventKind, Job, QueueConfig
@@ -90,7 +90,7 @@ async def test_trigger_that_refuses(
     async def work(job: Job[Task]) -> None:
         pass
 
-    monkeypatch.setattr(riverpy._postgres.set_aside, "DELAY_MIN", 60.0)
+    monkeypatch.setattr(riverpy._postgres.skipped_rows, "RETRY_DELAY_MIN", 60.0)
     await rig.insert_rows(120)
     await refuse(rig, "NEW.id IN (1, 60, 61, 120)")
     try:
@@ -181,8 +181,8 @@ async def test_refused_row_is_tried_again(
     rig: Rig, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refused row is tried again automatically, and worked when nothing refuses it."""
-    monkeypatch.setattr(riverpy._postgres.set_aside, "DELAY_MIN", 0.02)
-    monkeypatch.setattr(riverpy._postgres.set_aside, "DELAY_MAX", 0.02)
+    monkeypatch.setattr(riverpy._postgres.skipped_rows, "RETRY_DELAY_MIN", 0.02)
+    monkeypatch.setattr(riverpy._postgres.skipped_rows, "RETRY_DELAY_MAX", 0.02)
 
     @rig.job
     async def work(job: Job[Task]) -> None:

@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from riverpy._names import PYPI_PACKAGE_NAME
-from riverpy._postgres.driver import close, connect
+from riverpy._postgres.driver import close_connection, connect
 from riverpy._postgres.schema import check_schema
 from riverpy._postgres.sql_files import query
 from riverpy._tools.bench.process_cost import (
@@ -226,7 +226,7 @@ class BenchRun:
         try:
             yield connection
         finally:
-            await close(connection)
+            await close_connection(connection)
 
     async def _fetch(self, connection: Connection, sql_name: str, **values: object) -> list[Record]:
         with anyio.fail_after(STATEMENT_TIMEOUT):

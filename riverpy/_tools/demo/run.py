@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from riverpy._postgres.driver import DATABASE_ERRORS, close, connect
+from riverpy._postgres.driver import DATABASE_ERRORS, close_connection, connect
 from riverpy._postgres.sql_files import query
 from riverpy._tools.demo.jobs import CompressFileArgs, CountFilesArgs, DemoWorker, make_example_args
 from riverpy._tools.errors import ToolError
@@ -121,7 +121,7 @@ class DemoRun:
             on_schema_ready: called when the schema is ready.
         """
         connection = await connect(
-            self._url, application_name="riverpy demo", settings={"lock_timeout": "2s"}
+            self._url, application_name="riverpy demo", session_settings={"lock_timeout": "2s"}
         )
         try:
             await self._prepare_schema(connection)
@@ -134,7 +134,7 @@ class DemoRun:
                 problems_by_check=await self._find_problems_by_check(connection),
             )
         finally:
-            await close(connection)
+            await close_connection(connection)
 
     async def _prepare_schema(self, connection: Connection) -> None:
         ((is_locked,),) = await self._fetch(connection, "demo_lock", name=self.schema)

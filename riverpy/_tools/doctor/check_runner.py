@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from riverpy._postgres.driver import DATABASE_ERRORS, describe, is_damage
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error, is_damaged_data_error
 from riverpy._postgres.schema import read_schema_state
 from riverpy._tools.doctor import (
     client_reports,
@@ -118,7 +118,7 @@ class CheckRunner:
             row, finding = await server.check_server(self._session)
         except (*DATABASE_ERRORS, RiverError) as error:
             self._on_error(error)
-            self._report("connect", fail(describe(error), _connection_fix(error)))
+            self._report("connect", fail(describe_error(error), _connection_fix(error)))
             return None
         self._report("connect", finding)
         return row
@@ -141,7 +141,7 @@ class CheckRunner:
         except (*DATABASE_ERRORS, RiverError) as error:
             self._on_error(error)
             fix = "name the schema with --schema, create it, or let this role use it (`grants`)"
-            self._report("schema", fail(describe(error), fix))
+            self._report("schema", fail(describe_error(error), fix))
             return None
         if "river_migration" in state.row_security.hidden_tables:  # row security hides all rows
             self._report(
@@ -167,10 +167,10 @@ class CheckRunner:
             self._on_error(error)
             skipped = self._skipped_checks.get(getattr(error, "sqlstate", None) or "")
             if skipped is not None:
-                skipped[name] = describe(error)
+                skipped[name] = describe_error(error)
             else:
-                fix = _DAMAGED_DATA_FIX if is_damage(error) else _SLOW_READ_FIX
-                findings = [warn(f"this check failed: {describe(error)}", fix)]
+                fix = _DAMAGED_DATA_FIX if is_damaged_data_error(error) else _SLOW_READ_FIX
+                findings = [warn(f"this check failed: {describe_error(error)}", fix)]
         self._report(name, *findings)
 
     def _report(self, name: str, *findings: Finding) -> None:

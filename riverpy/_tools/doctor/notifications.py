@@ -21,12 +21,12 @@ from riverpy._log_events import CONNECTION_LOST, NOTIFICATIONS_NOT_RECEIVED
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     PostgresError,
-    close,
+    close_connection,
     collect_warnings,
     connect,
-    describe,
+    describe_error,
     is_notification_queue_full,
-    listen,
+    listen_on_channels,
 )
 from riverpy._tools.doctor.clients import is_on_time
 from riverpy._tools.doctor.finding import Finding, Level, ok, warn
@@ -41,7 +41,7 @@ from riverpy._tools.text import format_count, format_names, format_seconds
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from riverpy._postgres.driver import Notice
+    from riverpy._postgres.driver import ServerWarning
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
     from riverpy._tools.doctor.statements import SessionRow
 
@@ -112,7 +112,7 @@ async def _blocking_pid(snapshot: DatabaseSnapshot) -> int | None:
 
 
 async def _pid_from_warning(snapshot: DatabaseSnapshot) -> int | None:
-    found: list[Notice] = []
+    found: list[ServerWarning] = []
     with collect_warnings(await snapshot.session.connection(), found):
         try:
             async with snapshot.session.reading() as connection:
@@ -123,7 +123,7 @@ async def _pid_from_warning(snapshot: DatabaseSnapshot) -> int | None:
                 raise
         await anyio.lowlevel.checkpoint()  # the event loop must run to deliver the warning
     for notice in found:
-        if notice.source == "async.c" and (number := _NUMBER.search(notice.detail)):
+        if notice.source_file == "async.c" and (number := _NUMBER.search(notice.detail)):
             return int(number[0])
     return None
 
@@ -148,7 +148,7 @@ async def _try_listening(snapshot: DatabaseSnapshot) -> Finding:
         seconds = await _send_and_wait(snapshot, url)
     except (*DATABASE_ERRORS, ConfigError) as error:
         return warn(
-            f"LISTEN over {what} failed: {describe(error)}",
+            f"LISTEN over {what} failed: {describe_error(error)}",
             "use the URL of a server that can be reached. Until then clients find jobs by polling",
         )
     if seconds is not None:
@@ -205,9 +205,9 @@ async def _send_and_wait(snapshot: DatabaseSnapshot, url: str) -> float | None:
             arrived.set()
 
     with anyio.fail_after(LISTEN_TIMEOUT, reason=f"LISTEN took longer than {LISTEN_TIMEOUT:g} s"):
-        connection = await connect(url, pooled=True)
+        connection = await connect(url, through_pooler=True)
         try:
-            await listen(connection, {channel: receive}, lambda: None)
+            await listen_on_channels(connection, {channel: receive}, lambda: None)
         except BaseException:
             connection.terminate()
             raise
@@ -219,4 +219,4 @@ async def _send_and_wait(snapshot: DatabaseSnapshot, url: str) -> float | None:
             return monotonic() - start
         return None
     finally:
-        await close(connection)
+        await close_connection(connection)

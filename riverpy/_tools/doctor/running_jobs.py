@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from riverpy._log_events import JOB_RESULTS_REJECTED
-from riverpy._postgres.damaged_jobs import REMEDY
+from riverpy._postgres.damaged_jobs import DAMAGED_JOB_REMEDY
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.snapshot import RUNNING_LIMIT
 from riverpy._tools.text import (
@@ -119,4 +119,4 @@ async def check_damaged(snapshot: DatabaseSnapshot) -> list[Finding]:
         return [ok("no damaged job found (args and metadata are not read)", job_ids=ids)]
     error = format_error(snapshot.damaged_jobs[ids[0]])
     text = f"the server cannot read {format_job_ids(ids)} ({error}). It read all others"
-    return [fail(text, REMEDY, job_ids=ids)]
+    return [fail(text, DAMAGED_JOB_REMEDY, job_ids=ids)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import anyio
 
-from riverpy._postgres.driver import DATABASE_ERRORS, close, connect, describe
+from riverpy._postgres.driver import DATABASE_ERRORS, close_connection, connect, describe_error
 from riverpy._tools.doctor.statements import doctor_set_timeouts
 from riverpy.errors import RiverError
 
@@ -50,11 +50,11 @@ class Session:
         is_first = self._connection is None
         if self._connection is None or self._connection.is_closed():
             try:
-                self._connection = await connect(self.url, pooled=True)
+                self._connection = await connect(self.url, through_pooler=True)
             except (*DATABASE_ERRORS, RiverError) as error:
                 if is_first:
                     raise
-                raise SessionLostError(describe(error)) from error
+                raise SessionLostError(describe_error(error)) from error
         return self._connection
 
     @asynccontextmanager
@@ -101,4 +101,4 @@ class Session:
     async def close(self) -> None:
         """Close the connection within the driver's time limit."""
         if self._connection is not None:
-            await close(self._connection)
+            await close_connection(self._connection)

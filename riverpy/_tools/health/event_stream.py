@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from riverpy._dsn import mask_url
+from riverpy._dsn import mask_passwords
 from riverpy.errors import ConfigError
 from riverpy.events import EventKind
 
@@ -126,7 +126,7 @@ def build_event_line(event: Event) -> EventLine:
 def _job_error_text(event_kind: EventKind, job: JobRow) -> str:
     if event_kind not in {EventKind.JOB_FAILED, EventKind.JOB_CANCELLED} or not job.errors:
         return ""
-    return mask_url(job.errors[-1].error)[:ERROR_LENGTH_MAX]
+    return mask_passwords(job.errors[-1].error)[:ERROR_LENGTH_MAX]
 
 
 def _encode_line(line: EventLine) -> bytes:

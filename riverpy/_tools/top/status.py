@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from riverpy._postgres.damaged_jobs import damaged_of
-from riverpy._postgres.driver import close, connect
+from riverpy._postgres.damaged_jobs import find_damaged_jobs
+from riverpy._postgres.driver import close_connection, connect
 from riverpy._postgres.jobs import FINAL_STATES
 from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, RIVERPY_LINE, check_schema
 from riverpy._tools.doctor.server import expect_primary
@@ -210,11 +210,11 @@ class StatusReader:
         """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            await close(connection)
+            await close_connection(connection)
 
     async def _open_connection(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connect(self._url, pooled=True)
+            self._connection = await connect(self._url, through_pooler=True)
             await expect_primary(self._connection)
             state = await check_schema(self._connection, self._schema, url=self._url)
             versions = state.applied_versions(RIVERPY_LINE)
@@ -257,7 +257,7 @@ class StatusReader:
         self, connection: Connection, names: Sequence[str], cap: int
     ) -> tuple[list[EndedRow], list[QueueRow], dict[str, RunningRow]]:
         schema = self._schema
-        self._damaged_jobs = await damaged_of(connection, schema, list(self._damaged_jobs))
+        self._damaged_jobs = await find_damaged_jobs(connection, schema, list(self._damaged_jobs))
         ended = await read_jobs(
             connection,
             schema,

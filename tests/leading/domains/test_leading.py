@@ -23,10 +23,10 @@ from riverpy._log_events import (
     NO_LEADER_CANDIDATE_FOUND,
 )
 from riverpy._postgres.connection import (
-    ConnectionOutage,
+    ConnectionOutageTracker,
     DedicatedConnection,
-    close_all,
-    connect_maintenance,
+    close_connections,
+    connect_for_maintenance,
 )
 from riverpy._postgres.domains import domain_assign_queue, domain_lock
 from riverpy._postgres.leases import lease_request_resign
@@ -225,14 +225,14 @@ class Holder:
     def __init__(self, schema: Schema, name: str) -> None:
         self.name = name
         self.url, self.schema = schema.url, schema.name
-        outage = ConnectionOutage()
+        outage = ConnectionOutageTracker()
         self.reserved = DedicatedConnection("reserved", self._connect, outage)
         self.maintenance = DedicatedConnection("maintenance", self._connect, outage)
         self.store: DomainLeaseStore = DomainLeaseStore(self.reserved, schema.name)
         self.lease_name = "d:mail"
 
     async def _connect(self) -> Any:
-        return await connect_maintenance(self.url, self.name, pooled=False)
+        return await connect_for_maintenance(self.url, self.name, through_pooler=False)
 
     async def elect(self) -> TermFence | None:
         """Return the fence of the term if the attempt succeeded."""
@@ -244,7 +244,7 @@ class Holder:
         self.lease = Lease(
             self.lease_name,
             answer,
-            attempted_at=timer.boottime(),
+            attempted_at=timer.seconds_since_boot(),
             store=self.store,
             timing=LeaseTiming(ttl=30.0, interval=10.0),
             timer=timer,
@@ -301,7 +301,7 @@ async def test_old_leader_cannot_write(schema: Schema) -> None:
             await connection.execute(f'UPDATE "{schema.name}".river_job SET priority = 1')
     finally:
         for one in holders_of_lead:
-            await close_all([one.reserved, one.maintenance])
+            await close_connections([one.reserved, one.maintenance])
 
 
 async def test_attempt_for_the_schema_delays_no_renewal(schema: Schema) -> None:
@@ -319,7 +319,7 @@ async def test_attempt_for_the_schema_delays_no_renewal(schema: Schema) -> None:
         assert await b.elect() is not None
     finally:
         for one in (a, b):
-            await close_all([one.reserved, one.maintenance])
+            await close_connections([one.reserved, one.maintenance])
 
 
 # -- queues of a domain

@@ -126,7 +126,7 @@ async def test_set_aside_rows_of_a_worker(
 ) -> None:
     """Rows that the server refuses to a claim, a result or a maintenance service are shown until
     they succeed."""
-    monkeypatch.setattr("riverpy._postgres.set_aside.DELAY_MIN", 0.05)
+    monkeypatch.setattr("riverpy._postgres.skipped_rows.RETRY_DELAY_MIN", 0.05)
     monkeypatch.setattr(batches, "SET_ASIDE_DELAY_MIN", 0.05)
     rig = Rig(schema)
 
