@@ -12,14 +12,14 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-NO_TIME = datetime(1, 1, 1, tzinfo=UTC)
+GO_ZERO_TIME = datetime(1, 1, 1, tzinfo=UTC)
 """Go's zero time: the `at` of an entry whose time cannot be read."""
 _TIME_PATTERN = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,](\d+))?(?:Z|([+-])(\d\d):(\d\d))", re.ASCII
 )
 _INTEGER_PATTERN = re.compile(r"[+-]?\d{1,30}", re.ASCII)
 _NUMBER_PATTERN = re.compile(r"[+-]?\d{1,30}(?:\.\d{0,400})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
-_INT64 = range(-(2**63), 2**63)
+_INT64_RANGE = range(-(2**63), 2**63)
 
 
 class AttemptError(msgspec.Struct, frozen=True):
@@ -36,58 +36,58 @@ class AttemptError(msgspec.Struct, frozen=True):
     trace: str = ""
 
 
-def error_texts(column: Iterable[Any] | None) -> Iterator[str]:
+def iterate_error_entries(errors_column: Iterable[Any] | None) -> Iterator[str]:
     """Yield the JSON text of each entry of a column `errors`, an array with any number of
     dimensions. For an SQL NULL, yield `null`."""
-    for entry in column or ():
+    for entry in errors_column or ():
         if isinstance(entry, list):
-            yield from error_texts(cast("list[Any]", entry))
+            yield from iterate_error_entries(cast("list[Any]", entry))
         else:
             yield "null" if entry is None else entry
 
 
-def read_error(text: str) -> AttemptError:
+def parse_error_entry(entry_text: str) -> AttemptError:
     """Parse the JSON text of an entry. If the text is not a JSON object, it becomes the entry's
     `error`."""
     try:
-        members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        members = msgspec.json.decode(entry_text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
-        return AttemptError(NO_TIME, 0, _decode_text(text))
+        return AttemptError(GO_ZERO_TIME, 0, _decode_json_text(entry_text))
     texts = {key.lower(): bytes(raw).decode() for key, raw in members.items()}
     return AttemptError(
-        _parse_time(_decode_text(texts.get("at", ""))),
-        _parse_integer(_decode_text(texts.get("attempt", ""))),
-        _decode_text(texts.get("error", "")),
-        _decode_text(texts.get("trace", "")),
+        _parse_time(_decode_json_text(texts.get("at", ""))),
+        _parse_integer(_decode_json_text(texts.get("attempt", ""))),
+        _decode_json_text(texts.get("error", "")),
+        _decode_json_text(texts.get("trace", "")),
     )
 
 
-def json_time(at: datetime) -> str:
+def format_json_time(moment: datetime) -> str:
     """Return a timezone-aware time as River writes it into JSON: RFC 3339 in UTC, without zeros at
     the end of the fraction."""
-    text = at.astimezone(UTC).replace(tzinfo=None).isoformat()
+    text = moment.astimezone(UTC).replace(tzinfo=None).isoformat()
     return (text.rstrip("0") if "." in text else text) + "Z"
 
 
-def _decode_text(value: str) -> str:
+def _decode_json_text(json_text: str) -> str:
     """Return the text of a JSON value: the content of a string, an empty text for null, otherwise
     the JSON text."""
-    if value == "null":
+    if json_text == "null":
         return ""
-    if not value.startswith(("{", "[", '"')):
-        return value
+    if not json_text.startswith(("{", "[", '"')):
+        return json_text
     try:
-        if value.startswith('"'):
-            return msgspec.json.decode(value, type=str)
-        return msgspec.json.format(value, indent=-1)
+        if json_text.startswith('"'):
+            return msgspec.json.decode(json_text, type=str)
+        return msgspec.json.format(json_text, indent=-1)
     except (msgspec.DecodeError, RecursionError):
-        return value
+        return json_text
 
 
 def _parse_time(text: str) -> datetime:
     match = _TIME_PATTERN.fullmatch(text)
     if match is None:
-        return NO_TIME
+        return GO_ZERO_TIME
     seconds, fraction, sign, hours, minutes = match.groups()
     try:
         at = datetime.fromisoformat(seconds).replace(tzinfo=UTC)
@@ -98,7 +98,7 @@ def _parse_time(text: str) -> datetime:
         offset = timedelta(hours=int(hours), minutes=int(minutes))
         return at - offset if sign == "+" else at + offset
     except (ValueError, OverflowError):
-        return NO_TIME
+        return GO_ZERO_TIME
 
 
 def _parse_integer(text: str) -> int:
@@ -111,4 +111,4 @@ def _parse_integer(text: str) -> int:
         number = int(value)
     else:
         return 0
-    return number if number in _INT64 else 0
+    return number if number in _INT64_RANGE else 0

@@ -23,16 +23,24 @@ class DoInner(Generic[ResultT]):
     result: ResultT
     """The result of the inner code. This attribute is set when the inner code has returned."""
 
-    __slots__ = ("_error", "_has_ended", "_inner", "_is_closed", "_middleware", "_task", "result")
+    __slots__ = (
+        "_has_inner_ended",
+        "_inner",
+        "_inner_error",
+        "_inner_task",
+        "_is_closed",
+        "_middleware",
+        "result",
+    )
 
-    def __init__(self, middleware: object, rest: Callable[[], Awaitable[ResultT]]) -> None:
-        self._middleware, self._inner = middleware, rest
-        self._task: asyncio.Task[Any] | None = None
-        self._has_ended = self._is_closed = False
-        self._error: BaseException | None = None
+    def __init__(self, middleware: object, inner: Callable[[], Awaitable[ResultT]]) -> None:
+        self._middleware, self._inner = middleware, inner
+        self._inner_task: asyncio.Task[Any] | None = None
+        self._has_inner_ended = self._is_closed = False
+        self._inner_error: BaseException | None = None
 
     @property
-    def _name(self) -> str:
+    def _middleware_name(self) -> str:
         return f"middleware {plugin_name(self._middleware)}"
 
     async def __call__(self) -> ResultT:
@@ -43,40 +51,44 @@ class DoInner(Generic[ResultT]):
             BaseException: the inner code raised this error.
         """
         if self._is_closed:
-            raise RuntimeError(f"{self._name} called do_inner after it returned: call it once")
-        if self._task is not None:
-            raise RuntimeError(f"{self._name} called do_inner twice: call it once")
-        self._task = asyncio.current_task()
+            raise RuntimeError(
+                f"{self._middleware_name} called do_inner after it returned: call it once"
+            )
+        if self._inner_task is not None:
+            raise RuntimeError(f"{self._middleware_name} called do_inner twice: call it once")
+        self._inner_task = asyncio.current_task()
         try:
             self.result = await self._inner()
         except BaseException as error:
-            self._error = error
+            self._inner_error = error
             raise
         finally:
-            self._has_ended = True
+            self._has_inner_ended = True
         return self.result
 
-    def inner_error(self) -> BaseException | None:
+    def get_inner_error(self) -> BaseException | None:
         """Return the error of the inner code, after the middleware has returned. None: the inner
         code raised no error.
 
         Raises:
             RuntimeError: the middleware did not call `do_inner`, or did not await its end.
         """
-        if self._task is None:
+        if self._inner_task is None:
             raise RuntimeError(
-                f"{self._name} returned without calling do_inner, so nothing was done: call "
-                "do_inner, or raise an exception"
+                f"{self._middleware_name} returned without calling do_inner, so nothing was done: "
+                "call do_inner, or raise an exception"
             )
-        if not self._has_ended:
-            raise RuntimeError(f"{self._name} returned before do_inner had ended: await it")
-        return self._error
+        if not self._has_inner_ended:
+            raise RuntimeError(
+                f"{self._middleware_name} returned before do_inner had ended: await it"
+            )
+        return self._inner_error
 
-    async def end_inner(self) -> None:
+    async def cancel_inner(self) -> None:
         """Cancel the inner code if it still runs in another task, and wait for its end. A job's
         code must not continue after the attempt at the job."""
-        task = self._task
-        if task is None or self._has_ended or task is asyncio.current_task():
+        task = self._inner_task
+        if task is None or self._has_inner_ended or task is asyncio.current_task():
             return
         task.cancel()
         await run_despite_cancellation(partial(asyncio.wait, [task]))
@@ -84,15 +96,15 @@ class DoInner(Generic[ResultT]):
     def close(self) -> None:
         """Refuse later calls of `do_inner`, and drop the error, because its traceback refers to
         this object."""
-        self._is_closed, self._error = True, None
+        self._is_closed, self._inner_error = True, None
 
 
 async def run_middleware(
     middleware: Sequence[MiddlewareT],
-    call: Callable[[MiddlewareT, DoInner[ResultT]], Awaitable[None]],
+    call_middleware: Callable[[MiddlewareT, DoInner[ResultT]], Awaitable[None]],
     inner: Callable[[], Awaitable[ResultT]],
     *,
-    may_catch: bool,
+    may_suppress_errors: bool,
 ) -> ResultT:
     """Run `inner` inside the middleware. The first middleware is the outermost.
 
@@ -111,19 +123,24 @@ async def run_middleware(
         return await inner()
     first, *others = middleware
     error: BaseException | None = None
-    do_inner = DoInner(first, partial(run_middleware, others, call, inner, may_catch=may_catch))
+    do_inner = DoInner(
+        first,
+        partial(
+            run_middleware, others, call_middleware, inner, may_suppress_errors=may_suppress_errors
+        ),
+    )
     try:
         try:
-            await call(first, do_inner)
-            error = do_inner.inner_error()
+            await call_middleware(first, do_inner)
+            error = do_inner.get_inner_error()
         except GeneratorExit:  # the event loop may have ended: do not await
             raise
         except BaseException:
-            await do_inner.end_inner()
+            await do_inner.cancel_inner()
             raise
         if error is None:
             return do_inner.result
-        if may_catch:
+        if may_suppress_errors:
             return cast("ResultT", None)
         raise error
     finally:

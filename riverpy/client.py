@@ -31,7 +31,7 @@ from riverpy._names import make_unique_id
 from riverpy._plugins import Plugins
 from riverpy._postgres.driver import close_pool, create_pool, is_pool
 from riverpy._postgres.transactions import expect_transaction, savepoint
-from riverpy._work.child_process import ChildProcesses
+from riverpy._work.child_process import ChildProcessPool
 from riverpy._work.release import release_claims
 from riverpy._work.run import Run
 from riverpy._work.run_context import ClientParts
@@ -116,7 +116,7 @@ class Client(JobMethods, QueueMethods, PeriodicJobMethods, ExecutionMethods, Lea
         """The current run, or the run that ended last."""
         self._generated_id: tuple[int, str] | None = None
         self._abandoned: frozenset[ClaimKey] = frozenset()
-        self._children = ChildProcesses()
+        self._children = ChildProcessPool()
         self._subscriptions = Subscriptions()
         self._leadership = Leadership(lambda: self.id, lambda: self._config.domain)
         self._log = get_logger()
@@ -559,7 +559,7 @@ class Client(JobMethods, QueueMethods, PeriodicJobMethods, ExecutionMethods, Lea
         its job is not released. The method takes at most 2.5 seconds. Returns the number of
         released jobs.
         """
-        working = await self._children.end(claim_keys)
+        working = await self._children.kill_children(claim_keys)
         ended = [claim_key for claim_key in claim_keys if claim_key not in working]
         return await release_claims(
             self._working_url(), self._config.schema, ended, pooled=self._config.pooler

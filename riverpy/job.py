@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, run
 import msgspec
 
 from riverpy import _json
-from riverpy._attempt_errors import AttemptError, error_texts, read_error
+from riverpy._attempt_errors import AttemptError, iterate_error_entries, parse_error_entry
 from riverpy.errors import ArgsError, ClientStateError
 
 if TYPE_CHECKING:
@@ -173,7 +173,9 @@ class JobRow:
     def errors(self) -> list[AttemptError]:
         """The errors of earlier attempts, the oldest first. Entries in an unexpected form are read
         too."""
-        return [read_error(text) for text in error_texts(self._row[JobColumn.ERRORS])]
+        return [
+            parse_error_entry(text) for text in iterate_error_entries(self._row[JobColumn.ERRORS])
+        ]
 
     @property
     def error_count(self) -> int:

@@ -28,7 +28,7 @@ except ImportError as error:
         "riverpy.otel needs the OpenTelemetry API: pip install 'riverpy-queue[otel]'"
     ) from error
 
-from riverpy._work.failure import classify_ending
+from riverpy._work.failure import classify_attempt_ending
 from riverpy.hooks import JobGetAvailableCount
 
 if TYPE_CHECKING:
@@ -184,11 +184,11 @@ class OpenTelemetryPlugin:
                 await do_inner()
             except BaseException as raised:
                 error = raised
-                if classify_ending(raised) == "failed":
+                if classify_attempt_ending(raised) == "failed":
                     _set_error(span, raised)
                 raise
             finally:
-                span.set_attribute(_OUTCOME_KEY, classify_ending(error))
+                span.set_attribute(_OUTCOME_KEY, classify_attempt_ending(error))
                 self._record_attempt(job, time.monotonic() - started, error)
                 error = None  # the traceback of the error would keep this frame alive
 
@@ -224,7 +224,7 @@ class OpenTelemetryPlugin:
         if (claimed_at := job.attempted_at) is not None:
             wait = (claimed_at - max(job.scheduled_at, job.created_at)).total_seconds()
             self._queue_wait.record(max(wait, 0.0), attributes)
-        attributes[_OUTCOME_KEY] = outcome = classify_ending(error)
+        attributes[_OUTCOME_KEY] = outcome = classify_attempt_ending(error)
         if error is not None and outcome == "failed":
             attributes[_ERROR_TYPE_KEY] = self._error_type(kind, error)
         self._attempt_duration.record(seconds, attributes)

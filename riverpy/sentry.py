@@ -13,14 +13,14 @@ except ImportError as error:
         "riverpy.sentry needs the Sentry SDK: pip install 'riverpy-queue[sentry]'"
     ) from error
 
-from riverpy._work.failure import classify_ending
+from riverpy._work.failure import classify_attempt_ending
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from sentry_sdk.types import Event
 
-    from riverpy._work.failure import Ending
+    from riverpy._work.failure import AttemptEnding
     from riverpy.insert_opts import JobInsertParams
     from riverpy.job import Job
     from riverpy.middleware import InsertInner, WorkInner
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _ORIGIN = "auto.queue.riverpy"
 _PERIODIC_KEY = "river:periodic_job_id"
 _TRACE_HEADERS = ("sentry-trace", "baggage")
-_STATUS_OF_ENDING: dict[Ending, str] = {
+_STATUS_OF_ENDING: dict[AttemptEnding, str] = {
     "completed": "ok",
     "snoozed": "ok",
     "cancelled": "cancelled",
@@ -100,7 +100,7 @@ class SentryPlugin:
                     BaseException
                 ) as raised:  # keep it here: Sentry marks a span as failed if an error leaves it
                     error = raised
-                end = classify_ending(error)
+                end = classify_attempt_ending(error)
                 trace.set_status(_STATUS_OF_ENDING[end])
                 if error is not None and end == "failed":
                     self._report(job, error)

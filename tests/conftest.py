@@ -167,7 +167,7 @@ async def schema(schema_pool: SchemaPool, request: pytest.FixtureRequest) -> Asy
 def rig(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """Workers, clients and jobs on the test's schema. Jobs that are due within 40 seconds are
     available at once, so that a slow machine does not reach their time during a test."""
-    monkeypatch.setattr(outcomes, "AVAILABLE_DELAY_MAX", timedelta(seconds=40))
+    monkeypatch.setattr(outcomes, "AVAILABLE_STATE_DELAY_MAX", timedelta(seconds=40))
     return Rig(schema)
 
 

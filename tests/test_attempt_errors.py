@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy import AttemptError, Client, Config, Job
-from riverpy._attempt_errors import json_time, read_error
+from riverpy._attempt_errors import format_json_time, parse_error_entry
 from riverpy.cli import main
 from tests.tools.doctor.conftest import run_doctor
 from tests.work.rig import Rig, Task
@@ -62,7 +62,7 @@ def rig(schema: Schema) -> Rig:
 @pytest.mark.parametrize("text", ODD)
 def test_entry(text: str) -> None:
     """An entry of any form is read as River in Go reads it."""
-    assert read_error(text) == AttemptError(*ODD[text])
+    assert parse_error_entry(text) == AttemptError(*ODD[text])
 
 
 def test_hostile_entries() -> None:
@@ -70,9 +70,9 @@ def test_hostile_entries() -> None:
     same."""
     deep = "[" * 5000 + "]" * 5000
     for text in (deep, f'{{"error": {deep}}}', f'{{"attempt": {"9" * 100_000}}}', "1e400"):
-        assert read_error(text).attempt == 0
+        assert parse_error_entry(text).attempt == 0
     endless = f'{{"at": "2026-01-02T03:04:05.{"9" * 100_000}", "attempt": "{" " * 100_000}1"}}'
-    assert read_error(endless) == AttemptError(ZERO, 1, "")
+    assert parse_error_entry(endless) == AttemptError(ZERO, 1, "")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_hostile_entries() -> None:
 )
 def test_times(at: datetime, text: str) -> None:
     """Times in JSON have the shortest fraction, as Go writes them."""
-    assert json_time(at) == text
+    assert format_json_time(at) == text
 
 
 async def test_row_of_odd_entries(rig: Rig, schema: Schema) -> None:

@@ -284,7 +284,7 @@ class Inserter:
             [middleware for plugins in all_plugins for middleware in plugins.insert_many],
             lambda middleware, do_inner: middleware.insert_many(params, do_inner),
             call_hooks_and_send,
-            may_catch=False,
+            may_suppress_errors=False,
         )
         return sent[0]
 

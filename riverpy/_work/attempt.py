@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 class Outcome(msgspec.Struct, frozen=True):
     """The outcome of an attempt that failed, or was snoozed, cancelled or interrupted."""
 
-    event: EventKind
+    event_kind: EventKind
     state: JobState
-    attempt: int
+    attempt_to_store: int
     """The attempt number to store."""
-    final: bool
-    delay: float | None = 0.0
+    is_final: bool
+    seconds_until_due: float | None = 0.0
     """Seconds until the job is due again; None: `scheduled_at` does not change. The delay has no
-    effect if `final` is True."""
-    error: str | None = None
+    effect if `is_final` is True."""
+    error_entry: str | None = None
     """The new entry of the job's errors, as JSON."""
 
 
@@ -40,7 +40,6 @@ class Attempt(Job[Any]):
     `Job`."""
 
     __slots__ = (
-        "cause",
         "claimed_at",
         "deadline",
         "ended_at",
@@ -49,12 +48,13 @@ class Attempt(Job[Any]):
         "is_result_replaced",
         "outcome",
         "started_at",
-        "state_stored",
+        "stop_cause",
         "stored_at",
         "stored_row",
+        "stored_state",
         "task",
         "timeout",
-        "unit",
+        "worker",
     )
 
     def __init__(
@@ -64,10 +64,10 @@ class Attempt(Job[Any]):
         free_slot: Callable[[], None],
         claimed_at: float,
     ) -> None:
-        """`unit` is a pair: the work unit of the kind, or None, and the timeout in seconds."""
+        """`worker` is a pair: the worker of the kind, or None, and the timeout in seconds."""
         self._row = row
         self._updates = None
-        self.unit, self.timeout = unit
+        self.worker, self.timeout = unit
         self.has_own_timeout = False
         """Whether the worker's method `timeout` has set the timeout of this attempt."""
         self.free_slot = free_slot
@@ -76,7 +76,7 @@ class Attempt(Job[Any]):
         """The time at which the attempt times out, in monotonic seconds; infinity: there is no
         timeout, or the attempt has not started. After a cancellation, this is the time from which
         the attempt counts as stuck."""
-        self.cause: StopCause | None = None
+        self.stop_cause: StopCause | None = None
         self.task: asyncio.Task[None] | None = None
         self.outcome: Outcome | None = None
         """The outcome; None: the attempt is running or completed."""
@@ -86,7 +86,7 @@ class Attempt(Job[Any]):
         """The times of the start, of the end, and of the storing of the result, in monotonic
         seconds. A time is 0 before its event. `started_at` stays 0 if the job is released before
         its start."""
-        self.state_stored: str | None = None
+        self.stored_state: str | None = None
         self.stored_row: Sequence[Any] | None = None
         """The row of the job, if another session made the job final before this result was
         stored."""
@@ -106,25 +106,29 @@ class Attempt(Job[Any]):
         return self.outcome is None and self._updates is None
 
     @property
-    def event(self) -> EventKind:
+    def event_kind(self) -> EventKind:
         """The kind of event for the end of the attempt. It depends on the stored state."""
         if self.outcome is None:
             return EventKind.JOB_COMPLETED
-        if self.state_stored == JobState.CANCELLED:
+        if self.stored_state == JobState.CANCELLED:
             return EventKind.JOB_CANCELLED
-        return self.outcome.event
+        return self.outcome.event_kind
 
     @property
-    def has_event(self) -> bool:
+    def should_publish_event(self) -> bool:
         """Whether the end of the attempt is published as an event. If the attempt did not start,
         its end is published only if the job was cancelled."""
-        return self.started_at != 0.0 or self.state_stored != self.target_state
+        return self.started_at != 0.0 or self.stored_state != self.target_state
 
     @property
-    def is_due(self) -> bool:
+    def is_job_available(self) -> bool:
         """Whether the job is stored as `available` and due now."""
         outcome = self.outcome
-        return outcome is not None and not outcome.delay and self.state_stored == JobState.AVAILABLE
+        return (
+            outcome is not None
+            and not outcome.seconds_until_due
+            and self.stored_state == JobState.AVAILABLE
+        )
 
     @property
     def target_state(self) -> str:
@@ -132,12 +136,12 @@ class Attempt(Job[Any]):
         return JobState.COMPLETED if self.outcome is None else self.outcome.state
 
     @property
-    def size(self) -> int:
+    def result_size(self) -> int:
         """The approximate number of characters of the result."""
-        size = len(self.outcome.error or "") if self.outcome is not None else 0
+        size = len(self.outcome.error_entry or "") if self.outcome is not None else 0
         return size + sum(map(len, (self._updates or {}).values()))
 
-    def use_stored_end(self, row: Sequence[Any]) -> None:
+    def set_outcome_from_row(self, row: Sequence[Any]) -> None:
         """Replace the outcome with the outcome in the row, because another session has cancelled,
         completed or discarded the job."""
         self.stored_row, state = row, JobState(row[JobColumn.STATE])
@@ -145,29 +149,33 @@ class Attempt(Job[Any]):
         if state is not JobState.COMPLETED:
             is_cancelled = state is JobState.CANCELLED
             event = EventKind.JOB_CANCELLED if is_cancelled else EventKind.JOB_FAILED
-            self.outcome = Outcome(event=event, state=state, attempt=self.attempt, final=True)
+            self.outcome = Outcome(
+                event_kind=event, state=state, attempt_to_store=self.attempt, is_final=True
+            )
 
-    def is_stored_as(self, found: StoredOutcome) -> bool:
+    def is_outcome_stored(self, row_outcome: StoredOutcome) -> bool:
         """Whether the row in the database holds the outcome of this attempt, or the outcome of a
         `job_cancel` during this attempt."""
         outcome, own = self.outcome, self.claim_key
         errors = len(self._row[JobColumn.ERRORS] or ())
         if outcome is None:
-            return found == StoredOutcome(own, JobState.COMPLETED, errors)
-        if outcome.error is not None:
+            return row_outcome == StoredOutcome(own, JobState.COMPLETED, errors)
+        if outcome.error_entry is not None:
             errors = min(errors + 1, ERRORS_MAX)
-        stored = StoredOutcome(own._replace(attempt=outcome.attempt), outcome.state, errors)
+        stored = StoredOutcome(
+            own._replace(attempt=outcome.attempt_to_store), outcome.state, errors
+        )
         cancelled = StoredOutcome(own, JobState.CANCELLED, errors)
-        return found == stored or (not outcome.final and found == cancelled)
+        return row_outcome == stored or (not outcome.is_final and row_outcome == cancelled)
 
-    def timeout_error(self) -> TimeoutError:
+    def make_timeout_error(self) -> TimeoutError:
         """Return the error of an attempt that exceeds its timeout."""
         text = f"job exceeded its timeout of {self.timeout:g} s"
-        if self.unit is not None and self.unit.timeout is UNSET and not self.has_own_timeout:
+        if self.worker is not None and self.worker.timeout is UNSET and not self.has_own_timeout:
             text += " (the client's job_timeout; give the worker a timeout of its own to change it)"
         return TimeoutError(text)
 
-    def set_cancelled(self) -> None:
+    def set_cancelled_flag(self) -> None:
         """Set the event `job.cancelled`."""
         self._cancelled_event().set()
 
@@ -175,12 +183,12 @@ class Attempt(Job[Any]):
         """Set the decoded args."""
         self._args = args
 
-    def merge_metadata(self, key: str, text: str) -> None:
+    def merge_metadata(self, key: str, json_text: str) -> None:
         """Merge a key and its value, as JSON text, into the metadata. Unlike user code, this method
         may set the keys that River reserves."""
-        self._merge(key, text)
+        self._merge(key, json_text)
 
-    def drop_updates(self) -> None:
+    def drop_metadata_updates(self) -> None:
         """Delete the recorded metadata, because the database refuses to store it."""
         self._updates = None
 
@@ -188,10 +196,10 @@ class Attempt(Job[Any]):
         """Replace each non-ASCII character of the error text with `?`. Returns whether there was
         such a character."""
         outcome = self.outcome
-        if outcome is None or outcome.error is None or outcome.error.isascii():
+        if outcome is None or outcome.error_entry is None or outcome.error_entry.isascii():
             return False
-        error = outcome.error.encode("ascii", "replace").decode()
-        self.outcome = msgspec.structs.replace(outcome, error=error)
+        error = outcome.error_entry.encode("ascii", "replace").decode()
+        self.outcome = msgspec.structs.replace(outcome, error_entry=error)
         return True
 
     def make_result(self, now: float) -> AttemptResult:
@@ -201,20 +209,20 @@ class Attempt(Job[Any]):
         return AttemptResult(
             *self.claim_key,
             state=self.target_state,
-            is_final=True if outcome is None or outcome.final else None,
+            is_final=True if outcome is None or outcome.is_final else None,
             seconds_since_end=now - self.ended_at,
-            new_attempt=self.attempt if outcome is None else outcome.attempt,
-            delay=outcome and outcome.delay,
-            error=outcome and outcome.error,
-            metadata_updates=self.updates,
+            new_attempt=self.attempt if outcome is None else outcome.attempt_to_store,
+            delay=outcome and outcome.seconds_until_due,
+            error=outcome and outcome.error_entry,
+            metadata_updates=self.metadata_updates_json,
         )
 
     @property
-    def updates(self) -> str | None:
+    def metadata_updates_json(self) -> str | None:
         """The recorded metadata, a JSON object as text; None if nothing was recorded."""
-        return _encode_object(self._updates) if self._updates else None
+        return _encode_json_object(self._updates) if self._updates else None
 
-    def merged_metadata(self) -> str:
+    def encode_merged_metadata(self) -> str:
         """Return the row's metadata with the recorded keys, as JSON text."""
         text: str = self._row[JobColumn.METADATA]
         if not self._updates:
@@ -225,13 +233,13 @@ class Attempt(Job[Any]):
             except RecursionError:  # too deeply nested for Python: omit the row's keys
                 members = {}
             texts = {key: bytes(raw).decode() for key, raw in members.items()}
-            return _encode_object(texts | self._updates)
+            return _encode_json_object(texts | self._updates)
         # Merge as PostgreSQL's operator `||` does: if the metadata is not an object, the result is
         # an array.
         elements = text[1:-1] if text.startswith("[") else text
-        return f"[{', '.join(filter(None, [elements, _encode_object(self._updates)]))}]"
+        return f"[{', '.join(filter(None, [elements, _encode_json_object(self._updates)]))}]"
 
 
-def _encode_object(members: dict[str, str]) -> str:
-    texts = (f"{msgspec.json.encode(key).decode()}:{text}" for key, text in members.items())
+def _encode_json_object(member_texts: dict[str, str]) -> str:
+    texts = (f"{msgspec.json.encode(key).decode()}:{text}" for key, text in member_texts.items())
     return "{" + ",".join(texts) + "}"

@@ -1,4 +1,4 @@
-"""BlockingRunner: runs blocking jobs, which are plain functions, in threads or child processes."""
+"""BlockingJobRunner: runs blocking jobs (plain functions) in threads or child processes."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import anyio
 
-from riverpy._work.child_process import pack_job, returned_type, unpack_result
+from riverpy._work.child_process import get_type_name, pack_job, unpack_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from riverpy._work.attempt import Attempt
-    from riverpy._work.child_process import ChildProcess, ChildProcesses
+    from riverpy._work.child_process import ChildProcess, ChildProcessPool
     from riverpy.job import Job
 
 ArgsT = TypeVarTuple("ArgsT")
 ResultT = TypeVar("ResultT")
 
-THREADS_MAX = 1_000_000
+JOB_THREADS_MAX = 1_000_000
 """The maximum number of threads. It is larger than any number of slots, so that no job waits for a
 thread."""
 
 
-class BlockingRunner:
+class BlockingJobRunner:
     """Runs the blocking jobs of one client. Each job gets a thread or a process at once, because
     `max_workers` of the queues limits the number of jobs."""
 
-    def __init__(self, children: ChildProcesses, cancel_grace: float) -> None:
-        """`cancel_grace`: a cancelled job that runs in a process and uses `job.cancelled` gets this
-        number of seconds to end. Then its process is killed."""
-        self._children = children
-        self._cancel_grace = cancel_grace
-        self._threads: ThreadPoolExecutor | None = None
+    def __init__(self, child_processes: ChildProcessPool, cancel_grace_period: float) -> None:
+        """`cancel_grace_period`: a cancelled job that runs in a process and uses `job.cancelled`
+        gets this number of seconds to end. Then its process is killed."""
+        self._child_processes = child_processes
+        self._cancel_grace_period = cancel_grace_period
+        self._thread_pool: ThreadPoolExecutor | None = None
 
     async def run_in_thread(
         self, function: Callable[[Job[Any]], object], attempt: Attempt
@@ -46,9 +46,9 @@ class BlockingRunner:
         function ends. Then this method returns or raises as the function did.
         """
         context = contextvars.copy_context()
-        future = self._submit_to_thread(lambda: context.run(_call_function, function, attempt))
+        future = self._submit_to_thread(lambda: context.run(_call_job_function, function, attempt))
         try:
-            await _wait_for_future(future, attempt.set_cancelled)
+            await _wait_despite_cancellation(future, attempt.set_cancelled_flag)
             return future.result()
         finally:
             del future  # the exception of the future refers to this frame: a reference cycle
@@ -58,21 +58,21 @@ class BlockingRunner:
     ) -> str | None:
         """Run a function in a process of its own, and return the type name of its return value.
 
-        A cancellation kills the process: at once, or after `cancel_grace` if the code uses
+        A cancellation kills the process: at once, or after `cancel_grace_period` if the code uses
         `job.cancelled`. If the function ends before that, its result is used.
         """
         job, claim_key = pack_job(function, attempt), attempt.claim_key
-        child = self._children.assign_child(claim_key)
-        future = self._submit_to_thread(child.work, job)
+        child = self._child_processes.assign_child(claim_key)
+        future = self._submit_to_thread(child.run_job, job)
         try:
             await self._wait_for_process(future, child)
             updates, returned, error = unpack_result(future.result())
         except ChildProcessError as ended:
-            if not child.is_cancelled:
+            if not child.is_job_cancelled:
                 raise
             raise asyncio.CancelledError from ended
         finally:
-            self._children.release(claim_key)
+            self._child_processes.release_child(claim_key)
             del future  # the exception of the future refers to this frame: a reference cycle
         for key, text in updates.items():
             attempt.merge_metadata(key, text)
@@ -87,42 +87,46 @@ class BlockingRunner:
         try:
             await asyncio.wait([future])
         except asyncio.CancelledError:
-            child.cancel()
-            timer = asyncio.get_running_loop().call_later(self._cancel_grace, child.kill)
+            child.cancel_job()
+            timer = asyncio.get_running_loop().call_later(self._cancel_grace_period, child.kill)
             try:
-                await _wait_for_future(future, child.kill)
+                await _wait_despite_cancellation(future, child.kill)
             finally:
                 timer.cancel()
 
     def _submit_to_thread(
         self, function: Callable[[*ArgsT], ResultT], *args: *ArgsT
     ) -> asyncio.Future[ResultT]:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="riverpy job")
-        return asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        if self._thread_pool is None:
+            self._thread_pool = ThreadPoolExecutor(
+                JOB_THREADS_MAX, thread_name_prefix="riverpy job"
+            )
+        return asyncio.get_running_loop().run_in_executor(self._thread_pool, function, *args)
 
     def close(self) -> None:
         """End idle threads and processes. Threads and processes that run a job continue."""
-        self._children.close()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._child_processes.end_idle_children()
+        if self._thread_pool is not None:
+            self._thread_pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _call_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:
+def _call_job_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:
     """Run the function, and return the type name of its return value. A StopIteration becomes a
     RuntimeError, as in a coroutine, because a future cannot store a StopIteration."""
     try:
-        return returned_type(function(job))
+        return get_type_name(function(job))
     except StopIteration as error:
         raise RuntimeError("blocking job raised StopIteration") from error
 
 
-async def _wait_for_future(future: asyncio.Future[Any], cancelled: Callable[[], None]) -> None:
-    """Wait until the future is done. Call `cancelled` at each cancellation of this task."""
+async def _wait_despite_cancellation(
+    future: asyncio.Future[Any], on_cancel: Callable[[], None]
+) -> None:
+    """Wait until the future is done. Call `on_cancel` at each cancellation of this task."""
     # Without the shield, a cancelled anyio scope in a middleware would cancel this wait repeatedly.
     with anyio.CancelScope(shield=True):
         while not future.done():
             try:
                 await asyncio.wait([future])
             except asyncio.CancelledError:
-                cancelled()
+                on_cancel()

@@ -20,42 +20,42 @@ from riverpy.job import JobColumn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SLOW_CLAIM_EXTRA_TIME = 0.01
+SLOW_CLAIM_THRESHOLD = 0.01
 """Seconds. A claim is slow if it takes longer than the fastest claim of this cursor plus this
 time."""
-SLOW_CLAIM_EXTRA_TIME_PER_ROW = 0.00004
-"""Seconds that are added to `SLOW_CLAIM_EXTRA_TIME` for each claimed row."""
-FULL_CLAIM_TIME_SHARE = 0.02
+SLOW_CLAIM_THRESHOLD_PER_ROW = 0.00004
+"""Seconds that are added to `SLOW_CLAIM_THRESHOLD` for each claimed row."""
+WHOLE_QUEUE_CLAIM_TIME_FRACTION_MAX = 0.02
 """The maximum fraction of the time that claims from the beginning of the index may take."""
-FULL_CLAIM_INTERVAL_MIN = 0.2
+WHOLE_QUEUE_CLAIM_INTERVAL_MIN = 0.2
 """The shortest time between two claims from the beginning of the index, in seconds."""
-FULL_CLAIM_INTERVAL_MAX = 2.0
+WHOLE_QUEUE_CLAIM_INTERVAL_MAX = 2.0
 """The longest time between two claims from the beginning of the index, in seconds. A skipped job is
 claimed within this time."""
-COMMIT_DELAY_MAX = 1.0
+INSERT_COMMIT_DELAY_MAX = 1.0
 """Seconds. The cursor may skip a job that is committed more than this time after its
 `scheduled_at`."""
 PRIORITIES = range(1, 5)
-_claim_order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
+_get_claim_order_key = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
 
-class Position(NamedTuple):
+class QueuePosition(NamedTuple):
     """A position in the order of claims. `scheduled_at` is in microseconds since 2000, as in the
     database."""
 
     priority: int
     scheduled_at: int
-    id: int
+    job_id: int
 
 
 class QueueRange(NamedTuple):
     """The part of a queue after a position, up to and including a priority."""
 
-    after: Position
+    start_after: QueuePosition
     last_priority: int
 
 
-WHOLE_QUEUE = QueueRange(Position(0, -(2**63), 0), PRIORITIES[-1])
+WHOLE_QUEUE = QueueRange(QueuePosition(0, -(2**63), 0), PRIORITIES[-1])
 
 
 class ClaimCursor:
@@ -63,86 +63,105 @@ class ClaimCursor:
     seconds."""
 
     def __init__(self) -> None:
-        self._positions: dict[int, Position] = {}
+        self._position_by_priority: dict[int, QueuePosition] = {}
         """The position of each priority. If empty, claims are fast and start at the beginning of
         the index."""
-        self._full_claim_at = 0.0
+        self._next_whole_queue_claim_at = 0.0
         """The time of the next claim from the beginning of the index."""
-        self._is_full_claim_overdue = False
-        self._fastest_claim_time = math.inf
+        self._is_whole_queue_claim_overdue = False
+        self._fastest_claim_duration = math.inf
         self._was_last_claim_slow = False
 
-    def ranges(self, now: float) -> Sequence[QueueRange]:
+    def choose_claim_ranges(self, now: float) -> Sequence[QueueRange]:
         """Return the ranges of the queue. The caller claims from them in this order until it has
         enough jobs.
 
         When it is time for a claim from the beginning of the index, the last range is the whole
         queue. If the ranges before it had enough jobs, the next call returns only the whole queue.
         """
-        if not self._positions or self._is_full_claim_overdue:
+        if not self._position_by_priority or self._is_whole_queue_claim_overdue:
             return (WHOLE_QUEUE,)
         parts = [
-            QueueRange(self._positions.get(priority, Position(priority, -(2**63), 0)), priority)
+            QueueRange(
+                self._position_by_priority.get(priority, QueuePosition(priority, -(2**63), 0)),
+                priority,
+            )
             for priority in PRIORITIES
         ]
-        return [*parts, WHOLE_QUEUE] if now >= self._full_claim_at else parts
+        return [*parts, WHOLE_QUEUE] if now >= self._next_whole_queue_claim_at else parts
 
-    def seconds_to_full_claim(self, now: float) -> float | None:
+    def seconds_until_whole_queue_claim(self, now: float) -> float | None:
         """Return the seconds until the next claim from the beginning of the index; None: each claim
         starts at the beginning."""
-        return max(self._full_claim_at - now, 0.0) if self._positions else None
+        return (
+            max(self._next_whole_queue_claim_at - now, 0.0) if self._position_by_priority else None
+        )
 
-    def record_duration(self, part: QueueRange, rows: int, took: float) -> bool:
+    def is_claiming_slow(self, claimed_range: QueueRange, row_count: int, duration: float) -> bool:
         """Record the duration of a claim in seconds. Return whether the last two claims of the
-        whole queue were slow. If they were, the caller must call `start_skipping`."""
-        self._fastest_claim_time = min(self._fastest_claim_time, took)
-        if part != WHOLE_QUEUE:
+        whole queue were slow. If they were, call `set_positions_after_slow_claim`."""
+        self._fastest_claim_duration = min(self._fastest_claim_duration, duration)
+        if claimed_range != WHOLE_QUEUE:
             return False
         was_slow = self._was_last_claim_slow
         self._was_last_claim_slow = (
-            took - self._fastest_claim_time
-            > SLOW_CLAIM_EXTRA_TIME + SLOW_CLAIM_EXTRA_TIME_PER_ROW * rows
+            duration - self._fastest_claim_duration
+            > SLOW_CLAIM_THRESHOLD + SLOW_CLAIM_THRESHOLD_PER_ROW * row_count
         )
         return was_slow and self._was_last_claim_slow
 
-    def start_skipping(
-        self, rows: Sequence[Any], *, is_full: bool, seen_at: int, took: float, now: float
+    def set_positions_after_slow_claim(
+        self,
+        claimed_rows: Sequence[Any],
+        *,
+        is_limit_reached: bool,
+        seen_until: int,
+        duration: float,
+        now: float,
     ) -> None:
         """Set the positions after a slow claim of the whole queue. Later claims skip the jobs
         before these positions.
 
         Args:
-            rows: the claimed rows, in any order.
-            is_full: whether the claim returned as many rows as requested. If so, the queue may hold
-                more jobs.
-            seen_at: the server's time before the claim, in microseconds since 2000. The claim saw
-                the jobs up to this time.
-            took: the duration of the claim, in seconds.
+            claimed_rows: the claimed rows, in any order.
+            is_limit_reached: whether the claim returned as many rows as requested. If so, the queue
+                may hold more jobs.
+            seen_until: the server's time before the claim, in microseconds since 2000. The claim
+                saw the jobs up to this time.
+            duration: the duration of the claim, in seconds.
             now: the end of the claim, in monotonic seconds.
         """
         pause = min(
-            max(took / FULL_CLAIM_TIME_SHARE, FULL_CLAIM_INTERVAL_MIN), FULL_CLAIM_INTERVAL_MAX
+            max(duration / WHOLE_QUEUE_CLAIM_TIME_FRACTION_MAX, WHOLE_QUEUE_CLAIM_INTERVAL_MIN),
+            WHOLE_QUEUE_CLAIM_INTERVAL_MAX,
         )
-        self._full_claim_at, self._is_full_claim_overdue = now + pause, False
-        last = max(map(_claim_order, rows)) if is_full else None
+        self._next_whole_queue_claim_at, self._is_whole_queue_claim_overdue = now + pause, False
+        last = max(map(_get_claim_order_key, claimed_rows)) if is_limit_reached else None
         for priority in PRIORITIES:
             if last is not None and last[0] <= priority:
-                self._positions.setdefault(priority, Position(priority, -(2**63), 0))
+                self._position_by_priority.setdefault(
+                    priority, QueuePosition(priority, -(2**63), 0)
+                )
             else:
-                self._positions[priority] = Position(
-                    priority, seen_at - int(COMMIT_DELAY_MAX * 1e6), 0
+                self._position_by_priority[priority] = QueuePosition(
+                    priority, seen_until - int(INSERT_COMMIT_DELAY_MAX * 1e6), 0
                 )
         if last is not None:
-            self._positions[last[0]] = Position(*last)
+            self._position_by_priority[last[0]] = QueuePosition(*last)
 
-    def record_claim(
-        self, part: QueueRange, rows: Sequence[Any], *, is_full: bool, now: float
+    def set_positions_after_fast_claim(
+        self,
+        claimed_range: QueueRange,
+        claimed_rows: Sequence[Any],
+        *,
+        is_limit_reached: bool,
+        now: float,
     ) -> None:
         """Set the positions after a fast claim."""
-        if part == WHOLE_QUEUE:
-            self._positions.clear()
-            self._is_full_claim_overdue = False
-        elif is_full:
-            last = Position(*max(map(_claim_order, rows)))
-            self._positions[last.priority] = last
-            self._is_full_claim_overdue = now >= self._full_claim_at
+        if claimed_range == WHOLE_QUEUE:
+            self._position_by_priority.clear()
+            self._is_whole_queue_claim_overdue = False
+        elif is_limit_reached:
+            last = QueuePosition(*max(map(_get_claim_order_key, claimed_rows)))
+            self._position_by_priority[last.priority] = last
+            self._is_whole_queue_claim_overdue = now >= self._next_whole_queue_claim_at

@@ -24,32 +24,32 @@ if TYPE_CHECKING:
     from riverpy._work.run_context import RunContext
     from riverpy._work.running_attempts import RunningAttempts
 
-CHECK_INTERVAL = 1.0
+STATUS_CHECK_INTERVAL = 1.0
 """Seconds between two checks for changed values."""
-RETRY_DELAY = 30.0
+STATUS_RETRY_DELAY = 30.0
 """Seconds until the reporter tries again after an error of the database."""
-WRITE_TIMEOUT = 2.0
+STATUS_WRITE_TIMEOUT = 2.0
 """Seconds that one write may take."""
-STUCK_JOBS_MAX = 1_000
+REPORTED_STUCK_JOBS_MAX = 1_000
 """The maximum number of stuck jobs in the client's row."""
-SKIPPED_ROWS_MAX = 20
+REPORTED_SKIPPED_ROWS_MAX = 20
 """The maximum number of skipped rows in the client's row. The rows that were skipped first are
 listed."""
-ERROR_LENGTH_MAX = 200
+REPORTED_ERROR_LENGTH_MAX = 200
 """The maximum number of characters of the error text of a skipped row."""
 
 
-class _Status(NamedTuple):
+class _ClientStatus(NamedTuple):
     """Values to write into the client's row."""
 
-    slots: list[int]
+    slots_per_queue: list[int]
     """The number of slots of each queue, plus one for each stuck job whose slot was freed for
     another job."""
     stuck_job_ids: list[int]
     """The ids of the stuck jobs."""
     skipped_rows: list[SkippedRowReport]
     skipped_row_count: int
-    contact_count: int
+    heartbeat_contact_count: int
     """How often the heartbeat has connected to the server. It increases after a reconnect."""
     is_stopping: bool
 
@@ -64,26 +64,30 @@ class ClientStatusReporter:
     def __init__(
         self,
         run: RunContext,
-        running: RunningAttempts,
-        skipped_rows: Callable[[], list[SkippedRowReport]],
+        running_attempts: RunningAttempts,
+        get_skipped_rows: Callable[[], list[SkippedRowReport]],
         *,
-        has_state: bool,
+        has_state_columns: bool,
         supports_domains: bool,
     ) -> None:
         """Create the client status reporter.
 
         Args:
             run: the context of the run.
-            running: the running jobs.
-            skipped_rows: returns the rows that the client skips, because their statements fail.
-            has_state: whether the table has columns for the state and for skipped rows.
+            running_attempts: the running jobs.
+            get_skipped_rows: returns the rows that the client skips, because their statements fail.
+            has_state_columns: whether the table has columns for the state and for skipped rows.
             supports_domains: whether to write that the client supports leader domains.
         """
-        self._running, self._heartbeat, self._skipped_rows = running, run.heartbeat, skipped_rows
+        self._running_attempts, self._heartbeat, self._get_skipped_rows = (
+            running_attempts,
+            run.heartbeat,
+            get_skipped_rows,
+        )
         self._connection, self._schema = run.connections.reserved, run.schema
-        self._client_id, self._slots = run.client.id, run.client.slots
-        self._has_state, self._supports_domains = has_state, supports_domains
-        self._reported: _Status | None = None
+        self._client_id, self._slots_per_queue = run.client.id, run.client.slots
+        self._has_state_columns, self._supports_domains = has_state_columns, supports_domains
+        self._reported_status: _ClientStatus | None = None
         self._is_stopping = False
         self._wakeup = asyncio.Event()
         self._log = get_logger()
@@ -96,26 +100,26 @@ class ClientStatusReporter:
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Report until stopped."""
-        delay = await self._write_status()
+        delay = await self._write_changed_status()
         task_status.started()
         while True:
-            scope.expect_progress(within=delay + WRITE_TIMEOUT)
+            scope.expect_progress(within=delay + STATUS_WRITE_TIMEOUT)
             with anyio.move_on_after(delay):
                 await self._wakeup.wait()
             self._wakeup.clear()
-            delay = await self._write_status()
+            delay = await self._write_changed_status()
 
-    async def _write_status(self) -> float:
+    async def _write_changed_status(self) -> float:
         """Write the status if it has changed. Returns the seconds until the next check."""
         now = self._make_status()
         registered_at = self._heartbeat.registered_at
-        if now == self._reported or registered_at is None:
-            return CHECK_INTERVAL
+        if now == self._reported_status or registered_at is None:
+            return STATUS_CHECK_INTERVAL
         try:
             async with self._connection.acquire(
-                "reporting the client status", WRITE_TIMEOUT
+                "reporting the client status", STATUS_WRITE_TIMEOUT
             ) as connection:
-                if self._has_state:
+                if self._has_state_columns:
                     state = "stopping" if now.is_stopping else "working"
                     await client_set_state(
                         connection,
@@ -132,11 +136,12 @@ class ClientStatusReporter:
                     self._schema,
                     client_id=self._client_id,
                     registered_at=registered_at,
-                    slots=now.slots,
+                    slots=now.slots_per_queue,
                     stuck=now.stuck_job_ids,
                 )
                 if self._supports_domains and (
-                    self._reported is None or self._reported.contact_count != now.contact_count
+                    self._reported_status is None
+                    or self._reported_status.heartbeat_contact_count != now.heartbeat_contact_count
                 ):
                     await member_mark_supports_domains(
                         connection,
@@ -146,22 +151,24 @@ class ClientStatusReporter:
                     )
         except DATABASE_ERRORS as error:  # no client depends on the status, so try again later
             self._log.debug(CLIENT_STATUS_REPORT_FAILED, error=describe_error(error))
-            return RETRY_DELAY
-        self._reported = now
-        return CHECK_INTERVAL
+            return STATUS_RETRY_DELAY
+        self._reported_status = now
+        return STATUS_CHECK_INTERVAL
 
-    def _make_status(self) -> _Status:
-        slots = dict(self._slots)
-        for attempt, keeps_slot in self._running.stuck_attempts.items():
+    def _make_status(self) -> _ClientStatus:
+        slots = dict(self._slots_per_queue)
+        for attempt, keeps_slot in self._running_attempts.stuck_attempts.items():
             slots[attempt.queue] += not keeps_slot
-        ids = sorted(attempt.id for attempt in self._running.stuck_attempts)
-        skipped = self._skipped_rows() if self._has_state else []
-        rows = sorted(skipped, key=lambda row: row.first_failed_at)[:SKIPPED_ROWS_MAX]
-        return _Status(
-            slots=list(slots.values()),
-            stuck_job_ids=ids[:STUCK_JOBS_MAX],
-            skipped_rows=[row._replace(error=row.error[:ERROR_LENGTH_MAX]) for row in rows],
+        ids = sorted(attempt.id for attempt in self._running_attempts.stuck_attempts)
+        skipped = self._get_skipped_rows() if self._has_state_columns else []
+        rows = sorted(skipped, key=lambda row: row.first_failed_at)[:REPORTED_SKIPPED_ROWS_MAX]
+        return _ClientStatus(
+            slots_per_queue=list(slots.values()),
+            stuck_job_ids=ids[:REPORTED_STUCK_JOBS_MAX],
+            skipped_rows=[
+                row._replace(error=row.error[:REPORTED_ERROR_LENGTH_MAX]) for row in rows
+            ],
             skipped_row_count=len(skipped),
-            contact_count=self._heartbeat.contact_start_count,
+            heartbeat_contact_count=self._heartbeat.contact_start_count,
             is_stopping=self._is_stopping,
         )

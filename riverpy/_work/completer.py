@@ -51,7 +51,7 @@ from riverpy._postgres.driver import (
     is_untranslatable_text_error,
 )
 from riverpy._postgres.skipped_rows import SkippedRows
-from riverpy._work.outcomes import failure_outcome
+from riverpy._work.outcomes import make_failure_outcome
 from riverpy.job import JobColumn, JobState
 
 if TYPE_CHECKING:
@@ -62,24 +62,24 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
     from riverpy._work.run_context import RunContext
 
-RESULTS_MAX = 5_000
+RESULTS_PER_STATEMENT_MAX = 5_000
 """The maximum number of results in one statement."""
 RESULT_BACKLOG_MAX = 10_000
 """The client claims no jobs while more results than this wait. If twice the number of slots is
 larger, that number is the limit."""
-STATEMENT_SIZE_MAX = 8 * 1024 * 1024
+CHARACTERS_PER_STATEMENT_MAX = 8 * 1024 * 1024
 """The maximum number of characters of outputs and errors in one statement. A single result that is
 larger is still sent."""
-STATEMENT_TIMEOUT = 10.0
+RESULT_STATEMENT_TIMEOUT = 10.0
 """Seconds for one statement."""
-LOCKED_RETRY_DELAY_MIN = timedelta(milliseconds=100)
-LOCKED_RETRY_DELAY_MAX = timedelta(seconds=2)
-LOCK_LOG_DELAY = 1.0
+LOCKED_ROW_RETRY_DELAY_MIN = timedelta(milliseconds=100)
+LOCKED_ROW_RETRY_DELAY_MAX = timedelta(seconds=2)
+LOCKED_ROW_LOG_DELAY = 1.0
 """Seconds. A result of a locked row is logged when it has waited for this time."""
 LOCKED_ROWS_ADVICE = "another transaction holds locks on the rows: see `riverpy doctor`"
-RETRY_DELAY_MIN = timedelta(milliseconds=20)
-RETRY_DELAY_MAX = timedelta(seconds=2)
-UNSTORABLE_RETRY_DELAY = 60.0
+STATEMENT_RETRY_DELAY_MIN = timedelta(milliseconds=20)
+STATEMENT_RETRY_DELAY_MAX = timedelta(seconds=2)
+JOB_RETRY_DELAY_IF_UNSTORABLE = 60.0
 """Seconds until the retry of a job whose result the database refused."""
 _DELETED_JOB_OUTCOME = jobs.StoredOutcome(jobs.ClaimKey(0, 0, 0), "deleted", 0)
 
@@ -88,8 +88,8 @@ class Completer:
     """Stores the results of attempts, usually in the order in which the attempts end. Results that
     the database refuses or delays are stored later."""
 
-    def __init__(self, run: RunContext, expect_due_job: Callable[[str, float], None]) -> None:
-        """`expect_due_job` is called with the name of a queue, and the seconds until a job of this
+    def __init__(self, run: RunContext, schedule_claim: Callable[[str, float], None]) -> None:
+        """`schedule_claim` is called with the name of a queue, and the seconds until a job of this
         queue is due again."""
         self._connection, self._schema = run.connections.results, run.schema
         self._backlog_max = max(RESULT_BACKLOG_MAX, 2 * sum(run.client.slots.values()))
@@ -97,22 +97,22 @@ class Completer:
         """Whether each statement skips locked rows. A connection through a pooler needs this,
         because it has no `lock_timeout`."""
         self._counters, self._subscriptions = run.counters, run.client.subscriptions
-        self._expect_due_job = expect_due_job
-        self._completion_sender = self._make_sender()
+        self._schedule_claim = schedule_claim
+        self._completion_sender = self._make_result_sender()
         """The sender of results of completed jobs without metadata."""
-        self._other_result_sender = self._make_sender(_count_fitting)
+        self._other_result_sender = self._make_result_sender(_count_fitting_results)
         self._senders = self._completion_sender, self._other_result_sender
-        self._locked: list[Attempt] = []
+        self._attempts_with_locked_rows: list[Attempt] = []
         """The attempts whose rows another transaction has locked."""
-        self._locked_backoff = Backoff(LOCKED_RETRY_DELAY_MIN, LOCKED_RETRY_DELAY_MAX)
-        self._locked_retry_at = 0.0
+        self._locked_rows_backoff = Backoff(LOCKED_ROW_RETRY_DELAY_MIN, LOCKED_ROW_RETRY_DELAY_MAX)
+        self._locked_rows_retry_at = 0.0
         """The time at which results of locked rows are sent again, in monotonic seconds."""
-        self._delayed: set[Attempt] = set()
+        self._attempts_logged_as_delayed: set[Attempt] = set()
         """The attempts whose results were logged as delayed."""
         self._queues_to_notify: set[str] = set()
         """The queues that have jobs available again, and whose clients were not notified yet."""
-        self._backoff = Backoff(RETRY_DELAY_MIN, RETRY_DELAY_MAX)
-        self._has_results, self._has_room, self._has_ended = (
+        self._backoff = Backoff(STATEMENT_RETRY_DELAY_MIN, STATEMENT_RETRY_DELAY_MAX)
+        self._result_added, self._backlog_reduced, self._sending_ended = (
             asyncio.Event(),
             asyncio.Event(),
             asyncio.Event(),
@@ -121,42 +121,46 @@ class Completer:
         self._was_cancelled = False
         """Whether the task of the completer was cancelled. `asyncio.run` cancels all tasks at its
         end."""
-        self._scope = anyio.CancelScope(shield=True)
+        self._sending_scope = anyio.CancelScope(shield=True)
         self._log = get_logger()
-        self._logs_jobs = self._log.is_debug_enabled
+        self._should_log_jobs = self._log.is_debug_enabled
         self._limited_log = self._log.with_rate_limit()
         self.flushed = TestSignal("Completer.flushed")
 
-    def _make_sender(
-        self, count_fitting: Callable[[list[Attempt]], int] = len
+    def _make_result_sender(
+        self, count_fitting_results: Callable[[list[Attempt]], int] = len
     ) -> BatchSender[Attempt]:
         return BatchSender(
             BatchStatement(
                 self._store_batch,
-                row_id=_job_id,
+                row_id=_get_job_id,
                 skipped_row_key=id,
-                count_rows_that_fit=count_fitting,
+                count_rows_that_fit=count_fitting_results,
             ),
-            batch_size=BatchSize(RESULTS_MAX, STATEMENT_TIMEOUT),
+            batch_size=BatchSize(RESULTS_PER_STATEMENT_MAX, RESULT_STATEMENT_TIMEOUT),
             skipped_rows=SkippedRows(),  # no limit here: `RESULT_BACKLOG_MAX` limits the results
             on_row_skipped=self._log_failed_result,
             on_batch_too_slow=self._log_slow_batch,
         )
 
     @property
-    def unstored(self) -> set[Attempt]:
+    def unstored_attempts(self) -> set[Attempt]:
         """The attempts that ended and whose results are not stored yet."""
         waiting = {
-            *self._locked,
+            *self._attempts_with_locked_rows,
             *self._completion_sender.unsent_rows,
             *self._other_result_sender.unsent_rows,
         }
         return {attempt for attempt in waiting if not attempt.stored_at}
 
     @property
-    def waiting_count(self) -> int:
+    def waiting_result_count(self) -> int:
         """The number of waiting results. Results in the running statement do not count."""
-        return len(self._completion_sender) + len(self._other_result_sender) + len(self._locked)
+        return (
+            len(self._completion_sender)
+            + len(self._other_result_sender)
+            + len(self._attempts_with_locked_rows)
+        )
 
     @property
     def skipped_results(self) -> list[SkippedRow[Attempt]]:
@@ -167,30 +171,31 @@ class Completer:
             *self._other_result_sender.skipped_rows.rows,
         ]
 
-    def add(self, attempt: Attempt) -> None:
+    def add_ended_attempt(self, attempt: Attempt) -> None:
         """Add an attempt that ended. This method does not wait and does not fail."""
-        self._enqueue(attempt)
-        self._has_results.set()
+        self._enqueue_result(attempt)
+        self._result_added.set()
 
-    def _enqueue(self, attempt: Attempt) -> None:
+    def _enqueue_result(self, attempt: Attempt) -> None:
         is_completion = attempt.is_completed_without_metadata
         (self._completion_sender if is_completion else self._other_result_sender).add_row(attempt)
 
     async def wait_for_backlog_room(self) -> None:
         """Wait until the number of waiting results is below the limit, so that more jobs may be
         claimed."""
-        while self.waiting_count > self._backlog_max:
-            self._has_room.clear()
-            await self._has_room.wait()
+        while self.waiting_result_count > self._backlog_max:
+            self._backlog_reduced.clear()
+            await self._backlog_reduced.wait()
 
     @asynccontextmanager
     async def storing_results(
-        self, wait: Callable[[asyncio.Event], Awaitable[None]]
+        self, wait_until_stored: Callable[[asyncio.Event], Awaitable[None]]
     ) -> AsyncGenerator[None]:
-        """Store results during the `async with` block. After this block, call `wait`, and store the
-        remaining results until `wait` returns.
+        """Store results during the `async with` block. After this block, call
+        `wait_until_stored`, and store the remaining results until it returns.
 
-        `wait` receives an event that is set when all results are stored. `wait` is not cancelled.
+        `wait_until_stored` receives an event that is set when all results are stored. It is not
+        cancelled.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._send_until_closed, name="riverpy completer")
@@ -200,61 +205,63 @@ class Completer:
                 self._is_closing = True
                 for sender in self._senders:
                     sender.skipped_rows.make_all_rows_due()
-                self._has_results.set()
-                await wait(self._has_ended)
-                self._scope.cancel()
+                self._result_added.set()
+                await wait_until_stored(self._sending_ended)
+                self._sending_scope.cancel()
                 if self._was_cancelled:
-                    await run_despite_cancellation(partial(self._send_after_cancellation, wait))
+                    await run_despite_cancellation(
+                        partial(self._send_after_cancellation, wait_until_stored)
+                    )
 
     async def _send_until_closed(self) -> None:
         try:
-            with self._scope:
-                while self.waiting_count or not self._is_closing:
+            with self._sending_scope:
+                while self.waiting_result_count or not self._is_closing:
                     await self._wait_for_results()
-                    self._has_results.clear()
+                    self._result_added.clear()
                     await self._send_batches()
         except asyncio.CancelledError:
             self._was_cancelled = True
             raise
         finally:
-            self._has_ended.set()
+            self._sending_ended.set()
 
     async def _send_after_cancellation(
-        self, wait: Callable[[asyncio.Event], Awaitable[None]]
+        self, wait_until_stored: Callable[[asyncio.Event], Awaitable[None]]
     ) -> None:
         """Store the remaining results after `asyncio.run` has cancelled all tasks. Call this in a
         new task, which is not cancelled."""
-        self._has_ended, self._scope = asyncio.Event(), anyio.CancelScope(shield=True)
+        self._sending_ended, self._sending_scope = asyncio.Event(), anyio.CancelScope(shield=True)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._send_until_closed, name="riverpy completer")
-            await wait(self._has_ended)
-            self._scope.cancel()
+            await wait_until_stored(self._sending_ended)
+            self._sending_scope.cancel()
 
     async def _wait_for_results(self) -> None:
         """Wait until a result can be sent."""
         next_at = min(sender.next_send_at for sender in self._senders)
-        if self._locked:
-            next_at = min(next_at, self._locked_retry_at)
+        if self._attempts_with_locked_rows:
+            next_at = min(next_at, self._locked_rows_retry_at)
         if next_at:
             with anyio.move_on_after(next_at - time.monotonic()):
-                await self._has_results.wait()
-        if self._locked and time.monotonic() >= self._locked_retry_at:
-            locked, self._locked = self._locked, []
+                await self._result_added.wait()
+        if self._attempts_with_locked_rows and time.monotonic() >= self._locked_rows_retry_at:
+            locked, self._attempts_with_locked_rows = self._attempts_with_locked_rows, []
             for attempt in locked:
-                self._enqueue(attempt)
+                self._enqueue_result(attempt)
 
     async def _send_batches(self) -> None:
-        others_are_locked = bool(self._locked)
+        others_are_locked = bool(self._attempts_with_locked_rows)
         for sender in self._senders:
             await self._send_batch(sender)
         if self._queues_to_notify:
             await self._notify_queues()
-        if not self._locked:
-            self._locked_backoff.reset()
+        if not self._attempts_with_locked_rows:
+            self._locked_rows_backoff.reset()
         elif not others_are_locked:
-            self._locked_retry_at = time.monotonic() + self._locked_backoff.next_delay()
-        if self.waiting_count < self._backlog_max // 2:
-            self._has_room.set()
+            self._locked_rows_retry_at = time.monotonic() + self._locked_rows_backoff.next_delay()
+        if self.waiting_result_count < self._backlog_max // 2:
+            self._backlog_reduced.set()
         self.flushed.emit()
 
     async def _send_batch(self, sender: BatchSender[Attempt]) -> None:
@@ -279,7 +286,7 @@ class Completer:
         """
         try:
             async with self._connection.acquire(
-                "notifying queues of available jobs", STATEMENT_TIMEOUT
+                "notifying queues of available jobs", RESULT_STATEMENT_TIMEOUT
             ) as connection:
                 await jobs.job_notify_queues(
                     connection, self._schema, sorted(self._queues_to_notify)
@@ -296,7 +303,7 @@ class Completer:
         Raises:
             Exception: one of DATABASE_ERRORS; nothing was stored.
         """
-        attempts.sort(key=_job_id)  # lock rows in the same order, to prevent deadlocks
+        attempts.sort(key=_get_job_id)  # lock rows in the same order, to prevent deadlocks
         are_completions = attempts[0].is_completed_without_metadata
         try:
             stored = await self._send_results(attempts, skip_locked=self._skip_locked)
@@ -307,12 +314,12 @@ class Completer:
         except Exception as error:
             if len(attempts) > 1 or not is_data_error(error) or attempts[0].is_result_replaced:
                 raise
-            self._replace_result(attempts[0], error)
+            self._replace_refused_result(attempts[0], error)
             return
         if not are_completions:
-            self._queues_to_notify.update(one.queue for one in stored if one.is_due)
-        if self._delayed:
-            self._log_recovery(attempts)
+            self._queues_to_notify.update(one.queue for one in stored if one.is_job_available)
+        if self._attempts_logged_as_delayed:
+            self._forget_delayed_attempts(attempts)
         self._report_stored_results(stored)
 
     def _log_failed_result(self, attempt: Attempt, error: Exception) -> None:
@@ -324,7 +331,7 @@ class Completer:
     def _log_delayed_results(
         self, attempts: list[Attempt], error: str, *, is_slow: bool = False
     ) -> None:
-        self._delayed.update(attempts)
+        self._attempts_logged_as_delayed.update(attempts)
         self._limited_log.warning(
             JOB_RESULTS_TIMED_OUT if is_slow else JOB_RESULTS_REJECTED,
             count=len(attempts),
@@ -332,33 +339,35 @@ class Completer:
             error=error,
         )
 
-    def _log_recovery(self, attempts: list[Attempt]) -> None:
+    def _forget_delayed_attempts(self, attempts: list[Attempt]) -> None:
         """Forget the attempts whose delayed results were stored or refused. Log when no delayed
         result is left."""
-        self._delayed.difference_update(set(attempts).difference(self._locked))
-        if not self._delayed:
+        self._attempts_logged_as_delayed.difference_update(
+            set(attempts).difference(self._attempts_with_locked_rows)
+        )
+        if not self._attempts_logged_as_delayed:
             self._log.info(REJECTED_JOB_RESULTS_STORED)
 
-    def _log_slow_batch(self, rows: int, error: Exception) -> None:
+    def _log_slow_batch(self, row_count: int, error: Exception) -> None:
         """Log that a batch took too long. The sender sends the batch again in smaller parts."""
         if self._connection.outage_tracker.is_outage_logged:
             return
         self._limited_log.warning(
             RESULT_BATCH_SIZE_REDUCED,
-            rows=rows,
+            row_count=row_count,
             error=describe_error(error),
         )
 
     def _keep_locked_results(self, attempts: list[Attempt]) -> None:
-        """Keep the results of locked rows. Results that have waited for `LOCK_LOG_DELAY` are logged
-        once."""
+        """Keep the results of locked rows. Results that have waited for `LOCKED_ROW_LOG_DELAY` are
+        logged once."""
         now = time.monotonic()
-        late = [attempt for attempt in attempts if now - attempt.ended_at >= LOCK_LOG_DELAY]
-        if late and self._delayed.isdisjoint(attempts):
+        late = [attempt for attempt in attempts if now - attempt.ended_at >= LOCKED_ROW_LOG_DELAY]
+        if late and self._attempts_logged_as_delayed.isdisjoint(attempts):
             self._log_delayed_results(late, LOCKED_ROWS_ADVICE)
-        self._locked += attempts
+        self._attempts_with_locked_rows += attempts
 
-    def _replace_result(self, attempt: Attempt, error: Exception) -> None:
+    def _replace_refused_result(self, attempt: Attempt, error: Exception) -> None:
         """Replace a result that the database refuses with a failure.
 
         If the database refuses only a character of the error text, the result is kept, and its
@@ -374,28 +383,28 @@ class Completer:
             kind=attempt.kind,
             error=describe_error(error),
         )
-        attempt.drop_updates()
+        attempt.drop_metadata_updates()
         attempt.is_result_replaced = True
         text = "the result of this attempt could not be stored"
-        attempt.outcome = failure_outcome(
-            attempt, text, describe_error(error), UNSTORABLE_RETRY_DELAY
+        attempt.outcome = make_failure_outcome(
+            attempt, text, describe_error(error), JOB_RETRY_DELAY_IF_UNSTORABLE
         )
         self._other_result_sender.add_row(attempt)
 
     def _report_stored_results(self, attempts: list[Attempt]) -> None:
         """Count, log and publish stored results. Either all or none of them are completions without
         metadata."""
-        self._counters.count_ends(attempts)
-        if self._logs_jobs:
-            self._log_ends(attempts)
+        self._counters.count_ended_attempts(attempts)
+        if self._should_log_jobs:
+            self._log_ended_attempts(attempts)
         if not attempts or attempts[0].is_completed_without_metadata:
             self._subscriptions.publish_attempts(attempts)
             return
-        self._subscriptions.publish_attempts([one for one in attempts if one.has_event])
+        self._subscriptions.publish_attempts([one for one in attempts if one.should_publish_event])
         for attempt in attempts:
-            if attempt.outcome is not None and attempt.state_stored == JobState.AVAILABLE:
-                self._expect_due_job(attempt.queue, attempt.outcome.delay or 0.0)
-            if attempt.state_stored == JobState.CANCELLED != attempt.target_state:
+            if attempt.outcome is not None and attempt.stored_state == JobState.AVAILABLE:
+                self._schedule_claim(attempt.queue, attempt.outcome.seconds_until_due or 0.0)
+            if attempt.stored_state == JobState.CANCELLED != attempt.target_state:
                 self._limited_log.info(
                     JOB_CANCELLED_AFTER_ITS_ATTEMPT,
                     job_id=attempt.id,
@@ -403,7 +412,7 @@ class Completer:
                     queue=attempt.queue,
                 )
 
-    def _log_ends(self, attempts: list[Attempt]) -> None:
+    def _log_ended_attempts(self, attempts: list[Attempt]) -> None:
         for attempt in attempts:
             self._log.debug(
                 JOB_ENDED,
@@ -411,29 +420,31 @@ class Completer:
                 kind=attempt.kind,
                 queue=attempt.queue,
                 attempt=attempt.attempt,
-                outcome=attempt.event.value,
-                state=attempt.state_stored,
+                outcome=attempt.event_kind.value,
+                state=attempt.stored_state,
                 seconds=round(attempt.ended_at - (attempt.started_at or attempt.ended_at), 6),
             )
 
     async def _send_results(self, attempts: list[Attempt], *, skip_locked: bool) -> list[Attempt]:
         """Send the results; `skip_locked` omits locked rows. Returns the attempts with stored
         results."""
-        async with self._connection.acquire("storing job results", STATEMENT_TIMEOUT) as connection:
+        async with self._connection.acquire(
+            "storing job results", RESULT_STATEMENT_TIMEOUT
+        ) as connection:
             if not skip_locked:
                 states = await self._send_batch_statement(connection, attempts)
             else:
-                states = await self._send_for_unlocked_rows(connection, attempts)
+                states = await self._send_results_of_unlocked_rows(connection, attempts)
             stored = attempts
             if len(states) != len(attempts):
                 stored = await self._handle_unchanged_rows(connection, attempts, states)
         now = time.monotonic()
         for attempt in stored:
             attempt.stored_at = now
-            attempt.state_stored = states[attempt.id]
+            attempt.stored_state = states[attempt.id]
         return stored
 
-    async def _send_for_unlocked_rows(
+    async def _send_results_of_unlocked_rows(
         self, connection: Connection, attempts: list[Attempt]
     ) -> dict[int, str]:
         async with connection.transaction():
@@ -460,7 +471,7 @@ class Completer:
         return dict.fromkeys(done, JobState.COMPLETED.value)
 
     async def _handle_unchanged_rows(
-        self, connection: Connection, attempts: list[Attempt], states: dict[int, str]
+        self, connection: Connection, attempts: list[Attempt], stored_states: dict[int, str]
     ) -> list[Attempt]:
         """Handle the rows that the statement did not change. Returns the attempts whose results are
         stored.
@@ -470,44 +481,44 @@ class Completer:
         has locked the row. The result of this attempt is then sent again. If another session has
         cancelled, completed or discarded the job during the attempt, the job keeps that state.
         """
-        missing = [attempt.id for attempt in attempts if attempt.id not in states]
+        missing = [attempt.id for attempt in attempts if attempt.id not in stored_states]
         found = await jobs.job_stored_outcomes(connection, self._schema, missing)
         stored: list[Attempt] = []
         locked: list[Attempt] = []
         late: list[Attempt] = []
         for attempt in attempts:
-            if attempt.id in states:
+            if attempt.id in stored_states:
                 stored.append(attempt)
                 continue
             outcome = found.get(attempt.id, _DELETED_JOB_OUTCOME)
-            is_ours = attempt.is_stored_as(outcome)
+            is_ours = attempt.is_outcome_stored(outcome)
             if outcome.claim_key == attempt.claim_key and outcome.state == JobState.RUNNING:
                 locked.append(attempt)
-            elif is_ours and not (outcome.is_final and attempt.updates):
-                states[attempt.id] = outcome.state
+            elif is_ours and not (outcome.is_final and attempt.metadata_updates_json):
+                stored_states[attempt.id] = outcome.state
                 stored.append(attempt)
             elif outcome.claim_key == attempt.claim_key and outcome.is_final:
                 late.append(attempt)
             else:
                 self._log_refused_result(attempt, outcome.state)
         if late:
-            locked += await self._merge_late_metadata(connection, late)
+            locked += await self._merge_metadata_of_ended_jobs(connection, late)
         self._keep_locked_results(locked)
         return stored
 
     def _log_refused_result(self, attempt: Attempt, state: str) -> None:
-        self._counters.results_refused += 1
+        self._counters.refused_result_count += 1
         self._limited_log.warning(
             JOB_RESULT_REFUSED,
             reason="the attempt no longer belongs to this client",
             job_id=attempt.id,
             kind=attempt.kind,
             attempt=attempt.attempt,
-            outcome=attempt.event.value,
+            outcome=attempt.event_kind.value,
             state=state,
         )
 
-    async def _merge_late_metadata(
+    async def _merge_metadata_of_ended_jobs(
         self, connection: Connection, attempts: list[Attempt]
     ) -> list[Attempt]:
         """Store the recorded metadata of attempts whose jobs another session has cancelled,
@@ -516,7 +527,7 @@ class Completer:
             connection,
             self._schema,
             claim_keys=[attempt.claim_key for attempt in attempts],
-            updates=[attempt.updates for attempt in attempts],
+            updates=[attempt.metadata_updates_json for attempt in attempts],
         )
         found, now = {row[JobColumn.ID]: row for row in rows}, time.monotonic()
         ended: list[Attempt] = []
@@ -525,23 +536,23 @@ class Completer:
                 continue
             if row[JobColumn.STATE] != attempt.target_state:
                 self._log_refused_result(attempt, row[JobColumn.STATE])
-            attempt.use_stored_end(tuple(row))
-            attempt.stored_at, attempt.state_stored = now, row[JobColumn.STATE]
+            attempt.set_outcome_from_row(tuple(row))
+            attempt.stored_at, attempt.stored_state = now, row[JobColumn.STATE]
             ended.append(attempt)
         self._report_stored_results(ended)
         return [attempt for attempt in attempts if attempt.id not in found]
 
 
-def _count_fitting(attempts: list[Attempt]) -> int:
+def _count_fitting_results(attempts: list[Attempt]) -> int:
     """Return how many of these results fit into one statement. Results are taken from the start of
     the list."""
     size = 0
     for index, attempt in enumerate(attempts):
-        size += attempt.size
-        if size > STATEMENT_SIZE_MAX and index:
+        size += attempt.result_size
+        if size > CHARACTERS_PER_STATEMENT_MAX and index:
             return index
     return len(attempts)
 
 
-def _job_id(attempt: Attempt) -> int:
+def _get_job_id(attempt: Attempt) -> int:
     return attempt.id

@@ -1,5 +1,5 @@
-"""Counters: counts the claims and the ended attempts of a run. Metrics: calls the `metric_emit`
-hooks."""
+"""RunCounters: counts the claims and the ended attempts of a run. MetricEmitter: calls the
+`metric_emit` hooks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,29 @@ if TYPE_CHECKING:
     from riverpy.hooks import HookMetricEmit, Metric
 
 # Each kind has at most 20 time series in a metrics store: 6 outcomes, these buckets and 3 more.
-RUN_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0, 3600.0)
-WAIT_BOUNDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
-CLAIM_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-BATCH_BOUNDS = (0, 1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
-LAG_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-FAILING_KINDS_MAX = 10
+RUN_TIME_BUCKET_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0, 3600.0)
+WAIT_TIME_BUCKET_BOUNDS = (
+    0.002,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+    60,
+    300,
+    3600,
+)
+CLAIM_TIME_BUCKET_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+CLAIM_SIZE_BUCKET_BOUNDS = (0, 1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
+LOOP_LAG_BUCKET_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+LOGGED_FAILING_KINDS_MAX = 10
 """The maximum number of kinds with an error text in one log event."""
 _KIND, _QUEUE, _ATTEMPTED_AT = JobColumn.KIND, JobColumn.QUEUE, JobColumn.ATTEMPTED_AT
 _CREATED_AT, _SCHEDULED_AT = JobColumn.CREATED_AT, JobColumn.SCHEDULED_AT
@@ -37,86 +54,88 @@ _CREATED_AT, _SCHEDULED_AT = JobColumn.CREATED_AT, JobColumn.SCHEDULED_AT
 class HistogramBuilder:
     """A histogram to which values can be added."""
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("bucket_bounds", "bucket_counts", "value_sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
+        self.bucket_bounds = bounds
+        self.bucket_counts = [0] * (len(bounds) + 1)
+        self.value_sum = 0.0
 
-    def add(self, value: float) -> None:
+    def add_value(self, value: float) -> None:
         """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+        self.bucket_counts[bisect_left(self.bucket_bounds, value)] += 1
+        self.value_sum += value
 
-    def histogram(self) -> Histogram:
+    def build_histogram(self) -> Histogram:
         """Return the current histogram."""
-        return Histogram(self.bounds, tuple(self.counts), self.sum)
+        return Histogram(self.bucket_bounds, tuple(self.bucket_counts), self.value_sum)
 
 
 class KindCounters:
     """Counts the ended attempts of one kind."""
 
-    __slots__ = ("completed", "discarded", "other_outcome_counts", "run_times")
+    __slots__ = ("completed_count", "discarded_count", "other_outcome_counts", "run_times")
 
     def __init__(self) -> None:
-        self.completed = self.discarded = 0
+        self.completed_count = self.discarded_count = 0
         self.other_outcome_counts: dict[str, int] = {}
-        self.run_times = HistogramBuilder(RUN_BOUNDS)
+        self.run_times = HistogramBuilder(RUN_TIME_BUCKET_BOUNDS)
 
     def stats(self) -> KindStats:
         """Return the current counts."""
         counts = self.other_outcome_counts
         return KindStats(
-            completed=self.completed,
+            completed=self.completed_count,
             failed=counts.get(EventKind.JOB_FAILED, 0),
-            discarded=self.discarded,
+            discarded=self.discarded_count,
             snoozed=counts.get(EventKind.JOB_SNOOZED, 0),
             cancelled=counts.get(EventKind.JOB_CANCELLED, 0),
             interrupted=counts.get(EventKind.JOB_INTERRUPTED, 0),
-            runs=self.run_times.histogram(),
+            runs=self.run_times.build_histogram(),
         )
 
 
 class QueueCounters:
     """Counts the claims and waiting times of one queue."""
 
-    __slots__ = ("claim_failures", "claim_sizes", "claim_times", "wait_times")
+    __slots__ = ("claim_failure_count", "claim_sizes", "claim_times", "wait_times")
 
     def __init__(self) -> None:
-        self.claim_times = HistogramBuilder(CLAIM_BOUNDS)
-        self.claim_sizes = HistogramBuilder(BATCH_BOUNDS)
-        self.wait_times = HistogramBuilder(WAIT_BOUNDS)
-        self.claim_failures = 0
+        self.claim_times = HistogramBuilder(CLAIM_TIME_BUCKET_BOUNDS)
+        self.claim_sizes = HistogramBuilder(CLAIM_SIZE_BUCKET_BOUNDS)
+        self.wait_times = HistogramBuilder(WAIT_TIME_BUCKET_BOUNDS)
+        self.claim_failure_count = 0
 
-    def count_claim(self, jobs: int, seconds: float) -> None:
+    def count_claim(self, job_count: int, seconds: float) -> None:
         """Count a successful claim, with the number of its jobs and its duration."""
-        self.claim_times.add(seconds)
-        self.claim_sizes.add(jobs)
+        self.claim_times.add_value(seconds)
+        self.claim_sizes.add_value(job_count)
 
 
-class Counters:
+class RunCounters:
     """The counters of one run. All counters start at zero."""
 
     def __init__(self, kinds: Iterable[str], queues: Iterable[str]) -> None:
-        self._unknown_kind = KindCounters()
-        self.kinds = {kind: KindCounters() for kind in kinds} | {UNKNOWN_KINDS: self._unknown_kind}
-        self.queues = {queue: QueueCounters() for queue in queues}
-        self.loop_lag = HistogramBuilder(LAG_BOUNDS)
-        self.results_refused = 0
+        self._unknown_kind_counters = KindCounters()
+        self.counters_by_kind = {kind: KindCounters() for kind in kinds} | {
+            UNKNOWN_KINDS: self._unknown_kind_counters
+        }
+        self.counters_by_queue = {queue: QueueCounters() for queue in queues}
+        self.loop_lag = HistogramBuilder(LOOP_LAG_BUCKET_BOUNDS)
+        self.refused_result_count = 0
         self.failures_by_kind: dict[str, tuple[int, str]] = {}
-        """The number of failures of each kind since the last `take_failures`, and the last error
+        """The number of failures of each kind since the last `pop_failures`, and the last error
         entry as JSON."""
-        self.more_failing_kinds: set[str] = set()
+        self.other_failing_kinds: set[str] = set()
         """The failing kinds that were not added to `failures_by_kind`, because it had
-        `FAILING_KINDS_MAX` kinds."""
-        self.has_failures = asyncio.Event()
+        `LOGGED_FAILING_KINDS_MAX` kinds."""
+        self.failure_counted = asyncio.Event()
         """An event that is set while `failures_by_kind` has kinds."""
 
-    def count_ends(self, attempts: list[Attempt]) -> None:
+    def count_ended_attempts(self, attempts: list[Attempt]) -> None:
         """Count attempts whose results were stored."""
-        kinds, queues = self.kinds, self.queues
-        unknown, place = self._unknown_kind, bisect_left
+        kinds, queues = self.counters_by_kind, self.counters_by_queue
+        unknown, place = self._unknown_kind_counters, bisect_left
         for attempt in attempts:
             started = attempt.started_at
             if not started:  # not counted: the job was released before its start
@@ -124,13 +143,13 @@ class Counters:
             row = attempt.columns()
             kind = kinds.get(row[_KIND], unknown)
             if attempt.outcome is None:
-                kind.completed += 1
+                kind.completed_count += 1
             else:
                 self._count_other_outcome(kind, attempt)
             run = attempt.ended_at - started
             runs = kind.run_times
-            runs.counts[place(RUN_BOUNDS, run)] += 1
-            runs.sum += run
+            runs.bucket_counts[place(RUN_TIME_BUCKET_BOUNDS, run)] += 1
+            runs.value_sum += run
             due, created = row[_SCHEDULED_AT], row[_CREATED_AT]
             if created > due:
                 due = created
@@ -138,45 +157,49 @@ class Counters:
             if wait < 0.0:
                 wait = 0.0
             waits = queues[row[_QUEUE]].wait_times
-            waits.counts[place(WAIT_BOUNDS, wait)] += 1
-            waits.sum += wait
+            waits.bucket_counts[place(WAIT_TIME_BUCKET_BOUNDS, wait)] += 1
+            waits.value_sum += wait
 
-    def _count_other_outcome(self, kind: KindCounters, attempt: Attempt) -> None:
-        event, outcome = attempt.event, attempt.outcome
-        kind.other_outcome_counts[event] = kind.other_outcome_counts.get(event, 0) + 1
+    def _count_other_outcome(self, kind_counters: KindCounters, attempt: Attempt) -> None:
+        event, outcome = attempt.event_kind, attempt.outcome
+        kind_counters.other_outcome_counts[event] = (
+            kind_counters.other_outcome_counts.get(event, 0) + 1
+        )
         if event is not EventKind.JOB_FAILED or outcome is None:
             return
-        if attempt.state_stored == JobState.DISCARDED:
-            kind.discarded += 1
-        self.has_failures.set()
+        if attempt.stored_state == JobState.DISCARDED:
+            kind_counters.discarded_count += 1
+        self.failure_counted.set()
         name = attempt.kind
-        if name in self.failures_by_kind or len(self.failures_by_kind) < FAILING_KINDS_MAX:
+        if name in self.failures_by_kind or len(self.failures_by_kind) < LOGGED_FAILING_KINDS_MAX:
             count = self.failures_by_kind[name][0] if name in self.failures_by_kind else 0
-            self.failures_by_kind[name] = count + 1, outcome.error or ""
+            self.failures_by_kind[name] = count + 1, outcome.error_entry or ""
         else:
-            self.more_failing_kinds.add(UNKNOWN_KINDS if kind is self._unknown_kind else name)
+            self.other_failing_kinds.add(
+                UNKNOWN_KINDS if kind_counters is self._unknown_kind_counters else name
+            )
 
-    def take_failures(self) -> tuple[dict[str, tuple[int, str]], int]:
-        """Return `failures_by_kind` and the number of `more_failing_kinds`, and empty both."""
-        taken = self.failures_by_kind, len(self.more_failing_kinds)
-        self.failures_by_kind, self.more_failing_kinds = {}, set()
-        self.has_failures.clear()
+    def pop_failures(self) -> tuple[dict[str, tuple[int, str]], int]:
+        """Return `failures_by_kind` and the number of `other_failing_kinds`, and empty both."""
+        taken = self.failures_by_kind, len(self.other_failing_kinds)
+        self.failures_by_kind, self.other_failing_kinds = {}, set()
+        self.failure_counted.clear()
         return taken
 
 
-class Metrics:
+class MetricEmitter:
     """Calls the `metric_emit` hooks of one run. Errors of hooks are only logged."""
 
     def __init__(self, hooks: Sequence[HookMetricEmit]) -> None:
         log = get_logger()
         self._hooks = [(hook, RepeatedFailureLog(log)) for hook in hooks]
 
-    def emit_claim(self, queue: str, count: int, seconds: float) -> None:
+    def emit_claim_metrics(self, queue: str, job_count: int, seconds: float) -> None:
         """Call the hooks with the duration of a claim in seconds, and the number of its jobs."""
         if self._hooks:
             duration = timedelta(seconds=seconds)
             self._emit_metric(JobGetAvailableDuration(queue=queue, duration=duration))
-            self._emit_metric(JobGetAvailableCount(queue=queue, count=count))
+            self._emit_metric(JobGetAvailableCount(queue=queue, count=job_count))
 
     def _emit_metric(self, metric: Metric) -> None:
         for hook, failures in self._hooks:

@@ -25,9 +25,14 @@ from riverpy._log_events import (
 from riverpy._plugins import Plugins, plugins_of
 from riverpy._work import outcomes
 from riverpy._work.attempt import Attempt, Outcome
-from riverpy._work.blocking import BlockingRunner
-from riverpy._work.child_process import returned_type
-from riverpy._work.failure import deciding_error, error_text, message_text, trace_text
+from riverpy._work.blocking import BlockingJobRunner
+from riverpy._work.child_process import get_type_name
+from riverpy._work.failure import (
+    find_deciding_error,
+    make_storable_error_text,
+    make_storable_message,
+    make_storable_trace,
+)
 from riverpy._work.middleware import WorkStack
 from riverpy.context import running_job
 from riverpy.errors import JobCancel, JobSnooze
@@ -42,7 +47,7 @@ if TYPE_CHECKING:
 
     from msgspec import UnsetType
 
-    from riverpy._work.child_process import ChildProcesses
+    from riverpy._work.child_process import ChildProcessPool
     from riverpy._work.running_attempts import RunningAttempts
     from riverpy.config import Config
     from riverpy.worker import Workers, WorkUnit
@@ -72,7 +77,7 @@ class Executor:
         self,
         workers: Workers,
         config: Config,
-        children: ChildProcesses,
+        children: ChildProcessPool,
         running: RunningAttempts,
         may_start: Callable[[], bool],
     ) -> None:
@@ -80,7 +85,7 @@ class Executor:
         self._config, self._running, self._may_start = config, running, may_start
         hard_stop = config.hard_stop_timeout.total_seconds()
         grace = min(CANCEL_GRACE_MAX, hard_stop * CANCEL_GRACE_SHARE)
-        self._blocking = BlockingRunner(children, grace)
+        self._blocking = BlockingJobRunner(children, grace)
         self._context = contextvars.copy_context()
         """The context that is copied for each job, so that no job sees the context variables of
         another job."""
@@ -173,10 +178,10 @@ class Executor:
         running_job.set(attempt)
         attempt.started_at = time.monotonic()
         try:
-            if attempt.cause is not None:  # the job was cancelled before this task ran
+            if attempt.stop_cause is not None:  # the job was cancelled before this task ran
                 raise asyncio.CancelledError  # noqa: TRY301
             if attempt.started_at > self._first_step_deadline and not self._may_start():
-                outcomes.set_released(attempt)
+                outcomes.set_released_outcome(attempt)
                 return
             stack = (
                 self._work_stacks.get(attempt.kind, self._client_stack)
@@ -196,7 +201,7 @@ class Executor:
 
     async def _run_code(self, attempt: Attempt) -> None:
         """Decode the args and run the worker's code."""
-        unit = attempt.unit
+        unit = attempt.worker
         if unit is None:
             raise LookupError(
                 f"job kind is not registered in the client's Workers bundle: {attempt.kind}"
@@ -205,12 +210,12 @@ class Executor:
         if unit.job_timeout is not None:
             self._set_timeout(attempt, unit, unit.job_timeout(attempt))
         if unit.executor is None:
-            returned = returned_type(await unit.work(attempt))
+            returned = get_type_name(await unit.work(attempt))
         elif unit.executor == "thread":
             returned = await self._blocking.run_in_thread(unit.work, attempt)
         else:
             returned = await self._blocking.run_in_process(unit.work, attempt)
-        if returned is not None or attempt.cause is not None:
+        if returned is not None or attempt.stop_cause is not None:
             self._log_return(attempt, returned)
 
     def _log_return(self, attempt: Attempt, returned: str | None) -> None:
@@ -225,13 +230,13 @@ class Executor:
                 type=returned,
                 advice="return nothing, or keep the value with job.record_output(…)",
             )
-        if attempt.cause is not None:
+        if attempt.stop_cause is not None:
             self._limited_log.warning(
                 CANCELLED_JOB_COMPLETED,
                 job_id=attempt.id,
                 kind=attempt.kind,
                 queue=attempt.queue,
-                reason=attempt.cause.value,
+                reason=attempt.stop_cause.value,
                 seconds=round(time.monotonic() - attempt.started_at, 3),
             )
 
@@ -251,43 +256,43 @@ class Executor:
         The outcome is set to a failure before the error is classified, because the classification
         calls user code, which may raise.
         """
-        attempt.outcome = outcomes.failure_outcome(
+        attempt.outcome = outcomes.make_failure_outcome(
             attempt, "riverpy could not classify the error", "", UNCLASSIFIED_RETRY_DELAY
         )
         try:
             attempt.outcome = self._classify_error(attempt, error)
         except BaseException:  # catch SystemExit too: it would end the event loop
             self._limited_log.exception(ERROR_CLASSIFICATION_FAILED, job_id=attempt.id)
-        is_failure = attempt.outcome.event is EventKind.JOB_FAILED
+        is_failure = attempt.outcome.event_kind is EventKind.JOB_FAILED
         # After a GeneratorExit the event loop may have ended, so the handler cannot be awaited.
         if is_failure and not isinstance(error, GeneratorExit):
             await self._call_error_handler(attempt, error, attempt.outcome)
 
     def _classify_error(self, attempt: Attempt, error: BaseException) -> Outcome:
-        if attempt.cause is StopCause.JOB_CANCELLED:
-            return outcomes.cancel_outcome(attempt, outcomes.REMOTE_CANCEL_TEXT)
-        match deciding_error(error):
+        if attempt.stop_cause is StopCause.JOB_CANCELLED:
+            return outcomes.make_cancel_outcome(attempt, outcomes.REMOTE_CANCEL_ERROR_TEXT)
+        match find_deciding_error(error):
             case JobSnooze() as snooze:
-                return outcomes.snooze_outcome(attempt, snooze.delay)
+                return outcomes.make_snooze_outcome(attempt, snooze.delay)
             case JobCancel() as cancel:
-                return outcomes.cancel_outcome(attempt, message_text(cancel))
-            case asyncio.CancelledError() if attempt.cause is StopCause.HARD_STOP:
-                return outcomes.interrupt_outcome(attempt)
-            case asyncio.CancelledError() if attempt.cause is StopCause.JOB_TIMEOUT:
-                error = attempt.timeout_error().with_traceback(error.__traceback__)
+                return outcomes.make_cancel_outcome(attempt, make_storable_message(cancel))
+            case asyncio.CancelledError() if attempt.stop_cause is StopCause.HARD_STOP:
+                return outcomes.make_interrupt_outcome(attempt)
+            case asyncio.CancelledError() if attempt.stop_cause is StopCause.JOB_TIMEOUT:
+                error = attempt.make_timeout_error().with_traceback(error.__traceback__)
             case _:
                 pass
         return self._make_failure(attempt, error)
 
     def _make_failure(self, attempt: Attempt, error: BaseException) -> Outcome:
-        if attempt.unit is None:  # unknown kind: store the same text as River
-            text, trace = message_text(error), ""
+        if attempt.worker is None:  # unknown kind: store the same text as River
+            text, trace = make_storable_message(error), ""
         else:
-            text, trace = error_text(error), trace_text(error)
+            text, trace = make_storable_error_text(error), make_storable_trace(error)
         delay = retry_delay(
-            attempt, attempt.unit, self._config.retry_policy, self._limited_log
+            attempt, attempt.worker, self._config.retry_policy, self._limited_log
         ).total_seconds()
-        outcome = outcomes.failure_outcome(attempt, text, trace, delay)
+        outcome = outcomes.make_failure_outcome(attempt, text, trace, delay)
         self._log.debug(
             JOB_FAILED,
             job_id=attempt.id,
@@ -316,11 +321,11 @@ class Executor:
             self._limited_log.exception(ERROR_HANDLER_FAILED, job_id=attempt.id, kind=attempt.kind)
         if cancel:
             attempt.outcome = Outcome(
-                event=EventKind.JOB_CANCELLED,
+                event_kind=EventKind.JOB_CANCELLED,
                 state=JobState.CANCELLED,
-                attempt=outcome.attempt,
-                final=True,
-                error=outcome.error,
+                attempt_to_store=outcome.attempt_to_store,
+                is_final=True,
+                error_entry=outcome.error_entry,
             )
 
 

@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from riverpy._attempt_errors import json_time
-from riverpy._error_text import cut, flatten_group, message
+from riverpy._attempt_errors import format_json_time
 from riverpy._error_text import error_text as typed_text
+from riverpy._error_text import flatten_exception_group, get_error_message, truncate_text
 from riverpy.errors import JobCancel, JobSnooze
 
 TRACE_FRAMES_MAX = 100
@@ -23,7 +23,7 @@ TRACE_ENTRY_LENGTH_MAX = 1024
 exception."""
 TRACE_LENGTH_MAX = 32 * 1024
 """The maximum number of characters of a stored traceback. A longer traceback loses its start."""
-JOB_CALLER_FILES = {
+FILES_THAT_CALL_JOB_CODE = {
     concurrent.futures.thread.__file__,
     *(
         str(Path(__file__).with_name(name))
@@ -33,66 +33,68 @@ JOB_CALLER_FILES = {
 }
 """The files of riverpy and Python that call the code of a job. Stored tracebacks start after the
 frames of these files."""
-_UNSTORABLE_CHARACTERS = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
+_UNSTORABLE_CHARACTER_REPLACEMENTS = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
 """A translation table. It replaces the characters that PostgreSQL refuses (NUL and lone surrogates)
 with U+FFFD."""
 
-Ending: TypeAlias = Literal["completed", "snoozed", "cancelled", "stopped", "failed"]
+AttemptEnding: TypeAlias = Literal["completed", "snoozed", "cancelled", "stopped", "failed"]
 """How an attempt ends. `stopped`: `job_cancel`, or a stop of the client, cancelled the attempt."""
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
-def replace_unstorable(text: str) -> str:
+def replace_unstorable_characters(text: str) -> str:
     """Return the text, with U+FFFD in place of each character that PostgreSQL cannot store."""
-    return text.translate(_UNSTORABLE_CHARACTERS)
+    return text.translate(_UNSTORABLE_CHARACTER_REPLACEMENTS)
 
 
-def error_text(error: BaseException) -> str:
+def make_storable_error_text(error: BaseException) -> str:
     """Return the type and the message of the exception, without characters that PostgreSQL
     refuses."""
-    return replace_unstorable(typed_text(error))
+    return replace_unstorable_characters(typed_text(error))
 
 
-def message_text(error: BaseException) -> str:
+def make_storable_message(error: BaseException) -> str:
     """Return the message of the exception, or its type if there is no message, without characters
     that PostgreSQL refuses."""
-    return replace_unstorable(message(error)) or type(error).__name__
+    return replace_unstorable_characters(get_error_message(error)) or type(error).__name__
 
 
-def trace_text(error: BaseException) -> str:
+def make_storable_trace(error: BaseException) -> str:
     """Return the traceback from the first frame of user code, without local variables. A long
     traceback loses its start."""
     first = error.__traceback__
-    while first is not None and first.tb_frame.f_code.co_filename in JOB_CALLER_FILES:
+    while first is not None and first.tb_frame.f_code.co_filename in FILES_THAT_CALL_JOB_CODE:
         first = first.tb_next
     try:
         lines = traceback.format_exception(type(error), error, first, limit=-TRACE_FRAMES_MAX)
     except BaseException:  # `__str__` of the exception may raise: it is user code
         return ""
-    text = "".join(cut(line, TRACE_ENTRY_LENGTH_MAX, end="\n") for line in lines)
-    return replace_unstorable(text[-TRACE_LENGTH_MAX:])
+    text = "".join(truncate_text(line, TRACE_ENTRY_LENGTH_MAX, suffix="\n") for line in lines)
+    return replace_unstorable_characters(text[-TRACE_LENGTH_MAX:])
 
 
-def error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> str:
+def encode_error_entry(*, attempt: int, seconds_ago: float, error: str, trace: str) -> str:
     """Return an entry for the column `errors` of a job, as JSON. The attempt started `seconds_ago`
     seconds ago."""
     at = datetime.now(UTC) - timedelta(seconds=seconds_ago)
-    entry = {"at": json_time(at), "attempt": attempt, "error": error, "trace": trace}
+    entry = {"at": format_json_time(at), "attempt": attempt, "error": error, "trace": trace}
     return msgspec.json.encode(entry).decode()
 
 
-def find_error(error: BaseException, wanted: type[ErrorT]) -> ErrorT | None:
+def find_error(error: BaseException, error_type: type[ErrorT]) -> ErrorT | None:
     """Return `error` if it is of the wanted type. If it is an exception group, return the first
     exception of this type in it."""
-    return next((one for one in flatten_group(error) if isinstance(one, wanted)), None)
+    return next(
+        (one for one in flatten_exception_group(error) if isinstance(one, error_type)), None
+    )
 
 
 def is_cancellation(error: BaseException) -> bool:
     """Whether the error is a cancellation, or a group of cancellations only."""
-    return all(isinstance(one, asyncio.CancelledError) for one in flatten_group(error))
+    return all(isinstance(one, asyncio.CancelledError) for one in flatten_exception_group(error))
 
 
-def deciding_error(error: BaseException) -> BaseException:
+def find_deciding_error(error: BaseException) -> BaseException:
     """Return the exception that decides how an attempt ends.
 
     In an exception group this is the first JobSnooze, otherwise the first JobCancel, otherwise a
@@ -101,15 +103,15 @@ def deciding_error(error: BaseException) -> BaseException:
     for wanted in (JobSnooze, JobCancel):
         if (found := find_error(error, wanted)) is not None:
             return found
-    return next(flatten_group(error)) if is_cancellation(error) else error
+    return next(flatten_exception_group(error)) if is_cancellation(error) else error
 
 
-def classify_ending(error: BaseException | None) -> Ending:
+def classify_attempt_ending(error: BaseException | None) -> AttemptEnding:
     """Return how an attempt ends if its code or its middleware raises this error; None: no error.
 
     A `job_cancel`, hooks and outer middleware may still change how the attempt ends.
     """
-    match None if error is None else deciding_error(error):
+    match None if error is None else find_deciding_error(error):
         case None:
             return "completed"
         case JobSnooze():

@@ -16,7 +16,7 @@ import anyio
 
 from riverpy._log import get_logger
 from riverpy._log_events import EVENT_LOOP_BLOCKED, EVENT_LOOP_RESUMED
-from riverpy._work.failure import JOB_CALLER_FILES
+from riverpy._work.failure import FILES_THAT_CALL_JOB_CODE
 from riverpy.context import running_job
 
 if TYPE_CHECKING:
@@ -36,7 +36,10 @@ BLOCKED_AFTER = 1.0
 """Seconds. If a timestamp is late by more than this, the event loop counts as blocked."""
 FRAMES_MAX = 4
 """The maximum number of code positions in a log event, starting with the innermost."""
-_FILES_AROUND_JOB_CODE = JOB_CALLER_FILES | {asyncio.events.__file__, asyncio.runners.__file__}
+_FILES_AROUND_JOB_CODE = FILES_THAT_CALL_JOB_CODE | {
+    asyncio.events.__file__,
+    asyncio.runners.__file__,
+}
 """The files of riverpy and asyncio whose frames call the code of a job."""
 
 

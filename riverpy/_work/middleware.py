@@ -76,7 +76,7 @@ class WorkStack:
                     partial(middleware.work, attempt, inner)
                 ),
                 lambda: self._run_inside_middleware(run),
-                may_catch=True,
+                may_suppress_errors=True,
             )
         except GeneratorExit:
             raise
@@ -93,7 +93,7 @@ class WorkStack:
 
     async def _run_inside_middleware(self, run: _StackRun) -> None:
         attempt, error = run.attempt, None
-        if attempt.cause is not None:  # a middleware caught the cancellation: raise it again
+        if attempt.stop_cause is not None:  # a middleware caught the cancellation: raise it again
             raise asyncio.CancelledError
         for hook in self._begin_hooks:
             await hook.work_begin(attempt)
@@ -110,7 +110,7 @@ class WorkStack:
         finally:
             # After a cancellation, the attempt counts as stuck from its deadline on, so keep the
             # deadline.
-            if attempt.cause is None:
+            if attempt.stop_cause is None:
                 attempt.deadline = math.inf
             error = raised = None  # break the reference cycles between the errors and this frame
 
@@ -128,7 +128,7 @@ class _StackRun:
     @property
     def is_stopped(self) -> bool:
         """Whether the attempt was cancelled or stopped before its code ended."""
-        return self.attempt.cause in _STOPPING_CAUSES and not self.has_code_ended
+        return self.attempt.stop_cause in _STOPPING_CAUSES and not self.has_code_ended
 
     def start_timeout(self) -> None:
         """Start the timeout of the attempt."""
@@ -167,7 +167,7 @@ class _StackRun:
             returned, error = None, raised
         try:
             if self._end_timeout() and error is not None and is_cancellation(error):
-                return None, self.attempt.timeout_error().with_traceback(error.__traceback__)
+                return None, self.attempt.make_timeout_error().with_traceback(error.__traceback__)
             return returned, error
         finally:
             error = None  # the error refers to this frame: a reference cycle
@@ -175,8 +175,12 @@ class _StackRun:
     def _end_timeout(self) -> bool:
         """If the timeout has cancelled the attempt, end the cancellation and return True."""
         attempt, task = self.attempt, asyncio.current_task()
-        if attempt.cause is not StopCause.JOB_TIMEOUT or task is None or task is not attempt.task:
+        if (
+            attempt.stop_cause is not StopCause.JOB_TIMEOUT
+            or task is None
+            or task is not attempt.task
+        ):
             return False
-        attempt.cause, attempt.deadline = None, math.inf
+        attempt.stop_cause, attempt.deadline = None, math.inf
         task.uncancel()
         return True

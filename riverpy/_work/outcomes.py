@@ -11,91 +11,91 @@ import msgspec
 
 from riverpy._lifecycle import StopCause
 from riverpy._work.attempt import Attempt, Outcome
-from riverpy._work.failure import error_entry, replace_unstorable
+from riverpy._work.failure import encode_error_entry, replace_unstorable_characters
 from riverpy.events import EventKind
 from riverpy.job import JobColumn, JobState
 from riverpy.retry import RETRY_DELAY_MAX
 
-AVAILABLE_DELAY_MAX = timedelta(seconds=5)
+AVAILABLE_STATE_DELAY_MAX = timedelta(seconds=5)
 """A job whose delay is not longer than this becomes `available` at once, not `scheduled` or
 `retryable`. River's scheduler runs at the same interval."""
-REMOTE_CANCEL_TEXT = "job cancelled remotely"
-SNOOZES_KEY = "snoozes"
+REMOTE_CANCEL_ERROR_TEXT = "job cancelled remotely"
+SNOOZE_COUNT_METADATA_KEY = "snoozes"
 """The metadata key of the number of snoozes, as in River."""
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _NUMBER_PATTERN = re.compile(r"[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?", re.ASCII)
-_DIGITS_MAX = 25
+_EXACT_INTEGER_LENGTH_MAX = 25
 """The maximum number of characters of an integer that is read exactly. A 64-bit integer has at most
 19 digits."""
 
 
-def snooze_outcome(attempt: Attempt, delay: timedelta) -> Outcome:
+def make_snooze_outcome(attempt: Attempt, delay: timedelta) -> Outcome:
     """Return the outcome of a snooze. The attempt does not count."""
     count = next_snooze_count(attempt.columns()[JobColumn.METADATA])
-    attempt.merge_metadata(SNOOZES_KEY, str(count))
+    attempt.merge_metadata(SNOOZE_COUNT_METADATA_KEY, str(count))
     return Outcome(
-        event=EventKind.JOB_SNOOZED,
-        state=JobState.AVAILABLE if delay <= AVAILABLE_DELAY_MAX else JobState.SCHEDULED,
-        attempt=max(attempt.attempt - 1, 0),
-        final=False,
-        delay=min(delay, RETRY_DELAY_MAX).total_seconds(),
+        event_kind=EventKind.JOB_SNOOZED,
+        state=JobState.AVAILABLE if delay <= AVAILABLE_STATE_DELAY_MAX else JobState.SCHEDULED,
+        attempt_to_store=max(attempt.attempt - 1, 0),
+        is_final=False,
+        seconds_until_due=min(delay, RETRY_DELAY_MAX).total_seconds(),
     )
 
 
-def interrupt_outcome(attempt: Attempt, *, delay: float | None = 0.0) -> Outcome:
+def make_interrupt_outcome(attempt: Attempt, *, delay: float | None = 0.0) -> Outcome:
     """Return the outcome of an attempt that a stop ended. The attempt does not count."""
     return Outcome(
-        event=EventKind.JOB_INTERRUPTED,
+        event_kind=EventKind.JOB_INTERRUPTED,
         state=JobState.AVAILABLE,
-        attempt=max(attempt.attempt - 1, 0),
-        final=False,
-        delay=delay,
+        attempt_to_store=max(attempt.attempt - 1, 0),
+        is_final=False,
+        seconds_until_due=delay,
     )
 
 
-def cancel_outcome(attempt: Attempt, text: str) -> Outcome:
+def make_cancel_outcome(attempt: Attempt, text: str) -> Outcome:
     """Return the outcome of a cancelled attempt."""
     return Outcome(
-        event=EventKind.JOB_CANCELLED,
+        event_kind=EventKind.JOB_CANCELLED,
         state=JobState.CANCELLED,
-        attempt=attempt.attempt,
-        final=True,
-        error=_error_entry(attempt, f"JobCancelError: {text}", ""),
+        attempt_to_store=attempt.attempt,
+        is_final=True,
+        error_entry=_encode_error_entry(attempt, f"JobCancelError: {text}", ""),
     )
 
 
-def failure_outcome(attempt: Attempt, text: str, trace: str, delay: float) -> Outcome:
+def make_failure_outcome(attempt: Attempt, text: str, trace: str, delay: float) -> Outcome:
     """Return the outcome of a failed attempt. The job is retried after `delay` seconds, or
     discarded after its last attempt."""
     is_last = attempt.attempt >= attempt.max_attempts
-    is_soon = delay <= AVAILABLE_DELAY_MAX.total_seconds()
+    is_soon = delay <= AVAILABLE_STATE_DELAY_MAX.total_seconds()
     retry_state = JobState.AVAILABLE if is_soon else JobState.RETRYABLE
     return Outcome(
-        event=EventKind.JOB_FAILED,
+        event_kind=EventKind.JOB_FAILED,
         state=JobState.DISCARDED if is_last else retry_state,
-        attempt=attempt.attempt,
-        final=is_last,
-        delay=0.0 if is_last else delay,
-        error=_error_entry(attempt, text, trace),
+        attempt_to_store=attempt.attempt,
+        is_final=is_last,
+        seconds_until_due=0.0 if is_last else delay,
+        error_entry=_encode_error_entry(attempt, text, trace),
     )
 
 
-def set_released(attempt: Attempt) -> None:
+def set_released_outcome(attempt: Attempt) -> None:
     """Set the outcome of a claimed attempt that does not start. After a `job_cancel` the job is
     cancelled. Otherwise the job becomes available, and the attempt does not count."""
     attempt.started_at, attempt.ended_at = 0.0, time.monotonic()
-    if attempt.cause is StopCause.JOB_CANCELLED:
+    if attempt.stop_cause is StopCause.JOB_CANCELLED:
         attempt.started_at = attempt.ended_at
-        attempt.outcome = cancel_outcome(attempt, REMOTE_CANCEL_TEXT)
+        attempt.outcome = make_cancel_outcome(attempt, REMOTE_CANCEL_ERROR_TEXT)
     else:
-        attempt.outcome = interrupt_outcome(attempt, delay=None)
+        attempt.outcome = make_interrupt_outcome(attempt, delay=None)
 
 
-def _error_entry(attempt: Attempt, text: str, trace: str) -> str:
-    return error_entry(
+def _encode_error_entry(attempt: Attempt, text: str, trace: str) -> str:
+    return encode_error_entry(
         attempt=attempt.attempt,
         seconds_ago=time.monotonic() - (attempt.started_at or attempt.ended_at),
-        error=replace_unstorable(text),
+        error=replace_unstorable_characters(text),
         trace=trace,
     )
 
@@ -111,17 +111,17 @@ def next_snooze_count(metadata: str) -> int:
         members = msgspec.json.decode(metadata, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
         return 1
-    raw = members.get(SNOOZES_KEY)
-    count = 0 if raw is None else _read_integer(bytes(raw).decode())
+    raw = members.get(SNOOZE_COUNT_METADATA_KEY)
+    count = 0 if raw is None else _read_snooze_count(bytes(raw).decode())
     return min(count, _INT64_MAX - 1) + 1
 
 
-def _read_integer(text: str) -> int:
+def _read_snooze_count(text: str) -> int:
     if text == "true":
         return 1
     text = text.strip('"')
     if not _NUMBER_PATTERN.fullmatch(text):
         return 0
-    is_exact = len(text) <= _DIGITS_MAX and text.lstrip("+-").isdigit()
+    is_exact = len(text) <= _EXACT_INTEGER_LENGTH_MAX and text.lstrip("+-").isdigit()
     number = int(text) if is_exact else float(text)
     return int(min(max(number, _INT64_MIN), _INT64_MAX))

@@ -1,9 +1,9 @@
-"""Prefetch: claimed jobs of one queue that wait in this process for a slot.
+"""PrefetchBuffer: claimed jobs of one queue that wait in this process for a slot.
 
 The slot of a job that ended is empty until the client receives the next claim. A job that waits in
 this process can start in this slot at once. The number of jobs to keep is the number of jobs that
-end within `ENDED_JOBS_WINDOW`, so a queue with slow jobs keeps no jobs. A kept job that does not
-start within `JOB_WAIT_MAX` is released for other clients.
+end within `ENDED_JOBS_COUNTING_WINDOW`, so a queue with slow jobs keeps no jobs. A kept job
+that does not start within `PREFETCHED_JOB_WAIT_MAX` is released for other clients.
 """
 
 from __future__ import annotations
@@ -18,83 +18,84 @@ if TYPE_CHECKING:
 
     from riverpy._work.attempt import Attempt
 
-ENDED_JOBS_WINDOW = 0.005
+ENDED_JOBS_COUNTING_WINDOW = 0.005
 """Seconds. The number of jobs to keep is the number of jobs that ended in this time."""
-KEPT_JOBS_SHARE_MAX = 0.25
+PREFETCHED_JOBS_PER_SLOT_MAX = 0.25
 """The maximum number of kept jobs, as a fraction of the number of slots."""
-JOB_WAIT_MAX = 0.05
+PREFETCHED_JOB_WAIT_MAX = 0.05
 """The maximum time that a claimed job is kept, in seconds."""
 
 
-class Prefetch:
+class PrefetchBuffer:
     """The claimed jobs of one queue that have not started. Use the object in one event loop."""
 
-    def __init__(self, slots: int, release: Callable[[list[Attempt]], None]) -> None:
-        """`slots` is the number of slots of the queue. `release` is called with kept jobs that will
-        not start."""
-        self._kept_jobs_max = int(slots * KEPT_JOBS_SHARE_MAX)
-        self._release = release
-        self._waiting: deque[tuple[float, Attempt]] = deque()
+    def __init__(self, slot_count: int, release_attempts: Callable[[list[Attempt]], None]) -> None:
+        """`slot_count` is the number of slots of the queue. `release_attempts` is called with kept
+        jobs that will not start."""
+        self._prefetched_jobs_max = int(slot_count * PREFETCHED_JOBS_PER_SLOT_MAX)
+        self._release_attempts = release_attempts
+        self._waiting_attempts: deque[tuple[float, Attempt]] = deque()
         """The kept jobs, the oldest first, each with the monotonic time at which it is released."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._ended_count = 0
-        self._window_start = time.monotonic()
-        self._wanted_count = 0
+        self._release_timer: asyncio.TimerHandle | None = None
+        self._ended_job_count = 0
+        self._counting_window_start = time.monotonic()
+        self._wanted_job_count = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting_attempts)
 
-    def count_end(self) -> None:
+    def count_ended_job(self) -> None:
         """Count an ended job of the queue."""
-        self._ended_count += 1
+        self._ended_job_count += 1
 
-    def extra_claim_count(self) -> int:
+    def count_extra_jobs_to_claim(self) -> int:
         """Return how many jobs to claim in addition to one job for each free slot."""
         now = time.monotonic()
-        elapsed = now - self._window_start
-        if elapsed >= ENDED_JOBS_WINDOW:
-            self._wanted_count = min(
-                int(self._ended_count * ENDED_JOBS_WINDOW / elapsed), self._kept_jobs_max
+        elapsed = now - self._counting_window_start
+        if elapsed >= ENDED_JOBS_COUNTING_WINDOW:
+            self._wanted_job_count = min(
+                int(self._ended_job_count * ENDED_JOBS_COUNTING_WINDOW / elapsed),
+                self._prefetched_jobs_max,
             )
-            self._window_start, self._ended_count = now, 0
-        return self._wanted_count - len(self._waiting)
+            self._counting_window_start, self._ended_job_count = now, 0
+        return self._wanted_job_count - len(self._waiting_attempts)
 
-    def keep(self, attempts: Iterable[Attempt]) -> None:
+    def add_attempts(self, attempts: Iterable[Attempt]) -> None:
         """Keep claimed jobs, in the order in which they will start."""
-        until = time.monotonic() + JOB_WAIT_MAX
-        self._waiting.extend((until, attempt) for attempt in attempts)
-        self._start_timer()
+        until = time.monotonic() + PREFETCHED_JOB_WAIT_MAX
+        self._waiting_attempts.extend((until, attempt) for attempt in attempts)
+        self._start_release_timer()
 
-    def pop_next_job(self) -> Attempt | None:
+    def pop_next_attempt(self) -> Attempt | None:
         """Remove and return the next job; None: no job waits."""
-        return self._waiting.popleft()[1] if self._waiting else None
+        return self._waiting_attempts.popleft()[1] if self._waiting_attempts else None
 
-    def release_all(self) -> None:
+    def release_all_attempts(self) -> None:
         """Release all kept jobs."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        attempts = [attempt for _, attempt in self._waiting]
-        self._waiting.clear()
+        if self._release_timer is not None:
+            self._release_timer.cancel()
+            self._release_timer = None
+        attempts = [attempt for _, attempt in self._waiting_attempts]
+        self._waiting_attempts.clear()
         if attempts:
-            self._release(attempts)
+            self._release_attempts(attempts)
 
-    def _start_timer(self) -> None:
-        if self._waiting and self._timer is None:
-            delay = self._waiting[0][0] - time.monotonic()
-            self._timer = asyncio.get_running_loop().call_later(
-                max(delay, 0.0), self._release_expired
+    def _start_release_timer(self) -> None:
+        if self._waiting_attempts and self._release_timer is None:
+            delay = self._waiting_attempts[0][0] - time.monotonic()
+            self._release_timer = asyncio.get_running_loop().call_later(
+                max(delay, 0.0), self._release_expired_attempts
             )
 
-    def _release_expired(self) -> None:
+    def _release_expired_attempts(self) -> None:
         """Release the jobs that waited too long, and start the timer again for the other jobs."""
-        self._timer = None
+        self._release_timer = None
         now = time.monotonic()
         late: list[Attempt] = []
-        while self._waiting and self._waiting[0][0] <= now:
-            late.append(self._waiting.popleft()[1])
-        self._start_timer()
+        while self._waiting_attempts and self._waiting_attempts[0][0] <= now:
+            late.append(self._waiting_attempts.popleft()[1])
+        self._start_release_timer()
         if late:
             # No slot became free in time, so keep no jobs until more jobs have ended.
-            self._window_start, self._ended_count, self._wanted_count = now, 0, 0
-            self._release(late)
+            self._counting_window_start, self._ended_job_count, self._wanted_job_count = now, 0, 0
+            self._release_attempts(late)

@@ -23,8 +23,8 @@ from riverpy._postgres.driver import (
     is_statement_timeout,
 )
 from riverpy._postgres.jobs import job_claim, job_claim_time, job_next, job_position
-from riverpy._work.claim_cursor import WHOLE_QUEUE, ClaimCursor, Position, QueueRange
-from riverpy._work.prefetch import Prefetch
+from riverpy._work.claim_cursor import WHOLE_QUEUE, ClaimCursor, QueuePosition, QueueRange
+from riverpy._work.prefetch import PrefetchBuffer
 from riverpy._work.unclaimable import UnclaimableJobs
 from riverpy.events import EventKind
 from riverpy.stats import QueueStats
@@ -89,7 +89,7 @@ class Producer:
         """`claim_failed` is called after a claim without an answer, because the server may have
         claimed jobs."""
         self.queue = queue
-        self._counters, self._metrics = run.counters.queues[queue], run.metrics
+        self._counters, self._metrics = run.counters.counters_by_queue[queue], run.metrics
         self._client_id, self._schema = run.client.id, run.schema
         self._kinds = run.kinds
         self._claims, self._heartbeat = run.connections.claims, run.heartbeat
@@ -101,7 +101,9 @@ class Producer:
         self._claimed_at = 0.0
         """The end of the last successful claim, in monotonic seconds. Before the first claim, this
         is the start of the producer, or 0 if the producer has not started."""
-        self._prefetch = Prefetch(config.max_workers, running.release) if config.prefetch else None
+        self._prefetch = (
+            PrefetchBuffer(config.max_workers, running.release) if config.prefetch else None
+        )
         self._claim_max = max(CLAIM_SIZE_MIN, config.max_workers // 2)
         self._cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
         poll_interval = config.fetch_poll_interval or run.config.fetch_poll_interval
@@ -144,11 +146,11 @@ class Producer:
             paused=self.paused,
             poll_interval=self._poll_interval,
             claim_age=time.monotonic() - claimed_at if claimed_at else None,
-            claims=counters.claim_times.histogram(),
-            batches=counters.claim_sizes.histogram(),
-            claim_failures=counters.claim_failures,
-            waits=counters.wait_times.histogram(),
-            set_aside=tuple(self.unclaimable.skipped_ids),
+            claims=counters.claim_times.build_histogram(),
+            batches=counters.claim_sizes.build_histogram(),
+            claim_failures=counters.claim_failure_count,
+            waits=counters.wait_times.build_histogram(),
+            set_aside=tuple(self.unclaimable.skipped_job_ids),
         )
 
     def notify(self) -> None:
@@ -181,14 +183,14 @@ class Producer:
         self._free_slots += 1
         self._slot_freed.set()
         if self._prefetch is not None:
-            self._prefetch.count_end()
+            self._prefetch.count_ended_job()
             self._start_prefetched(self._prefetch)
 
-    def _start_prefetched(self, prefetch: Prefetch) -> None:
+    def _start_prefetched(self, prefetch: PrefetchBuffer) -> None:
         """Start a prefetched job, if there is one."""
         if not self._heartbeat.can_claim_jobs:
-            prefetch.release_all()
-        elif attempt := prefetch.pop_next_job():
+            prefetch.release_all_attempts()
+        elif attempt := prefetch.pop_next_attempt():
             self._free_slots -= 1
             self._executor.start([attempt])
 
@@ -261,11 +263,11 @@ class Producer:
         """Return how many jobs may be claimed: the free slots and the jobs to prefetch."""
         if self._prefetch is None:
             return self._free_slots
-        return max(self._free_slots + self._prefetch.extra_claim_count(), 0)
+        return max(self._free_slots + self._prefetch.count_extra_jobs_to_claim(), 0)
 
     def _release_prefetched(self) -> None:
         if self._prefetch is not None:
-            self._prefetch.release_all()
+            self._prefetch.release_all_attempts()
 
     def _log_failure(self, error: Exception) -> None:
         """Count and log a failed claim. The connection itself logs that it was lost."""
@@ -277,10 +279,10 @@ class Producer:
 
     async def _claim(self, scope: StopScope) -> bool:
         """Claim and start jobs. Returns whether the queue had fewer jobs than requested."""
-        retry, began = self.unclaimable.choose_job_to_retry(), time.monotonic()
+        retry, began = self.unclaimable.choose_job_id_to_retry(), time.monotonic()
         # If too few slots are free after the claim, the remaining jobs are prefetched or released.
         wanted = 1 if retry is not None else min(max(self._claimable_count(), 1), self._claim_max)
-        limit, self._claiming_job_id = self.unclaimable.claim_size(wanted), None
+        limit, self._claiming_job_id = self.unclaimable.limit_claim_size(wanted), None
         is_single_claim = retry is not None or (
             limit == 1 and self.unclaimable.is_claiming_one_by_one
         )
@@ -303,7 +305,7 @@ class Producer:
             is_outage = (
                 isinstance(error, TimeoutError) and self._claims.outage_tracker.is_outage_logged
             )
-            if is_outage or not self.unclaimable.record_failure(
+            if is_outage or not self.unclaimable.record_failed_claim(
                 limit, self._claiming_job_id, error, took
             ):
                 raise
@@ -314,16 +316,16 @@ class Producer:
         """Count a failed claim. Also call `claim_failed` if the server may have claimed jobs."""
         if not is_permanent_statement_error(error) and not is_statement_timeout(error):
             self._claim_failed()
-        self._counters.claim_failures += 1
+        self._counters.claim_failure_count += 1
 
     async def _claim_one(self, connection: Connection, retry: int | None) -> bool:
         """Claim one job. `retry` is the id of a job whose claim failed before; None: claim the next
         job. Returns whether the queue has no next job."""
         rows, took = await self._claim_and_launch(self._claim_row(connection, retry))
         if retry is not None:
-            self.unclaimable.record_retry(retry)
+            self.unclaimable.stop_skipping_job(retry)
             return False
-        self.unclaimable.record_claim(len(rows), 1, took)
+        self.unclaimable.record_successful_claim(len(rows), 1, took)
         self._empty_claims = 0 if rows else self._empty_claims + 1
         self.claimed.emit()
         return not rows
@@ -331,13 +333,13 @@ class Producer:
     async def _claim_many(self, connection: Connection, limit: int, scope: StopScope) -> bool:
         """Claim up to `limit` jobs. Returns whether the queue had fewer jobs than `limit`."""
         sent, found = time.monotonic(), 0
-        for part in self._cursor.ranges(sent):
+        for part in self._cursor.choose_claim_ranges(sent):
             found += await self._claim_range(connection, limit - found, part)
             if found == limit or scope.cause is not None:
                 break
-        self.unclaimable.record_claim(found, limit, self._claimed_at - sent)
+        self.unclaimable.record_successful_claim(found, limit, self._claimed_at - sent)
         self._empty_claims = 0 if found else self._empty_claims + 1
-        wait = self._cursor.seconds_to_full_claim(self._claimed_at)
+        wait = self._cursor.seconds_until_whole_queue_claim(self._claimed_at)
         if wait is not None and found < limit:
             self.expect_due_job(wait)
         self.claimed.emit()
@@ -345,15 +347,19 @@ class Producer:
 
     async def _claim_range(self, connection: Connection, limit: int, part: QueueRange) -> int:
         """Claim up to `limit` jobs of one range of the queue. Returns how many were claimed."""
-        claim = self._claim_rows(connection, limit, part, self.unclaimable.skipped_ids)
+        claim = self._claim_rows(connection, limit, part, self.unclaimable.skipped_job_ids)
         rows, took = await self._claim_and_launch(claim)
         is_full, now = len(rows) == limit, self._claimed_at
-        if self._cursor.record_duration(part, len(rows), took):
+        if self._cursor.is_claiming_slow(part, len(rows), took):
             server_time = await job_claim_time(connection, self._schema)
             seen_at = server_time - int((time.monotonic() - now + took) * 1e6)
-            self._cursor.start_skipping(rows, is_full=is_full, seen_at=seen_at, took=took, now=now)
+            self._cursor.set_positions_after_slow_claim(
+                rows, is_limit_reached=is_full, seen_until=seen_at, duration=took, now=now
+            )
         else:
-            self._cursor.record_claim(part, rows, is_full=is_full, now=now)
+            self._cursor.set_positions_after_fast_claim(
+                part, rows, is_limit_reached=is_full, now=now
+            )
         return len(rows)
 
     async def _claim_and_launch(self, claim: Awaitable[list[Record]]) -> tuple[list[Record], float]:
@@ -372,7 +378,7 @@ class Producer:
         self._claimed_at = time.monotonic()
         took = self._claimed_at - sent
         self._counters.count_claim(len(rows), took)
-        self._metrics.emit_claim(self.queue, len(rows), took)
+        self._metrics.emit_claim_metrics(self.queue, len(rows), took)
         return rows, took
 
     def _launch_claimed_jobs(self, rows: list[Record], cancelled: set[int]) -> None:
@@ -382,7 +388,7 @@ class Producer:
             self._running.cancel(job_id, self.queue)
         self._free_slots -= len(rows) - len(waiting)
         if self._prefetch is not None and may_start and not self.paused:
-            self._prefetch.keep(waiting)
+            self._prefetch.add_attempts(waiting)
         elif waiting:
             self._running.release(waiting)
 
@@ -401,15 +407,17 @@ class Producer:
                     self._schema,
                     queue=self.queue,
                     kinds=self._kinds,
-                    skipped=self.unclaimable.skipped_ids,
+                    skipped=self.unclaimable.skipped_job_ids,
                 )
             if place is None:
                 return []
             priority, scheduled_at, self._claiming_job_id = place
             # Start the claim at the job's position, so that it does not return an earlier job.
-            after = Position(priority, scheduled_at, self._claiming_job_id - 1)
-            skipped = [one for one in self.unclaimable.skipped_ids if one != job_id]
-            return await self._claim_rows(connection, 1, WHOLE_QUEUE._replace(after=after), skipped)
+            after = QueuePosition(priority, scheduled_at, self._claiming_job_id - 1)
+            skipped = [one for one in self.unclaimable.skipped_job_ids if one != job_id]
+            return await self._claim_rows(
+                connection, 1, WHOLE_QUEUE._replace(start_after=after), skipped
+            )
 
     async def _claim_rows(
         self, connection: Connection, limit: int, part: QueueRange, skipped: list[int]
@@ -420,7 +428,7 @@ class Producer:
             queue=self.queue,
             kinds=self._kinds,
             skipped=skipped,
-            after=part.after,
+            after=part.start_after,
             last_priority=part.last_priority,
             limit=limit,
             client_id=self._client_id,

@@ -428,7 +428,7 @@ class Reconciler:
     def _active_claim_keys(self) -> set[ClaimKey]:
         """Return the claim keys of attempts that run in this process, or whose results are not
         stored yet."""
-        unstored = {attempt.claim_key for attempt in self._completer.unstored}
+        unstored = {attempt.claim_key for attempt in self._completer.unstored_attempts}
         return self._running.claim_keys() | self._abandoned | unstored
 
     def _notify_producers(self) -> None:

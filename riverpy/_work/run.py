@@ -53,7 +53,7 @@ from riverpy._postgres.schema import (
 from riverpy._postgres.skipped_rows import report_skipped_rows
 from riverpy._work.client_status import ClientStatusReporter
 from riverpy._work.completer import Completer
-from riverpy._work.counters import Counters, Metrics
+from riverpy._work.counters import MetricEmitter, RunCounters
 from riverpy._work.executor import Executor
 from riverpy._work.leader_setup import LeaderSetup
 from riverpy._work.loop_watch import LoopWatch
@@ -118,11 +118,11 @@ class Run:
             client,
             self._connections,
             self._heartbeat,
-            Counters(client.workers, client.queues),
-            Metrics(Plugins(config.plugins, config.hooks).metric_emit),
+            RunCounters(client.workers, client.queues),
+            MetricEmitter(Plugins(config.plugins, config.hooks).metric_emit),
         )
         self._completer = Completer(context, self._expect_due_job)
-        self.running = RunningAttempts(config, self._completer.add)
+        self.running = RunningAttempts(config, self._completer.add_ended_attempt)
         self._executor = Executor(
             client.workers,
             config,
@@ -283,7 +283,7 @@ class Run:
         claims = [
             entry
             for producer in self.producers.values()
-            for entry in producer.unclaimable.skipped_entries
+            for entry in producer.unclaimable.skipped_jobs
         ]
         return [
             *report_skipped_rows("claim", claims),
@@ -336,17 +336,17 @@ class Run:
             listener=("proven" if self._is_notified() else "deaf") if is_listening else "off",
             connections=connections,
             outages=self._connections.outage.outage_count,
-            backlog=len(self._completer.unstored),
+            backlog=len(self._completer.unstored_attempts),
             results_set_aside=tuple(entry.row.id for entry in self._completer.skipped_results),
-            results_refused=counters.results_refused,
+            results_refused=counters.refused_result_count,
             dropped_events=client.subscriptions.dropped,
             heartbeat_age=self._heartbeat.seconds_since_last_heartbeat,
             lease_renewals=leases.renewals if leases else 0,
             lease_renewal_failures=leases.renewal_failures if leases else 0,
-            loop_lag=counters.loop_lag.histogram(),
+            loop_lag=counters.loop_lag.build_histogram(),
             stuck=tuple(name for group in self._groups for name in group.stuck_service_names()),
             stuck_jobs=len(self.running.stuck_attempts),
-            kinds={kind: of_kind.stats() for kind, of_kind in counters.kinds.items()},
+            kinds={kind: of_kind.stats() for kind, of_kind in counters.counters_by_kind.items()},
             queues={name: producer.stats() for name, producer in self.producers.items()},
             singletons=self._singletons.stats,
             leases=client.leases.stats,
@@ -354,7 +354,7 @@ class Run:
 
     def _record_lag(self, seconds: float) -> None:
         """Record how many seconds the event loop was late."""
-        self._context.counters.loop_lag.add(seconds)
+        self._context.counters.loop_lag.add_value(seconds)
         if seconds > LAG_MIN:
             for group in self._groups:
                 group.extend_progress_deadlines(seconds)
@@ -430,7 +430,7 @@ class Run:
                     self._context,
                     self.running,
                     self._skipped_rows,
-                    has_state=STATE_VERSION in schema_versions,
+                    has_state_columns=STATE_VERSION in schema_versions,
                     supports_domains=DOMAINS_VERSION in schema_versions
                     and self._membership is None,
                 )
@@ -504,7 +504,9 @@ class Run:
             return False
         claiming = [producer for producer in self.producers.values() if not producer.paused]
         queues = [producer.queue for producer in claiming]
-        skipped = [job_id for producer in claiming for job_id in producer.unclaimable.skipped_ids]
+        skipped = [
+            job_id for producer in claiming for job_id in producer.unclaimable.skipped_job_ids
+        ]
         try:
             async with self._connections.claims.acquire(
                 "checking for jobs", DRAIN_STATEMENT_TIMEOUT
@@ -524,7 +526,9 @@ class Run:
         """Whether a job runs, a result waits to be stored, or a claim without an answer may have
         claimed jobs."""
         return bool(
-            self.running or self._completer.unstored or self._reconciler.has_uncertain_claim
+            self.running
+            or self._completer.unstored_attempts
+            or self._reconciler.has_uncertain_claim
         )
 
     async def _drain_jobs(self) -> None:
@@ -564,7 +568,7 @@ class Run:
     async def _end_run(self) -> StopReport:
         report = StopReport(
             tuple(sorted(self.running.claim_keys())),
-            len(self._completer.unstored),
+            len(self._completer.unstored_attempts),
             self._reconciler.has_uncertain_claim,
             self._is_maintenance_abandoned,
             self._abandoned_singletons,

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from riverpy._leading.subscriptions import Leadership
     from riverpy._leases.client_leases import ClientLeases
     from riverpy._postgres.driver import Connection
-    from riverpy._work.child_process import ChildProcesses
-    from riverpy._work.counters import Counters, Metrics
+    from riverpy._work.child_process import ChildProcessPool
+    from riverpy._work.counters import MetricEmitter, RunCounters
     from riverpy._work.subscriptions import Subscriptions
     from riverpy.config import Config, QueueConfig
     from riverpy.periodic import PeriodicJobs
@@ -44,7 +44,7 @@ class ClientParts:
     leadership: Leadership
     periodic_jobs: PeriodicJobs
     inserter: Inserter
-    children: ChildProcesses
+    children: ChildProcessPool
 
     @property
     def slots(self) -> dict[str, int]:
@@ -98,8 +98,8 @@ class RunContext:
     client: ClientParts
     connections: RunConnections
     heartbeat: HeartbeatWriter
-    counters: Counters
-    metrics: Metrics
+    counters: RunCounters
+    metrics: MetricEmitter
 
     @property
     def config(self) -> Config:

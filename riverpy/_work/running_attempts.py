@@ -26,7 +26,7 @@ from riverpy._log_events import (
     STUCK_JOB_HANDLER_FAILED,
 )
 from riverpy._work.failure import is_cancellation
-from riverpy._work.outcomes import set_released
+from riverpy._work.outcomes import set_released_outcome
 from riverpy.retry import StuckJob
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class RunningAttempts:
         """Remove attempts that did not start. These attempts do not count, and the jobs keep their
         positions in the queue."""
         for attempt in attempts:
-            set_released(attempt)
+            set_released_outcome(attempt)
             self._attempts.discard(attempt)
             self._on_finish(attempt)
         if not self._attempts:
@@ -115,8 +115,8 @@ class RunningAttempts:
 
     def set_cause(self, attempt: Attempt, error: BaseException) -> None:
         """Record a hard stop as the cause if the attempt was cancelled together with the run."""
-        if attempt.cause is None and self.is_run_cancelled and is_cancellation(error):
-            attempt.cause = StopCause.HARD_STOP
+        if attempt.stop_cause is None and self.is_run_cancelled and is_cancellation(error):
+            attempt.stop_cause = StopCause.HARD_STOP
 
     async def wait_idle(self) -> None:
         """Wait until no attempt runs."""
@@ -156,9 +156,9 @@ class RunningAttempts:
         A task that has not started is not cancelled, because it would end without a call of
         `finish`. Such a task checks the cause when it starts.
         """
-        if attempt.cause is None:
-            attempt.cause = cause
-            attempt.set_cancelled()
+        if attempt.stop_cause is None:
+            attempt.stop_cause = cause
+            attempt.set_cancelled_flag()
             self.set_deadline(attempt, self._stuck_after)
         elif cause is not StopCause.HARD_STOP:
             return
@@ -195,7 +195,7 @@ class RunningAttempts:
             if attempt.deadline <= now:
                 if left := self._remaining_seconds(attempt, now):
                     attempt.deadline = now + left
-                elif attempt.cause is None:
+                elif attempt.stop_cause is None:
                     self._cancel_attempt(attempt, StopCause.JOB_TIMEOUT)
                 else:
                     attempt.deadline = math.inf
@@ -212,10 +212,10 @@ class RunningAttempts:
         task started late, and its timeout counts from this start.
         """
         if not attempt.started_at:
-            limit = attempt.timeout if attempt.cause is None else self._stuck_after
+            limit = attempt.timeout if attempt.stop_cause is None else self._stuck_after
             return max(limit, CHECK_INTERVAL_MIN)
         left = attempt.started_at + attempt.timeout - now
-        return left if attempt.cause is None and left > CHECK_INTERVAL_MIN else 0.0
+        return left if attempt.stop_cause is None and left > CHECK_INTERVAL_MIN else 0.0
 
     def _add_stuck_attempt(self, attempt: Attempt, now: float) -> None:
         """Call the handler for a stuck attempt, log the attempt, and free its slot if the handler
@@ -235,7 +235,7 @@ class RunningAttempts:
             job_id=job.id,
             kind=job.kind,
             queue=job.queue,
-            reason=attempt.cause and attempt.cause.value,
+            reason=attempt.stop_cause and attempt.stop_cause.value,
             seconds=round(running.total_seconds(), 3),
             keeps_slot=not gives_slot,
             stuck=job.total,

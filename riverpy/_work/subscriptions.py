@@ -72,7 +72,7 @@ class Subscriptions(Streams[Subscription]):
         if not self._open:
             return
         for attempt in attempts:
-            kind = attempt.event
+            kind = attempt.event_kind
             subscribers = [one for one in self._open if kind in one.kinds]
             if subscribers:
                 self._publish(attempt, kind, subscribers)
@@ -117,7 +117,7 @@ def _apply_outcome(row: list[Any], attempt: Attempt) -> None:
     """Change a claimed row in the same way as the database changed it to store the outcome. The
     times are estimates."""
     outcome = attempt.outcome
-    state = attempt.state_stored or attempt.target_state
+    state = attempt.stored_state or attempt.target_state
     row[JobColumn.STATE] = state
     claimed = raw_timestamp(attempt.attempted_at) if attempt.attempted_at else 0
     is_target_state = state == attempt.target_state
@@ -125,14 +125,14 @@ def _apply_outcome(row: list[Any], attempt: Attempt) -> None:
         at = attempt.ended_at if is_target_state else attempt.stored_at
         row[JobColumn.FINALIZED_AT] = claimed + _microseconds(at - attempt.claimed_at)
     if outcome is not None:
-        if outcome.error is not None:
-            row[JobColumn.ERRORS] = [*(row[JobColumn.ERRORS] or ()), outcome.error]
-        if not outcome.final and is_target_state:
-            row[JobColumn.ATTEMPT] = outcome.attempt
-            if outcome.delay is not None:
-                delay = attempt.stored_at - attempt.claimed_at + outcome.delay
+        if outcome.error_entry is not None:
+            row[JobColumn.ERRORS] = [*(row[JobColumn.ERRORS] or ()), outcome.error_entry]
+        if not outcome.is_final and is_target_state:
+            row[JobColumn.ATTEMPT] = outcome.attempt_to_store
+            if outcome.seconds_until_due is not None:
+                delay = attempt.stored_at - attempt.claimed_at + outcome.seconds_until_due
                 row[JobColumn.SCHEDULED_AT] = claimed + _microseconds(delay)
-    row[JobColumn.METADATA] = attempt.merged_metadata()
+    row[JobColumn.METADATA] = attempt.encode_merged_metadata()
 
 
 def _microseconds(seconds: float) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy._attempt_errors import read_error
+from riverpy._attempt_errors import parse_error_entry
 from riverpy._dsn import mask_passwords
 from riverpy._log import get_logger
 from riverpy._log_events import JOBS_FAILED, JOBS_WORKED
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._lifecycle import StopScope
-    from riverpy._work.counters import Counters
+    from riverpy._work.counters import RunCounters
     from riverpy.stats import ClientStats
 
 EVENT_INTERVAL = 60.0
@@ -43,7 +43,7 @@ class Summary:
     name = "summary"
 
     def __init__(
-        self, counters: Counters, stats: Callable[[], ClientStats], client_id: str
+        self, counters: RunCounters, stats: Callable[[], ClientStats], client_id: str
     ) -> None:
         """`stats` returns the current state of the run."""
         self._counters, self._stats = counters, stats
@@ -68,13 +68,13 @@ class Summary:
 
     async def _watch_failures(self) -> None:
         while True:
-            await self._counters.has_failures.wait()
+            await self._counters.failure_counted.wait()
             await anyio.sleep(FAILURE_COLLECT_TIME)
             self._log_failures()
             await anyio.sleep(EVENT_INTERVAL - FAILURE_COLLECT_TIME)
 
     def _log_failures(self) -> None:
-        failing, others = self._counters.take_failures()
+        failing, others = self._counters.pop_failures()
         if failing:
             self._log.warning(
                 JOBS_FAILED,
@@ -130,4 +130,4 @@ def _merge_waits(stats: ClientStats) -> Histogram:
 
 def _read_error_text(entry: str) -> str:
     """Return the text of an error entry on one line, without passwords."""
-    return mask_passwords(" ".join(read_error(entry).error.split()))[:ERROR_LENGTH_MAX]
+    return mask_passwords(" ".join(parse_error_entry(entry).error.split()))[:ERROR_LENGTH_MAX]

@@ -32,69 +32,73 @@ no more jobs are skipped, and failed claims are tried again with a delay."""
 class UnclaimableJobs:
     """The jobs of one queue that cannot be claimed."""
 
-    def __init__(self, maximum: int, limit: float, log: Any) -> None:
-        """`maximum` is the maximum number of jobs in a claim, and `limit` the seconds that a claim
-        may take."""
-        self._size = BatchSize(maximum, limit)
-        self._aside = SkippedRows[int](SKIPPED_JOBS_MAX)
-        self._errors = RepeatedErrorDetector()
-        self._logged_ids: set[int] = set()
+    def __init__(self, jobs_per_claim_limit: int, claim_timeout: float, log: Any) -> None:
+        """`jobs_per_claim_limit` is the maximum number of jobs in a claim, and `claim_timeout` the
+        seconds that a claim may take."""
+        self._claim_size = BatchSize(jobs_per_claim_limit, claim_timeout)
+        self._skipped_jobs = SkippedRows[int](SKIPPED_JOBS_MAX)
+        self._statement_errors = RepeatedErrorDetector()
+        self._logged_job_ids: set[int] = set()
         """The ids of the skipped jobs that were logged as skipped."""
-        self._failures = 0
+        self._consecutive_failed_claims = 0
         """The number of failed claims in a row."""
-        self._was_retry = False
+        self._was_last_claim_retry = False
         """Whether the last claim tried a skipped job again."""
         self._limited_log = log.with_rate_limit()
 
     @property
     def is_claiming_one_by_one(self) -> bool:
         """Whether each claim is for a single job, whose id is read before the claim."""
-        return self._size.rows == 1
+        return self._claim_size.rows == 1
 
     @property
-    def skipped_ids(self) -> list[int]:
+    def skipped_job_ids(self) -> list[int]:
         """The ids of the jobs that claims skip."""
-        return [aside.row for aside in self._aside.rows]
+        return [aside.row for aside in self._skipped_jobs.rows]
 
     @property
-    def skipped_entries(self) -> list[SkippedRow[int]]:
+    def skipped_jobs(self) -> list[SkippedRow[int]]:
         """The jobs that claims skip, with their errors."""
-        return self._aside.rows
+        return self._skipped_jobs.rows
 
     @property
     def next_retry_at(self) -> float:
         """The time at which a skipped job is tried again, in monotonic seconds; infinity: there are
         no skipped jobs."""
-        return self._aside.next_retry_at if self._aside else math.inf
+        return self._skipped_jobs.next_retry_at if self._skipped_jobs else math.inf
 
-    def claim_size(self, wanted: int) -> int:
-        """Return how many jobs to claim, at most `wanted`."""
-        return min(wanted, self._size.rows)
+    def limit_claim_size(self, wanted_job_count: int) -> int:
+        """Return how many jobs to claim, at most `wanted_job_count`."""
+        return min(wanted_job_count, self._claim_size.rows)
 
-    def choose_job_to_retry(self) -> int | None:
+    def choose_job_id_to_retry(self) -> int | None:
         """Return the id of a skipped job that the next claim tries again; None: the next claim is
         for other jobs."""
-        due = self._aside.first_due_row() if self._aside and not self._was_retry else None
-        self._was_retry = due is not None
+        due = (
+            self._skipped_jobs.first_due_row()
+            if self._skipped_jobs and not self._was_last_claim_retry
+            else None
+        )
+        self._was_last_claim_retry = due is not None
         return None if due is None else due.row
 
-    def record_claim(self, count: int, limit: int, seconds: float) -> None:
-        """Record a claim that returned `count` of `limit` requested jobs in `seconds` seconds."""
-        self._size.grow_if_fast(count, seconds)
-        if count < limit:
-            self._size.allow_growth()
-        if count and self._failures:
-            if self._failures >= RETRY_ALL_FAILURES_MIN:
-                self._aside.make_all_rows_due()
-            self._failures = 0
+    def record_successful_claim(self, job_count: int, limit: int, seconds: float) -> None:
+        """Record a claim that returned `job_count` of `limit` jobs in `seconds` seconds."""
+        self._claim_size.grow_if_fast(job_count, seconds)
+        if job_count < limit:
+            self._claim_size.allow_growth()
+        if job_count and self._consecutive_failed_claims:
+            if self._consecutive_failed_claims >= RETRY_ALL_FAILURES_MIN:
+                self._skipped_jobs.make_all_rows_due()
+            self._consecutive_failed_claims = 0
 
-    def record_retry(self, job_id: int) -> None:
+    def stop_skipping_job(self, job_id: int) -> None:
         """Stop skipping a job, because it was claimed or no longer exists."""
-        self._logged_ids.discard(job_id)
-        self._aside.remove_row(job_id)
-        self._aside.make_all_rows_due()
+        self._logged_job_ids.discard(job_id)
+        self._skipped_jobs.remove_row(job_id)
+        self._skipped_jobs.make_all_rows_due()
 
-    def record_failure(
+    def record_failed_claim(
         self, limit: int, job_id: int | None, error: Exception, seconds: float
     ) -> bool:
         """Record a failed claim that requested `limit` jobs and took `seconds` seconds. `job_id` is
@@ -102,30 +106,30 @@ class UnclaimableJobs:
 
         Returns whether to claim again at once.
         """
-        self._failures += job_id is None or job_id not in self._aside
-        if not self._errors.may_be_caused_by_row(error):
+        self._consecutive_failed_claims += job_id is None or job_id not in self._skipped_jobs
+        if not self._statement_errors.may_be_caused_by_row(error):
             return False
         if job_id is not None:
             return self._skip_job(job_id, error, seconds)
         may_shrink = not self.is_claiming_one_by_one
-        self._size.shrink_after_failed_selection(limit)
+        self._claim_size.shrink_after_failed_selection(limit)
         if find_error_cause(error) is ErrorCause.TIMEOUT:
             self._limited_log.warning(
                 CLAIM_SIZE_REDUCED,
-                rows=self._size.rows,
+                rows=self._claim_size.rows,
                 error=describe_error(error),
             )
         return may_shrink
 
     def _skip_job(self, job_id: int, error: Exception, seconds: float) -> bool:
-        if self._aside.is_full and job_id not in self._aside:
+        if self._skipped_jobs.is_full and job_id not in self._skipped_jobs:
             return False
-        aside = self._aside.add_failure(job_id, job_id, error, seconds)
-        self._size.allow_growth()
-        if job_id not in self._logged_ids and (
+        aside = self._skipped_jobs.add_failure(job_id, job_id, error, seconds)
+        self._claim_size.allow_growth()
+        if job_id not in self._logged_job_ids and (
             aside.failure_count > 1 or find_error_cause(error) is ErrorCause.BAD_ROW
         ):
-            self._logged_ids.add(job_id)
+            self._logged_job_ids.add(job_id)
             self._limited_log.warning(
                 JOB_CLAIM_FAILED,
                 effect="the job is skipped, and tried again later",

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from riverpy._attempt_errors import NO_TIME, error_texts, json_time, read_error
+from riverpy._attempt_errors import (
+    GO_ZERO_TIME,
+    format_json_time,
+    iterate_error_entries,
+    parse_error_entry,
+)
 from riverpy.cli._output import print_table, print_text, printable
 from riverpy.job import JobColumn
 
@@ -42,7 +47,9 @@ def job_object(job: JobRow) -> dict[str, object]:
         "attempted_at": job.attempted_at,
         "finalized_at": job.finalized_at,
         "attempted_by": job.attempted_by,
-        "errors": [msgspec.Raw(text.encode()) for text in error_texts(columns[JobColumn.ERRORS])],
+        "errors": [
+            msgspec.Raw(text.encode()) for text in iterate_error_entries(columns[JobColumn.ERRORS])
+        ],
         "unique_key": job.unique_key.hex() if job.unique_key else None,
         "unique_states": None if mask is None else f"{mask:08b}",
     }
@@ -57,12 +64,12 @@ def print_job(job: dict[str, object]) -> None:
 
 
 def _error_lines(entry: str) -> list[str]:
-    error = read_error(entry)
-    if not error.error and error.at == NO_TIME:  # the error is not in River's format
+    error = parse_error_entry(entry)
+    if not error.error and error.at == GO_ZERO_TIME:  # the error is not in River's format
         return [f"error {entry}"]
     first, *others = error.error.splitlines() or [""]
     number = f" of attempt {error.attempt}" if error.attempt else ""
-    at = "" if error.at == NO_TIME else f" at {json_time(error.at)}"
+    at = "" if error.at == GO_ZERO_TIME else f" at {format_json_time(error.at)}"
     lines = [f"error{number}{at}: {first}", *others, *error.trace.splitlines()]
     return [lines[0], *(f"  {line}" for line in lines[1:])]
 

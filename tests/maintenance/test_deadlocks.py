@@ -84,7 +84,7 @@ async def work(connection: asyncpg.Connection[Any], schema: str, chance: random.
         queue="default",
         kinds=None,
         skipped=[],
-        after=WHOLE_QUEUE.after,
+        after=WHOLE_QUEUE.start_after,
         last_priority=WHOLE_QUEUE.last_priority,
         limit=50,
         client_id="worker",

@@ -26,7 +26,7 @@ from riverpy._names import (
 )
 from riverpy._tools.health.http import Address, HttpError, parse_request
 from riverpy._tools.text import mask_query
-from riverpy._work.outcomes import SNOOZES_KEY, next_snooze_count
+from riverpy._work.outcomes import SNOOZE_COUNT_METADATA_KEY, next_snooze_count
 from riverpy.errors import RiverError
 from riverpy.insert_opts import UniqueOpts
 from riverpy.schedules import cron
@@ -103,7 +103,7 @@ def _every(text: str) -> None:
 
 
 def _snoozes(text: str) -> None:
-    next_snooze_count(json.dumps({SNOOZES_KEY: text}))
+    next_snooze_count(json.dumps({SNOOZE_COUNT_METADATA_KEY: text}))
 
 
 @pytest.mark.parametrize(

@@ -10,4 +10,4 @@ from riverpy._work import claim_cursor
 @pytest.fixture
 def fast_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no claim count as slow on a busy machine, so that a check of a queue is one claim."""
-    monkeypatch.setattr(claim_cursor, "SLOW_CLAIM_EXTRA_TIME", float("inf"))
+    monkeypatch.setattr(claim_cursor, "SLOW_CLAIM_THRESHOLD", float("inf"))

@@ -41,7 +41,7 @@ class InMoments:
     within a test."""
 
     def next_retry(self, job: JobRow, /) -> timedelta:
-        return outcomes.AVAILABLE_DELAY_MAX - timedelta(milliseconds=100)
+        return outcomes.AVAILABLE_STATE_DELAY_MAX - timedelta(milliseconds=100)
 
 
 class Rig:

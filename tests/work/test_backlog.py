@@ -29,7 +29,7 @@ JOBS = 1_500
 def bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit the number of waiting results."""
     monkeypatch.setattr(completer, "RESULT_BACKLOG_MAX", BOUND)
-    monkeypatch.setattr(completer, "RESULTS_MAX", 50)
+    monkeypatch.setattr(completer, "RESULTS_PER_STATEMENT_MAX", 50)
 
 
 class SlowDatabase:
@@ -84,12 +84,16 @@ async def test_slow_completion(rig: Rig, log: list[dict[str, Any]]) -> None:
             """Wait until claims have stopped. Returns the numbers of claimed and of stored jobs."""
             try:
                 with anyio.fail_after(PATIENCE):
-                    while not slow.waits or run._completer.waiting_count <= BOUND or run.running:
+                    while (
+                        not slow.waits
+                        or run._completer.waiting_result_count <= BOUND
+                        or run.running
+                    ):
                         await asyncio.sleep(0.005)
             except TimeoutError:
                 slow.take_all()
                 raise AssertionError(
-                    f"claims did not stop: {slow.waits=}, {run._completer.waiting_count=}, "
+                    f"claims did not stop: {slow.waits=}, {run._completer.waiting_result_count=}, "
                     f"{len(run.running)=}, {run._heartbeat.can_claim_jobs=}, "
                     f"{await rig.states()}, {log}"
                 ) from None
@@ -100,7 +104,7 @@ async def test_slow_completion(rig: Rig, log: list[dict[str, Any]]) -> None:
         claimed, stored = await until_full()
         assert stored == 0
         assert BOUND < claimed <= most
-        assert len(run._completer.unstored) == claimed
+        assert len(run._completer.unstored_attempts) == claimed
         slow.take(5)
         claimed, stored = await until_full()
         assert stored > 4 * SLOTS

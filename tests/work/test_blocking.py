@@ -177,7 +177,7 @@ async def test_thread_past_its_timeout(rig: Rig) -> None:
         run = client._run
         assert run is not None
         async with asyncio.timeout(PATIENCE):
-            while not any(attempt.cause for attempt in run.running):
+            while not any(attempt.stop_cause for attempt in run.running):
                 await asyncio.sleep(0.001)
         assert await rig.states() == {"running": 1, "available": 1}
         release.set()
@@ -300,29 +300,29 @@ def test_child_is_out_of_reach_of_the_terminal() -> None:
     try:
         assert os.getsid(child._process.pid) != os.getsid(0)
     finally:
-        child.end(PATIENCE)
+        child.kill_and_wait(PATIENCE)
 
 
 def test_reuse_of_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle child takes the next job, unless its last job was cancelled or is long ago. Then the
     child is ended."""
-    children = child_process.ChildProcesses()
+    children = child_process.ChildProcessPool()
     one, two = ClaimKey(1, 1, 1), ClaimKey(2, 1, 1)
     try:
         first = children.assign_child(one)
-        children.release(one)
+        children.release_child(one)
         assert children.assign_child(two) is first
-        first.is_cancelled = True
-        children.release(two)
-        assert first.has_ended
+        first.is_job_cancelled = True
+        children.release_child(two)
+        assert first.has_exited
         second = children.assign_child(one)
-        children.release(one)
-        monkeypatch.setattr(child_process, "IDLE_TIME_MAX", -1.0)
+        children.release_child(one)
+        monkeypatch.setattr(child_process, "IDLE_CHILD_TIMEOUT", -1.0)
         assert children.assign_child(two) is not second
-        assert second.has_ended
-        children.release(two)
+        assert second.has_exited
+        children.release_child(two)
     finally:
-        children.close()
+        children.end_idle_children()
 
 
 async def test_as_many_processes_as_slots(rig: Rig, tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ async def test_job_sees_that_it_is_cancelled(
     stop = {"soft_stop_timeout": timedelta(0), "hard_stop_timeout": timedelta(minutes=1)}
     async with rig.working(**stop) as client:
         assert client._run is not None
-        client._run._executor._blocking._cancel_grace = 60.0
+        client._run._executor._blocking._cancel_grace_period = 60.0
         inserted = await client.insert(Watch(str(tmp_path)))
         await until_exists(tmp_path / "started")
         await end_by(how, client, inserted.job.id)

@@ -40,7 +40,7 @@ def child(job: riverpy.Job[Child]) -> None:
 IMMORTAL = f"""{CODE}
 import riverpy._work.child_process
 riverpy._work.child_process.ChildProcess.kill = lambda self: None
-riverpy._work.child_process.ChildProcess.cancel = lambda self: None
+riverpy._work.child_process.ChildProcess.cancel_job = lambda self: None
 """
 
 

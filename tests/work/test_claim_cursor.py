@@ -13,12 +13,12 @@ from riverpy import Job
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.jobs import job_claim
 from riverpy._work.claim_cursor import (
-    FULL_CLAIM_INTERVAL_MAX,
-    FULL_CLAIM_INTERVAL_MIN,
-    FULL_CLAIM_TIME_SHARE,
     WHOLE_QUEUE,
+    WHOLE_QUEUE_CLAIM_INTERVAL_MAX,
+    WHOLE_QUEUE_CLAIM_INTERVAL_MIN,
+    WHOLE_QUEUE_CLAIM_TIME_FRACTION_MAX,
     ClaimCursor,
-    Position,
+    QueuePosition,
     QueueRange,
 )
 from riverpy.job import JobColumn
@@ -46,23 +46,26 @@ def row(priority: int, scheduled_at: int, job_id: int) -> list[Any]:
 
 def places(cursor: ClaimCursor, now: float) -> list[tuple[int, int] | None]:
     """Return the time and id after which each claim starts; None for a claim from the beginning."""
-    ranges = cursor.ranges(now)
+    ranges = cursor.choose_claim_ranges(now)
     parts = [part for part in ranges if part != WHOLE_QUEUE]
-    assert [(part.after.priority, part.last_priority) for part in parts] == [
+    assert [(part.start_after.priority, part.last_priority) for part in parts] == [
         (number, number) for number in range(1, len(parts) + 1)
     ]
     return [
-        None if part == WHOLE_QUEUE else (part.after.scheduled_at, part.after.id) for part in ranges
+        None if part == WHOLE_QUEUE else (part.start_after.scheduled_at, part.start_after.job_id)
+        for part in ranges
     ]
 
 
 def slow_cursor(*rows: list[Any], is_full: bool) -> ClaimCursor:
     """Return a cursor after a fast claim and a slow one at time 0 that returned these rows."""
     cursor = ClaimCursor()
-    assert not cursor.record_duration(WHOLE_QUEUE, 0, FAST)
-    assert not cursor.record_duration(WHOLE_QUEUE, len(rows), SLOW)
-    assert cursor.record_duration(WHOLE_QUEUE, len(rows), SLOW)
-    cursor.start_skipping(rows, is_full=is_full, seen_at=SEEN, took=SLOW, now=0.0)
+    assert not cursor.is_claiming_slow(WHOLE_QUEUE, 0, FAST)
+    assert not cursor.is_claiming_slow(WHOLE_QUEUE, len(rows), SLOW)
+    assert cursor.is_claiming_slow(WHOLE_QUEUE, len(rows), SLOW)
+    cursor.set_positions_after_slow_claim(
+        rows, is_limit_reached=is_full, seen_until=SEEN, duration=SLOW, now=0.0
+    )
     return cursor
 
 
@@ -71,13 +74,15 @@ def test_fast_claims_start_at_the_beginning() -> None:
     claim does not count."""
     cursor = ClaimCursor()
     for rows, took in ((1, 0.3), (1, 0.309), (1, 0.309), (1000, 0.34), (1000, 0.34), (1, 0.32)):
-        assert not cursor.record_duration(WHOLE_QUEUE, rows, took)
-    assert cursor.record_duration(WHOLE_QUEUE, 1, 0.32)
-    assert not cursor.record_duration(WHOLE_QUEUE, 1, 0.3)
-    assert not cursor.record_duration(WHOLE_QUEUE, 1, 0.32)
-    cursor.record_claim(WHOLE_QUEUE, [row(1, 5, 9)], is_full=True, now=0.0)
+        assert not cursor.is_claiming_slow(WHOLE_QUEUE, rows, took)
+    assert cursor.is_claiming_slow(WHOLE_QUEUE, 1, 0.32)
+    assert not cursor.is_claiming_slow(WHOLE_QUEUE, 1, 0.3)
+    assert not cursor.is_claiming_slow(WHOLE_QUEUE, 1, 0.32)
+    cursor.set_positions_after_fast_claim(
+        WHOLE_QUEUE, [row(1, 5, 9)], is_limit_reached=True, now=0.0
+    )
     assert places(cursor, 0.0) == [None]
-    assert cursor.seconds_to_full_claim(0.0) is None
+    assert cursor.seconds_until_whole_queue_claim(0.0) is None
 
 
 def test_slow_claim_that_found_all() -> None:
@@ -95,11 +100,13 @@ def test_slow_claim_that_is_full() -> None:
     position for jobs that commit late (PF-03)."""
     cursor = slow_cursor(row(2, 7, 1), row(1, 5, 9), is_full=True)
     assert places(cursor, 0.5) == [(SEEN - LATE, 0), (7, 1), (FIRST, 0), (FIRST, 0)]
-    part = QueueRange(Position(2, 7, 1), 2)
-    assert not cursor.record_duration(part, 1, SLOW)
-    cursor.record_claim(part, [row(2, 8, 3)], is_full=True, now=0.6)
+    part = QueueRange(QueuePosition(2, 7, 1), 2)
+    assert not cursor.is_claiming_slow(part, 1, SLOW)
+    cursor.set_positions_after_fast_claim(part, [row(2, 8, 3)], is_limit_reached=True, now=0.6)
     assert places(cursor, 0.7) == [(SEEN - LATE, 0), (8, 3), (FIRST, 0), (FIRST, 0)]
-    cursor.record_claim(QueueRange(Position(2, 8, 3), 2), [row(2, 9, 4)], is_full=False, now=0.7)
+    cursor.set_positions_after_fast_claim(
+        QueueRange(QueuePosition(2, 8, 3), 2), [row(2, 9, 4)], is_limit_reached=False, now=0.7
+    )
     assert places(cursor, 0.7) == [(SEEN - LATE, 0), (8, 3), (FIRST, 0), (FIRST, 0)]
 
 
@@ -108,15 +115,19 @@ def test_claim_from_the_beginning_again() -> None:
     for it. A fast one ends the skipping. A slow and full one sets the position back to its end, so
     that no job is skipped."""
     cursor = slow_cursor(row(2, 7, 1), is_full=True)
-    now = cursor.seconds_to_full_claim(0.0)
-    assert now == SLOW / FULL_CLAIM_TIME_SHARE
+    now = cursor.seconds_until_whole_queue_claim(0.0)
+    assert now == SLOW / WHOLE_QUEUE_CLAIM_TIME_FRACTION_MAX
     assert places(cursor, now - 0.001)[-1] is not None
     assert places(cursor, now) == [(SEEN - LATE, 0), (7, 1), (FIRST, 0), (FIRST, 0), None]
-    cursor.record_claim(QueueRange(Position(2, 7, 1), 2), [row(2, 8, 3)], is_full=True, now=now)
+    cursor.set_positions_after_fast_claim(
+        QueueRange(QueuePosition(2, 7, 1), 2), [row(2, 8, 3)], is_limit_reached=True, now=now
+    )
     assert places(cursor, now) == [None]
-    cursor.start_skipping([row(2, 6, 1)], is_full=True, seen_at=SEEN, took=SLOW, now=now)
+    cursor.set_positions_after_slow_claim(
+        [row(2, 6, 1)], is_limit_reached=True, seen_until=SEEN, duration=SLOW, now=now
+    )
     assert places(cursor, now) == [(SEEN - LATE, 0), (6, 1), (FIRST, 0), (FIRST, 0)]
-    cursor.record_claim(WHOLE_QUEUE, [], is_full=False, now=9.0)
+    cursor.set_positions_after_fast_claim(WHOLE_QUEUE, [], is_limit_reached=False, now=9.0)
     assert places(cursor, 9.0) == [None]
 
 
@@ -124,10 +135,14 @@ def test_pause_is_bounded() -> None:
     """The interval between claims from the beginning is limited: a skipped job waits only seconds,
     and claims from the beginning stay few."""
     cursor = ClaimCursor()
-    cursor.start_skipping([], is_full=False, seen_at=SEEN, took=60.0, now=0.0)
-    assert cursor.seconds_to_full_claim(0.0) == FULL_CLAIM_INTERVAL_MAX
-    cursor.start_skipping([], is_full=False, seen_at=SEEN, took=0.0, now=0.0)
-    assert cursor.seconds_to_full_claim(0.0) == FULL_CLAIM_INTERVAL_MIN
+    cursor.set_positions_after_slow_claim(
+        [], is_limit_reached=False, seen_until=SEEN, duration=60.0, now=0.0
+    )
+    assert cursor.seconds_until_whole_queue_claim(0.0) == WHOLE_QUEUE_CLAIM_INTERVAL_MAX
+    cursor.set_positions_after_slow_claim(
+        [], is_limit_reached=False, seen_until=SEEN, duration=0.0, now=0.0
+    )
+    assert cursor.seconds_until_whole_queue_claim(0.0) == WHOLE_QUEUE_CLAIM_INTERVAL_MIN
 
 
 async def test_range_ends_with_its_priority(rig: Rig) -> None:
@@ -159,12 +174,12 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[QueueRange]:
     seen: list[QueueRange] = []
     claim = riverpy._work.producer.job_claim
 
-    async def spy(*args: Any, after: Position, last_priority: int, **values: Any) -> Any:
+    async def spy(*args: Any, after: QueuePosition, last_priority: int, **values: Any) -> Any:
         seen.append(QueueRange(after, last_priority))
         return await claim(*args, after=after, last_priority=last_priority, **values)
 
-    monkeypatch.setattr(riverpy._work.claim_cursor, "SLOW_CLAIM_EXTRA_TIME", -1.0)
-    monkeypatch.setattr(riverpy._work.claim_cursor, "SLOW_CLAIM_EXTRA_TIME_PER_ROW", 0.0)
+    monkeypatch.setattr(riverpy._work.claim_cursor, "SLOW_CLAIM_THRESHOLD", -1.0)
+    monkeypatch.setattr(riverpy._work.claim_cursor, "SLOW_CLAIM_THRESHOLD_PER_ROW", 0.0)
     monkeypatch.setattr(riverpy._work.producer, "job_claim", spy)
     return seen
 
@@ -199,7 +214,7 @@ async def test_no_job_is_skipped(rig: Rig, claims: list[QueueRange]) -> None:
 
 def is_behind(claim: QueueRange) -> bool:
     """Whether the claim searches only for new jobs of the first priority."""
-    return claim.last_priority == 1 and claim.after.scheduled_at > FIRST
+    return claim.last_priority == 1 and claim.start_after.scheduled_at > FIRST
 
 
 async def test_other_kinds_are_skipped(rig: Rig, claims: list[QueueRange]) -> None:
@@ -236,12 +251,12 @@ async def test_claims_longer_than_the_pause(
     """If claims after the last rows take longer than the interval between claims from the
     beginning, these still read the whole queue and find a job that committed late (PF-03)."""
     pause, took = 0.02, 0.03
-    for name in ("FULL_CLAIM_INTERVAL_MIN", "FULL_CLAIM_INTERVAL_MAX"):
+    for name in ("WHOLE_QUEUE_CLAIM_INTERVAL_MIN", "WHOLE_QUEUE_CLAIM_INTERVAL_MAX"):
         monkeypatch.setattr(riverpy._work.claim_cursor, name, pause)
     claim = riverpy._work.producer.job_claim
 
     async def slow(*args: Any, **values: Any) -> Any:
-        if values["after"] != WHOLE_QUEUE.after:
+        if values["after"] != WHOLE_QUEUE.start_after:
             await anyio.sleep(took)
         return await claim(*args, **values)
 

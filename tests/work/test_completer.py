@@ -150,7 +150,7 @@ async def test_locked_row_is_told_of(
 ) -> None:
     """A row that stays locked is logged once, and so is the moment at which no result waits any
     more."""
-    monkeypatch.setattr(riverpy._work.completer, "LOCK_LOG_DELAY", 0.0)
+    monkeypatch.setattr(riverpy._work.completer, "LOCKED_ROW_LOG_DELAY", 0.0)
     await rig.insert_rows(3)
     async with rig.working(slots=3) as client:
         for _ in range(3):
@@ -199,7 +199,7 @@ async def test_waiting_result_is_stored_under_load(
 
         async def never_ceasing(*args: Any) -> Any:
             if under_load:
-                completer.add(decoy)
+                completer.add_ended_attempt(decoy)
             return await outcomes(*args)
 
         monkeypatch.setattr(jobs, "job_stored_outcomes", never_ceasing)
@@ -208,8 +208,8 @@ async def test_waiting_result_is_stored_under_load(
             await transaction.start()
             await other.execute("SELECT id FROM river_job WHERE id = 1 FOR UPDATE")
             held.set()
-            completer.add(decoy)
-            while not completer._locked:
+            completer.add_ended_attempt(decoy)
+            while not completer._attempts_with_locked_rows:
                 await rig.event()
             await transaction.commit()
         for _ in range(2_000):
@@ -431,7 +431,7 @@ async def test_database_outage(rig: Rig, gate: Gate, log: list[dict[str, Any]]) 
         while CONNECTION_LOST not in [entry["event"] for entry in log]:
             await asyncio.sleep(0)
         assert client._run is not None
-        while not client._run._completer.unstored:
+        while not client._run._completer.unstored_attempts:
             await asyncio.sleep(0)
         proxy.refusing = False
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED
@@ -481,7 +481,7 @@ async def test_errors_of_a_driver(
 async def test_half_open_connection(rig: Rig, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """A results connection that does not answer is given up after its timeout. The result is stored
     over a new one."""
-    monkeypatch.setattr(riverpy._work.completer, "STATEMENT_TIMEOUT", 0.3)
+    monkeypatch.setattr(riverpy._work.completer, "RESULT_STATEMENT_TIMEOUT", 0.3)
     async with proxied(rig.url) as proxy, rig.working(url=proxy.url) as client:
         await client.insert(Task())
         await gate.started.get()
@@ -657,10 +657,10 @@ async def test_claims_wait_for_the_backlog(rig: Rig, monkeypatch: pytest.MonkeyP
     async with rig.working(slots=5) as client:
         completer = client._run._completer  # type: ignore[union-attr]
         async with asyncio.timeout(PATIENCE):
-            while completer.waiting_count <= 10:
+            while completer.waiting_result_count <= 10:
                 await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0.001)
-        assert len(completer.unstored) <= 5 + 10 + 5 + 5
+        assert len(completer.unstored_attempts) <= 5 + 10 + 5 + 5
         go_on.set()
         await rig.take(100)

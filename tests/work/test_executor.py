@@ -26,7 +26,7 @@ from riverpy import (
 )
 from riverpy._log_events import RETRY_POLICY_FAILED
 from riverpy._work import outcomes
-from riverpy._work.outcomes import AVAILABLE_DELAY_MAX
+from riverpy._work.outcomes import AVAILABLE_STATE_DELAY_MAX
 from riverpy.job import JobColumn, JobRow
 from riverpy.retry import RETRY_DELAY_MAX
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
@@ -119,7 +119,7 @@ async def test_failed_is_retryable(rig: Rig) -> None:
 
 async def test_short_delay_is_available_at_once(rig: Rig) -> None:
     """A first failure is retried within River's 5 seconds, so the job is available at once."""
-    assert timedelta(seconds=5) == AVAILABLE_DELAY_MAX
+    assert timedelta(seconds=5) == AVAILABLE_STATE_DELAY_MAX
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -132,7 +132,7 @@ async def test_short_delay_is_available_at_once(rig: Rig) -> None:
 @pytest.mark.parametrize("snoozes", [False, True])
 async def test_limit_of_a_short_delay(rig: Rig, snoozes: bool) -> None:
     """A job that is due within the limit is available. A later one is not."""
-    soon = outcomes.AVAILABLE_DELAY_MAX  # as the rig sets it
+    soon = outcomes.AVAILABLE_STATE_DELAY_MAX  # as the rig sets it
 
     @rig.job(next_retry=lambda job: soon + timedelta(milliseconds=job.args.n))
     async def work(job: Job[Task]) -> None:
@@ -355,7 +355,7 @@ async def test_job_snooze(rig: Rig) -> None:
             case 0:
                 raise JobSnooze(HOUR)
             case 1:
-                raise JobSnooze(outcomes.AVAILABLE_DELAY_MAX)
+                raise JobSnooze(outcomes.AVAILABLE_STATE_DELAY_MAX)
             case _:
                 raise ExceptionGroup("both", [JobCancel("no"), JobSnooze(HOUR)])
 

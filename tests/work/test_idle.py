@@ -68,12 +68,12 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
         await rig.schema.execute("TRUNCATE riverpy_client")
         await run._heartbeat.register()
         reporter = ClientStatusReporter(
-            run._context, run.running, list, has_state=True, supports_domains=False
+            run._context, run.running, list, has_state_columns=True, supports_domains=False
         )
-        again = await statements_of(sent, reporter._write_status)
+        again = await statements_of(sent, reporter._write_changed_status)
     await run._connections.close()
     assert counts == [1] * len(steps)
-    assert reporter._reported is not None
+    assert reporter._reported_status is not None
     assert again == 0  # it reports only changes
     return sum(1 / interval for _, interval in steps)
 

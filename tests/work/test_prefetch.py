@@ -15,7 +15,7 @@ import riverpy._work.completer
 import riverpy._work.prefetch
 import riverpy._work.reconciler
 from riverpy import ConfigError, EventKind, Job, QueueConfig
-from riverpy._work.prefetch import Prefetch
+from riverpy._work.prefetch import PrefetchBuffer
 from tests.work.rig import FAR, Task, errors_of
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ class Blocked:
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make jobs look short, so that this many are claimed ahead."""
-    monkeypatch.setattr(Prefetch, "extra_claim_count", lambda self: AHEAD - len(self))
+    monkeypatch.setattr(PrefetchBuffer, "count_extra_jobs_to_claim", lambda self: AHEAD - len(self))
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let prefetched jobs wait without a limit."""
-    monkeypatch.setattr(riverpy._work.prefetch, "JOB_WAIT_MAX", 600.0)
+    monkeypatch.setattr(riverpy._work.prefetch, "PREFETCHED_JOB_WAIT_MAX", 600.0)
 
 
 def producer_of(client: Client) -> Producer:
@@ -120,14 +120,14 @@ def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr(riverpy._work.prefetch, "time", clock)
-    prefetch = Prefetch(100, lambda attempts: None)
+    prefetch = PrefetchBuffer(100, lambda attempts: None)
 
     def room_after(seconds: float, ended: int) -> int:
         nonlocal now
         now += seconds
         for _ in range(ended):
-            prefetch.count_end()
-        return prefetch.extra_claim_count()
+            prefetch.count_ended_job()
+        return prefetch.count_extra_jobs_to_claim()
 
     assert room_after(0.001, 60) == 0  # too soon to know
     assert room_after(0.009, 0) == 25
@@ -135,7 +135,7 @@ def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert room_after(0.004, 0) == 10  # the same window
     assert room_after(0.001, 0) == 0
     assert room_after(1.0, 100) == 0
-    assert Prefetch(3, lambda attempts: None)._kept_jobs_max == 0
+    assert PrefetchBuffer(3, lambda attempts: None)._prefetched_jobs_max == 0
 
 
 async def test_slots_and_order(rig: Rig, ahead: None, patient: None) -> None:
@@ -168,7 +168,7 @@ async def test_released_after_a_while(rig: Rig, ahead: None) -> None:
     await insert(rig)
     async with rig.working(queues=QUEUES) as client:
         await blocked.began.wait()
-        producer_of(client)._prefetch.extra_claim_count = lambda: 0  # type: ignore[method-assign, union-attr]
+        producer_of(client)._prefetch.count_extra_jobs_to_claim = lambda: 0  # type: ignore[method-assign, union-attr]
         other = rig.client(id="other", fetch_poll_interval=timedelta(milliseconds=20))
         async with other, other.working():
             await rig.until_state("completed", AHEAD)
@@ -248,7 +248,7 @@ async def test_cancel(rig: Rig, ahead: None, patient: None, how: str) -> None:
         await client.job_cancel(3)
         run = client._run
         assert run is not None
-        while not any(attempt.cause for attempt in run.running):
+        while not any(attempt.stop_cause for attempt in run.running):
             await asyncio.sleep(0.001)
         if how == "begins":
             blocked.release.set()

@@ -132,7 +132,7 @@ async def test_cancel_beside_an_attempt_that_keeps_running(
             if rows := await take(*args):
                 await client.job_cancel(inserted.job.id)
                 earlier = next(iter(client._run.running))  # type: ignore[union-attr]
-                await _until(lambda: earlier.cause is not None)
+                await _until(lambda: earlier.stop_cause is not None)
             return rows
 
         producer._claim_rows = answered_late

@@ -163,7 +163,7 @@ async def test_large_results_go_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPat
         return await settle(connection, schema, results)
 
     monkeypatch.setattr(jobs, "job_store_results", spy)
-    monkeypatch.setattr(riverpy._work.completer, "STATEMENT_SIZE_MAX", 1000)
+    monkeypatch.setattr(riverpy._work.completer, "CHARACTERS_PER_STATEMENT_MAX", 1000)
 
     @rig.job
     async def work(job: Job[Task]) -> None:

@@ -16,7 +16,7 @@ import riverpy._work.completer
 import riverpy._work.executor
 import riverpy._work.prefetch
 from riverpy import EventKind, Job, QueueConfig
-from riverpy._work.prefetch import Prefetch
+from riverpy._work.prefetch import PrefetchBuffer
 from tests.work.rig import FAR, PATIENCE, Task
 from tests.work.test_prefetch import AHEAD, QUEUES, Blocked, insert, producer_of, until_ahead
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make jobs look short, so that many are claimed ahead, and let them wait without a limit."""
-    monkeypatch.setattr(Prefetch, "extra_claim_count", lambda self: AHEAD - len(self))
-    monkeypatch.setattr(riverpy._work.prefetch, "JOB_WAIT_MAX", 600.0)
+    monkeypatch.setattr(PrefetchBuffer, "count_extra_jobs_to_claim", lambda self: AHEAD - len(self))
+    monkeypatch.setattr(riverpy._work.prefetch, "PREFETCHED_JOB_WAIT_MAX", 600.0)
 
 
 class Storing:
@@ -69,8 +69,8 @@ async def test_idle_client_is_notified(rig: Rig, ahead: None) -> None:
         await until_ahead(rig, client)
         async with idle_client(rig):
             prefetch: Any = producer_of(client)._prefetch
-            prefetch.extra_claim_count = lambda: 0
-            prefetch.release_all()
+            prefetch.count_extra_jobs_to_claim = lambda: 0
+            prefetch.release_all_attempts()
             try:
                 await rig.until_state("completed", AHEAD)
             finally:
@@ -138,18 +138,18 @@ def test_no_prefetch_after_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
     now, returned = 100.0, []
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr(riverpy._work.prefetch, "time", clock)
-    prefetch = Prefetch(100, returned.extend)
+    prefetch = PrefetchBuffer(100, returned.extend)
     for _ in range(100):
-        prefetch.count_end()
+        prefetch.count_ended_job()
     now += 0.01
-    assert prefetch.extra_claim_count() == 25
-    prefetch._waiting.append((now, SimpleNamespace()))  # type: ignore[arg-type]
+    assert prefetch.count_extra_jobs_to_claim() == 25
+    prefetch._waiting_attempts.append((now, SimpleNamespace()))  # type: ignore[arg-type]
     for _ in range(100):
-        prefetch.count_end()
+        prefetch.count_ended_job()
     now += 0.01
-    prefetch._release_expired()
+    prefetch._release_expired_attempts()
     assert len(returned) == 1
-    assert prefetch.extra_claim_count() == 0
+    assert prefetch.count_extra_jobs_to_claim() == 0
 
 
 async def test_cancel_while_a_return_is_stored(
@@ -233,7 +233,7 @@ async def test_times_of_a_job_that_waited(rig: Rig, ahead: None) -> None:
     hour = timedelta(hours=1)
     async with rig.working(queues=QUEUES) as client:
         await until_ahead(rig, client)
-        for _, attempt in producer_of(client)._prefetch._waiting:  # type: ignore[union-attr]
+        for _, attempt in producer_of(client)._prefetch._waiting_attempts:  # type: ignore[union-attr]
             attempt.claimed_at -= hour.total_seconds()
         blocked.release.set()
         events = await rig.take(1 + AHEAD)

@@ -60,7 +60,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> None:
         await limit(connection, short)
 
     monkeypatch.setattr(riverpy._postgres.connection, "set_statement_timeout", sooner)
-    monkeypatch.setattr("riverpy._work.completer.STATEMENT_TIMEOUT", 2 * LIMIT)
+    monkeypatch.setattr("riverpy._work.completer.RESULT_STATEMENT_TIMEOUT", 2 * LIMIT)
     monkeypatch.setattr("riverpy._work.producer.CLAIM_TIMEOUT", 2 * LIMIT)
 
 

@@ -20,7 +20,11 @@ from riverpy._tools.health import worker_health
 from riverpy._tools.health.http import Address, Request
 from riverpy._tools.health.metrics import render_metrics
 from riverpy._tools.health.worker_health import HealthRequestHandler
-from riverpy._work.counters import BATCH_BOUNDS, RUN_BOUNDS, HistogramBuilder
+from riverpy._work.counters import (
+    CLAIM_SIZE_BUCKET_BOUNDS,
+    RUN_TIME_BUCKET_BOUNDS,
+    HistogramBuilder,
+)
 from riverpy.stats import UNKNOWN_KINDS
 from tests.work.rig import Task
 
@@ -63,8 +67,8 @@ def test_histogram_buckets() -> None:
     """A bucket counts all values up to its bound, as Prometheus expects."""
     tally = HistogramBuilder((1.0, 2.5))
     for one in (0.0, 1.0, 1.1, 2.5, 100.0):
-        tally.add(one)
-    runs = tally.histogram()
+        tally.add_value(one)
+    runs = tally.build_histogram()
     kind = KindStats(
         completed=5, failed=0, discarded=0, snoozed=0, cancelled=0, interrupted=0, runs=runs
     )
@@ -82,7 +86,7 @@ def test_histogram_buckets() -> None:
 )
 def test_labels_are_escaped(name: str) -> None:
     """Any name of a kind or queue is read back unchanged (SE-04)."""
-    empty = Histogram(RUN_BOUNDS, (0,) * (len(RUN_BOUNDS) + 1), 0.0)
+    empty = Histogram(RUN_TIME_BUCKET_BOUNDS, (0,) * (len(RUN_TIME_BUCKET_BOUNDS) + 1), 0.0)
     kind = KindStats(
         completed=7, failed=0, discarded=0, snoozed=0, cancelled=0, interrupted=0, runs=empty
     )
@@ -153,7 +157,7 @@ def test_each_metric_is_on_the_page() -> None:
 
 async def test_jobs_run_while_the_page_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page of many kinds is rendered in pieces, and other tasks run between them."""
-    runs = HistogramBuilder(RUN_BOUNDS).histogram()
+    runs = HistogramBuilder(RUN_TIME_BUCKET_BOUNDS).build_histogram()
     counts = dict.fromkeys(
         ("completed", "failed", "discarded", "snoozed", "cancelled", "interrupted"), 0
     )
@@ -276,4 +280,4 @@ async def test_stats_of_a_client(rig: Rig) -> None:
     assert not any(stats.connections.values())
     assert stats.kinds["task"].interrupted == 1
     assert isinstance(stats.queues["default"], QueueStats)
-    assert stats.queues["default"].batches.bounds == BATCH_BOUNDS
+    assert stats.queues["default"].batches.bounds == CLAIM_SIZE_BUCKET_BOUNDS
