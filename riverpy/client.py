@@ -23,7 +23,7 @@ from riverpy._dsn import validate_url
 from riverpy._insert.errors import translate_notify_channel_error
 from riverpy._insert.inserter import ACQUIRE_CONNECTION_TIMEOUT, NO_CONNECTION_ERROR_TEXT, Inserter
 from riverpy._insert.row import InsertSettings
-from riverpy._leading.subscriptions import Leadership, LeadershipSubscription
+from riverpy._leading.subscriptions import LeadershipPublisher, LeadershipSubscription
 from riverpy._lifecycle import unwrap_single_error
 from riverpy._log import get_logger
 from riverpy._log_events import HELD_POOL_CONNECTIONS_CLOSED
@@ -118,7 +118,7 @@ class Client(JobMethods, QueueMethods, PeriodicJobMethods, ExecutionMethods, Lea
         self._abandoned: frozenset[ClaimKey] = frozenset()
         self._children = ChildProcessPool()
         self._subscriptions = Subscriptions()
-        self._leadership = Leadership(lambda: self.id, lambda: self._config.domain)
+        self._leadership = LeadershipPublisher(lambda: self.id, lambda: self._config.domain)
         self._log = get_logger()
         self._periodic_jobs = PeriodicJobs(periodic_jobs)
         self._set_database_and_queues(database=database, queues={} if queues is None else queues)

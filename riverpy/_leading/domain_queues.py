@@ -1,4 +1,4 @@
-"""DomainQueues: reads which queues a leader maintains, if there is more than one domain.
+"""DomainQueueReader: reads which queues a leader maintains, if there is more than one domain.
 
 A queue is orphaned if the heartbeat of its domain has not changed for `ORPHANED_AFTER`. It is also
 orphaned if that heartbeat is older than `ORPHANED_AFTER` by the server's clock and has not changed
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.domains import OwnedQueue
 
-READ_INTERVAL = 1.0
+OWNED_QUEUES_READ_INTERVAL = 1.0
 """Seconds for which the owners of queues are cached, because the services of a term often need them
 at the same time."""
-UNOWNED_READ_INTERVAL = 300.0
+NO_OWNED_QUEUES_READ_INTERVAL = 300.0
 """Seconds between two reads if no domain owns a queue and this client receives notifications. A
 client that claims the first queue for a domain sends a notification. This interval is also used if
 the table of owners is missing."""
-STATEMENT_TIMEOUT = 5.0
+OWNED_QUEUES_READ_TIMEOUT = 5.0
 
 
-class DomainQueues:
+class DomainQueueReader:
     """Reads during one term (a client's time as leader) which domains own which queues."""
 
     def __init__(
@@ -52,59 +52,65 @@ class DomainQueues:
         has_notifications: bool,
         timer: Timer,
         dead_after: timedelta,
-        contact_seconds: Callable[[], float],
+        contact_duration: Callable[[], float],
     ) -> None:
         """Create the reader. It sends no statement.
 
         Args:
             domain: the domain of the leader; or the name of the schema lease, whose holder
                 maintains only orphaned queues.
-            has_notifications: whether `forget` is called when owners change.
-            contact_seconds: returns how long this process has had contact with the server
+            has_notifications: whether `forget_queue_owners` is called when owners change.
+            contact_duration: returns how long this process has had contact with the server
                 without a break.
         """
         self._connection, self._schema, self._timer = connection, schema, timer
         self._domain = domain
-        self._observer = HeartbeatObserver(timer, contact_seconds)
+        self._observer = HeartbeatObserver(timer, contact_duration)
         self._dead_after = dead_after.total_seconds()
-        self._unowned_interval = UNOWNED_READ_INTERVAL if has_notifications else READ_INTERVAL
-        self._scope = ALL_QUEUES
-        self._has_table = False
+        self._no_owned_queues_interval = (
+            NO_OWNED_QUEUES_READ_INTERVAL if has_notifications else OWNED_QUEUES_READ_INTERVAL
+        )
+        self._queue_scope = ALL_QUEUES
+        self._has_owner_table = False
         self._next_read_at = 0.0
-        self._forget_calls = 0
-        self._lock = anyio.Lock()  # one service reads, the others wait for its result
+        self._forget_count = 0
+        self._read_lock = anyio.Lock()  # one service reads, the others wait for its result
         self._is_denial_logged = False
         self._log = get_logger()
 
-    async def read_scope(self) -> QueueScope:
+    async def read_queue_scope(self) -> QueueScope:
         """Return the queues to maintain now.
 
         Raises:
             Exception: one of DATABASE_ERRORS.
         """
-        async with self._lock:
+        async with self._read_lock:
             if self._timer.seconds_since_boot() >= self._next_read_at:
-                forget_calls = self._forget_calls
+                forget_calls = self._forget_count
                 owned = await self._read_owned_queues()
-                self._scope = self._select_scope(owned)
-                if forget_calls == self._forget_calls:  # else `forget` was called during the read
-                    unowned = self._unowned_interval if self._has_table else UNOWNED_READ_INTERVAL
-                    interval = READ_INTERVAL if owned else unowned
+                self._queue_scope = self._select_queue_scope(owned)
+                if forget_calls == self._forget_count:  # False: owners changed during the read
+                    interval = OWNED_QUEUES_READ_INTERVAL
+                    if not owned and self._has_owner_table:
+                        interval = self._no_owned_queues_interval
+                    elif not owned:
+                        interval = NO_OWNED_QUEUES_READ_INTERVAL
                     self._next_read_at = self._timer.seconds_since_boot() + interval
-            return self._scope
+            return self._queue_scope
 
-    def forget(self) -> None:
+    def forget_queue_owners(self) -> None:
         """Read the owners again at the next call, because they have changed."""
         self._next_read_at = 0.0
-        self._forget_calls += 1
+        self._forget_count += 1
 
     async def _read_owned_queues(self) -> Sequence[OwnedQueue]:
         """Read the queues that have an owner. If the table of owners is missing, there are none."""
         purpose = "reading the owners of queues"
-        async with self._connection.acquire(purpose, STATEMENT_TIMEOUT) as connection:
+        async with self._connection.acquire(purpose, OWNED_QUEUES_READ_TIMEOUT) as connection:
             # A migration creates the table without a notification.
-            self._has_table = self._has_table or await owner_exists(connection, self._schema)
-            if not self._has_table:
+            if not self._has_owner_table:
+                self._has_owner_table = await owner_exists(connection, self._schema)
+            if not self._has_owner_table:
                 return ()
             try:
                 return await owner_read(
@@ -115,25 +121,25 @@ class DomainQueues:
             except InsufficientPrivilegeError:
                 if not await owner_is_empty(connection, self._schema):
                     raise
-                self._log_denial()
+                self._log_permission_denied()
                 return ()
 
-    def _select_scope(self, owned: Sequence[OwnedQueue]) -> QueueScope:
-        """Return the queues to maintain. `owned` are the queues that have an owner."""
+    def _select_queue_scope(self, owned_queues: Sequence[OwnedQueue]) -> QueueScope:
+        """Return the queues to maintain. `owned_queues` are the queues that have an owner."""
         self._observer.observe(
             LastHeartbeat(
                 row.queue, row.last_heartbeat, 0.0 if row.is_heartbeat_old else ORPHANED_AFTER
             )
-            for row in owned
+            for row in owned_queues
         )
         orphaned = self._observer.find_stopped_heartbeats(self._dead_after).heartbeats
         if self._domain == DEFAULT_DOMAIN:
-            return all_queues_except(row.queue for row in owned if row.queue not in orphaned)
+            return all_queues_except(row.queue for row in owned_queues if row.queue not in orphaned)
         if self._domain == SCHEMA_LEASE_NAME:
             return only_queues(orphaned)
-        return only_queues(row.queue for row in owned if row.domain == self._domain)
+        return only_queues(row.queue for row in owned_queues if row.domain == self._domain)
 
-    def _log_denial(self) -> None:
+    def _log_permission_denied(self) -> None:
         if not self._is_denial_logged:
             self._is_denial_logged = True
             self._log.warning(

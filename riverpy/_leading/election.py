@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from riverpy._leases.lease import Lease
     from riverpy._lifecycle import StopScope
 
-PAUSE_MAX = 60.0
+ELECTION_PAUSE_MAX = 60.0
 """The longest time for which a client takes no part in the election after its maintenance failed,
 in seconds."""
 
@@ -52,15 +52,15 @@ class Election:
         run_term: Callable[[Lease, StopScope], Awaitable[None]],
         *,
         domain: str = DEFAULT_DOMAIN,
-        changed: Callable[[LeadershipChange], None] | None = None,
+        on_leadership_change: Callable[[LeadershipChange], None] | None = None,
     ) -> None:
         """Create the election of the leader that holds the lease `lease_name`. `run_term` runs the
-        work of a term until its `StopScope` is stopped. `changed` is called at once when a term
-        begins or ends."""
+        work of a term until its `StopScope` is stopped. `on_leadership_change` is called at once
+        when a term begins or ends."""
         self._engine, self._lease_name, self._run_term = engine, lease_name, run_term
-        self._domain, self._changed = domain, changed
+        self._domain, self._on_leadership_change = domain, on_leadership_change
         self._lease: Lease | None = None
-        self._task: LeaseTask | None = None
+        self._lease_task: LeaseTask | None = None
         self._failed_term_count = 0
         """The number of consecutive terms that ended because maintenance failed."""
         self._log = get_logger(client_id=engine.holder)
@@ -78,7 +78,7 @@ class Election:
         task_status.started()
         while True:
             lease = await self._engine.acquire(self._lease_name, scope=scope)
-            task = self._task = self._begin_term(lease)
+            task = self._lease_task = self._begin_term(lease)
             try:
                 await task.released.wait()
             except BaseException:
@@ -88,7 +88,7 @@ class Election:
     async def close(self, timeout: float) -> bool:
         """Stop the work of the last term, and wait for at most `timeout` seconds. Returns whether
         the work has ended."""
-        task = self._task
+        task = self._lease_task
         if task is None:
             return True
         task.stop_work(StopCause.CLIENT_STOP)
@@ -97,7 +97,7 @@ class Election:
     def _begin_term(self, lease: Lease) -> LeaseTask:
         self._lease = lease
         self._log.info(LEADER_ELECTED, elected_at=lease.acquired_at.isoformat())
-        self._publish_change(lease, None)
+        self._publish_leadership_change(lease, None)
         lease.call_at_end(partial(self._handle_term_end, lease))
         work = partial(self._run_maintenance, lease)
         task = LeaseTask(lease, self._engine, work, loss_cause=StopCause.LEADERSHIP_LOST)
@@ -119,23 +119,24 @@ class Election:
         else:
             self._log.info(LEADERSHIP_ENDED, reason=lease.end_reason, elected_at=elected_at)
         is_stop = lease.cause is StopCause.CLIENT_STOP
-        self._publish_change(lease, StopCause.CLIENT_STOP if is_stop else StopCause.LEADERSHIP_LOST)
+        cause = StopCause.CLIENT_STOP if is_stop else StopCause.LEADERSHIP_LOST
+        self._publish_leadership_change(lease, cause)
 
-    def _publish_change(self, lease: Lease, cause: StopCause | None) -> None:
-        if self._changed is None:
+    def _publish_leadership_change(self, lease: Lease, cause: StopCause | None) -> None:
+        if self._on_leadership_change is None:
             return
         epoch = None if self._domain == DEFAULT_DOMAIN else lease.epoch
         change = LeadershipChange(
             cause is None, lease.holder, lease.acquired_at, cause, domain=self._domain, epoch=epoch
         )
         try:
-            self._changed(change)
+            self._on_leadership_change(change)
         except Exception:  # a subscriber's error must not end the term
             self._log.exception(LEADERSHIP_CALLBACK_FAILED)
 
     # -- maintenance
 
-    def forget_failures(self) -> None:
+    def forget_failed_terms(self) -> None:
         """Forget earlier failures, because maintenance runs now."""
         self._failed_term_count = 0
 
@@ -144,14 +145,15 @@ class Election:
         election for a time, which doubles with each consecutive failure. Returns False if the term
         had ended before."""
         interval = self._engine.timing.interval
-        pause = min(interval * 2.0 ** min(self._failed_term_count, 30), max(PAUSE_MAX, interval))
+        pause_max = max(ELECTION_PAUSE_MAX, interval)
+        pause = min(interval * 2.0 ** min(self._failed_term_count, 30), pause_max)
         if not self._engine.resign(lease, "its maintenance failed", pause=pause):
             return False
         self._failed_term_count += 1
         return True
 
 
-def receive_leadership(engine: LeaseEngine, payload: str) -> None:
+def handle_leadership_notification(engine: LeaseEngine, payload: str) -> None:
     """Handle a notification on River's topic `river_leadership`, about the leader of `default`."""
     message = decode_message(payload)
     if message is None:

@@ -28,7 +28,7 @@ class LeaderRowStore(LeaseStore):
     leader's id and `elected_at`.
     """
 
-    logs_terms = False
+    should_log_terms = False
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class DomainLeaseStore(LeaseTable):
     """The leases in the table `riverpy_lease`. Statements use the connection that a client reserves
     for leader leases."""
 
-    logs_terms = False
+    should_log_terms = False
 
     def __init__(self, connection: DedicatedConnection, schema: str | None) -> None:
         super().__init__(connection, connection, schema)
@@ -105,7 +105,7 @@ class SchemaLeaseStore(DomainLeaseStore):
     while there is such a leader. A leader of `default` that runs River in Go does only a part of
     the work."""
 
-    has_foreign_leader = False
+    has_non_riverpy_leader = False
     """Whether another program's client was the leader of `default` at the last attempt to acquire
     this lease."""
 
@@ -117,7 +117,7 @@ class SchemaLeaseStore(DomainLeaseStore):
             lead = await default_leader(connection, self._schema)
             if lead.is_registered:
                 return _DENIED_ANSWER
-            self.has_foreign_leader = lead.is_led
+            self.has_non_riverpy_leader = lead.is_led
             try:
                 return await self._acquire(connection, name, holder, ttl)
             except LockNotAvailableError:

@@ -36,24 +36,24 @@ if TYPE_CHECKING:
     from riverpy.config import Config
     from riverpy.periodic import PeriodicJobs
 
-CHECKS_PER_DEAD_AFTER = 3
+LEADER_CHECKS_WITHIN_DEAD_AFTER = 3
 """The number of checks of the leader within `dead_after`."""
-STATEMENT_TIMEOUT = 2.0
-REPEAT_INTERVAL = 3600.0
+CHECK_TIMEOUT = 2.0
+NO_CANDIDATE_WARNING_INTERVAL = 3600.0
 """Seconds until the warning that no client can become leader is logged again."""
 
-FOREIGN_ADVICE = (
+NON_RIVERPY_LEADER_ADVICE = (
     "register a worker or stub for each of these kinds in the program of the leader, or let only "
     "riverpy clients take part in leader election (docs/go.md)"
 )
-OLD_LEADER_EFFECT = (
+OLD_RIVERPY_LEADER_EFFECT = (
     "it maintains the queues of this domain too, and deletes finished jobs by its own retention"
 )
-FOREIGN_EFFECT_ON_DOMAIN = (
+NON_RIVERPY_LEADER_EFFECT_ON_DOMAIN = (
     "it maintains the queues of this domain too: it deletes finished jobs by its own retention, "
     "and discards jobs that run for an hour if it has no worker for their kind"
 )
-FOREIGN_EFFECT_ON_DEFAULT = (
+NON_RIVERPY_LEADER_EFFECT_ON_DEFAULT = (
     "it does not insert these periodic jobs, rescues jobs of dead clients only after an hour, and "
     "discards stuck jobs of kinds that it has no worker for"
 )
@@ -82,28 +82,28 @@ class LeaderWatch:
         self._kinds, self._queues, self._periodic_jobs = kinds, queues, periodic_jobs
         self._is_leader = is_leader
         self._domain = None if config.domain == DEFAULT_DOMAIN else config.domain
-        self._interval = config.dead_after.total_seconds() / CHECKS_PER_DEAD_AFTER
-        self._logged_term: str | None = None
+        self._check_interval = config.dead_after.total_seconds() / LEADER_CHECKS_WITHIN_DEAD_AFTER
+        self._last_warned_elected_at: str | None = None
         """The election time (`elected_at`) of the leader for which the last warning was logged."""
         self._no_candidate_since: float | None = None
         self._no_candidate_logged_at = -math.inf
         self._log = get_logger()
-        self.checked = TestSignal("LeaderWatch.checked")
+        self.leader_checked = TestSignal("LeaderWatch.leader_checked")
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Check the leader until the service is stopped. The first check is made at once."""
         task_status.started()
         while True:
-            scope.expect_progress(within=self._interval + STATEMENT_TIMEOUT)
+            scope.expect_progress(within=self._check_interval + CHECK_TIMEOUT)
             await self._check_election()
-            await self._timer.sleep(self._interval)
+            await self._timer.sleep(self._check_interval)
 
     async def _check_election(self) -> None:
         if self._domain is None and self._is_leader():  # a riverpy leader is no problem
             return
         try:
-            async with self._connection.acquire("checking the leader", STATEMENT_TIMEOUT) as opened:
-                status = await self._read_status(opened)
+            async with self._connection.acquire("checking the leader", CHECK_TIMEOUT) as opened:
+                status = await self._read_election_status(opened)
         except DATABASE_ERRORS as error:
             self._log.debug(LEADER_CHECK_FAILED, error=describe_error(error))
             self._no_candidate_since = None  # no client can write a heartbeat in an outage
@@ -111,9 +111,9 @@ class LeaderWatch:
         self._check_leader(status)
         if not self._config.candidate:
             self._check_candidates(status)
-        self.checked.emit()
+        self.leader_checked.emit()
 
-    async def _read_status(self, connection: Connection) -> ElectionStatus:
+    async def _read_election_status(self, connection: Connection) -> ElectionStatus:
         if self._domain is None:
             return await election_status(connection, self._config.schema)
         return await domain_election_status(connection, self._config.schema, domain=self._domain)
@@ -121,9 +121,9 @@ class LeaderWatch:
     def _check_leader(self, status: ElectionStatus) -> None:
         """Log a warning if the leader is a problem, once for each term (its time as leader)."""
         is_well = status.is_registered and (self._domain is None or status.supports_domains)
-        if status.leader_id is None or is_well or status.elected_at == self._logged_term:
+        if status.leader_id is None or is_well or status.elected_at == self._last_warned_elected_at:
             return
-        self._logged_term = status.elected_at
+        self._last_warned_elected_at = status.elected_at
         keys: dict[str, object] = {"leader_id": status.leader_id, "elected_at": status.elected_at}
         if self._domain is not None:
             keys |= {"domain": self._domain, "queues": list(self._queues)}
@@ -132,7 +132,7 @@ class LeaderWatch:
         if status.is_registered:
             self._log.warning(
                 LEADER_WITHOUT_DOMAINS_FOUND,
-                effect=OLD_LEADER_EFFECT,
+                effect=OLD_RIVERPY_LEADER_EFFECT,
                 advice="restart it with this version after `riverpy migrate up`",
                 **keys,
             )
@@ -140,8 +140,10 @@ class LeaderWatch:
             self._log.warning(
                 LEADER_WITHOUT_RIVERPY_FOUND,
                 kinds=list(self._kinds),
-                effect=FOREIGN_EFFECT_ON_DOMAIN if self._domain else FOREIGN_EFFECT_ON_DEFAULT,
-                advice=FOREIGN_ADVICE,
+                effect=NON_RIVERPY_LEADER_EFFECT_ON_DOMAIN
+                if self._domain
+                else NON_RIVERPY_LEADER_EFFECT_ON_DEFAULT,
+                advice=NON_RIVERPY_LEADER_ADVICE,
                 **keys,
             )
 
@@ -155,7 +157,7 @@ class LeaderWatch:
         if self._no_candidate_since is None:
             self._no_candidate_since = now
         is_long = now - self._no_candidate_since > self._config.leader_ttl.total_seconds()
-        if is_long and now - self._no_candidate_logged_at >= REPEAT_INTERVAL:
+        if is_long and now - self._no_candidate_logged_at >= NO_CANDIDATE_WARNING_INTERVAL:
             self._no_candidate_logged_at = now
             self._log.warning(
                 NO_LEADER_CANDIDATE_FOUND,

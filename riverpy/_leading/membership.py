@@ -1,4 +1,4 @@
-"""Membership: one client's part in its leader domain. The clients of a domain elect one leader.
+"""DomainMembership: one client's part in its leader domain, whose clients elect one leader.
 
 The client claims queues for the domain before it works jobs, and writes heartbeats of the domain
 while it runs. Claiming a queue decides which leader maintains it. Any client may work any queue.
@@ -62,10 +62,10 @@ if TYPE_CHECKING:
 JOIN_TIMEOUT = 10.0
 """The timeout for joining a domain, in seconds. Clients that join at the same time wait for each
 other."""
-STATEMENT_TIMEOUT = 2.0
+HEARTBEAT_WRITE_TIMEOUT = 2.0
 
 
-class Membership:
+class DomainMembership:
     """Joins a domain other than `default`, and writes heartbeats of the domain."""
 
     name = "domain"
@@ -77,28 +77,28 @@ class Membership:
         *,
         periodic_jobs: PeriodicJobs,
         connection: DedicatedConnection,
-        reserved: DedicatedConnection,
+        reserved_connection: DedicatedConnection,
         heartbeat: HeartbeatWriter,
         timer: Timer,
     ) -> None:
         """Create the membership of a client. Heartbeats are written over `connection`, so its
-        session should have a short lock timeout. The client joins its domain over `reserved`."""
+        session should have a short lock timeout. `reserved_connection` is for the joining."""
         self._registration, self._config = registration, config
         self._periodic_jobs = periodic_jobs
-        self._connection, self._reserved, self._timer = connection, reserved, timer
+        self._connection, self._reserved, self._timer = connection, reserved_connection, timer
         self._heartbeat = heartbeat
-        self._interval = config.dead_after / HEARTBEATS_WITHIN_DEAD_AFTER
+        self._heartbeat_interval = config.dead_after / HEARTBEATS_WITHIN_DEAD_AFTER
         self._claimed_queues: Sequence[str] = ()
         self._owner_by_moved_queue: dict[str, str] = {}
         """For each queue that was moved from this client's domain, the new domain that was logged
         last."""
         self._log = get_logger(domain=config.domain)
-        self._last_update_at = self._timer.seconds_since_boot()
+        self._last_heartbeat_at = self._timer.seconds_since_boot()
         """When the last heartbeat was written."""
-        self._failures = RepeatedFailureLog(self._log)
-        self.updated = TestSignal("Membership.updated")
+        self._failure_log = RepeatedFailureLog(self._log)
+        self.heartbeat_written = TestSignal("DomainMembership.heartbeat_written")
 
-    async def join(self) -> None:
+    async def join_domain(self) -> None:
         """Claim the queues of the client. The client must be registered.
 
         Raises:
@@ -111,7 +111,7 @@ class Membership:
         interval = min(dead_after / HEARTBEAT_READS_WITHIN_DEAD_AFTER, HEARTBEAT_READ_INTERVAL_MAX)
         dead: Mapping[str, bytes] = {}
         is_logged = False
-        while (undecided := await self._try_to_join(dead)) is not None:
+        while (undecided := await self._try_to_join_domain(dead)) is not None:
             if not is_logged:
                 is_logged = True
                 self._log.warning(
@@ -126,7 +126,7 @@ class Membership:
             if not undecided <= dead.keys():
                 await self._timer.sleep(min(interval, stopped.seconds_until_next_stop))
 
-    async def _try_to_join(self, dead: Mapping[str, bytes]) -> set[str] | None:
+    async def _try_to_join_domain(self, dead_clients: Mapping[str, bytes]) -> set[str] | None:
         """Claim the queues. If another domain owns one of them, some clients of that domain may be
         alive. Then claim nothing, and return the ids of these clients."""
         schema = self._config.schema
@@ -136,9 +136,9 @@ class Membership:
             connection.transaction(isolation="read_committed"),
         ):
             await owner_lock(connection, schema)
-            held = await owner_conflicts(connection, schema, queues=wanted, dead=dead)
+            held = await owner_conflicts(connection, schema, queues=wanted, dead=dead_clients)
             foreign = [holder for holder in held if holder.domain != self._config.domain]
-            kept_by_owner = {holder.queue for holder in foreign if not self._may_take_queue(holder)}
+            kept_by_owner = {holder.queue for holder in foreign if not self._can_take_queue(holder)}
             undecided = {
                 client_id
                 for holder in foreign
@@ -154,15 +154,15 @@ class Membership:
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Write heartbeats of the domain until the service is stopped."""
-        self._last_update_at = self._timer.seconds_since_boot()
+        self._last_heartbeat_at = self._timer.seconds_since_boot()
         task_status.started()
-        interval = self._interval.total_seconds()
+        interval = self._heartbeat_interval.total_seconds()
         while True:
-            scope.expect_progress(within=interval + STATEMENT_TIMEOUT)
+            scope.expect_progress(within=interval + HEARTBEAT_WRITE_TIMEOUT)
             await self._timer.sleep(interval)
             try:
                 async with self._connection.acquire(
-                    "writing a heartbeat of the domain", STATEMENT_TIMEOUT
+                    "writing a heartbeat of the domain", HEARTBEAT_WRITE_TIMEOUT
                 ) as connection:
                     owners = await self._write_heartbeat(connection)
             except DATABASE_ERRORS as error:  # the next heartbeat comes before `dead_after` ends
@@ -170,13 +170,13 @@ class Membership:
                 continue
             self._record_success()
             self._log_moved_queues(owners)
-            self.updated.emit()
+            self.heartbeat_written.emit()
 
     def _record_failure(self, error: Exception) -> None:
         self._log.debug(DOMAIN_HEARTBEAT_FAILED, error=describe_error(error))
-        age = self._timer.seconds_since_boot() - self._last_update_at
+        age = self._timer.seconds_since_boot() - self._last_heartbeat_at
         if age > self._config.dead_after.total_seconds() * CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER:
-            self._failures.log_failure(
+            self._failure_log.log_failure(
                 DOMAIN_HEARTBEAT_LOST,
                 effect="if no client of the domain sends heartbeats, the leader of `default` "
                 "maintains its queues after ten minutes",
@@ -185,8 +185,8 @@ class Membership:
             )
 
     def _record_success(self) -> None:
-        self._last_update_at = self._timer.seconds_since_boot()
-        self._failures.log_recovery(DOMAIN_HEARTBEAT_RESTORED)
+        self._last_heartbeat_at = self._timer.seconds_since_boot()
+        self._failure_log.log_recovery(DOMAIN_HEARTBEAT_RESTORED)
 
     async def _claim_queues(self, connection: Connection) -> None:
         claimed = await owner_claim(
@@ -200,24 +200,24 @@ class Membership:
             await owner_notify(connection, self._config.schema)
             self._log.info(QUEUES_CLAIMED_FOR_DOMAIN, queues=claimed)
 
-    def _may_take_queue(self, holder: QueueConflict) -> bool:
+    def _can_take_queue(self, conflict: QueueConflict) -> bool:
         """Whether the domain of this client may take a queue from the domain that owns it."""
         policy = self._config.on_domain_conflict
         if policy == "warn":
             self._log.warning(
                 QUEUE_OF_ANOTHER_DOMAIN_FOUND,
                 effect="this client works its jobs, and the other domain's leader maintains it",
-                queue=holder.queue,
-                owner=holder.domain,
+                queue=conflict.queue,
+                owner=conflict.domain,
             )
             return False
-        if policy == "takeover" and not holder.client_ids:
+        if policy == "takeover" and not conflict.client_ids:
             return True
         raise DomainConflictError(
-            holder.queue,
-            owner=holder.domain,
+            conflict.queue,
+            owner=conflict.domain,
             domain=self._config.domain,
-            client_ids=holder.client_ids,
+            client_ids=conflict.client_ids,
         )
 
     async def _write_heartbeat(self, connection: Connection) -> Mapping[str, str]:
@@ -227,19 +227,19 @@ class Membership:
             client_id=self._registration.client_id,
             registered_at=self._heartbeat.registered_at,
             domain=self._config.domain,
-            settings=settings_digest(self._config, self._periodic_jobs),
+            settings=compute_settings_digest(self._config, self._periodic_jobs),
             queues=self._claimed_queues,
-            interval=self._interval,
+            interval=self._heartbeat_interval,
         )
 
-    def _log_moved_queues(self, owners: Mapping[str, str]) -> None:
+    def _log_moved_queues(self, owner_by_queue: Mapping[str, str]) -> None:
         """Log each move of a queue to another domain once. An operator has moved the queue, so the
         client does not claim it back."""
         domain = self._config.domain
         moved = {
             queue: owner
             for queue in self._claimed_queues
-            if (owner := owners.get(queue, DEFAULT_DOMAIN)) != domain
+            if (owner := owner_by_queue.get(queue, DEFAULT_DOMAIN)) != domain
         }
         for queue, owner in moved.items():
             if self._owner_by_moved_queue.get(queue) != owner:
@@ -252,7 +252,7 @@ class Membership:
         self._owner_by_moved_queue = moved
 
 
-def settings_digest(config: Config, periodic_jobs: PeriodicJobs) -> str:
+def compute_settings_digest(config: Config, periodic_jobs: PeriodicJobs) -> str:
     """Return a digest of the settings that a leader uses: periodic jobs and retention. Clients with
     the same settings have the same digest."""
     settings = (

@@ -10,7 +10,7 @@ from riverpy._postgres.sql_files import QueueFilter
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-FILTER_MAX = 100
+QUEUES_PER_FILTER_MAX = 100
 """The largest number of queues in one statement, which scans an index once for each queue."""
 
 
@@ -25,25 +25,25 @@ class QueueScope:
     def __contains__(self, queue: str) -> bool:
         return (queue in self.queues) is self.is_allow_list
 
-    def without(self, queues: Iterable[str]) -> QueueScope:
+    def without_queues(self, queues: Iterable[str]) -> QueueScope:
         """Return a scope that does not have these queues."""
         change = self.queues.difference if self.is_allow_list else self.queues.union
         return QueueScope(change(queues), self.is_allow_list)
 
-    def filter(self) -> QueueFilter:
+    def make_single_filter(self) -> QueueFilter:
         """Return one filter for the whole scope."""
         return QueueFilter(tuple(sorted(self.queues)), self.is_allow_list)
 
-    def filters(self) -> Sequence[QueueFilter | None]:
+    def make_statement_filters(self) -> Sequence[QueueFilter | None]:
         """Return the filters of the statements that together handle the whole scope. A scope of
-        only some queues has one filter for each `FILTER_MAX` queues. A filter `None` selects all
-        queues."""
+        only some queues has one filter for each `QUEUES_PER_FILTER_MAX` queues. A filter `None`
+        selects all queues."""
         if not self.is_allow_list:
-            return [self.filter() if self.queues else None]
+            return [self.make_single_filter() if self.queues else None]
         names = sorted(self.queues)
         return [
-            QueueFilter(tuple(names[first : first + FILTER_MAX]), is_allow_list=True)
-            for first in range(0, len(names), FILTER_MAX)
+            QueueFilter(tuple(names[first : first + QUEUES_PER_FILTER_MAX]), is_allow_list=True)
+            for first in range(0, len(names), QUEUES_PER_FILTER_MAX)
         ]
 
 

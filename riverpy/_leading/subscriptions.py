@@ -1,5 +1,5 @@
-"""Leadership: publishes to subscribers in this process when the client becomes leader, and when its
-term (its time as leader) ends."""
+"""LeadershipPublisher: publishes to subscribers in this process when the client becomes leader, and
+when its term (its time as leader) ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from riverpy.events import LeadershipChange
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PENDING_MAX = 10_000
+UNREAD_CHANGES_MAX = 10_000
 """The largest number of changes that wait for a subscriber."""
 
 
@@ -25,12 +25,12 @@ class LeadershipSubscription(Stream[LeadershipChange]):
     `dropped`, so that the last item is always the current state.
     """
 
-    def __init__(self, owner: Leadership) -> None:
-        super().__init__(owner, PENDING_MAX)
+    def __init__(self, owner: LeadershipPublisher) -> None:
+        super().__init__(owner, UNREAD_CHANGES_MAX)
         self._leadership = owner
 
     async def __aenter__(self) -> Self:
-        self.put(self._leadership.current)
+        self.put(self._leadership.latest_change)
         return await super().__aenter__()
 
     def put(self, change: LeadershipChange) -> None:
@@ -41,18 +41,18 @@ class LeadershipSubscription(Stream[LeadershipChange]):
         self._append(change)
 
 
-class Leadership(Streams[LeadershipSubscription]):
+class LeadershipPublisher(Streams[LeadershipSubscription]):
     """The state of one client's leadership, and the subscribers to its changes."""
 
     def __init__(self, leader_id: Callable[[], str], domain: Callable[[], str]) -> None:
-        """Create the leadership of a client that is not the leader. The arguments return its leader
+        """Create the publisher of a client that is not the leader. The arguments return its leader
         id and its domain."""
         super().__init__()
         self._leader_id, self._domain = leader_id, domain
         self._last_change: LeadershipChange | None = None
 
     @property
-    def current(self) -> LeadershipChange:
+    def latest_change(self) -> LeadershipChange:
         """The last change of the leadership, or its initial state."""
         return self._last_change or LeadershipChange(
             is_leader=False, leader_id=self._leader_id(), domain=self._domain()

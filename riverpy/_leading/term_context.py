@@ -28,10 +28,10 @@ class TermContext:
     workers: Workers
     connection: DedicatedConnection
     """The connection for short statements."""
-    cleaner_connection: DedicatedConnection
+    long_statement_connection: DedicatedConnection
     """The connection for statements that may take long, up to their timeout."""
     timer: Timer
-    connect_direct: Callable[[], Awaitable[Connection]] | None
+    open_direct_connection: Callable[[], Awaitable[Connection]] | None
     """Opens a connection that bypasses a pooler in transaction mode. None: that is not possible."""
     read_queue_scope: Callable[[], Awaitable[QueueScope]]
     """Returns the queues to maintain. Each pass of a service calls this function, because the
@@ -40,7 +40,7 @@ class TermContext:
     Raises:
         Exception: one of DATABASE_ERRORS; the service retries the pass soon.
     """
-    all_started: asyncio.Event = field(default_factory=asyncio.Event)
+    all_services_started: asyncio.Event = field(default_factory=asyncio.Event)
     """An event that is set when all services of the term have started. No service makes a pass
     before that."""
 

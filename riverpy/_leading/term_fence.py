@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.driver import Connection, Transaction
 
-TRANSACTION_LIMIT = timedelta(seconds=5)
+FENCED_TRANSACTION_TIMEOUT = timedelta(seconds=5)
 """The timeout of one fenced transaction, which commits only during its term. The open transaction
 of a dead leader delays the next leader by at most this time."""
-LOCK_TIMEOUT_SHARE = 1 / 5
+LOCK_WAIT_SHARE_OF_TIMEOUT = 1 / 5
 """A statement may wait for a locked row for this fraction of its transaction's timeout."""
-ROLLBACK_LIMIT = 0.5
+ROLLBACK_TIMEOUT = 0.5
 """The timeout for the rollback of a stopped or failed transaction, in seconds. When it expires, the
 connection is closed."""
 
 
-class FenceBusyError(TimeoutError):
+class FenceTimeoutError(TimeoutError):
     """A transaction did not begin, because another session has locked the leader's row, or the
     database does not answer. The rows to write are not the cause."""
 
@@ -49,7 +49,7 @@ class LeaderTerm:
     def __init__(self, lease: Lease) -> None:
         """Only the client calls this."""
         self.lease = lease
-        self.limit = min(TRANSACTION_LIMIT, lease.ttl)  # the timeout of a fenced transaction
+        self.transaction_timeout = min(FENCED_TRANSACTION_TIMEOUT, lease.ttl)
 
     @property
     def is_held(self) -> bool:
@@ -90,22 +90,24 @@ class LeaderTerm:
         if is_rivers_row:
             await expect_read_committed(connection)
         with anyio.fail_after(CHECK_TIMEOUT, reason="passing the fence of a leader term took long"):
-            is_held = await self._try_fence(connection)
+            is_held = await self._try_to_fence_transaction(connection)
         if not is_held:
             if await self.lease.renew_in_store():
                 raise await wrong_database_error(connection, "this leader term")
-            raise self._fenced_out_error()
+            raise self._end_fenced_out_term()
         if is_rivers_row:
             await expect_outermost(connection)
 
-    async def _try_fence(self, connection: Transaction) -> bool:
+    async def _try_to_fence_transaction(self, connection: Transaction) -> bool:
         """Bind a transaction to the term. Returns False if the term has ended, or if the connection
         leads to another database."""
         return await self.lease.try_fence(
-            connection, timeout=self.limit, lock_timeout=self.limit * LOCK_TIMEOUT_SHARE
+            connection,
+            timeout=self.transaction_timeout,
+            lock_timeout=self.transaction_timeout * LOCK_WAIT_SHARE_OF_TIMEOUT,
         )
 
-    def _fenced_out_error(self) -> FencedOutError:
+    def _end_fenced_out_term(self) -> FencedOutError:
         """End the term, and return the error to raise."""
         self.lease.end("the database refused a write of its term", may_be_held=False)
         return FencedOutError("another process is the leader, or may be")
@@ -123,33 +125,33 @@ class TermFence(LeaderTerm):
 
         Raises:
             FencedOutError: the term has ended; nothing was written.
-            FenceBusyError: the `async with` block was not entered; nothing was written.
-            TimeoutError: the transaction took longer than `TRANSACTION_LIMIT`; the text has the
-                purpose.
+            FenceTimeoutError: the `async with` block was not entered; nothing was written.
+            TimeoutError: the transaction took longer than `FENCED_TRANSACTION_TIMEOUT`; the
+                text has the purpose.
             Exception: one of DATABASE_ERRORS, raised by the block or by the commit.
         """
         self.expect_held()
-        is_entered = False
+        is_entered, timeout = False, self.transaction_timeout.total_seconds()
         try:
             async with (
-                connection.acquire(purpose, self.limit.total_seconds()) as open_connection,
-                _transaction(open_connection),
+                connection.acquire(purpose, timeout) as open_connection,
+                _read_committed_transaction(open_connection),
             ):
-                if not await self._try_fence(open_connection):
-                    raise self._fenced_out_error()
+                if not await self._try_to_fence_transaction(open_connection):
+                    raise self._end_fenced_out_term()
                 is_entered = True
                 yield open_connection
         except DATABASE_ERRORS as error:
             if is_entered:
                 raise
             text = describe_error(error)
-            raise FenceBusyError(
+            raise FenceTimeoutError(
                 text if text.startswith(purpose) else f"{purpose}: {text}"
             ) from error
 
 
 @asynccontextmanager
-async def _transaction(connection: Connection) -> AsyncGenerator[None]:
+async def _read_committed_transaction(connection: Connection) -> AsyncGenerator[None]:
     """Open a transaction for an `async with` block. After the block, it has ended on the server
     too. If the connection was only closed, a statement could keep running, and its locks would
     delay the next term.
@@ -164,7 +166,7 @@ async def _transaction(connection: Connection) -> AsyncGenerator[None]:
     except BaseException:
         with (
             suppress(*DATABASE_ERRORS),  # after an error, the next use opens a new connection
-            anyio.move_on_after(ROLLBACK_LIMIT, shield=True) as scope,
+            anyio.move_on_after(ROLLBACK_TIMEOUT, shield=True) as scope,
         ):
             await transaction.rollback()
         if scope.cancelled_caught:  # the rollback timed out; otherwise the session stays usable

@@ -1,5 +1,5 @@
-"""TermRunner: runs the services of one term (a client's time as leader), and starts them again when
-they fail."""
+"""TermServicesRunner: runs the services of one term (a client's time as leader), and starts them
+again when they fail."""
 
 from __future__ import annotations
 
@@ -29,45 +29,45 @@ if TYPE_CHECKING:
     from riverpy._leases.lease import Lease
     from riverpy._lifecycle import Service, StopScope
 
-ATTEMPTS_MAX = 3
+FAILURES_MAX = 3
 """The number of consecutive failures of maintenance after which the leader resigns."""
-RETRY_DELAY_MIN = timedelta(seconds=1)
-RETRY_DELAY_MAX = timedelta(seconds=2)
-FAILURE_RESET_AFTER = 60.0
+SERVICE_RESTART_DELAY_MIN = timedelta(seconds=1)
+SERVICE_RESTART_DELAY_MAX = timedelta(seconds=2)
+FAILURE_COUNT_RESET_AFTER = 60.0
 """If the services ran for this number of seconds, the next failure counts as the first one."""
 
 
-class TermRunner:
+class TermServicesRunner:
     """Runs the services of one term. Each start creates new services, so that an old service cannot
     affect a newer one."""
 
     def __init__(
         self,
         lease: Lease,
-        make: Callable[[Lease], tuple[TermContext, Sequence[Service]]],
+        make_services: Callable[[Lease], tuple[TermContext, Sequence[Service]]],
         *,
         timer: Timer,
-        started: Callable[[], None],
+        on_services_started: Callable[[], None],
         resign: Callable[[], bool],
     ) -> None:
         """Create the runner of one term.
 
         Args:
-            make: creates the services, and the context that the services share.
-            started: called each time that all services have started.
+            make_services: creates the services, and the context that the services share.
+            on_services_started: called each time that all services have started.
             resign: called once, when the services have failed too often. Returns False if the term
                 had ended before.
         """
-        self._lease, self._make_services, self._timer = lease, make, timer
-        self._started, self._resign = started, resign
+        self._lease, self._make_services, self._timer = lease, make_services, timer
+        self._on_services_started, self._resign = on_services_started, resign
         self._services_started_at: float | None = None
         self._failure_count = 0
-        self._backoff = Backoff(RETRY_DELAY_MIN, RETRY_DELAY_MAX)
+        self._restart_backoff = Backoff(SERVICE_RESTART_DELAY_MIN, SERVICE_RESTART_DELAY_MAX)
         self._log = get_logger(leader_id=lease.holder, elected_at=lease.acquired_at.isoformat())
 
     async def run(self, scope: StopScope) -> None:
         """Run the services until the scope is stopped, or until they have failed too often."""
-        while scope.cause is None and self._failure_count < ATTEMPTS_MAX:
+        while scope.cause is None and self._failure_count < FAILURES_MAX:
             self._services_started_at = None
             try:
                 await self._run_services(scope)
@@ -80,13 +80,13 @@ class TermRunner:
             async with ServiceGroup(scope) as group:
                 for service in services:
                     await group.start(service)
-                context.all_started.set()
+                context.all_services_started.set()
                 self._services_started_at = self._timer.seconds_since_boot()
                 if scope.cause is None:
-                    self._started()
+                    self._on_services_started()
                 await anyio.sleep_forever()
         finally:
-            await close_connections([context.connection, context.cleaner_connection])
+            await close_connections([context.connection, context.long_statement_connection])
 
     async def _handle_failure(self, scope: StopScope, error: BaseException) -> None:
         """Log a failure of maintenance. Then wait before the services start again, or resign."""
@@ -94,21 +94,24 @@ class TermRunner:
             self._log.error(MAINTENANCE_FAILED_WHILE_STOPPING, **error_keys(error))
             return
         began = self._services_started_at
-        if began is not None and self._timer.seconds_since_boot() - began >= FAILURE_RESET_AFTER:
+        if (
+            began is not None
+            and self._timer.seconds_since_boot() - began >= FAILURE_COUNT_RESET_AFTER
+        ):
             self._failure_count = 0
-            self._backoff.reset()
+            self._restart_backoff.reset()
         self._failure_count += 1
-        keys = {"attempt": self._failure_count, "attempts": ATTEMPTS_MAX, **error_keys(error)}
-        if self._failure_count < ATTEMPTS_MAX:
-            delay = self._backoff.next_delay()
-            self._log_method_for(error)(MAINTENANCE_FAILED, seconds=round(delay, 1), **keys)
+        keys = {"attempt": self._failure_count, "attempts": FAILURES_MAX, **error_keys(error)}
+        if self._failure_count < FAILURES_MAX:
+            delay = self._restart_backoff.next_delay()
+            self._choose_log_method(error)(MAINTENANCE_FAILED, seconds=round(delay, 1), **keys)
             await self._timer.sleep(delay)
         else:
             is_resigned = self._resign()
             effect = "this client resigns" if is_resigned else "none: its term had ended"
-            self._log_method_for(error)(MAINTENANCE_FAILED_TOO_OFTEN, effect=effect, **keys)
+            self._choose_log_method(error)(MAINTENANCE_FAILED_TOO_OFTEN, effect=effect, **keys)
 
-    def _log_method_for(self, error: BaseException) -> Callable[..., None]:
+    def _choose_log_method(self, error: BaseException) -> Callable[..., None]:
         """Return the log method: error for a fault in riverpy, warning for an outage, info for a
         lost term."""
         if isinstance(error, FencedOutError):

@@ -77,7 +77,7 @@ class HeldLeases:
         self.renewal_seconds = 0.0
         """The duration of the last renewal, in seconds."""
         self._log = get_logger(holder=holder)
-        self._log_term = self._log.info if store.logs_terms else self._log.debug
+        self._log_term = self._log.info if store.should_log_terms else self._log.debug
         self.renewed = TestSignal("HeldLeases.renewed")
 
     def __len__(self) -> int:
@@ -156,7 +156,7 @@ class HeldLeases:
         if (scope := self._scopes.pop(lease, None)) is not None:
             scope.expect_no_progress()  # the work may take any time to stop
         keys = {"lease": lease.name, "epoch": lease.epoch, "reason": lease.end_reason}
-        if lease.is_lost and self._store.logs_terms:
+        if lease.is_lost and self._store.should_log_terms:
             self._log.warning(LEASE_LOST, **keys)
         else:
             self._log_term(LEASE_ENDED, **keys)

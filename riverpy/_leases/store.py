@@ -61,7 +61,7 @@ class LeaseStore(ABC):
 
     prefix = ""
     """The prefix of the leases' names in the table and in notifications."""
-    logs_terms = True
+    should_log_terms = True
     """Whether the engine logs acquired and ended leases. False for an election, which has its own
     log events."""
 

@@ -80,7 +80,7 @@ class MaintenanceService(ABC):
         """Start, wait until the other services have started, and make passes until stopped."""
         await self.prepare()
         task_status.started()
-        await self.context.all_started.wait()
+        await self.context.all_services_started.wait()
         await self.context.timer.sleep(random.uniform(0, FIRST_DELAY_MAX))  # noqa: S311 (no secret)
         while True:
             self._wake_event.clear()

@@ -84,7 +84,9 @@ class Batches(Generic[Row]):
         )
         self._sender = BatchSender(
             BatchStatement(self._count_and_send, row_id=key),
-            batch_size=BatchSize(size or BATCH_SIZE, self._context.fence.limit.total_seconds()),
+            batch_size=BatchSize(
+                size or BATCH_SIZE, self._context.fence.transaction_timeout.total_seconds()
+            ),
             skipped_rows=self.set_aside_rows,
             on_row_skipped=self._log_set_aside,
             on_row_recovered=self._log_recovered,

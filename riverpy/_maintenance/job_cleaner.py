@@ -62,15 +62,18 @@ def _scopes_by_retention(
 ) -> Iterator[tuple[timedelta, JobScope | None]]:
     kinds = tuple(config.retention_by_kind)
     for retention, names in _names_by_retention(config.retention_by_kind, state).items():
-        yield retention, JobScope(*scope.filter(), tuple(names), is_kind_allow_list=True)
+        yield (
+            retention,
+            JobScope(*scope.make_single_filter(), tuple(names), is_kind_allow_list=True),
+        )
     for retention, names in _names_by_retention(config.retention_by_queue, state).items():
         if within := tuple(name for name in names if name in scope):
             yield retention, JobScope(within, True, kinds)
     retention: timedelta | None = getattr(config.retention, state.value)
-    others = scope.without(config.retention_by_queue)
+    others = scope.without_queues(config.retention_by_queue)
     if retention is None or others == NO_QUEUES:
         return
-    jobs = JobScope(*others.filter(), kinds)
+    jobs = JobScope(*others.make_single_filter(), kinds)
     yield retention, None if jobs == JobScope() else jobs
 
 
@@ -106,7 +109,7 @@ class JobCleaner(MaintenanceService):
             "deleting ended jobs",
             self._delete_jobs,
             key=lambda job: job.id,
-            connection=context.cleaner_connection,
+            connection=context.long_statement_connection,
         )
         self._cursors: dict[Rule, EndedCursor | None] = {}
         """The position up to which the jobs of each rule were read. A new rule starts at the
@@ -180,7 +183,7 @@ class JobCleaner(MaintenanceService):
 
     async def _read_ended_jobs(self, rule: Rule, limit: int) -> list[EndedJob]:
         self.context.fence.expect_held()
-        async with self.context.cleaner_connection.acquire(
+        async with self.context.long_statement_connection.acquire(
             "reading ended jobs", READ_TIMEOUT
         ) as connection:
             return await job_ended(

@@ -149,7 +149,7 @@ class JobRescuer(MaintenanceService):
     async def run_once(self, scope: StopScope) -> float:
         """Make one pass. Return the seconds until the next one."""
         now = self.context.timer.seconds_since_boot()
-        filters = (await self.context.read_queue_scope()).filters()
+        filters = (await self.context.read_queue_scope()).make_statement_filters()
         self.batches.begin_pass(filters)
         self.stuck_job_reads.begin_pass(filters)
         seconds_until_next = await self._rescue_jobs_of_dead_clients(filters)

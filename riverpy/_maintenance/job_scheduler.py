@@ -46,7 +46,7 @@ class JobScheduler(MaintenanceService):
         self._unchanged_job_ids = []
         queues = await self.context.read_queue_scope()
         self.batches.begin_pass(queues)
-        for within in queues.filters():
+        for within in queues.make_statement_filters():
             if not await self.batches.handle_pages(partial(self._read_due_jobs, within)):
                 break
         return INTERVAL

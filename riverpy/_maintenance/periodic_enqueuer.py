@@ -158,7 +158,7 @@ class PeriodicEnqueuer(MaintenanceService):
                 row_id=lambda plan: plan.slot_change.id,
                 is_row_error=self._is_row_error,
             ),
-            batch_size=BatchSize(BATCH_MAX, context.fence.limit.total_seconds()),
+            batch_size=BatchSize(BATCH_MAX, context.fence.transaction_timeout.total_seconds()),
             skipped_rows=None,
             on_row_skipped=lambda plan, error: self._postpone(plan.slot_change.id, error),
             failures_before_pause=FAILURES_MAX,

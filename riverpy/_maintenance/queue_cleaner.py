@@ -39,7 +39,7 @@ class QueueCleaner(MaintenanceService):
         """Delete the rows of all unused queues."""
         queues = await self.context.read_queue_scope()
         self.batches.begin_pass(queues)
-        for within in queues.filters():
+        for within in queues.make_statement_filters():
             await self.batches.handle_pages(partial(self._read_page, within))
         return self.batches.delay(INTERVAL)
 

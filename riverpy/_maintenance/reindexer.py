@@ -391,12 +391,12 @@ def reindexers(context: TermContext) -> list[Reindexer]:
     names = INDEX_NAMES_DEFAULT if names is None else names
     if not names:
         return []
-    if context.connect_direct is None:
+    if context.open_direct_connection is None:
         get_logger().info(
             REINDEXING_DISABLED, advice="set listen_url to a URL that bypasses the pooler"
         )
         return []
-    return [Reindexer(context, names, context.connect_direct)]
+    return [Reindexer(context, names, context.open_direct_connection)]
 
 
 async def _with_timeout(

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy._leading.domain_queues import DomainQueues
-from riverpy._leading.election import Election, receive_leadership
+from riverpy._leading.domain_queues import DomainQueueReader
+from riverpy._leading.election import Election, handle_leadership_notification
 from riverpy._leading.leader_stores import DomainLeaseStore, LeaderRowStore, SchemaLeaseStore
 from riverpy._leading.term_context import TermContext
 from riverpy._leading.term_fence import TermFence
-from riverpy._leading.term_runner import TermRunner
+from riverpy._leading.term_runner import TermServicesRunner
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.timing import LeaseTiming
 from riverpy._maintenance.services import (
@@ -78,7 +78,11 @@ class LeaderSetup:
     def topics(self) -> Mapping[str, Callable[[str], None]]:
         """The topics of notifications about leases, each with its handler."""
         if len(self.setups) == 1:  # only one election: the domain is `default`
-            return {"river_leadership": lambda payload: receive_leadership(self.engine, payload)}
+            return {
+                "river_leadership": lambda payload: handle_leadership_notification(
+                    self.engine, payload
+                )
+            }
         return {LEASE_TOPIC: self._receive_lease}
 
     def _receive_lease(self, payload: str) -> None:
@@ -124,7 +128,7 @@ class ElectionSetup:
     def __init__(self, run: RunContext, timer: Timer, domain: str) -> None:
         """`domain` is a leader domain, or `SCHEMA_LEASE_NAME`."""
         self._run, self._timer, self._domain = run, timer, domain
-        self._queues: DomainQueues | None = None
+        self._queues: DomainQueueReader | None = None
         self._services: Sequence[MaintenanceService] = ()
         lease_name, self._store = _lease_name_and_store(run, domain)
         self.engine = LeaseEngine(
@@ -138,7 +142,9 @@ class ElectionSetup:
             lease_name,
             self._run_term,
             domain=domain,
-            changed=None if domain == SCHEMA_LEASE_NAME else run.client.leadership.publish,
+            on_leadership_change=None
+            if domain == SCHEMA_LEASE_NAME
+            else run.client.leadership.publish,
         )
 
     def make_services(self, context: TermContext) -> list[MaintenanceService]:
@@ -150,7 +156,7 @@ class ElectionSetup:
                 *domain_services(context, heartbeat, client.periodic_jobs, client.inserter),
                 *(LeaderFunctionService(context, function) for function in functions),
             ]
-        lease, has_foreign_leader = context.fence.lease, self._store.has_foreign_leader
+        lease, has_foreign_leader = context.fence.lease, self._store.has_non_riverpy_leader
 
         def resign(why: str) -> None:
             self.engine.resign(lease, why, pause=self.engine.timing.interval)
@@ -163,7 +169,7 @@ class ElectionSetup:
     def forget_owners(self) -> None:
         """Let the next run of a service read again which domains own which queues."""
         if self._queues is not None:
-            self._queues.forget()
+            self._queues.forget_queue_owners()
 
     @property
     def skipped_rows(self) -> list[SkippedRowReport]:
@@ -179,35 +185,35 @@ class ElectionSetup:
             service.wake()
 
     async def _run_term(self, lease: Lease, scope: StopScope) -> None:
-        runner = TermRunner(
+        runner = TermServicesRunner(
             lease,
             self._make_term,
             timer=self._timer,
-            started=self.election.forget_failures,
+            on_services_started=self.election.forget_failed_terms,
             resign=lambda: self.election.resign_after_failure(lease),
         )
         await runner.run(scope)
 
     def _make_term(self, lease: Lease) -> tuple[TermContext, Sequence[MaintenanceService]]:
         run, connection = self._run, self._make_connection("maintenance")
-        self._queues = DomainQueues(
+        self._queues = DomainQueueReader(
             connection,
             run.schema,
             self._domain,
             has_notifications=not run.config.poll_only,
             timer=self._timer,
             dead_after=run.config.dead_after,
-            contact_seconds=run.heartbeat.contact_duration,
+            contact_duration=run.heartbeat.contact_duration,
         )
         context = TermContext(
             fence=TermFence(lease),
             config=run.config,
             workers=run.client.workers,
             connection=connection,
-            cleaner_connection=self._make_connection("cleaning"),
+            long_statement_connection=self._make_connection("cleaning"),
             timer=self._timer,
-            connect_direct=run.connections.connector.connect_for_reindexer,
-            read_queue_scope=self._queues.read_scope,
+            open_direct_connection=run.connections.connector.connect_for_reindexer,
+            read_queue_scope=self._queues.read_queue_scope,
         )
         self._services = self.make_services(context)
         return context, self._services

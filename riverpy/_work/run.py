@@ -25,7 +25,7 @@ import anyio
 from riverpy._clients.heartbeat import HeartbeatWriter
 from riverpy._clock import Timer
 from riverpy._leading.leader_watch import LeaderWatch
-from riverpy._leading.membership import Membership
+from riverpy._leading.membership import DomainMembership
 from riverpy._leases.singletons import SingletonRunners
 from riverpy._lifecycle import ServiceGroup, unwrap_single_error
 from riverpy._log import get_logger
@@ -182,15 +182,15 @@ class Run:
             for name, queue in self._client.queues.items()
         }
 
-    def _make_membership(self) -> Membership | None:
+    def _make_membership(self) -> DomainMembership | None:
         if self._config.domain == DEFAULT_DOMAIN:
             return None
-        return Membership(
+        return DomainMembership(
             self._registration,
             self._config,
             periodic_jobs=self._client.periodic_jobs,
             connection=self._connections.results,
-            reserved=self._connections.reserved,
+            reserved_connection=self._connections.reserved,
             heartbeat=self._heartbeat,
             timer=Timer(),
         )
@@ -419,7 +419,7 @@ class Run:
             await services.start(self._heartbeat)
         if self._membership is not None:
             try:
-                await self._membership.join()
+                await self._membership.join_domain()
             except DomainConflictError:
                 await self._heartbeat.delete_client_row()
                 raise

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from riverpy._clients.heartbeat import HeartbeatWriter
     from riverpy._insert.inserter import Inserter
-    from riverpy._leading.subscriptions import Leadership
+    from riverpy._leading.subscriptions import LeadershipPublisher
     from riverpy._leases.client_leases import ClientLeases
     from riverpy._postgres.driver import Connection
     from riverpy._work.child_process import ChildProcessPool
@@ -41,7 +41,7 @@ class ClientParts:
     singletons: Singletons
     leases: ClientLeases
     subscriptions: Subscriptions
-    leadership: Leadership
+    leadership: LeadershipPublisher
     periodic_jobs: PeriodicJobs
     inserter: Inserter
     children: ChildProcessPool

@@ -129,8 +129,8 @@ async def held_term(
 ) -> AsyncGenerator[HeldTerm]:
     """A context whose term is held for a month, with these settings of Config.
 
-    `TermContext.all_started` is set. The default timer is a QuickTimer. With the `term` of another
-    HeldTerm, both processes and the server treat it as their own.
+    `TermContext.all_services_started` is set. The default timer is a QuickTimer. With the `term` of
+    another HeldTerm, both processes and the server treat it as their own.
     """
     held = HeldTerm(schema, leader_id, timer or QuickTimer())
     async with AsyncExitStack() as stack:
@@ -147,12 +147,12 @@ async def held_term(
             config=Config(schema=schema.name, **settings),
             workers=workers or Workers(),
             connection=connections[0],
-            cleaner_connection=connections[1],
+            long_statement_connection=connections[1],
             timer=held.timer,
-            connect_direct=None,
+            open_direct_connection=None,
             read_queue_scope=held._ask_scope,
         )
-        held.context.all_started.set()
+        held.context.all_services_started.set()
         yield held
 
 

@@ -1,4 +1,4 @@
-"""DomainQueues: which queues a leader maintains, and how often it reads their owners."""
+"""DomainQueueReader: which queues a leader maintains, and how often it reads their owners."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class StoppedTimer(Timer):
 
 def default_queues(
     *, has_table: bool, has_notifications: bool = True, timer: Timer | None = None
-) -> domain_queues.DomainQueues:
-    """Create the DomainQueues of a leader of `default`."""
+) -> domain_queues.DomainQueueReader:
+    """Create the DomainQueueReader of a leader of `default`."""
     connection: Any = Connection()
-    queues = domain_queues.DomainQueues(
+    queues = domain_queues.DomainQueueReader(
         connection,
         None,
         "default",
         has_notifications=has_notifications,
         timer=timer or Timer(),
         dead_after=timedelta(minutes=1),
-        contact_seconds=lambda: 1e6,
+        contact_duration=lambda: 1e6,
     )
-    queues._has_table = has_table
+    queues._has_owner_table = has_table
     return queues
 
 
@@ -70,16 +70,16 @@ async def test_claim_during_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def owner_read(*_args: object, **_options: object) -> list[OwnedQueue]:
         answer = answers.pop(0)
         if len(answers) == 2:
-            queues.forget()
+            queues.forget_queue_owners()
         return answer
 
     monkeypatch.setattr(domain_queues, "owner_read", owner_read)
     queues = default_queues(has_table=True)
-    assert await queues.read_scope() == ALL_QUEUES
-    assert await queues.read_scope() == all_queues_except({"one"})
-    queues.forget()
-    assert await queues.read_scope() == ALL_QUEUES
-    assert await queues.read_scope() == ALL_QUEUES
+    assert await queues.read_queue_scope() == ALL_QUEUES
+    assert await queues.read_queue_scope() == all_queues_except({"one"})
+    queues.forget_queue_owners()
+    assert await queues.read_queue_scope() == ALL_QUEUES
+    assert await queues.read_queue_scope() == ALL_QUEUES
     assert answers == []
 
 
@@ -102,12 +102,12 @@ async def test_table_created_during_a_term(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(domain_queues, "owner_exists", owner_exists)
         monkeypatch.setattr(domain_queues, "owner_read", owner_read)
         queues = default_queues(has_table=False, has_notifications=listens, timer=timer)
-        assert await queues.read_scope() == ALL_QUEUES
+        assert await queues.read_queue_scope() == ALL_QUEUES
         timer.skipped += 299
-        assert await queues.read_scope() == ALL_QUEUES
+        assert await queues.read_queue_scope() == ALL_QUEUES
         timer.skipped += 1
         for _ in range(2):
-            assert await queues.read_scope() == all_queues_except({"one"})
+            assert await queues.read_queue_scope() == all_queues_except({"one"})
             timer.skipped += 1
         assert checks == [0, 300]
 
@@ -123,32 +123,32 @@ async def test_role_without_the_grant(schema: Schema) -> None:
         return await connect_for_maintenance(url, "a leader", through_pooler=False)
 
     connection = DedicatedConnection("maintenance", connect, ConnectionOutageTracker())
-    queues = domain_queues.DomainQueues(
+    queues = domain_queues.DomainQueueReader(
         connection,
         schema.name,
         "default",
         has_notifications=False,
         timer=Timer(),
         dead_after=timedelta(minutes=1),
-        contact_seconds=lambda: 1e6,
+        contact_duration=lambda: 1e6,
     )
     await schema.execute("TRUNCATE riverpy_queue_owner")  # what another test has left of it
     try:
         with capture_logs() as log:
             for _ in range(2):
-                queues.forget()
-                assert await queues.read_scope() == ALL_QUEUES
+                queues.forget_queue_owners()
+                assert await queues.read_queue_scope() == ALL_QUEUES
         (entry,) = log
         assert entry["log_level"] == "warning"
         assert "GRANT SELECT, INSERT, UPDATE, DELETE ON riverpy_queue_owner" in entry["advice"]
         await schema.execute(
             "INSERT INTO riverpy_queue_owner (queue, domain, claimed_by) VALUES ('q', 'mail', 'a')"
         )
-        queues.forget()
+        queues.forget_queue_owners()
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await queues.read_scope()
+            await queues.read_queue_scope()
         await schema.execute(f"GRANT SELECT ON riverpy_queue_owner TO {role}")
-        assert await queues.read_scope() == all_queues_except({"q"})
+        assert await queues.read_queue_scope() == all_queues_except({"q"})
     finally:
         await connection.close()
         await schema.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
@@ -175,7 +175,7 @@ async def test_orphans_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None
         ]
 
     async def maintained() -> set[str]:
-        return {row.queue for row in rows if row.queue in await queues.read_scope()}
+        return {row.queue for row in rows if row.queue in await queues.read_queue_scope()}
 
     monkeypatch.setattr(domain_queues, "owner_read", owner_read)
     timer = StoppedTimer()

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from riverpy import StopCause
-from riverpy._leading.election import Election, receive_leadership
+from riverpy._leading.election import Election, handle_leadership_notification
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.store import LeaseStore
 from riverpy._leases.timing import LeaseTiming
@@ -50,7 +50,7 @@ class Row(LeaseStore):
     """River's row of leaders in virtual time. Delays and fails the calls as a test configures."""
 
     is_outage_logged = False
-    logs_terms = False
+    should_log_terms = False
 
     def __init__(self, timer: VirtualTimer) -> None:
         self.timer = timer
@@ -169,7 +169,9 @@ class Candidate:
             self.engine,
             DEFAULT_DOMAIN,
             self.services.run_term,
-            changed=lambda change: self.changes.append((self.timer.seconds_since_boot(), change)),
+            on_leadership_change=lambda change: self.changes.append(
+                (self.timer.seconds_since_boot(), change)
+            ),
         )
         self._stopping = asyncio.Event()
         self._host: asyncio.Task[None] | None = None
@@ -203,7 +205,7 @@ class Candidate:
         await settle()
 
     def receive(self, payload: str) -> None:
-        receive_leadership(self.engine, payload)
+        handle_leadership_notification(self.engine, payload)
 
     @property
     def leads(self) -> bool:
@@ -648,7 +650,7 @@ async def test_request_to_resign(leader: Candidate, row: Row, timer: VirtualTime
 
 async def test_request_right_after_the_election(a: Candidate, row: Row) -> None:
     """A request that arrives at the moment of the election makes the new leader resign (EL12)."""
-    a.election._changed = lambda change: (
+    a.election._on_leadership_change = lambda change: (
         change.is_leader and a.receive('{"action":"request_resign"}')
     )
     await a.start()
@@ -668,7 +670,7 @@ async def test_exhaustion(leader: Candidate, row: Row, timer: VirtualTimer) -> N
             await timer.advance(0.5)
         waits.append(row.times_of("acquire")[-1] - resigned)
     assert waits == pytest.approx([5, 10, 20, 40, 60, 60], abs=0.51)
-    leader.election.forget_failures()
+    leader.election.forget_failed_terms()
     leader.election.resign_after_failure(leader.lease)
     resigned = timer.seconds_since_boot()
     await timer.advance(5.5)
@@ -751,7 +753,7 @@ async def test_listener_that_fails(
     def fail(change: LeadershipChange) -> None:
         raise LookupError(change)
 
-    leader.election._changed = fail
+    leader.election._on_leadership_change = fail
     if end == "stop":
         await leader.stop()
     elif end == "resign":

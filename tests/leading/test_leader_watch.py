@@ -147,8 +147,8 @@ async def test_leaders_on_a_server(schema: Schema, log: list[Any]) -> None:
 
     async def checked(client: Any) -> None:
         watch: LeaderWatch = client._run._leader_watch
-        watch.checked.init()
-        await watch.checked.wait()
+        watch.leader_checked.init()
+        await watch.leader_checked.wait()
 
     async with rig.working() as client:
         await rig.until("SELECT leader_id FROM river_leader", client.id)

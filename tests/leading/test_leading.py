@@ -14,7 +14,7 @@ import pytest
 import riverpy._work.run
 from riverpy import StopCause
 from riverpy._leading import subscriptions as leadership
-from riverpy._leading.subscriptions import Leadership, LeadershipSubscription
+from riverpy._leading.subscriptions import LeadershipPublisher, LeadershipSubscription
 from riverpy._lifecycle import ServiceGroup
 from riverpy._log_events import MAINTENANCE_ABANDONED
 from riverpy._maintenance.base import MaintenanceService
@@ -400,8 +400,8 @@ async def test_slow_subscriber(monkeypatch: pytest.MonkeyPatch, log: list[Any]) 
     """A subscriber that does not read delays nothing and gets the changes in order. If its queue is
     full, the oldest are dropped, counted and logged once, so that the last one is the present state
     (EL6)."""
-    monkeypatch.setattr(leadership, "PENDING_MAX", 5)
-    owner = Leadership(lambda: "a", lambda: "default")
+    monkeypatch.setattr(leadership, "UNREAD_CHANGES_MAX", 5)
+    owner = LeadershipPublisher(lambda: "a", lambda: "default")
     async with LeadershipSubscription(owner) as slow, LeadershipSubscription(owner) as quick:
         seen = [await anext(quick)]
         changes = [LeadershipChange(number % 2 == 0, "a") for number in range(8)]

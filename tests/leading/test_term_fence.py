@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from riverpy._clock import Timer
-from riverpy._leading.term_fence import FenceBusyError, TermFence
+from riverpy._leading.term_fence import FenceTimeoutError, TermFence
 from riverpy._postgres.connection import ConnectionOutageTracker, DedicatedConnection
 from riverpy._postgres.driver import DATABASE_ERRORS, PostgresError, connect
 from riverpy.errors import FencedOutError
@@ -113,7 +113,7 @@ async def test_end_of_a_busy_transaction(held: HeldTerm) -> None:
                     return  # there only single statements and pauses are limited
                 await connection.execute(f"SET transaction_timeout = '{own}'")
                 await connection.execute("BEGIN")
-                assert await fence_of(held, ttl)._try_fence(connection)
+                assert await fence_of(held, ttl)._try_to_fence_transaction(connection)
                 timeout = await connection.fetchval("SHOW transaction_timeout")
                 assert timeout == ("500ms" if own == "500ms" else "1500ms")
                 with pytest.raises(DATABASE_ERRORS) as raised:
@@ -130,7 +130,7 @@ async def test_two_fences_in_one_transaction(held: HeldTerm) -> None:
         async with plain.acquire("a test", 20.0) as connection, connection.transaction():
             until: list[int] = []
             for ttl in (1.5, 30.0):
-                assert await fence_of(held, ttl)._try_fence(connection)
+                assert await fence_of(held, ttl)._try_to_fence_transaction(connection)
                 until.append(int(await connection.fetchval("SHOW riverpy.fenced_until")))
             assert until[1] <= until[0] + 1
     finally:
@@ -201,12 +201,12 @@ async def test_locked_row_of_the_leader(held: HeldTerm, schema: Schema) -> None:
     try:
         async with schema.connected() as blocker, blocker.transaction():
             await blocker.execute(f"SELECT FROM {schema.name}.river_leader FOR UPDATE")
-            with anyio.fail_after(10.0), pytest.raises(FenceBusyError, match=r"a test: .*lock"):
+            with anyio.fail_after(10.0), pytest.raises(FenceTimeoutError, match=r"a test: .*lock"):
                 async with fence.transaction(plain, "a test"):
                     pytest.fail("the transaction began")
         with pytest.raises(TimeoutError, match="of the block") as raised:
             await time_out(fence, plain)
-        assert not isinstance(raised.value, FenceBusyError)
+        assert not isinstance(raised.value, FenceTimeoutError)
         async with fence.transaction(plain, "a test") as connection:
             assert await connection.fetchval("SELECT 1") == 1
     finally:

@@ -1,4 +1,4 @@
-"""TermRunner, alone and with Election, on virtual time (P1 to P22)."""
+"""TermServicesRunner, alone and with Election, on virtual time (P1 to P22)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from riverpy._leading.election import Election
-from riverpy._leading.term_runner import TermRunner
+from riverpy._leading.term_runner import TermServicesRunner
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.lease_task import LeaseTask
 from riverpy._leases.memory import MemoryLeases
@@ -55,7 +55,7 @@ FOR_EVER = 3600.0
 
 @pytest.fixture
 async def maintenance() -> AsyncGenerator[FakeMaintenance]:
-    """A TermRunner with fakes. After the test no task is left."""
+    """A TermServicesRunner with fakes. After the test no task is left."""
     before = asyncio.all_tasks()
     maintenance = FakeMaintenance()
     yield maintenance
@@ -213,7 +213,7 @@ async def test_p05_responsive_between_attempts(maintenance: FakeMaintenance) -> 
 
 
 class Terms:
-    """One term of a TermRunner with fake services that count their calls."""
+    """One term of a TermServicesRunner with fake services that count their calls."""
 
     def __init__(self, make_services: Callable[[TermContext, int], list[FakeService]]) -> None:
         """Create the terms. `make_services` creates the services of the n-th attempt, from 0."""
@@ -235,8 +235,12 @@ class Terms:
 
     async def run_term(self, lease: Lease, scope: StopScope) -> None:
         """The work of the term."""
-        runner = TermRunner(
-            lease, self._make, timer=self.timer, started=lambda: None, resign=self._resign
+        runner = TermServicesRunner(
+            lease,
+            self._make,
+            timer=self.timer,
+            on_services_started=lambda: None,
+            resign=self._resign,
         )
         await runner.run(scope)
 
@@ -629,11 +633,11 @@ class Competition:
                 maintainer = maintenance.make(self.store.holder or term(0))
                 return context_without_database(self.timer, lease), [maintainer]
 
-            await TermRunner(
+            await TermServicesRunner(
                 lease,
                 make,
                 timer=self.timer,
-                started=election.forget_failures,
+                on_services_started=election.forget_failed_terms,
                 resign=lambda: election.resign_after_failure(lease),
             ).run(scope)
 

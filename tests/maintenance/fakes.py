@@ -13,7 +13,7 @@ from riverpy import Config, Workers
 from riverpy._leading.queue_scope import ALL_QUEUES, QueueScope
 from riverpy._leading.term_context import TermContext
 from riverpy._leading.term_fence import TermFence
-from riverpy._leading.term_runner import TermRunner
+from riverpy._leading.term_runner import TermServicesRunner
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.lease import Lease
 from riverpy._leases.lease_task import LeaseTask
@@ -175,11 +175,11 @@ class FakeMaintenance:
         def make(_lease: Lease) -> tuple[TermContext, list[FakeMaintainer]]:
             return context_without_database(self.timer, lease), [self.make(which)]
 
-        await TermRunner(
+        await TermServicesRunner(
             lease,
             make,
             timer=self.timer,
-            started=lambda: self.record("started", which),
+            on_services_started=lambda: self.record("started", which),
             resign=lambda: self._resign(which),
         ).run(scope)
 
@@ -289,8 +289,8 @@ def context_without_database(timer: Timer, lease: Lease) -> TermContext:
         config=Config(),
         workers=Workers(),
         connection=DedicatedConnection("maintenance", connect, outage),
-        cleaner_connection=DedicatedConnection("cleaning", connect, outage),
+        long_statement_connection=DedicatedConnection("cleaning", connect, outage),
         timer=timer,
-        connect_direct=None,
+        open_direct_connection=None,
         read_queue_scope=all_queues,
     )

@@ -96,7 +96,7 @@ async def test_slow_rows(
 ) -> None:
     """Rows that are too slow for one statement together are handled in smaller batches, whether
     each takes 1, 10 or 100 ms."""
-    held.context.fence.limit = timedelta(seconds=0.5)
+    held.context.fence.transaction_timeout = timedelta(seconds=0.5)
     case = CASES[name]
     await case.insert(schema, count)
     service = await case.make(held)
@@ -110,7 +110,7 @@ async def test_row_slower_than_the_limit(
 ) -> None:
     """A row that alone takes longer than the limit is set aside, named when it does so again, and
     stops no other one."""
-    held.context.fence.limit = timedelta(seconds=0.5)
+    held.context.fence.transaction_timeout = timedelta(seconds=0.5)
     keys = await case.insert(schema, 40)
     service = await case.make(held)
     async with triggered(schema, case.table, case.operation, sleeping(case, 15, keys[7:8])):

@@ -70,7 +70,7 @@ class Shop:
     async def open(self) -> None:
         """Start the service; the context is up at once."""
         self._host = asyncio.create_task(self._run())
-        self.context.all_started.set()
+        self.context.all_services_started.set()
         await settle()
 
     async def close(self) -> None:
@@ -127,7 +127,7 @@ async def test_stagger() -> None:
     async with ServiceGroup() as group:
         for service in services:
             await group.start(service)
-        context.all_started.set()
+        context.all_services_started.set()
         await settle()
         assert [service.passes for service in services] == [0] * 50
         for _ in range(10):
@@ -242,7 +242,9 @@ class Sleeper(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         context = self.context
-        async with context.fence.transaction(context.cleaner_connection, "sleeping") as connection:
+        async with context.fence.transaction(
+            context.long_statement_connection, "sleeping"
+        ) as connection:
             await connection.execute("SELECT pg_sleep(60)")
         return 60.0
 
@@ -259,7 +261,7 @@ async def test_end_of_a_pass_in_flight(
 ) -> None:
     """When maintenance has ended no statement of it goes on, however long the pass would have
     taken, and nothing holds up the release of the lease (LM-16)."""
-    monkeypatch.setattr("riverpy._leading.term_fence.ROLLBACK_LIMIT", 10.0)  # on a busy machine
+    monkeypatch.setattr("riverpy._leading.term_fence.ROLLBACK_TIMEOUT", 10.0)  # on a busy machine
     context = held.context
     scope = StopScope()
     async with schema.connected() as other:

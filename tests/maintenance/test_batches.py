@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from riverpy._leading.term_fence import FenceBusyError
+from riverpy._leading.term_fence import FenceTimeoutError
 from riverpy._log_events import MAINTENANCE_RUN_CUT_SHORT
 from riverpy._maintenance import batches
 from riverpy._maintenance.batches import PAUSE_MAX, PAUSE_MIN, Batches
@@ -91,7 +91,7 @@ async def test_all_refused(monkeypatch: pytest.MonkeyPatch, log: list[dict[str, 
     assert len(warnings) == 12  # with one that the other lines are at debug
 
 
-@pytest.mark.parametrize("error", [FencedOutError("over"), FenceBusyError("busy")])
+@pytest.mark.parametrize("error", [FencedOutError("over"), FenceTimeoutError("busy")])
 async def test_errors_that_are_not_of_rows(error: Exception) -> None:
     """A term that is over, or a transaction that cannot begin, blames no row however often it
     comes."""

@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from riverpy import Job, JobRow, Worker, Workers
 from riverpy._leading.queue_scope import only_queues
-from riverpy._leading.term_fence import FenceBusyError
+from riverpy._leading.term_fence import FenceTimeoutError
 from riverpy._log_events import JOBS_OF_UNKNOWN_KIND_SKIPPED, JOBS_RESCUED, ROW_SET_ASIDE
 from riverpy._maintenance import batches, job_rescuer
 from riverpy._maintenance.job_rescuer import JobRescuer
@@ -330,12 +330,12 @@ async def test_busy_fence_is_no_fault_of_a_job(schema: Schema, log: list[dict[st
         await insert(schema)
     async with held_term(schema, dead_after=SECOND) as held, schema.connected() as other:
         rescuer, fence = await observing(held), held.context.fence
-        limit, fence.limit = fence.limit, SECOND / 4
+        limit, fence.transaction_timeout = fence.transaction_timeout, SECOND / 4
         async with other.transaction():
             await other.execute("SELECT FROM river_leader FOR UPDATE")
-            with pytest.raises(FenceBusyError):
+            with pytest.raises(FenceTimeoutError):
                 await held.run(rescuer)
-        fence.limit = limit
+        fence.transaction_timeout = limit
         await held.run(rescuer)
     assert {row["state"] for row in await schema.jobs()} == {"available"}
     assert ROW_SET_ASIDE not in [entry["event"] for entry in log]
@@ -363,7 +363,9 @@ async def test_refused_row(
     )
     try:
         async with held_term(schema, dead_after=SECOND) as held:
-            held.context.fence.limit = 1.5 * SECOND  # a busy machine takes less for any other
+            held.context.fence.transaction_timeout = (
+                1.5 * SECOND
+            )  # a busy machine takes less for any other
             rescuer = await observing(held)
             for _ in range(2):
                 await held.run(rescuer)

@@ -518,7 +518,7 @@ async def test_frozen_backend(schema: Schema, monkeypatch: pytest.MonkeyPatch, s
 
         async with enqueuing(schema, PeriodicJob(MINUTELY, construct, id="ticks")) as one:
             fence = one.held.context.fence
-            limit, fence.limit = fence.limit, SECOND
+            limit, fence.transaction_timeout = fence.transaction_timeout, SECOND
             insert_rows = one.enqueuer._inserter.insert_prepared_jobs
 
             async def insert(rows: list[InsertRow], *, tx: Transaction | None) -> object:
@@ -531,7 +531,7 @@ async def test_frozen_backend(schema: Schema, monkeypatch: pytest.MonkeyPatch, s
             with suppress(TimeoutError):  # it may be the fault of the periodic job, which is held
                 await one.run()
             assert proxy.held.is_set()
-            stage, fence.limit = "over", limit
+            stage, fence.transaction_timeout = "over", limit
             await proxy.release()
             with anyio.fail_after(20):
                 while not await one.slots("ticks"):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._leading.queue_scope import FILTER_MAX
+from riverpy._leading.queue_scope import QUEUES_PER_FILTER_MAX
 from riverpy._postgres.sql_files import query
 from tests._database import connected
 from tests.kit.large import PLAN_MODES, filling, large_database
@@ -65,7 +65,10 @@ _HISTORY = f"""
     SELECT 'key ' || i, i, 'c1', now(), now() + make_interval(secs => i - 1000)
     FROM generate_series(1, 100000) AS i
 """
-SOME = ["{q1,q2}", "{" + ",".join(f"q{number}" for number in range(1, FILTER_MAX + 1)) + "}"]
+SOME = [
+    "{q1,q2}",
+    "{" + ",".join(f"q{number}" for number in range(1, QUEUES_PER_FILTER_MAX + 1)) + "}",
+]
 """Few queues of those with jobs, and as many as a statement takes."""
 SCOPES = [("", ""), *product(("_in_queues", "_except_queues"), SOME)]
 """Which statement, and its queues."""

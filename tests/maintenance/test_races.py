@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from riverpy._leading.term_runner import ATTEMPTS_MAX
+from riverpy._leading.term_runner import FAILURES_MAX
 from riverpy._lifecycle import StopCause
 from tests._time import settle
 from tests.maintenance.fakes import GRACE, FakeMaintenance, HookError, Plan, term
@@ -43,7 +43,7 @@ async def test_random_histories(*, is_orderly: bool) -> None:
 
 
 class Race:
-    """One random history of a TermRunner, looked at whenever something happens."""
+    """One random history of a TermServicesRunner, looked at whenever something happens."""
 
     def __init__(self, rng: random.Random, *, is_orderly: bool) -> None:
         self.rng = rng
@@ -80,7 +80,7 @@ class Race:
     async def _step(self) -> None:
         match self.rng.choice(["gain", "gain", "lose", "gate", "gate", "fault", "time"]):
             case "gain":
-                await self._gain([self._plan() for _ in range(self.rng.randint(0, ATTEMPTS_MAX))])
+                await self._gain([self._plan() for _ in range(self.rng.randint(0, FAILURES_MAX))])
             case "lose" if self.is_held:
                 await self._lose()
             case "gate" if self._gates:
@@ -147,7 +147,7 @@ class Race:
             self._expect(is_now and which not in self.over, f"{event} {which} in its time")
         if event == "resign":
             starts = self.maintenance.events.count(("start", which))
-            self._expect(starts >= ATTEMPTS_MAX, f"{which} resigned after {starts} starts")
+            self._expect(starts >= FAILURES_MAX, f"{which} resigned after {starts} starts")
             self._expect(self.maintenance.resigned.count(which) == 1, f"{which} resigned again")
 
     def _expect(self, holds: bool, what: str) -> None:

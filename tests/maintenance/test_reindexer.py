@@ -105,7 +105,7 @@ def reindexer_of(
         when_connected()
         return connection
 
-    (reindexer,) = reindexers(replace(held.context, connect_direct=direct))
+    (reindexer,) = reindexers(replace(held.context, open_direct_connection=direct))
     return reindexer
 
 

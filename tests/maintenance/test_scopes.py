@@ -12,8 +12,8 @@ import pytest
 from riverpy import Job, JobRetention, Workers
 from riverpy._leading.queue_scope import (
     ALL_QUEUES,
-    FILTER_MAX,
     NO_QUEUES,
+    QUEUES_PER_FILTER_MAX,
     all_queues_except,
     only_queues,
 )
@@ -298,7 +298,7 @@ async def test_rules_that_meet_nothing(schema: Schema, monkeypatch: pytest.Monke
 
 async def test_many_queues(schema: Schema, case: Case) -> None:
     """More queues than one statement takes are all maintained, and none beside them."""
-    many = frozenset(f"q{number:03}" for number in range(2 * FILTER_MAX + 1))
+    many = frozenset(f"q{number:03}" for number in range(2 * QUEUES_PER_FILTER_MAX + 1))
     await put(schema, case, many | QUEUES)
     async with held_term(schema, workers=registry(), **case.settings) as held:
         held.scope = only_queues(many)
@@ -308,12 +308,17 @@ async def test_many_queues(schema: Schema, case: Case) -> None:
 
 def test_filters() -> None:
     """A long list of queues is cut, and nothing is in two parts; a scope of none has no part."""
-    many = frozenset(map(str, range(2 * FILTER_MAX + 1)))
-    parts = [part.queues for part in only_queues(many).filters() if part is not None]
-    assert [len(part) for part in parts] == [FILTER_MAX, FILTER_MAX, 1]
+    many = frozenset(map(str, range(2 * QUEUES_PER_FILTER_MAX + 1)))
+    parts = [part.queues for part in only_queues(many).make_statement_filters() if part is not None]
+    assert [len(part) for part in parts] == [QUEUES_PER_FILTER_MAX, QUEUES_PER_FILTER_MAX, 1]
     assert frozenset().union(*parts) == many
-    assert list(NO_QUEUES.filters()) == []
-    assert list(all_queues_except(frozenset()).filters()) == list(ALL_QUEUES.filters()) == [None]
+    assert list(NO_QUEUES.make_statement_filters()) == []
+    assert (
+        list(all_queues_except(frozenset()).make_statement_filters())
+        == list(ALL_QUEUES.make_statement_filters())
+        == [None]
+    )
     assert [
-        part is not None and len(part.queues) for part in all_queues_except(many).filters()
+        part is not None and len(part.queues)
+        for part in all_queues_except(many).make_statement_filters()
     ] == [len(many)]

@@ -126,7 +126,7 @@ async def test_outage(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(schema, "url", proxy.url)
         job = PeriodicJob(Grid(timedelta(milliseconds=100)), Tick(), id="ticks")
         async with enqueuing(schema, job, timer=WrongTimer(0, 0)) as one:
-            one.held.context.fence.limit = timedelta(seconds=0.3)
+            one.held.context.fence.transaction_timeout = timedelta(seconds=0.3)
             async with running(one):
                 await until(one, "ticks", 2)
                 proxy.refusing = True

@@ -12,7 +12,7 @@ import pytest
 from riverpy import Client, Config, InsertManyParams, Job, PeriodicJobs, QueueConfig
 from riverpy._clients.heartbeat import HEARTBEATS_WITHIN_DEAD_AFTER
 from riverpy._leading import leader_watch
-from riverpy._leading.domain_queues import UNOWNED_READ_INTERVAL
+from riverpy._leading.domain_queues import NO_OWNED_QUEUES_READ_INTERVAL
 from riverpy._lifecycle import ServiceGroup, StopScope
 from riverpy._maintenance.services import domain_services
 from riverpy._work.client_status import ClientStatusReporter
@@ -53,7 +53,10 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
     lost_claims = run._reconciler._release_lost_claims
     steps: list[tuple[Callable[[], Awaitable[Any]], float]] = [
         (run._heartbeat._write_heartbeat, dead_after / HEARTBEATS_WITHIN_DEAD_AFTER),
-        (run._leader_watch._check_election, dead_after / leader_watch.CHECKS_PER_DEAD_AFTER),
+        (
+            run._leader_watch._check_election,
+            dead_after / leader_watch.LEADER_CHECKS_WITHIN_DEAD_AFTER,
+        ),
         (run._reconciler._read_pauses, run._reconciler.interval),
         (lambda: lost_claims(age=CLAIM_TIMEOUT), run._reconciler.interval),
         (lambda: listening._check_delivery(first=False), listening.probe_interval),
@@ -84,7 +87,7 @@ async def rate_of_maintenance(schema: Schema, sent: list[Sent], inserter: Insert
     class InContact:
         registered_at = 1
 
-        def contact_seconds(self) -> float:
+        def contact_duration(self) -> float:
             return 3600.0
 
     rate = 0.0
@@ -114,10 +117,14 @@ async def test_statements_while_idle(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
     inserter: Any = None
     beside_polls = await rate_beside_polls(rig, sent)
     await rig.schema.execute("TRUNCATE river_leader, riverpy_client")
-    maintenance = await rate_of_maintenance(rig.schema, sent, inserter) + 1 / UNOWNED_READ_INTERVAL
+    maintenance = (
+        await rate_of_maintenance(rig.schema, sent, inserter) + 1 / NO_OWNED_QUEUES_READ_INTERVAL
+    )
     poll = Config().fetch_poll_interval.total_seconds() * POLL
     # The leader of `default` does not check for a leader.
-    beside_polls -= leader_watch.CHECKS_PER_DEAD_AFTER / Config().dead_after.total_seconds()
+    beside_polls -= (
+        leader_watch.LEADER_CHECKS_WITHIN_DEAD_AFTER / Config().dead_after.total_seconds()
+    )
     assert beside_polls <= 0.5 + 0.05
     assert maintenance <= 0.38
     assert 1 / poll + beside_polls + maintenance < 1.85

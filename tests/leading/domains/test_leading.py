@@ -411,7 +411,7 @@ async def test_queue_that_is_moved(rig: Rig) -> None:
         slots = [one.client._run._leader_setup._domain_setup for one in (a, b)]  # type: ignore[union-attr]
         for slot in slots:
             slot.forget_owners()
-        scopes = [await slot._queues.read_scope() for slot in slots]  # type: ignore[union-attr]
+        scopes = [await slot._queues.read_queue_scope() for slot in slots]  # type: ignore[union-attr]
         assert [sorted(scope.queues) for scope in scopes] == [[], ["one", "two"]]  # type: ignore[union-attr]
         await due(rig, "one")
         await passed(b)
@@ -427,7 +427,7 @@ async def test_default_is_notified_of_the_first_domain(rig: Rig) -> None:
         async with member(rig, "a", "mail", "one", candidate=False):
             slot: Any = c.client._run._leader_setup._domain_setup  # type: ignore[union-attr]
             with anyio.fail_after(PATIENCE):
-                while "one" in await slot._queues.read_scope():
+                while "one" in await slot._queues.read_queue_scope():
                     await asyncio.sleep(0.01)
             await due(rig, "one", "two")
             await is_scheduled(rig, "two")
@@ -449,7 +449,7 @@ async def test_orphans(rig: Rig) -> None:
         async with member(rig, "a", "mail", "x", candidate=False):
             slot: Any = c.client._run._leader_setup._domain_setup  # type: ignore[union-attr]
             with anyio.fail_after(PATIENCE):
-                while "one" in await slot._queues.read_scope():
+                while "one" in await slot._queues.read_queue_scope():
                     await asyncio.sleep(0.01)
 
 
@@ -512,9 +512,9 @@ async def test_leader_of_default_that_is_old(rig: Rig, log: list[Any]) -> None:
     async def checked(*, times: int) -> None:
         watch: Any = a.client._run._leader_watch  # type: ignore[union-attr]
         for _ in range(times):
-            watch.checked.init()
+            watch.leader_checked.init()
             with anyio.fail_after(PATIENCE):
-                await watch.checked.wait()
+                await watch.leader_checked.wait()
 
     async with member(rig, "a", "mail", dead_after=timedelta(seconds=0.6)) as a:
         await checked(times=3)

@@ -11,7 +11,7 @@ import pytest
 
 import riverpy
 from riverpy import Config, DomainConflictError, JobRetention, SchemaMissingError
-from riverpy._leading.membership import settings_digest
+from riverpy._leading.membership import compute_settings_digest
 from riverpy._log_events import (
     DOMAIN_HEARTBEAT_LOST,
     DOMAIN_HEARTBEAT_RESTORED,
@@ -74,7 +74,7 @@ async def test_default_claims_nothing(rig: Rig) -> None:
         row = await rig.schema.fetchrow("SELECT * FROM riverpy_client WHERE client_id = 'c'")
         assert row is not None
         assert row["domain"] == "mail"
-        assert row["settings"] == settings_digest(c.client.config, c.client.periodic_jobs)
+        assert row["settings"] == compute_settings_digest(c.client.config, c.client.periodic_jobs)
 
 
 async def test_without_the_tables(rig: Rig) -> None:
@@ -254,9 +254,9 @@ async def test_domain_without_heartbeats(rig: Rig, log: list[Any]) -> None:
         await until_told(DOMAIN_HEARTBEAT_LOST)
         await rig.schema.execute("ALTER TABLE away RENAME TO riverpy_queue_owner")
         await until_told(DOMAIN_HEARTBEAT_RESTORED)
-        membership.updated.init()
+        membership.heartbeat_written.init()
         with anyio.fail_after(PATIENCE):
-            await membership.updated.wait()
+            await membership.heartbeat_written.wait()
     events = {DOMAIN_HEARTBEAT_LOST, DOMAIN_HEARTBEAT_RESTORED}
     levels = [entry["log_level"] for entry in log if entry["event"] in events]
     assert levels == ["warning", "info"]
@@ -315,7 +315,7 @@ def test_settings_differ() -> None:
     )
     short = JobRetention(completed=timedelta(hours=1))
     same = {
-        settings_digest(Config(id=name, retention_by_queue=by_queue), PeriodicJobs(jobs))
+        compute_settings_digest(Config(id=name, retention_by_queue=by_queue), PeriodicJobs(jobs))
         for name, by_queue, jobs in (
             ("a", {"x": short, "y": short}, [hourly, daily]),
             ("b", {"y": short, "x": short}, [daily, hourly]),
@@ -323,11 +323,11 @@ def test_settings_differ() -> None:
     }
     assert len(same) == 1
     others = {
-        settings_digest(Config(), PeriodicJobs()),
-        settings_digest(Config(), PeriodicJobs([hourly])),
-        settings_digest(Config(retention=short), PeriodicJobs()),
-        settings_digest(Config(retention_by_kind={"kind": short}), PeriodicJobs()),
-        settings_digest(Config(retention_by_queue={"kind": short}), PeriodicJobs()),
+        compute_settings_digest(Config(), PeriodicJobs()),
+        compute_settings_digest(Config(), PeriodicJobs([hourly])),
+        compute_settings_digest(Config(retention=short), PeriodicJobs()),
+        compute_settings_digest(Config(retention_by_kind={"kind": short}), PeriodicJobs()),
+        compute_settings_digest(Config(retention_by_queue={"kind": short}), PeriodicJobs()),
     }
     assert len(others | same) == 6
 
@@ -339,10 +339,10 @@ async def test_moved_queue_is_left(rig: Rig, log: list[Any]) -> None:
         membership: Any = a.client._run._membership  # type: ignore[union-attr]
 
         async def kept_twice() -> None:
-            membership.updated.init()
+            membership.heartbeat_written.init()
             for _ in range(2):  # one may be in progress
                 with anyio.fail_after(PATIENCE):
-                    await membership.updated.wait()
+                    await membership.heartbeat_written.wait()
 
         await kept_twice()
         assert not lines_of(log, text)
