@@ -12,6 +12,7 @@ from riverpy.config import Config, JobRetention, QueueConfig
 from riverpy.context import current_job
 from riverpy.errors import (
     ArgsError,
+    AttemptLostError,
     ClientIdInUseError,
     ClientStateError,
     ConfigError,
@@ -28,6 +29,7 @@ from riverpy.errors import (
     RiverError,
     SchemaMissingError,
     ServerVersionError,
+    StepError,
     TransactionError,
     UniqueConflictError,
     UnknownJobKindError,
@@ -88,6 +90,7 @@ from riverpy.worker import Worker, Workers
 __all__ = [
     "ArgsError",
     "AttemptError",
+    "AttemptLostError",
     "CancelFlag",
     "Claim",
     "Client",
@@ -167,6 +170,7 @@ __all__ = [
     "SchemaMissingError",
     "ServerVersionError",
     "SingletonStats",
+    "StepError",
     "StopCause",
     "StopReport",
     "StuckJob",

@@ -31,6 +31,7 @@ from riverpy._names import make_unique_id
 from riverpy._plugins import Plugins
 from riverpy._postgres.driver import close_pool, create_pool, is_pool
 from riverpy._postgres.transactions import expect_transaction, savepoint
+from riverpy._work.attempt_store import AttemptStore
 from riverpy._work.child_process import ChildProcessPool
 from riverpy._work.release import release_claims
 from riverpy._work.run import Run
@@ -484,6 +485,7 @@ class Client(JobMethods, QueueMethods, PeriodicJobMethods, ExecutionMethods, Lea
             periodic_jobs=self._periodic_jobs,
             inserter=self._inserter,
             children=self._children,
+            attempt_store=AttemptStore(self._transaction, self._config.schema),
         )
         return Run(parts, abandoned=self._abandoned)
 

@@ -134,6 +134,16 @@ class ClientStateError(RiverError):
     """The client's state does not allow this call, for instance because the client is not open."""
 
 
+class AttemptLostError(RiverError):
+    """The attempt no longer belongs to this client: the job was rescued, completed, changed or
+    deleted. Nothing was written. A transaction given as `tx` stays usable: roll it back."""
+
+
+class StepError(RiverError):
+    """The steps of a job are used in a wrong way, or they do not match the steps that an earlier
+    attempt has stored. The attempt fails."""
+
+
 class FencedOutError(RiverError):
     """This process is no longer the leader, or it has not renewed its lease in time. Nothing was
     written."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -12,21 +11,22 @@ import msgspec
 
 from riverpy import _json
 from riverpy._attempt_errors import AttemptError, iterate_error_entries, parse_error_entry
+from riverpy._timestamps import PG_EPOCH, timestamp
 from riverpy.errors import ArgsError, ClientStateError
+from riverpy.steps import StepMethods, make_unavailable_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
+    from datetime import datetime
 
-_PG_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+    from riverpy._postgres.driver import Transaction
+
 ERRORS_MAX = 100
 """The maximum number of errors in a row: the first error and the newest errors. The SQL statements
 have the same limit."""
 OUTPUT_SIZE_MAX = 32 * 1024 * 1024
 """The maximum number of bytes of a recorded output. River has the same limit."""
 _KEYS_OF_RIVER = {"cancel_attempted_at", "river:rescue_count"}
-_TIMESTAMP_MIN = datetime(1, 1, 1, tzinfo=UTC)
-_TIMESTAMP_MAX = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 ArgsT_co = TypeVar("ArgsT_co", covariant=True)
 
@@ -89,33 +89,6 @@ class JobColumn:
     UNIQUE_STATES = 17
 
 
-def timestamp(raw: int | bytes | None) -> datetime | None:
-    """Return the time of a timestamp from the database: microseconds since 2000, as an integer or
-    in the wire format.
-
-    A time outside Python's calendar (`infinity`, the year 10000) becomes the first or last possible
-    time.
-    """
-    if raw is None:
-        return None
-    if isinstance(raw, bytes):
-        raw = wire_timestamp(raw)
-    try:
-        return _PG_EPOCH + timedelta(microseconds=raw)
-    except OverflowError:
-        return _TIMESTAMP_MAX if raw > 0 else _TIMESTAMP_MIN
-
-
-def wire_timestamp(raw: bytes) -> int:
-    """Return a timestamp in the wire format as microseconds since 2000."""
-    return int.from_bytes(raw, "big", signed=True)
-
-
-def raw_timestamp(value: datetime) -> int:
-    """Return a time as microseconds since 2000. This is the inverse of `timestamp`."""
-    return (value - _PG_EPOCH) // _MICROSECOND
-
-
 # The state of each bit of unique_states, beginning with the lowest bit.
 UNIQUE_STATE_BITS: tuple[JobState, ...] = tuple(JobState)
 
@@ -167,7 +140,7 @@ class JobRow:
     @property
     def created_at(self) -> datetime:
         """The time of the insert."""
-        return timestamp(self._row[JobColumn.CREATED_AT]) or _PG_EPOCH
+        return timestamp(self._row[JobColumn.CREATED_AT]) or PG_EPOCH
 
     @property
     def errors(self) -> list[AttemptError]:
@@ -235,7 +208,7 @@ class JobRow:
     @property
     def scheduled_at(self) -> datetime:
         """The time at which the job is due."""
-        return timestamp(self._row[JobColumn.SCHEDULED_AT]) or _PG_EPOCH
+        return timestamp(self._row[JobColumn.SCHEDULED_AT]) or PG_EPOCH
 
     @property
     def tags(self) -> list[str]:
@@ -293,7 +266,7 @@ _cancelled_lock = threading.Lock()
 """The lock that is held while a job creates its `_cancelled` event."""
 
 
-class Job(JobRow, Generic[ArgsT_co]):
+class Job(JobRow, StepMethods, Generic[ArgsT_co]):
     """The job that a worker receives: the claimed row, its decoded `args`, and what the attempt
     records."""
 
@@ -375,6 +348,26 @@ class Job(JobRow, Generic[ArgsT_co]):
         check_metadata_key(key)
         _json.encode(key)
         self._merge(key, encode_metadata_value(value))
+
+    def complete_tx(self, tx: Transaction) -> Coroutine[object, None, JobRow]:
+        """Complete this job in your transaction, with the recorded output and metadata. Returns the
+        completed job.
+
+        The job and your data are then stored in one commit, or neither of them. After the commit,
+        the rest of the code no longer changes how the job ends. After a rollback, the attempt ends
+        as usual.
+
+        Args:
+            tx: an asyncpg connection in a transaction.
+
+        Raises:
+            AttemptLostError: the attempt no longer belongs to this client, or the job is completed
+                already. The transaction stays usable: roll it back.
+            UniqueConflictError: another job has the same unique key.
+            TransactionError: `tx` is closed, aborted or not in a transaction.
+            ClientStateError: the job is a blocking job.
+        """
+        raise make_unavailable_error("job.complete_tx")
 
     def _merge(self, key: str, text: str) -> None:
         if self._updates is None:

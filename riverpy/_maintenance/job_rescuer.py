@@ -29,7 +29,8 @@ from riverpy._postgres.job_maintenance import (
     job_stuck_rows,
 )
 from riverpy._postgres.jobs import ClaimKey
-from riverpy.job import Job, JobColumn, wire_timestamp
+from riverpy._timestamps import wire_timestamp
+from riverpy.job import Job, JobColumn
 from riverpy.retry import retry_delay
 
 if TYPE_CHECKING:

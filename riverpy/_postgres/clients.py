@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.sql_files import query
-from riverpy.job import wire_timestamp
+from riverpy._timestamps import wire_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

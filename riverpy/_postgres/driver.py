@@ -32,8 +32,8 @@ from riverpy._dsn import (
 from riverpy._error_text import error_text
 from riverpy._log import get_logger
 from riverpy._log_events import DATABASE_URL_PARAMETERS_IGNORED, DATABASE_VARIABLES_IGNORED
+from riverpy._timestamps import raw_timestamp
 from riverpy.errors import ConfigError, RiverError, ServerVersionError
-from riverpy.job import raw_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.driver import is_in_transaction
 from riverpy._postgres.sql_files import query
+from riverpy._timestamps import timestamp
 from riverpy.errors import TransactionError
-from riverpy.job import timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

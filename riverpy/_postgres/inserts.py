@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from riverpy._postgres.sql_files import query
+from riverpy._timestamps import timestamp
 from riverpy.insert_opts import InsertResult
-from riverpy.job import JobColumn, JobRow, timestamp
+from riverpy.job import JobColumn, JobRow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.jobs import ClaimKey
 from riverpy._postgres.sql_files import fetch_filtered, milliseconds, query, values_by_field
-from riverpy.job import wire_timestamp
+from riverpy._timestamps import wire_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

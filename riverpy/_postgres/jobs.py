@@ -178,6 +178,44 @@ async def job_merge_metadata(
     )
 
 
+async def job_merge_running(
+    connection: Transaction, schema: str | None, claim_key: ClaimKey, *, updates: str
+) -> bool:
+    """Merge an object, given as JSON text, into the metadata of a running job. Return whether the
+    job still runs with this claim key."""
+    return bool(
+        await _fetch_rows(
+            connection,
+            "job_merge_running",
+            schema,
+            **_claim_key_texts(claim_key),
+            updates=updates,
+        )
+    )
+
+
+async def job_complete_running(
+    connection: Transaction, schema: str | None, claim_key: ClaimKey, *, updates: str | None
+) -> Record | None:
+    """Complete a running job, and merge an object, given as JSON text, into its metadata. Return
+    None if the job no longer runs with this claim key."""
+    return _first_row(
+        await _fetch_rows(
+            connection,
+            "job_complete_running",
+            schema,
+            **_claim_key_texts(claim_key),
+            updates=updates,
+        )
+    )
+
+
+def _claim_key_texts(claim_key: ClaimKey) -> dict[str, str]:
+    """Return the values of a claim key as texts, because a connection of the caller may have its
+    own codecs."""
+    return {name: str(value) for name, value in claim_key._asdict().items()}
+
+
 async def job_notify_queues(connection: Transaction, schema: str | None, queues: list[str]) -> None:
     """Notify the clients of these queues that a job is due again."""
     await _fetch_rows(connection, "job_notify_queues", schema, queue=queues)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from riverpy._postgres.sql_files import fetch_filtered, query
-from riverpy.job import timestamp
+from riverpy._timestamps import timestamp
 from riverpy.queue import Queue
 
 if TYPE_CHECKING:

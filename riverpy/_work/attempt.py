@@ -9,14 +9,19 @@ import msgspec
 from msgspec import UNSET
 
 from riverpy._postgres.jobs import AttemptResult, ClaimKey, StoredOutcome
+from riverpy._work.attempt_store import encode_json_object
+from riverpy._work.steps import KEY_PREFIX, Steps
 from riverpy.events import EventKind
-from riverpy.job import ERRORS_MAX, Job, JobColumn, JobState
+from riverpy.job import ERRORS_MAX, Job, JobColumn, JobRow, JobState
+from riverpy.steps import is_in_event_loop, make_unavailable_error
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from riverpy._lifecycle import StopCause
+    from riverpy._postgres.driver import Transaction
+    from riverpy._work.attempt_store import AttemptStore
     from riverpy.worker import WorkUnit
 
 
@@ -45,10 +50,13 @@ class Attempt(Job[Any]):
         "ended_at",
         "free_slot",
         "has_own_timeout",
+        "is_completed_in_transaction",
         "is_result_replaced",
         "outcome",
         "started_at",
+        "steps",
         "stop_cause",
+        "store",
         "stored_at",
         "stored_row",
         "stored_state",
@@ -63,6 +71,7 @@ class Attempt(Job[Any]):
         unit: tuple[WorkUnit | None, float],
         free_slot: Callable[[], None],
         claimed_at: float,
+        store: AttemptStore,
     ) -> None:
         """`worker` is a pair: the worker of the kind, or None, and the timeout in seconds."""
         self._row = row
@@ -91,6 +100,12 @@ class Attempt(Job[Any]):
         """The row of the job, if another session made the job final before this result was
         stored."""
         self.is_result_replaced = False
+        self.store = store
+        self.steps: Steps | None = None
+        """The steps of the job; None: the code has used none so far."""
+        self.is_completed_in_transaction = False
+        """Whether the code has completed the job in a transaction of its own. If that was rolled
+        back, the attempt ends as usual."""
 
     @property
     def claim_key(self) -> ClaimKey:
@@ -188,6 +203,57 @@ class Attempt(Job[Any]):
         may set the keys that River reserves."""
         self._merge(key, json_text)
 
+    # -- steps and completion by the code of the job
+
+    @property
+    def metadata_text(self) -> str:
+        """The metadata of the claimed row, as JSON text."""
+        return self._row[JobColumn.METADATA]
+
+    def read_stored_steps(self) -> None:
+        """Read the steps and cursors that earlier attempts have stored, if there are any.
+
+        Raises:
+            StepError: the stored cursors are a list.
+        """
+        if KEY_PREFIX in self._row[JobColumn.METADATA]:
+            self.steps = Steps(self)
+
+    def _find_steps(self, method: str) -> Steps:
+        if not is_in_event_loop():
+            raise make_unavailable_error(method)
+        if self.steps is None:
+            self.steps = Steps(self)
+        return self.steps
+
+    def remove_update(self, key: str) -> None:
+        """Do not store this key when the attempt ends."""
+        if self._updates is not None:
+            self._updates.pop(key, None)
+            self._updates = self._updates or None
+
+    async def merge_now(
+        self, updates: Mapping[str, str], *, tx: Transaction | None = None, timeout: float = 0.0
+    ) -> None:
+        """Merge keys and their values, as JSON texts, into the metadata of the row now.
+
+        Without `tx`, a statement that fails is tried again for `timeout` seconds.
+        """
+        if tx is None and timeout:
+            await self.store.merge_with_retries(self.claim_key, updates, timeout=timeout)
+        else:
+            await self.store.merge(self.claim_key, updates, tx=tx)
+
+    def complete_tx(self, tx: Transaction) -> Coroutine[object, None, JobRow]:
+        if not is_in_event_loop():
+            raise make_unavailable_error("job.complete_tx")
+        return self._complete_in_transaction(tx)
+
+    async def _complete_in_transaction(self, tx: Transaction) -> JobRow:
+        job = await self.store.complete(self.claim_key, self.metadata_updates_json, tx)
+        self.is_completed_in_transaction = True
+        return job
+
     def drop_metadata_updates(self) -> None:
         """Delete the recorded metadata, because the database refuses to store it."""
         self._updates = None
@@ -220,7 +286,7 @@ class Attempt(Job[Any]):
     @property
     def metadata_updates_json(self) -> str | None:
         """The recorded metadata, a JSON object as text; None if nothing was recorded."""
-        return _encode_json_object(self._updates) if self._updates else None
+        return encode_json_object(self._updates) if self._updates else None
 
     def encode_merged_metadata(self) -> str:
         """Return the row's metadata with the recorded keys, as JSON text."""
@@ -233,13 +299,8 @@ class Attempt(Job[Any]):
             except RecursionError:  # too deeply nested for Python: omit the row's keys
                 members = {}
             texts = {key: bytes(raw).decode() for key, raw in members.items()}
-            return _encode_json_object(texts | self._updates)
+            return encode_json_object(texts | self._updates)
         # Merge as PostgreSQL's operator `||` does: if the metadata is not an object, the result is
         # an array.
         elements = text[1:-1] if text.startswith("[") else text
-        return f"[{', '.join(filter(None, [elements, _encode_json_object(self._updates)]))}]"
-
-
-def _encode_json_object(member_texts: dict[str, str]) -> str:
-    texts = (f"{msgspec.json.encode(key).decode()}:{text}" for key, text in member_texts.items())
-    return "{" + ",".join(texts) + "}"
+        return f"[{', '.join(filter(None, [elements, encode_json_object(self._updates)]))}]"

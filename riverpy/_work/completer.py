@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from riverpy._attempt_errors import parse_error_entry
 from riverpy._clock import Backoff
 from riverpy._lifecycle import TestSignal, run_despite_cancellation
 from riverpy._log import get_logger
 from riverpy._log_events import (
+    CODE_FAILED_AFTER_ITS_JOB_COMPLETED,
     JOB_CANCELLED_AFTER_ITS_ATTEMPT,
     JOB_ENDED,
     JOB_RESULT_BATCH_FAILED,
@@ -52,6 +54,7 @@ from riverpy._postgres.driver import (
 )
 from riverpy._postgres.skipped_rows import SkippedRows
 from riverpy._work.outcomes import make_failure_outcome
+from riverpy.events import EventKind
 from riverpy.job import JobColumn, JobState
 
 if TYPE_CHECKING:
@@ -518,6 +521,20 @@ class Completer:
             state=state,
         )
 
+    def _log_failure_after_completion(self, attempt: Attempt) -> None:
+        """Log that the code has completed its job in a transaction, and then raised. A stop of the
+        client is not logged, because the code did not fail."""
+        outcome = attempt.outcome
+        if outcome is not None and outcome.event_kind is not EventKind.JOB_INTERRUPTED:
+            self._limited_log.warning(
+                CODE_FAILED_AFTER_ITS_JOB_COMPLETED,
+                job_id=attempt.id,
+                kind=attempt.kind,
+                attempt=attempt.attempt,
+                outcome=outcome.event_kind.value,
+                error=outcome.error_entry and parse_error_entry(outcome.error_entry).error,
+            )
+
     async def _merge_metadata_of_ended_jobs(
         self, connection: Connection, attempts: list[Attempt]
     ) -> list[Attempt]:
@@ -535,7 +552,13 @@ class Completer:
             if (row := found.get(attempt.id)) is None:
                 continue
             if row[JobColumn.STATE] != attempt.target_state:
-                self._log_refused_result(attempt, row[JobColumn.STATE])
+                if (
+                    attempt.is_completed_in_transaction
+                    and row[JobColumn.STATE] == JobState.COMPLETED
+                ):
+                    self._log_failure_after_completion(attempt)
+                else:
+                    self._log_refused_result(attempt, row[JobColumn.STATE])
             attempt.set_outcome_from_row(tuple(row))
             attempt.stored_at, attempt.stored_state = now, row[JobColumn.STATE]
             ended.append(attempt)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from msgspec import UnsetType
 
+    from riverpy._work.attempt_store import AttemptStore
     from riverpy._work.child_process import ChildProcessPool
     from riverpy._work.running_attempts import RunningAttempts
     from riverpy.config import Config
@@ -80,9 +81,12 @@ class Executor:
         children: ChildProcessPool,
         running: RunningAttempts,
         may_start: Callable[[], bool],
+        store: AttemptStore,
     ) -> None:
-        """`may_start` returns whether the client may still work its claimed jobs."""
+        """`may_start` returns whether the client may still work its claimed jobs. `store` writes
+        into the rows of running jobs."""
         self._config, self._running, self._may_start = config, running, may_start
+        self._store = store
         hard_stop = config.hard_stop_timeout.total_seconds()
         grace = min(CANCEL_GRACE_MAX, hard_stop * CANCEL_GRACE_SHARE)
         self._blocking = BlockingJobRunner(children, grace)
@@ -134,9 +138,11 @@ class Executor:
 
         Returns the attempts that did not start, in the order in which they should start.
         """
-        units, now = self._units, time.monotonic()
+        units, now, store = self._units, time.monotonic(), self._store
         attempts = [
-            Attempt(row, units.get(row[JobColumn.KIND], UNKNOWN_KIND_SETTINGS), free_slot, now)
+            Attempt(
+                row, units.get(row[JobColumn.KIND], UNKNOWN_KIND_SETTINGS), free_slot, now, store
+            )
             for row in sorted(rows, key=_claim_order)
         ]
         self._running.add(attempts)
@@ -196,6 +202,8 @@ class Executor:
             self._running.set_cause(attempt, error)
             await self._set_failure(attempt, error)
         finally:
+            if attempt.steps is not None:
+                attempt.steps.close()
             attempt.ended_at = time.monotonic()
             self._running.finish(attempt)
 
@@ -209,6 +217,7 @@ class Executor:
         attempt.set_args(unit.decode(attempt.encoded_args))
         if unit.job_timeout is not None:
             self._set_timeout(attempt, unit, unit.job_timeout(attempt))
+        attempt.read_stored_steps()
         if unit.executor is None:
             returned = get_type_name(await unit.work(attempt))
         elif unit.executor == "thread":
@@ -217,6 +226,8 @@ class Executor:
             returned = await self._blocking.run_in_process(unit.work, attempt)
         if returned is not None or attempt.stop_cause is not None:
             self._log_return(attempt, returned)
+        if attempt.steps is not None:
+            attempt.steps.finish()
 
     def _log_return(self, attempt: Attempt, returned: str | None) -> None:
         """Log, once for each kind, that the worker's code returned a value. Also log that the code
@@ -259,6 +270,8 @@ class Executor:
         attempt.outcome = outcomes.make_failure_outcome(
             attempt, "riverpy could not classify the error", "", UNCLASSIFIED_RETRY_DELAY
         )
+        if attempt.steps is not None:
+            attempt.steps.record_progress()
         try:
             attempt.outcome = self._classify_error(attempt, error)
         except BaseException:  # catch SystemExit too: it would end the event loop

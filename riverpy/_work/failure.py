@@ -27,7 +27,7 @@ FILES_THAT_CALL_JOB_CODE = {
     concurrent.futures.thread.__file__,
     *(
         str(Path(__file__).with_name(name))
-        for name in ("executor.py", "middleware.py", "blocking.py", "child_process.py")
+        for name in ("executor.py", "middleware.py", "blocking.py", "child_process.py", "steps.py")
     ),
     str(Path(__file__).parent.with_name("_middleware_chain.py")),
 }

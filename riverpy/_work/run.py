@@ -129,6 +129,7 @@ class Run:
             client.children,
             self.running,
             lambda: self._heartbeat.can_claim_jobs,
+            client.attempt_store,
         )
         self.producers = self._make_producers()
         self._reconciler = Reconciler(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from riverpy._leading.subscriptions import LeadershipPublisher
     from riverpy._leases.client_leases import ClientLeases
     from riverpy._postgres.driver import Connection
+    from riverpy._work.attempt_store import AttemptStore
     from riverpy._work.child_process import ChildProcessPool
     from riverpy._work.counters import MetricEmitter, RunCounters
     from riverpy._work.subscriptions import Subscriptions
@@ -45,6 +46,7 @@ class ClientParts:
     periodic_jobs: PeriodicJobs
     inserter: Inserter
     children: ChildProcessPool
+    attempt_store: AttemptStore
 
     @property
     def slots(self) -> dict[str, int]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from riverpy._log import get_logger
 from riverpy._log_events import EVENT_DROPPED, SUBSCRIBER_EVENTS_DROPPED
 from riverpy._stream import Stream, Streams
+from riverpy._timestamps import raw_timestamp, timestamp
 from riverpy.errors import ConfigError
 from riverpy.events import Event, EventKind, JobStatistics
-from riverpy.job import JobColumn, JobRow, JobState, raw_timestamp, timestamp
+from riverpy.job import JobColumn, JobRow, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -133,6 +133,41 @@ where job.id = done.id and job.state = 'running'
 returning job.id, job.state::text;
 
 
+-- name: job_merge_running
+-- Merge an object into the metadata of a running attempt, as job_store_results does. The statement may run in a
+-- transaction of the caller, whose connection may have its own codecs, so all values are texts. @attempted_at is in
+-- microseconds since 2000.
+update /* schema */ river_job as job
+set metadata = case
+  when jsonb_typeof(job.metadata) in ('object', 'array') then job.metadata || @updates::text::jsonb
+  else jsonb_build_array(job.metadata, @updates::text::jsonb)
+end
+where job.id = @id::text::bigint and job.state = 'running' and job.attempt = @attempt::text::smallint
+  and job.attempted_at
+    = timestamptz '2000-01-01 00:00:00+00' + @attempted_at::text::bigint * interval '1 microsecond'
+returning true;
+
+
+-- name: job_complete_running
+-- Complete a running attempt in the transaction of the caller. The values are texts, as in job_merge_running.
+update /* schema */ river_job as job
+set
+  state = 'completed',
+  finalized_at = statement_timestamp(),
+  metadata = case
+    when @updates::text is null then job.metadata
+    when jsonb_typeof(job.metadata) in ('object', 'array') then job.metadata || @updates::text::jsonb
+    else jsonb_build_array(job.metadata, @updates::text::jsonb)
+  end
+where job.id = @id::text::bigint and job.state = 'running' and job.attempt = @attempt::text::smallint
+  and job.attempted_at
+    = timestamptz '2000-01-01 00:00:00+00' + @attempted_at::text::bigint * interval '1 microsecond'
+returning
+  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
+  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
+  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int;
+
+
 -- name: job_notify_queues
 -- Notify the clients of these queues that a job is due again.
 select pg_notify(

@@ -19,7 +19,7 @@ WAITS_FOR = {
     "job_delete": (24, 104),
     "job_delete_many": (25,),
     "queues at run time": (29, 105),
-    "resumable steps": (52, 53, 88, 101),
+    "resumable steps": (52, 88, 101),
     "a clock and a random source that tests can set": (45,),
 }
 """Missing features of riverpy, and the cases that need them."""

@@ -70,6 +70,10 @@ class ConformWorker(Worker[Conform]):
         """Release the jobs that wait for this message."""
         self._released[message].set()
 
+    async def signal(self, message: str) -> None:
+        """Wait until this message is released."""
+        await self._released[message].wait()
+
     def release_all(self) -> None:
         """Release all waiting jobs."""
         for event in self._released.values():

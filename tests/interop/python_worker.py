@@ -17,6 +17,7 @@ import msgspec
 
 from riverpy import Client, EventKind, QueueConfig, StopReport, Workers
 from tests.interop.conform import ConformWorker
+from tests.interop.stepping import StepWorker
 from tests.interop.working import SETTINGS_VARIABLE, Settings, event_line, insert_effect
 
 if TYPE_CHECKING:
@@ -83,8 +84,9 @@ async def client() -> AsyncGenerator[Client]:
             await insert_effect(connection, f'"{schema}".effects', job_id, attempt)
 
     conform = ConformWorker(emit, effect)
+    steps = StepWorker(emit, conform.signal, lambda: made._open_pool().acquire())
     made = PrintingClient(
-        workers=Workers().add(conform),
+        workers=Workers().add(conform).add(steps),
         queues={name: QueueConfig(max_workers=n) for name, n in settings.queues.items()},
         config=settings.config(schema, emit),
         periodic_jobs=[periodic.job() for periodic in settings.periodic],

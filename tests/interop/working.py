@@ -28,6 +28,7 @@ from riverpy.schedules import cron, every
 from tests.interop.conform import KIND, ConformWorker
 from tests.interop.inserting import unique_opts_of
 from tests.interop.river_go import GoProcess, Lines
+from tests.interop.stepping import StepWorker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -288,10 +289,12 @@ class PythonWorker(Worker):
         self._schema = schema
         self._lines = asyncio.Queue[Any]()
         self._stopped = anyio.Event()
-        self._conform = ConformWorker(self._lines.put_nowait, self._insert_effect)
+        emit = self._lines.put_nowait
+        self._conform = conform = ConformWorker(emit, self._insert_effect)
+        steps = StepWorker(emit, conform.signal, schema.connected)
         self.client = Client(
             schema.url,
-            workers=Workers().add(self._conform),
+            workers=Workers().add(conform).add(steps),
             queues={name: QueueConfig(max_workers=n) for name, n in settings.queues.items()},
             config=settings.config(schema.name, self._lines.put_nowait),
             periodic_jobs=[periodic.job() for periodic in settings.periodic],

@@ -20,7 +20,7 @@ from riverpy._log_events import (
     QUEUE_RENEWAL_FAILED,
 )
 from riverpy._postgres.jobs import ClaimKey
-from riverpy.job import raw_timestamp
+from riverpy._timestamps import raw_timestamp
 from tests.work.rig import PATIENCE, Rig, Task
 
 if TYPE_CHECKING:

@@ -94,6 +94,9 @@ type conformWorker struct {
 	releases *releases
 }
 
+// optionalKinds add kinds that need a new version of River.
+var optionalKinds []func(*river.Workers, *conformWorker)
+
 func addConform(workers *river.Workers, base *base) {
 	worker := &conformWorker{
 		out: base.out, pool: base.pool, schema: base.schema,
@@ -101,6 +104,9 @@ func addConform(workers *river.Workers, base *base) {
 	}
 	go worker.releases.read(os.Stdin)
 	river.AddWorker(workers, worker)
+	for _, add := range optionalKinds {
+		add(workers, worker)
+	}
 }
 
 func (w *conformWorker) NextRetry(job *river.Job[conformArgs]) time.Time {

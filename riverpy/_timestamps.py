@@ -1,0 +1,38 @@
+"""Timestamps of the database, as integers and as times of Python."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+PG_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+"""The time from which PostgreSQL counts."""
+_TIMESTAMP_MIN = datetime(1, 1, 1, tzinfo=UTC)
+_TIMESTAMP_MAX = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def timestamp(raw: int | bytes | None) -> datetime | None:
+    """Return the time of a timestamp from the database: microseconds since 2000, as an integer or
+    in the wire format.
+
+    A time outside Python's calendar (`infinity`, the year 10000) becomes the first or last possible
+    time.
+    """
+    if raw is None:
+        return None
+    if isinstance(raw, bytes):
+        raw = wire_timestamp(raw)
+    try:
+        return PG_EPOCH + timedelta(microseconds=raw)
+    except OverflowError:
+        return _TIMESTAMP_MAX if raw > 0 else _TIMESTAMP_MIN
+
+
+def wire_timestamp(raw: bytes) -> int:
+    """Return a timestamp in the wire format as microseconds since 2000."""
+    return int.from_bytes(raw, "big", signed=True)
+
+
+def raw_timestamp(value: datetime) -> int:
+    """Return a time as microseconds since 2000. This is the inverse of `timestamp`."""
+    return (value - PG_EPOCH) // _MICROSECOND

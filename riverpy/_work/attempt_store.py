@@ -1,0 +1,121 @@
+"""AttemptStore: writes into the rows of running jobs, before their attempts end.
+
+Each write is fenced by the claim key, so an attempt that no longer belongs to this client changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from riverpy._clock import Backoff
+from riverpy._postgres import jobs
+from riverpy._postgres.driver import (
+    DATABASE_ERRORS,
+    UniqueViolationError,
+    is_permanent_statement_error,
+)
+from riverpy.errors import AttemptLostError, UniqueConflictError
+from riverpy.job import JobRow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
+
+    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.jobs import ClaimKey
+
+RETRY_DELAY_MIN = timedelta(milliseconds=50)
+RETRY_DELAY_MAX = timedelta(seconds=2)
+
+
+class AttemptStore:
+    """Writes into the rows of running jobs of one client."""
+
+    def __init__(
+        self,
+        transaction: Callable[[Transaction | None], AbstractAsyncContextManager[Transaction]],
+        schema: str | None,
+    ) -> None:
+        """`transaction` opens a savepoint in a caller's transaction or, without one, a transaction
+        on the client's pool."""
+        self._transaction, self._schema = transaction, schema
+
+    async def merge(
+        self, claim_key: ClaimKey, updates: Mapping[str, str], *, tx: Transaction | None = None
+    ) -> None:
+        """Merge keys and their values, as JSON texts, into the metadata of a running job.
+
+        Raises:
+            AttemptLostError: the attempt no longer belongs to this client. Nothing was written.
+            Exception: one of DATABASE_ERRORS.
+        """
+        async with self._transaction(tx) as connection:
+            is_stored = await jobs.job_merge_running(
+                connection, self._schema, claim_key, updates=encode_json_object(updates)
+            )
+            if not is_stored:
+                raise _make_lost_error(claim_key)
+
+    async def merge_with_retries(
+        self, claim_key: ClaimKey, updates: Mapping[str, str], *, timeout: float
+    ) -> None:
+        """Merge as `merge` on the client's pool. After a lost connection or another temporary
+        error, try again for at most `timeout` seconds.
+
+        Raises:
+            AttemptLostError: the attempt no longer belongs to this client. Nothing was written.
+            Exception: one of DATABASE_ERRORS, after the last try.
+        """
+        give_up_at = time.monotonic() + timeout
+        backoff = Backoff(RETRY_DELAY_MIN, RETRY_DELAY_MAX)
+        while True:
+            try:
+                await self.merge(claim_key, updates)
+            except DATABASE_ERRORS as error:
+                if is_permanent_statement_error(error) or time.monotonic() > give_up_at:
+                    raise
+            else:
+                return
+            await anyio.sleep(backoff.next_delay())
+
+    async def complete(self, claim_key: ClaimKey, updates: str | None, tx: Transaction) -> JobRow:
+        """Complete a running job in the caller's transaction, and merge an object, as JSON text,
+        into its metadata. Return the row.
+
+        Raises:
+            AttemptLostError: the attempt no longer belongs to this client. The transaction stays
+                usable.
+            UniqueConflictError: a completed job has the same unique key.
+        """
+        try:
+            async with self._transaction(tx) as connection:
+                row = await jobs.job_complete_running(
+                    connection, self._schema, claim_key, updates=updates
+                )
+                if row is None:
+                    raise _make_lost_error(claim_key)
+        except UniqueViolationError:
+            raise UniqueConflictError(
+                f"job {claim_key.id} cannot be completed: another job has the same unique key"
+            ) from None
+        return JobRow(tuple(row))
+
+
+def encode_json_object(members: Mapping[str, str]) -> str:
+    """Return a JSON object with these keys. The values are JSON texts."""
+    texts = (f"{msgspec.json.encode(key).decode()}:{text}" for key, text in members.items())
+    return "{" + ",".join(texts) + "}"
+
+
+def _make_lost_error(claim_key: ClaimKey) -> AttemptLostError:
+    return AttemptLostError(
+        f"attempt {claim_key.attempt} of job {claim_key.id} has ended in the database: the job was "
+        "completed already, rescued, changed or deleted. Nothing was written: end the job, and "
+        "roll back what belongs to it"
+    )

@@ -1,0 +1,411 @@
+"""Steps: which steps of a job are completed, in the metadata keys of River.
+
+While a step is stored, all steps up to and with it are skipped. A step with a cursor that is itself
+the stored one, and has a stored cursor, runs again with it. Nothing is written when an attempt
+completes. All error texts that begin with `river:` are River's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+
+import msgspec
+
+from riverpy import _json
+from riverpy._json_decoder import decoder
+from riverpy._postgres.driver import DATABASE_ERRORS, is_permanent_statement_error
+from riverpy._work.attempt_store import encode_json_object
+from riverpy.errors import ArgsError, StepError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from riverpy._postgres.driver import Transaction
+
+STEP_KEY = "river:resumable_step"
+"""The metadata key of the name of the last completed step."""
+CURSORS_KEY = "river:resumable_cursor"
+"""The metadata key of the cursors: an object from the name of a step to any JSON."""
+KEPT_RESULTS_KEY = "riverpy:steps"
+"""The metadata key of kept results: an object from the name of a step to any JSON. River keeps no
+results."""
+KEY_PREFIX = '"river:resumable_'
+"""A text in the metadata of each job that has stored steps or cursors."""
+VALUE_SIZE_MAX = 1024 * 1024
+"""The maximum number of bytes of a cursor or a kept result, as JSON."""
+KEPT_RESULTS_SIZE_MAX = 8 * VALUE_SIZE_MAX
+"""The maximum number of bytes of all kept results of a job, as JSON."""
+CHECKPOINT_INTERVAL = 1.0
+"""Seconds between two checkpoints that are not forced."""
+STORE_TIMEOUT = 60.0
+"""Seconds in which a kept result must be stored. After that the attempt fails, and the result is
+stored together with the failure."""
+_NULL = "null"
+
+
+class StepAttempt(Protocol):
+    """What the steps need from their attempt."""
+
+    @property
+    def metadata_text(self) -> str:
+        """The metadata of the claimed row, as JSON text."""
+        ...
+
+    def merge_metadata(self, key: str, json_text: str) -> None:
+        """Store a key of the metadata, as JSON text, when the attempt ends."""
+
+    def remove_update(self, key: str) -> None:
+        """Do not store this key when the attempt ends."""
+
+    async def merge_now(
+        self, updates: Mapping[str, str], *, tx: Transaction | None = None, timeout: float = 0.0
+    ) -> None:
+        """Merge keys into the metadata of the row now. `timeout` are the seconds in which a failed
+        statement without `tx` is tried again."""
+
+
+class Steps:
+    """The steps of one attempt."""
+
+    def __init__(self, attempt: StepAttempt) -> None:
+        """Read what earlier attempts have stored.
+
+        Raises:
+            StepError: the stored cursors are a list.
+        """
+        self._attempt = attempt
+        members = _decode_members(attempt.metadata_text)
+        self._stored_step = _decode_step(members.get(STEP_KEY, ""))
+        """The stored step, until the code reaches it; None: no step is skipped."""
+        self._stored_cursors = _decode_cursors(members.get(CURSORS_KEY, ""))
+        self._cursors = dict(self._stored_cursors)
+        """The cursors of steps that are not completed, as JSON texts."""
+        self._has_had_cursors = bool(self._cursors)
+        self._kept_results = _decode_members(members.get(KEPT_RESULTS_KEY, ""))
+        self._unreached: set[str] = set()
+        """The steps with a stored cursor that the code has not reached. It is empty if a step is
+        stored too, because then River ignores cursors of unknown steps."""
+        if self._stored_step is None:
+            self._unreached.update(self._cursors)
+        self._completed_step: str | None = None
+        """The last step that was completed, or that was skipped as the stored one."""
+        self._names: set[str] = set()
+        self._running: _RunningStep | None = None
+        self._step_in_transaction: str | None = None
+        """The step that `checkpoint(tx)` has stored. This process does not learn whether the
+        transaction was committed, so the row decides from where the step continues."""
+        self._failure: BaseException | None = None
+        """The error of the step that failed. No later step runs."""
+        self._has_changed = False
+        """Whether there is progress that is not stored."""
+        self._next_checkpoint_at = 0.0
+
+    # -- running a step
+
+    async def run(
+        self,
+        name: str,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        *,
+        cursor: type[Any] | None,
+        keep: bool,
+        result_type: type[Any] | None,
+    ) -> Any:
+        """Run or skip a step, as `StepMethods.step`."""
+        self._check_call(name, has_cursor=cursor is not None, keep=keep, result_type=result_type)
+        decode = None if result_type is None else decoder(result_type)
+        if keep and (kept := self._kept_results.get(name)) is not None:
+            self._pass_step(name)
+            return _decode_value(kept, decode)
+        if self._skips(name, has_cursor=cursor is not None, keep=keep):
+            return None
+        if cursor is not None:
+            args = (self._decode_cursor(name, cursor), *args)
+        running = _RunningStep(name, asyncio.current_task(), has_cursor=cursor is not None)
+        self._running = running
+        try:
+            returned = await self._call_function(function, args)
+            if not keep:
+                self._complete_step(running)
+                return returned
+            text = _encode_value(returned, f"the result of step {name!r}")
+            value = _decode_value(text, decode)
+            self._complete_step(running)
+            await self._keep_result(name, text)
+            return value
+        except BaseException as error:
+            self._failure = error
+            raise
+        finally:
+            self._running = None
+
+    async def _call_function(
+        self, function: Callable[..., object], args: tuple[object, ...]
+    ) -> object:
+        returned = function(*args)
+        if isawaitable(returned):
+            returned = await cast("Awaitable[object]", returned)
+        if self._failure is not None:  # the function has caught the error of a nested step
+            raise self._failure
+        return returned
+
+    def _check_call(
+        self, name: str, *, has_cursor: bool, keep: bool, result_type: type[Any] | None
+    ) -> None:
+        """Raise unless a step with this name may run now."""
+        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
+            self._fail(StepError(f"the name of a step is a text that is not empty, got {name!r}"))
+        if has_cursor and keep:
+            self._fail(StepError(f"step {name!r} has a cursor, so its result cannot be kept"))
+        if result_type is not None and not keep:
+            self._fail(StepError(f"step {name!r} has a result_type, but not keep=True"))
+        _json.encode(name)  # raises ArgsError if the name cannot be stored
+        if self._failure is not None:
+            raise self._failure
+        if self._running is not None:
+            text = "river: resumable steps cannot be nested"
+            if self._running.task is not asyncio.current_task():
+                text += f", and not run at the same time: step {_quote(self._running.name)} runs"
+            self._fail(StepError(text))
+        if name in self._names:
+            self._fail(StepError(f"river: duplicate resumable step name {_quote(name)}"))
+        self._names.add(name)
+        if has_cursor:
+            self._unreached.discard(name)
+        elif name in self._unreached:
+            text = f"river: resumable cursor step {_quote(name)} requires a cursor step"
+            self._fail(StepError(text))
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        if self._failure is None:
+            self._failure = error
+        raise error
+
+    def _skips(self, name: str, *, has_cursor: bool, keep: bool) -> bool:
+        """Whether the step is skipped because an earlier attempt has completed it. A step whose
+        result should be kept, but was not, runs again, because the code needs the result."""
+        if self._stored_step is None:
+            return False
+        is_stored_step = name == self._stored_step
+        if is_stored_step:
+            self._pass_step(name)
+        return not keep and not (is_stored_step and has_cursor and name in self._cursors)
+
+    def _pass_step(self, name: str) -> None:
+        """Note that a step is completed. Steps before the stored one change nothing."""
+        if self._stored_step in {None, name}:
+            self._stored_step, self._completed_step = None, name
+
+    def _decode_cursor(self, name: str, cursor: type[Any]) -> Any:
+        text = self._cursors.get(name, _NULL)
+        if text == _NULL:
+            return None
+        try:
+            return decoder(cursor)(text)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            self._fail(
+                StepError(f"river: unmarshal resumable cursor for step {_quote(name)}: {error}")
+            )
+
+    def _complete_step(self, running: _RunningStep) -> None:
+        self._pass_step(running.name)
+        if running.has_cursor:
+            self._cursors.pop(running.name, None)
+        self._step_in_transaction, self._has_changed = None, True
+
+    async def _keep_result(self, name: str, text: str) -> None:
+        """Store the result of a completed step. If it cannot be stored now, it is stored when the
+        attempt ends."""
+        size = len(text) + sum(map(len, self._kept_results.values()))
+        if size > KEPT_RESULTS_SIZE_MAX:
+            raise ArgsError(
+                f"the kept results of a job have at most {KEPT_RESULTS_SIZE_MAX} bytes as JSON, "
+                f"with step {name!r} they have {size}"
+            )
+        self._kept_results[name] = text
+        kept = encode_json_object(self._kept_results)
+        self._attempt.merge_metadata(KEPT_RESULTS_KEY, kept)
+        await self._store_progress({KEPT_RESULTS_KEY: kept}, timeout=STORE_TIMEOUT)
+        self._attempt.remove_update(KEPT_RESULTS_KEY)
+
+    # -- cursors and checkpoints
+
+    def set_cursor(self, value: object) -> None:
+        """Set the cursor of the running step, as `StepMethods.set_cursor`."""
+        running = self._running
+        if running is None or not running.has_cursor:
+            raise StepError(
+                "job.set_cursor works only in a step with a cursor, as in "
+                "`await job.step(name, function, cursor=int)`"
+            )
+        running.cursor = _encode_value(value, f"the cursor of step {running.name!r}")
+        self._cursors[running.name] = running.cursor
+        self._has_had_cursors = self._has_changed = True
+
+    async def checkpoint(self, tx: Transaction | None, *, now: bool) -> bool:
+        """Store the progress, as `StepMethods.checkpoint`."""
+        if tx is not None:
+            await self._store_in_transaction(tx)
+            return True
+        if not self._has_changed or (not now and time.monotonic() < self._next_checkpoint_at):
+            return False
+        try:
+            await self._store_progress({}, timeout=STORE_TIMEOUT if now else 0.0)
+        except DATABASE_ERRORS as error:
+            if now or is_permanent_statement_error(error):
+                raise
+            return False  # the next checkpoint, or the end of the attempt, stores the progress
+        return True
+
+    async def _store_progress(self, updates: Mapping[str, str], *, timeout: float) -> None:
+        """Store the progress together with other keys, on the client's pool."""
+        self._next_checkpoint_at = time.monotonic() + CHECKPOINT_INTERVAL
+        self._has_changed = False
+        try:
+            await self._attempt.merge_now({**updates, **self._progress()}, timeout=timeout)
+        except BaseException:
+            self._has_changed = True
+            raise
+
+    async def _store_in_transaction(self, tx: Transaction) -> None:
+        """Store in the caller's transaction that the running step is completed or, if the step has
+        a cursor, is at its cursor."""
+        running = self._running
+        if running is None:
+            raise StepError("job.checkpoint(tx) stores the running step, so call it in a step")
+        if running.has_cursor and running.cursor is None:
+            raise StepError(
+                "job.checkpoint(tx) stores the cursor of the step, so call job.set_cursor first"
+            )
+        if self._unreached:
+            name = _quote(min(self._unreached))
+            raise StepError(f"river: resumable checkpoint cannot precede saved cursor step {name}")
+        cursors = dict(self._cursors)
+        if running.cursor is not None:
+            cursors[running.name] = running.cursor
+        updates = {STEP_KEY: _json.encode(running.name), CURSORS_KEY: _encode_cursors(cursors)}
+        await self._attempt.merge_now(updates, tx=tx)
+        self._step_in_transaction = running.name
+        self._cursors.pop(running.name, None)
+
+    # -- the end of the attempt
+
+    def finish(self) -> None:
+        """Check the steps after the code has returned.
+
+        Raises:
+            BaseException: the error of a step that failed, although the code caught it.
+            StepError: the code has not reached a stored step, or it has not awaited a step.
+        """
+        failure = self._failure
+        try:
+            if isinstance(failure, asyncio.CancelledError):
+                raise StepError("a step was cancelled, and the code continued") from failure
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # breaks the reference cycle with the frames of the error
+        if self._running is not None:
+            raise StepError(f"the code ended while step {_quote(self._running.name)} was running")
+        if self._stored_step is not None:
+            name = _quote(self._stored_step)
+            raise StepError(f"river: resumable step {name} not found in Worker")
+        if self._unreached:
+            name = _quote(min(self._unreached))
+            raise StepError(f"river: resumable cursor step {name} not found in Worker")
+
+    def record_progress(self) -> None:
+        """Store the progress when the attempt ends, because it has not completed."""
+        for key, text in self._progress().items():
+            self._attempt.merge_metadata(key, text)
+
+    def close(self) -> None:
+        """Forget the error of the step that failed, because its frames refer to this object."""
+        self._failure = None
+
+    def _progress(self) -> dict[str, str]:
+        """Return the metadata keys that store the progress."""
+        if self._unreached:  # as in River: cursors without a step stay until their step is reached
+            cursors = {**self._stored_cursors, **self._cursors}
+            is_same = cursors == self._stored_cursors
+            return {} if is_same else {CURSORS_KEY: _encode_cursors(cursors)}
+        if self._step_in_transaction is not None:
+            has_new_cursor = self._step_in_transaction in self._cursors
+            return {CURSORS_KEY: _encode_cursors(self._cursors)} if has_new_cursor else {}
+        progress: dict[str, str] = {}
+        if self._completed_step is not None:
+            progress[STEP_KEY] = _json.encode(self._completed_step)
+        if self._has_had_cursors:
+            progress[CURSORS_KEY] = _encode_cursors(self._cursors)
+        return progress
+
+
+@dataclass(slots=True)
+class _RunningStep:
+    """The step that runs now."""
+
+    name: str
+    task: asyncio.Task[Any] | None
+    has_cursor: bool
+    cursor: str | None = None
+    """The last cursor that the step has set, as JSON text."""
+
+
+def _quote(name: str) -> str:
+    """Return the name of a step as River writes it in errors."""
+    return json.dumps(name, ensure_ascii=False)
+
+
+def _encode_cursors(cursors: dict[str, str]) -> str:
+    """Return the value of the key of the cursors. A merge cannot remove the key, so River stores
+    null if no cursor is left."""
+    return encode_json_object(cursors) if cursors else _NULL
+
+
+def _encode_value(value: object, what: str) -> str:
+    """Return a cursor or a kept result as JSON text.
+
+    Raises:
+        ArgsError: the value has no JSON form, or is too large.
+    """
+    text = _json.encode(value, path=what)
+    size = len(text.encode())
+    if size > VALUE_SIZE_MAX:
+        raise ArgsError(f"{what} has at most {VALUE_SIZE_MAX} bytes as JSON, got {size}")
+    return text
+
+
+def _decode_value(text: str, decode: Callable[[str], Any] | None) -> Any:
+    """Return a kept result. The first attempt gets its result decoded too, so that all attempts get
+    the same."""
+    return json.loads(text) if decode is None else decode(text)
+
+
+def _decode_members(text: str) -> dict[str, str]:
+    """Return the members of a JSON object as JSON texts; empty: the text is no object, or too
+    deeply nested for Python."""
+    try:
+        members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return {key: bytes(raw).decode() for key, raw in members.items()}
+
+
+def _decode_step(text: str) -> str | None:
+    """Return the name of the stored step; None: there is none. A value that is no text counts as
+    none, as in River."""
+    return (msgspec.json.decode(text, type=str) or None) if text.startswith('"') else None
+
+
+def _decode_cursors(text: str) -> dict[str, str]:
+    """Return the stored cursors as JSON texts. As in River, a list fails the attempt, and other
+    values that are no object count as none."""
+    if text.startswith("["):
+        raise StepError("river: unmarshal resumable cursors: expected an object, got an array")
+    return _decode_members(text)
