@@ -129,12 +129,12 @@ async def read_jobs(
 ) -> ResultT:
     """Return the result of a statement that reads jobs of these states. `damaged` has the errors of
     known damaged jobs by id. The errors of newly found damaged jobs are added to it. The parameter
-    `skipped` of the statement has the ids of damaged jobs, whose wide columns are not read."""
+    `damaged_job_ids` of the statement has their ids, whose wide columns are not read."""
     result, found = await read_jobs_despite_damage(
         connection,
         schema,
         states,
-        lambda skipped: statement(connection, schema, skipped=skipped, **values),
+        lambda skipped: statement(connection, schema, damaged_job_ids=skipped, **values),
         damaged,
     )
     damaged.update(found)

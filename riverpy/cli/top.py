@@ -26,7 +26,7 @@ from riverpy.errors import RiverError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._tools.top.view import Line
+    from riverpy._tools.top.view import ScreenLine
     from riverpy.cli._options import DatabaseSettings
 
 INTERVAL_MIN = timedelta(milliseconds=100)
@@ -97,7 +97,7 @@ class _Screen:
         line = no_answer_line(error, time.monotonic() - self._read_at)
         self._show({"at": datetime.now(UTC), "error": error}, [line])
 
-    def _show(self, value: object, lines: Sequence[Line]) -> None:
+    def _show(self, value: object, lines: Sequence[ScreenLine]) -> None:
         if self._as_json:
             self._write(f"{msgspec.json.encode(value).decode()}\n")
         elif self._is_live:

@@ -291,12 +291,11 @@ async def doctor_running(
     clients: Sequence[ClientRow],
     long: timedelta,
     limit: int,
-    skipped: Sequence[int],
+    damaged_job_ids: Sequence[int],
 ) -> list[RunningRow]:
     """Return at most `limit` running jobs in groups, the longest-running first. A job counts as
     stuck if its client reports it as stuck. `long` is the time after which a job counts as
-    long-running. `skipped` has the ids of damaged jobs: the column that has the client is not read
-    for these jobs."""
+    long-running. For jobs of `damaged_job_ids` the column that has the client is not read."""
     stuck = [(client.client_id, job_id) for client in clients for job_id in client.stuck_job_ids]
     return await _fetch_rows(
         RunningRow,
@@ -307,7 +306,7 @@ async def doctor_running(
         id=[job_id for _, job_id in stuck],
         long=long.total_seconds(),
         limit=limit,
-        skipped=list(skipped),
+        skipped=list(damaged_job_ids),
     )
 
 
@@ -327,10 +326,10 @@ async def doctor_kinds(
     *,
     backlogs: Sequence[BacklogRow],
     limit: int,
-    skipped: Sequence[int],
+    damaged_job_ids: Sequence[int],
 ) -> list[KindRow]:
-    """Return the kinds of the first `limit` jobs of each backlog. `skipped` has the ids of damaged
-    jobs, whose errors are not read."""
+    """Return the kinds of the first `limit` jobs of each backlog. The errors of the jobs of
+    `damaged_job_ids` are not read."""
     return await _fetch_rows(
         KindRow,
         connection,
@@ -339,7 +338,7 @@ async def doctor_kinds(
         states=[backlog.state for backlog in backlogs],
         queues=[backlog.queue for backlog in backlogs],
         limit=limit,
-        skipped=list(skipped),
+        skipped=list(damaged_job_ids),
     )
 
 

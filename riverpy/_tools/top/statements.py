@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 
-class ReadTime(NamedTuple):
+class TimeAndJobCount(NamedTuple):
     """The time of a read, and the size of the table of jobs."""
 
     read_at: datetime
-    estimated_jobs: int | None
+    estimated_job_count: int | None
     """The number of jobs in the table at the last ANALYZE; None: there was no ANALYZE."""
 
 
-class UnworkedKind(msgspec.Struct, frozen=True):
+class KindWithoutWorker(msgspec.Struct, frozen=True):
     """A kind of available jobs for which no running riverpy client has a worker."""
 
     kind: str
@@ -32,16 +32,16 @@ class UnworkedKind(msgspec.Struct, frozen=True):
     queues: list[str]
 
 
-class RunningRow(NamedTuple):
+class RunningJobsRow(NamedTuple):
     """The running jobs of one client."""
 
-    jobs: int
-    longest_run: float | None
+    job_count: int
+    longest_run_seconds: float | None
     """The run time of the longest-running job, in seconds; None: no job runs."""
 
 
-class QueueRow(NamedTuple):
-    """The number of unfinished jobs of one queue. Counting ends at a limit, `cap`."""
+class QueueCountsRow(NamedTuple):
+    """The number of unfinished jobs of one queue. Counting ends at `count_limit`."""
 
     name: str
     is_paused: bool
@@ -49,118 +49,124 @@ class QueueRow(NamedTuple):
     running: int
     scheduled: int
     retryable: int
-    late: int
+    late_jobs: int
     """The number of scheduled jobs and retries that did not become available in time."""
-    due_at: datetime | None
+    oldest_due_at: datetime | None
     """The time at which the oldest due job became due; None: no job is due."""
-    started: int
-    """For unfinished jobs: the number of attempts that started after `since`, a parameter of
-    `top_queues`."""
-    failed: int
-    """For unfinished jobs: the number of attempts that failed after `since`, a parameter of
-    `top_queues`."""
+    started_attempts: int
+    """For unfinished jobs: the number of attempts that started after `window_start`."""
+    failed_attempts: int
+    """For unfinished jobs: the number of attempts that failed after `window_start`."""
 
 
-class EndedRow(NamedTuple):
+class EndedJobsRow(NamedTuple):
     """The jobs of one queue that ended recently."""
 
-    since: datetime
+    window_start: datetime
     """The start of the time for which ended jobs are read."""
-    seconds: float
-    """The seconds from `since` to the time of the read."""
+    window_seconds: float
+    """The seconds from `window_start` to the time of the read."""
     queue: str | None
     """The name of the queue; None: no job ended in any queue."""
-    completed: int
-    started: int
-    failed: int
-    wait_p95: float | None
+    completed_jobs: int
+    started_attempts: int
+    failed_attempts: int
+    wait_p95_seconds: float | None
     """The 95th percentile of the time from when a job was due to its start, in seconds."""
 
 
-async def top_set_timeout(connection: Transaction, limit: timedelta) -> None:
+async def set_statement_timeout(connection: Transaction, timeout: timedelta) -> None:
     """Set the statement timeout of the open transaction."""
     await query("top", "top_set_timeout", None).execute(
-        connection, milliseconds=round(limit.total_seconds() * 1000)
+        connection, milliseconds=round(timeout.total_seconds() * 1000)
     )
 
 
-async def top_read_time(connection: Transaction, schema: str | None) -> ReadTime:
+async def read_time_and_job_count(connection: Transaction, schema: str | None) -> TimeAndJobCount:
     """Return the server's time and the size of the table of jobs."""
     (row,) = await query("top", "top_read_time", schema).fetch(connection, schema=schema)
-    return ReadTime(*row)
+    return TimeAndJobCount(*row)
 
 
-async def top_kinds(
-    connection: Transaction, schema: str | None, *, names: Sequence[str], limit: int, kinds: int
-) -> list[UnworkedKind]:
-    """Return up to `kinds` kinds for which no running client has a worker. The first `limit`
-    available jobs of each queue in `names` are read."""
+async def read_kinds_without_worker(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queue_names: Sequence[str],
+    jobs_per_queue_max: int,
+    kinds_max: int,
+) -> list[KindWithoutWorker]:
+    """Return up to `kinds_max` kinds for which no running client has a worker. The first
+    `jobs_per_queue_max` available jobs of each queue are read."""
     rows = await query("top", "top_kinds", schema).fetch(
-        connection, names=list(names), limit=limit, kinds=kinds
+        connection, names=list(queue_names), limit=jobs_per_queue_max, kinds=kinds_max
     )
-    return [UnworkedKind(*row) for row in rows]
+    return [KindWithoutWorker(*row) for row in rows]
 
 
-async def top_running(
-    connection: Transaction, schema: str | None, *, cap: int, skipped: Sequence[int]
-) -> dict[str, RunningRow]:
-    """Return the running jobs of each client, by client id. At most `cap` running jobs are read.
-    Jobs whose client is not known have the client id "". `skipped` has the ids of damaged jobs,
-    whose client is not read."""
-    rows = await query("top", "top_running", schema).fetch(connection, cap=cap, skipped=skipped)
-    return {row[0]: RunningRow(row[1], row[2]) for row in rows}
+async def read_running_jobs(
+    connection: Transaction, schema: str | None, *, count_limit: int, damaged_job_ids: Sequence[int]
+) -> dict[str, RunningJobsRow]:
+    """Return the running jobs of each client, by client id. At most `count_limit` running jobs
+    are read. Jobs whose client is not known have the client id "". For `damaged_job_ids` the client
+    is not read."""
+    rows = await query("top", "top_running", schema).fetch(
+        connection, cap=count_limit, skipped=damaged_job_ids
+    )
+    return {row[0]: RunningJobsRow(row[1], row[2]) for row in rows}
 
 
-async def top_queue_names(connection: Transaction, schema: str | None, *, limit: int) -> list[str]:
+async def read_queue_names(connection: Transaction, schema: str | None, *, limit: int) -> list[str]:
     """Return up to `limit` queues that have a row, and up to `limit` queues that have unfinished
     jobs."""
     rows = await query("top", "top_queue_names", schema).fetch(connection, limit=limit)
     return [row[0] for row in rows]
 
 
-async def top_queues(
+async def read_queue_counts(
     connection: Transaction,
     schema: str | None,
     *,
-    names: Sequence[str],
-    since: datetime,
-    late: timedelta,
-    cap: int,
-    skipped: Sequence[int],
-) -> list[QueueRow]:
-    """Return the numbers of unfinished jobs of each queue. `late` is the time after which a job
-    that should be available counts as late. `skipped` has the ids of damaged jobs, whose errors are
-    not read."""
+    queue_names: Sequence[str],
+    window_start: datetime,
+    late_after: timedelta,
+    count_limit: int,
+    damaged_job_ids: Sequence[int],
+) -> list[QueueCountsRow]:
+    """Return the numbers of unfinished jobs of each queue. `late_after` is the time after which a
+    job that should be available counts as late. The errors of `damaged_job_ids` are not read."""
     rows = await query("top", "top_queues", schema).fetch(
         connection,
-        name=names,
-        since=since,
-        since_text=since.isoformat()[:19],
-        late=late.total_seconds(),
-        cap=cap,
-        skipped=skipped,
+        name=queue_names,
+        since=window_start,
+        since_text=window_start.isoformat()[:19],
+        late=late_after.total_seconds(),
+        cap=count_limit,
+        skipped=damaged_job_ids,
     )
-    return [QueueRow(*row) for row in rows]
+    return [QueueCountsRow(*row) for row in rows]
 
 
-async def top_ended_jobs(
+async def read_ended_jobs(
     connection: Transaction,
     schema: str | None,
     *,
     window: timedelta,
-    cap: int,
-    skipped: Sequence[int],
-) -> list[EndedRow]:
-    """Return the jobs of each queue that ended within `window`. If more than `cap` jobs of a state
-    ended, the window is shorter. If no job ended, there is one row without a queue. `skipped` has
-    the ids of damaged jobs, whose errors are not read."""
+    count_limit: int,
+    damaged_job_ids: Sequence[int],
+) -> list[EndedJobsRow]:
+    """Return the jobs of each queue that ended within `window`. If more than `count_limit` jobs of
+    a state ended, the window is shorter. If no job ended, there is one row without a queue. The
+    errors of `damaged_job_ids` are not read."""
     rows = await query("top", "top_ended_jobs", schema).fetch(
-        connection, window=window.total_seconds(), cap=cap, skipped=skipped
+        connection, window=window.total_seconds(), cap=count_limit, skipped=damaged_job_ids
     )
-    return [EndedRow(*row) for row in rows]
+    return [EndedJobsRow(*row) for row in rows]
 
 
-async def top_totals(connection: Transaction, schema: str | None, *, cap: int) -> dict[str, int]:
+async def count_jobs_by_state(
+    connection: Transaction, schema: str | None, *, count_limit: int
+) -> dict[str, int]:
     """Return the number of pending and finished jobs, by state."""
-    rows = await query("top", "top_totals", schema).fetch(connection, cap=cap)
+    rows = await query("top", "top_totals", schema).fetch(connection, cap=count_limit)
     return {row[0]: row[1] for row in rows}

@@ -18,18 +18,18 @@ from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.domain_map import read_permitted_domains
 from riverpy._tools.reads import client_list, read_jobs, read_leader
 from riverpy._tools.top.statements import (
-    EndedRow,
-    QueueRow,
-    RunningRow,
-    UnworkedKind,
-    top_ended_jobs,
-    top_kinds,
-    top_queue_names,
-    top_queues,
-    top_read_time,
-    top_running,
-    top_set_timeout,
-    top_totals,
+    EndedJobsRow,
+    KindWithoutWorker,
+    QueueCountsRow,
+    RunningJobsRow,
+    count_jobs_by_state,
+    read_ended_jobs,
+    read_kinds_without_worker,
+    read_queue_counts,
+    read_queue_names,
+    read_running_jobs,
+    read_time_and_job_count,
+    set_statement_timeout,
 )
 
 if TYPE_CHECKING:
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
 
 RATE_WINDOW = timedelta(seconds=10)
 """The time over which rates are computed."""
-LATE_AFTER = timedelta(seconds=10)
+LATE_JOB_AFTER = timedelta(seconds=10)
 """The time after which a due scheduled job or retry counts as late. A leader needs at most 5 s."""
-COUNT_LIMIT = 10_000
+JOB_COUNT_MAX = 10_000
 """The limit of each count of jobs. There is a count for each state in each queue, for running jobs,
 for recently ended jobs, and for each pending or final state."""
-COUNT_TOTAL_LIMIT = 100_000
+JOB_COUNT_TOTAL_MAX = 100_000
 """The maximum number of jobs of one state that are counted in all queues. With many queues, fewer
 jobs of each queue are counted."""
 QUEUES_MAX = 1_000
-KIND_JOBS_MAX = 20_000
+SAMPLED_JOBS_MAX = 20_000
 """The maximum number of available jobs whose kinds are read, of which at most 1,000 in one
 queue."""
-UNWORKED_KINDS_MAX = 20
+KINDS_WITHOUT_WORKER_MAX = 20
 """The maximum number of kinds without a worker that are shown."""
 CLIENTS_MAX = 1_000
 STATEMENT_TIMEOUT = timedelta(seconds=5)
 """The server cancels a statement after this time."""
-STATUS_TIMEOUT = 15.0
+STATUS_READ_TIMEOUT = 15.0
 """Seconds that the connection and all statements of one read may take."""
 
 
@@ -165,7 +165,7 @@ class FleetStatus(msgspec.Struct, frozen=True):
     """Seconds over which the rates are computed."""
     domains: list[DomainStatus] = []
     """The domains other than `default`."""
-    kinds_without_worker: list[UnworkedKind] = []
+    kinds_without_worker: list[KindWithoutWorker] = []
     """The kinds of available jobs for which no running riverpy client has a worker. The list is
     also empty if no riverpy client is registered."""
     damaged: list[int] = []
@@ -182,23 +182,23 @@ class StatusReader:
     def __init__(self, url: str, schema: str | None) -> None:
         self._url, self._schema = url, schema
         self._connection: Connection | None = None
-        self._has_clients = self._has_domains = False
-        self._damaged_jobs: dict[int, str] = {}
+        self._has_client_table = self._has_domains = False
+        self._damaged_job_errors: dict[int, str] = {}
         """The ids of the jobs that the server cannot read, each with the server's error."""
 
     async def read(self) -> FleetStatus:
-        """Read the status within `STATUS_TIMEOUT`. An error closes the connection.
+        """Read the status within `STATUS_READ_TIMEOUT`. An error closes the connection.
 
         Raises:
             ConfigError, DatabaseError, or one of DATABASE_ERRORS: the read failed.
         """
         began = time.monotonic()
-        reason = f"reading took longer than {STATUS_TIMEOUT:g} s"
+        reason = f"reading took longer than {STATUS_READ_TIMEOUT:g} s"
         try:
-            with anyio.fail_after(STATUS_TIMEOUT, reason=reason):
+            with anyio.fail_after(STATUS_READ_TIMEOUT, reason=reason):
                 connection = await self._open_connection()
                 async with connection.transaction(isolation="repeatable_read", readonly=True):
-                    await top_set_timeout(connection, STATEMENT_TIMEOUT)
+                    await set_statement_timeout(connection, STATEMENT_TIMEOUT)
                     return await self._read_status(connection, began)
         except BaseException:
             if self._connection is not None:
@@ -218,20 +218,20 @@ class StatusReader:
             await expect_primary(self._connection)
             state = await check_schema(self._connection, self._schema, url=self._url)
             versions = state.applied_versions(RIVERPY_LINE)
-            self._has_clients = CLIENTS_VERSION in versions
+            self._has_client_table = CLIENTS_VERSION in versions
             self._has_domains = DOMAINS_VERSION in versions
         return self._connection
 
-    async def _read_status(self, connection: Connection, began: float) -> FleetStatus:
+    async def _read_status(self, connection: Connection, started_at: float) -> FleetStatus:
         schema = self._schema
-        moment = await top_read_time(connection, schema)
+        moment = await read_time_and_job_count(connection, schema)
         clients = None
-        if self._has_clients:
+        if self._has_client_table:
             clients = await client_list(connection, schema, limit=CLIENTS_MAX)
-        names = await self._queue_names(connection, clients or [])
-        cap = max(min(COUNT_LIMIT, COUNT_TOTAL_LIMIT // max(len(names), 1)), 1)
-        ended, rows, running = await self._read_jobs(connection, names, cap)
-        totals = await top_totals(connection, schema, cap=COUNT_LIMIT)
+        names = await self._read_queue_names(connection, clients or [])
+        count_limit = max(min(JOB_COUNT_MAX, JOB_COUNT_TOTAL_MAX // max(len(names), 1)), 1)
+        ended, rows, running = await self._read_job_counts(connection, names, count_limit)
+        totals = await count_jobs_by_state(connection, schema, count_limit=JOB_COUNT_MAX)
         for state in ("available", "running", "scheduled", "retryable"):
             totals[state] = sum(getattr(row, state) for row in rows)
         domains = None
@@ -239,73 +239,74 @@ class StatusReader:
             domains = await read_permitted_domains(connection, schema)
         return FleetStatus(
             at=moment.read_at,
-            leader=await self._leader(connection),
-            candidates=None if clients is None else _candidate_count(clients, domains),
+            leader=await self._read_leader_status(connection),
+            candidates=None if clients is None else _count_candidates(clients, domains),
             domains=[] if domains is None else domain_statuses(domains),
-            kinds_without_worker=await self._unworked_kinds(connection, names),
-            damaged=sorted(self._damaged_jobs),
+            kinds_without_worker=await self._read_kinds_without_worker(connection, names),
+            damaged=sorted(self._damaged_job_errors),
             queues=queue_statuses(moment.read_at, rows, ended, clients),
             workers=worker_statuses(clients or [], running),
             totals=totals,
-            jobs_about=moment.estimated_jobs,
-            cap=cap,
-            rates_over=round(ended[0].seconds, 3),
-            took=round(time.monotonic() - began, 4),
+            jobs_about=moment.estimated_job_count,
+            cap=count_limit,
+            rates_over=round(ended[0].window_seconds, 3),
+            took=round(time.monotonic() - started_at, 4),
         )
 
-    async def _read_jobs(
-        self, connection: Connection, names: Sequence[str], cap: int
-    ) -> tuple[list[EndedRow], list[QueueRow], dict[str, RunningRow]]:
+    async def _read_job_counts(
+        self, connection: Connection, queue_names: Sequence[str], count_limit: int
+    ) -> tuple[list[EndedJobsRow], list[QueueCountsRow], dict[str, RunningJobsRow]]:
         schema = self._schema
-        self._damaged_jobs = await find_damaged_jobs(connection, schema, list(self._damaged_jobs))
+        errors = await find_damaged_jobs(connection, schema, list(self._damaged_job_errors))
+        self._damaged_job_errors = errors
         ended = await read_jobs(
             connection,
             schema,
             sorted(FINAL_STATES),
-            self._damaged_jobs,
-            top_ended_jobs,
+            errors,
+            read_ended_jobs,
             window=RATE_WINDOW,
-            cap=COUNT_LIMIT,
+            count_limit=JOB_COUNT_MAX,
         )
         rows = await read_jobs(
             connection,
             schema,
             ("available", "running", "retryable"),
-            self._damaged_jobs,
-            top_queues,
-            names=names,
-            since=ended[0].since,
-            late=LATE_AFTER,
-            cap=cap,
+            errors,
+            read_queue_counts,
+            queue_names=queue_names,
+            window_start=ended[0].window_start,
+            late_after=LATE_JOB_AFTER,
+            count_limit=count_limit,
         )
         running = await read_jobs(
-            connection, schema, ("running",), self._damaged_jobs, top_running, cap=COUNT_LIMIT
+            connection, schema, ("running",), errors, read_running_jobs, count_limit=JOB_COUNT_MAX
         )
         return ended, rows, running
 
-    async def _queue_names(
+    async def _read_queue_names(
         self, connection: Connection, clients: Sequence[ClientRow]
     ) -> Sequence[str]:
         """Return the queues that have a row or jobs, or that a live client works."""
-        names = await top_queue_names(connection, self._schema, limit=QUEUES_MAX)
+        names = await read_queue_names(connection, self._schema, limit=QUEUES_MAX)
         worked = {name for client in clients if client.is_alive for name in client.queues}
         return sorted({*names, *worked})[:QUEUES_MAX]
 
-    async def _unworked_kinds(
-        self, connection: Connection, names: Sequence[str]
-    ) -> list[UnworkedKind]:
-        if not self._has_clients or not names:
+    async def _read_kinds_without_worker(
+        self, connection: Connection, queue_names: Sequence[str]
+    ) -> list[KindWithoutWorker]:
+        if not self._has_client_table or not queue_names:
             return []
-        return await top_kinds(
+        return await read_kinds_without_worker(
             connection,
             self._schema,
-            names=names,
-            limit=min(1_000, KIND_JOBS_MAX // len(names) + 1),
-            kinds=UNWORKED_KINDS_MAX,
+            queue_names=queue_names,
+            jobs_per_queue_max=min(1_000, SAMPLED_JOBS_MAX // len(queue_names) + 1),
+            kinds_max=KINDS_WITHOUT_WORKER_MAX,
         )
 
-    async def _leader(self, connection: Connection) -> LeaderStatus | None:
-        leader = await read_leader(connection, self._schema, has_clients=self._has_clients)
+    async def _read_leader_status(self, connection: Connection) -> LeaderStatus | None:
+        leader = await read_leader(connection, self._schema, has_clients=self._has_client_table)
         if leader is None:
             return None
         row, is_known = leader.row, leader.is_registered is not None and not leader.has_expired
@@ -313,7 +314,7 @@ class StatusReader:
         return LeaderStatus(row.leader_id, row.elected_at, round(row.remaining, 3), foreign)
 
 
-def _candidate_count(clients: Sequence[ClientRow], domains: DomainMap | None) -> int:
+def _count_candidates(clients: Sequence[ClientRow], domains: DomainMap | None) -> int:
     """Return how many live clients take part in the leader election of `default`."""
     others = set[str]() if domains is None else domains.client_ids_of_other_domains
     return sum(
@@ -338,35 +339,39 @@ def domain_statuses(domains: DomainMap) -> list[DomainStatus]:
 
 
 def queue_statuses(
-    at: datetime,
-    rows: Sequence[QueueRow],
-    ended: Sequence[EndedRow],
+    read_at: datetime,
+    queue_rows: Sequence[QueueCountsRow],
+    ended_rows: Sequence[EndedJobsRow],
     clients: Sequence[ClientRow] | None,
 ) -> list[QueueStatus]:
     """Return the status of each queue."""
-    by_queue = {row.queue: row for row in ended}
-    nothing = ended[0]._replace(completed=0, started=0, failed=0, wait_p95=None)
+    by_queue = {row.queue: row for row in ended_rows}
+    nothing = ended_rows[0]._replace(
+        completed_jobs=0, started_attempts=0, failed_attempts=0, wait_p95_seconds=None
+    )
     workers = Counter(name for client in clients or [] if client.is_alive for name in client.queues)
     slots = None if clients is None else _slots_by_queue(clients)
     statuses: list[QueueStatus] = []
-    for row in rows:
-        end = by_queue.get(row.name, nothing)
+    for row in queue_rows:
+        end, due_at = by_queue.get(row.name, nothing), row.oldest_due_at
+        started = end.started_attempts + row.started_attempts
+        failed = end.failed_attempts + row.failed_attempts
         statuses.append(
             QueueStatus(
                 name=row.name,
                 paused=row.is_paused,
                 workers=None if clients is None else workers[row.name],
                 available=row.available,
-                due_for=None if row.due_at is None else (at - row.due_at).total_seconds(),
+                due_for=None if due_at is None else (read_at - due_at).total_seconds(),
                 running=row.running,
                 slots=None if slots is None else slots.get(row.name, 0),
                 scheduled=row.scheduled,
                 retryable=row.retryable,
-                late=row.late,
-                started_per_s=round((end.started + row.started) / end.seconds, 2),
-                completed_per_s=round(end.completed / end.seconds, 2),
-                failed_per_s=round((end.failed + row.failed) / end.seconds, 2),
-                wait_p95=None if end.wait_p95 is None else round(end.wait_p95, 6),
+                late=row.late_jobs,
+                started_per_s=round(started / end.window_seconds, 2),
+                completed_per_s=round(end.completed_jobs / end.window_seconds, 2),
+                failed_per_s=round(failed / end.window_seconds, 2),
+                wait_p95=None if end.wait_p95_seconds is None else round(end.wait_p95_seconds, 6),
             )
         )
     return statuses
@@ -386,16 +391,16 @@ def _slots_by_queue(clients: Sequence[ClientRow]) -> dict[str, int | None]:
 
 
 def worker_statuses(
-    clients: Sequence[ClientRow], running: dict[str, RunningRow]
+    clients: Sequence[ClientRow], running_jobs: dict[str, RunningJobsRow]
 ) -> list[WorkerStatus]:
     """Return the status of the registered clients, then of other clients that run jobs."""
-    idle = RunningRow(0, None)
+    idle = RunningJobsRow(0, None)
     registered = [
         WorkerStatus(
             client_id=client.client_id,
             state=_worker_state(client),
-            running=running.get(client.client_id, idle).jobs,
-            longest=_rounded_seconds(running.get(client.client_id, idle).longest_run),
+            running=running_jobs.get(client.client_id, idle).job_count,
+            longest=_round_seconds(running_jobs.get(client.client_id, idle).longest_run_seconds),
             slots=None if client.slots is None else sum(client.slots),
             stuck=len(client.stuck_job_ids),
             aside=0 if client.set_aside is None else client.set_aside.count,
@@ -403,14 +408,16 @@ def worker_statuses(
             queues=client.queues,
             candidate=client.is_candidate,
             started_at=client.started_at,
-            silent_for=_rounded_seconds(client.heartbeat_age),
+            silent_for=_round_seconds(client.heartbeat_age),
         )
         for client in clients
     ]
     known = {client.client_id for client in clients}
     return registered + [
-        WorkerStatus(client_id, "unregistered", row.jobs, _rounded_seconds(row.longest_run))
-        for client_id, row in running.items()
+        WorkerStatus(
+            client_id, "unregistered", row.job_count, _round_seconds(row.longest_run_seconds)
+        )
+        for client_id, row in running_jobs.items()
         if client_id not in known
     ]
 
@@ -421,5 +428,5 @@ def _worker_state(client: ClientRow) -> str:
     return "stopping" if client.is_stopping else "alive"
 
 
-def _rounded_seconds(seconds: float | None) -> float | None:
+def _round_seconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(max(seconds, 0.0), 3)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from riverpy._tools.top.status import (
         DomainStatus,
         FleetStatus,
+        KindWithoutWorker,
         LeaderStatus,
         QueueStatus,
-        UnworkedKind,
         WorkerStatus,
     )
 
@@ -28,7 +28,7 @@ _CURSOR_HOME, _CLEAR_REST_OF_LINE, _CLEAR_REST_OF_SCREEN = "\x1b[H", "\x1b[K", "
 _RESET_STYLE = "\x1b[0m"
 _ROUNDED_COUNT_MIN = 10_000
 """A count that ended at its limit is shown in thousands if it is at least this number."""
-_COLORS = {"bad": "\x1b[31m", "warn": "\x1b[33m", "head": "\x1b[1m", "": ""}
+_STYLE_COLORS = {"bad": "\x1b[31m", "warn": "\x1b[33m", "head": "\x1b[1m", "": ""}
 _JOB_STATES = (
     "available",
     "running",
@@ -39,17 +39,17 @@ _JOB_STATES = (
     "cancelled",
     "discarded",
 )
-_LEFT_COLUMNS = frozenset({"QUEUE", "WORKER", "STATE", "VERSION", "QUEUES", "CANDIDATE"})
-_RARE_COLUMNS = frozenset({"LATE", "STUCK", "ASIDE"})
+_LEFT_ALIGNED = frozenset({"QUEUE", "WORKER", "STATE", "VERSION", "QUEUES", "CANDIDATE"})
+_COLUMNS_HIDDEN_IF_EMPTY = frozenset({"LATE", "STUCK", "ASIDE"})
 """Columns that are shown only if they have a value."""
 _COLUMNS_DROPPED_IF_EMPTY = ("CANDIDATE", "SCHEDULED", "RETRYABLE", "DUE FOR", "FAIL/S", "VERSION")
 """Columns that a narrow screen drops first, if they have no value."""
 _COLUMNS_DROPPED_NEXT = ("SCHEDULED", "RETRYABLE", "WORKERS")
 """Columns that a narrow screen drops after the columns without a value."""
-_EMPTY_CELLS = frozenset({"0", "-"})
+_EMPTY_CELL_TEXTS = frozenset({"0", "-"})
 
 
-class Line:
+class ScreenLine:
     """One line of the screen. Characters that are not printable become `?`. The style is `bad`,
     `warn`, `head` or empty."""
 
@@ -62,108 +62,109 @@ class Line:
         text = self.text
         if width is not None and len(text) > width:
             text = text[: max(width - 1, 0)] + "…"
-        return f"{_COLORS[self.style]}{text}{_RESET_STYLE}" if color and self.style else text
+        return f"{_STYLE_COLORS[self.style]}{text}{_RESET_STYLE}" if color and self.style else text
 
 
-def render_frame(lines: Sequence[Line], *, width: int, height: int, color: bool) -> str:
+def render_frame(lines: Sequence[ScreenLine], *, width: int, height: int, color: bool) -> str:
     """Return the output that overwrites a terminal of this size. The cursor ends below the text."""
     limit = max(height - 1, 1)
     shown = list(lines)
     if len(shown) > limit:
-        shown = [*shown[: limit - 1], Line(f"… {len(lines) - limit + 1} more lines", "head")]
+        shown = [*shown[: limit - 1], ScreenLine(f"… {len(lines) - limit + 1} more lines", "head")]
     text = "".join(f"{line.render(width, color=color)}{_CLEAR_REST_OF_LINE}\n" for line in shown)
     return f"{_CURSOR_HOME}{text}{_CLEAR_REST_OF_SCREEN}"
 
 
 def status_lines(
     status: FleetStatus, error: str | None = None, age: float = 0.0, *, width: int | None = None
-) -> list[Line]:
-    """Return the lines of the screen. `error` is the error of a later read, and `age` is the
-    seconds since the last successful read. A narrow screen has fewer columns."""
-    lines = [Line(f"riverpy top   {status.at:%Y-%m-%d %H:%M:%S} UTC", "head")]
+) -> list[ScreenLine]:
+    """Return the lines of the screen. `error` is the error of a later read, and `age`
+    is the seconds since the last successful read. A narrow screen has fewer columns."""
+    lines = [ScreenLine(f"riverpy top   {status.at:%Y-%m-%d %H:%M:%S} UTC", "head")]
     if error is not None:
         lines.append(no_answer_line(error, age))
     lines += [_leader_line(status), *(_domain_line(domain, status) for domain in status.domains)]
-    lines.append(Line(_totals_text(status)))
+    lines.append(ScreenLine(_totals_text(status)))
     if status.kinds_without_worker:
-        lines.append(_unworked_kinds_line(status.kinds_without_worker))
+        lines.append(_kinds_without_worker_line(status.kinds_without_worker))
     if status.damaged:
         text = (
             f"the server cannot read {format_job_ids(status.damaged)}: docs/faults.md#damaged-rows"
         )
-        lines.append(Line(f"damaged   {text}", "bad"))
-    lines.append(Line(""))
+        lines.append(ScreenLine(f"damaged   {text}", "bad"))
+    lines.append(ScreenLine(""))
     lines += _table_lines(_queue_columns(status.cap), status.queues, _queue_style, width)
     if not status.queues:
-        lines.append(Line("no queue yet: no job was inserted and no worker runs"))
-    lines.append(Line(""))
+        lines.append(ScreenLine("no queue yet: no job was inserted and no worker runs"))
+    lines.append(ScreenLine(""))
     lines += _table_lines(_WORKER_COLUMNS, status.workers, _worker_style, width)
     if status.candidates is None:
-        lines.append(Line("idle workers are not known: run `riverpy migrate up`"))
+        lines.append(ScreenLine("idle workers are not known: run `riverpy migrate up`"))
     elif not status.workers:
-        lines.append(Line("no worker runs", "warn"))
+        lines.append(ScreenLine("no worker runs", "warn"))
     return lines
 
 
-def no_answer_line(error: str, age: float) -> Line:
-    """Return the line about a failed read. `age` is the seconds since the last successful read."""
-    return Line(f"NO ANSWER for {_duration_text(age)}: {error}", "bad")
+def no_answer_line(error: str, silent_seconds: float) -> ScreenLine:
+    """Return the line about a failed read, `silent_seconds` after the last successful read."""
+    return ScreenLine(f"NO ANSWER for {_format_duration(silent_seconds)}: {error}", "bad")
 
 
-def _leader_line(status: FleetStatus) -> Line:
+def _leader_line(status: FleetStatus) -> ScreenLine:
     leader = status.leader
     if leader is None or leader.expires_in < 0:
         if status.candidates == 0:
             text = "leader    none, and no worker of default can become leader"
-            return Line(text, "warn" if status.domains else "bad")
+            return ScreenLine(text, "warn" if status.domains else "bad")
         last = "" if leader is None else f". The last one was {leader.leader_id}"
-        return Line(f"leader    none{last}", "warn")
+        return ScreenLine(f"leader    none{last}", "warn")
     text = f"leader    {_leader_text(leader, status)}"
     if leader.foreign:
-        return Line(f"{text}, not a riverpy client", "warn")
-    return Line(text)
+        return ScreenLine(f"{text}, not a riverpy client", "warn")
+    return ScreenLine(text)
 
 
-def _domain_line(domain: DomainStatus, status: FleetStatus) -> Line:
+def _domain_line(domain: DomainStatus, status: FleetStatus) -> ScreenLine:
     queues = f"queues {','.join(domain.queues)}" if domain.queues else "no queue"
     if domain.leader is None:
         reason = "" if domain.candidates else ", and no worker of it can become leader"
         style = "warn" if domain.candidates or not domain.workers else "bad"
-        return Line(f"domain    {domain.name}: no leader{reason}; {queues}", style)
-    return Line(f"domain    {domain.name}: {_leader_text(domain.leader, status)}; {queues}")
+        return ScreenLine(f"domain    {domain.name}: no leader{reason}; {queues}", style)
+    return ScreenLine(f"domain    {domain.name}: {_leader_text(domain.leader, status)}; {queues}")
 
 
 def _leader_text(leader: LeaderStatus, status: FleetStatus) -> str:
-    since = _duration_text((status.at - leader.elected_at).total_seconds())
-    return f"{leader.leader_id}, for {since}, lease expires in {_duration_text(leader.expires_in)}"
+    since = _format_duration((status.at - leader.elected_at).total_seconds())
+    expiry = _format_duration(leader.expires_in)
+    return f"{leader.leader_id}, for {since}, lease expires in {expiry}"
 
 
 def _totals_text(status: FleetStatus) -> str:
-    parts = [f"{_count_text(status.totals[state], status.cap)} {state}" for state in _JOB_STATES]
+    parts = [f"{_format_count(status.totals[state], status.cap)} {state}" for state in _JOB_STATES]
     about = "" if status.jobs_about is None else f"   (about {status.jobs_about:,} rows)"
     return f"jobs      {', '.join(parts)}{about}"
 
 
-def _unworked_kinds_line(kinds: Sequence[UnworkedKind]) -> Line:
+def _kinds_without_worker_line(kinds: Sequence[KindWithoutWorker]) -> ScreenLine:
     parts = [f"{kind.kind} ({kind.jobs:,} in {','.join(kind.queues)})" for kind in kinds]
-    return Line(f"waiting   no running worker has {', '.join(parts)}", "warn")
+    return ScreenLine(f"waiting   no running worker has {', '.join(parts)}", "warn")
 
 
-def _queue_columns(cap: int) -> dict[str, Callable[[QueueStatus], str]]:
+def _queue_columns(count_limit: int) -> dict[str, Callable[[QueueStatus], str]]:
     return {
         "QUEUE": lambda queue: f"{queue.name} (paused)" if queue.paused else queue.name,
-        "WORKERS": lambda queue: _number_text(queue.workers),
-        "AVAILABLE": lambda queue: _count_text(queue.available, cap),
-        "DUE FOR": lambda queue: _duration_text(queue.due_for),
-        "RUNNING": lambda queue: _count_text(queue.running, cap),
-        "SLOTS": lambda queue: _number_text(queue.slots),
-        "SCHEDULED": lambda queue: _count_text(queue.scheduled, cap),
-        "RETRYABLE": lambda queue: _count_text(queue.retryable, cap),
-        "LATE": lambda queue: _count_text(queue.late, cap),
-        "START/S": lambda queue: _rate_text(queue.started_per_s),
-        "DONE/S": lambda queue: _rate_text(queue.completed_per_s),
-        "FAIL/S": lambda queue: _rate_text(queue.failed_per_s),
-        "WAIT P95": lambda queue: _duration_text(queue.wait_p95),
+        "WORKERS": lambda queue: _format_number(queue.workers),
+        "AVAILABLE": lambda queue: _format_count(queue.available, count_limit),
+        "DUE FOR": lambda queue: _format_duration(queue.due_for),
+        "RUNNING": lambda queue: _format_count(queue.running, count_limit),
+        "SLOTS": lambda queue: _format_number(queue.slots),
+        "SCHEDULED": lambda queue: _format_count(queue.scheduled, count_limit),
+        "RETRYABLE": lambda queue: _format_count(queue.retryable, count_limit),
+        "LATE": lambda queue: _format_count(queue.late, count_limit),
+        "START/S": lambda queue: _format_rate(queue.started_per_s),
+        "DONE/S": lambda queue: _format_rate(queue.completed_per_s),
+        "FAIL/S": lambda queue: _format_rate(queue.failed_per_s),
+        "WAIT P95": lambda queue: _format_duration(queue.wait_p95),
     }
 
 
@@ -179,10 +180,10 @@ _WORKER_COLUMNS: Mapping[str, Callable[[WorkerStatus], str]] = {
     "RUNNING": lambda worker: str(worker.running),
     "STUCK": lambda worker: str(worker.stuck),
     "ASIDE": lambda worker: str(worker.aside),
-    "SLOTS": lambda worker: _number_text(worker.slots),
-    "LONGEST": lambda worker: _duration_text(worker.longest),
+    "SLOTS": lambda worker: _format_number(worker.slots),
+    "LONGEST": lambda worker: _format_duration(worker.longest),
     "SEEN": lambda worker: (
-        "-" if worker.silent_for is None else f"{_duration_text(worker.silent_for)} ago"
+        "-" if worker.silent_for is None else f"{_format_duration(worker.silent_for)} ago"
     ),
     "VERSION": lambda worker: worker.version or "-",
     "CANDIDATE": lambda worker: {None: "?", True: "yes", False: "no"}[worker.candidate],
@@ -203,53 +204,54 @@ def _table_lines(
     items: Sequence[T],
     style_of: Callable[[T], str],
     width: int | None,
-) -> list[Line]:
+) -> list[ScreenLine]:
     """Return the lines of a table: a line of column names, then a line for each item."""
     cells = {column: [cell_of(item) for item in items] for column, cell_of in columns.items()}
-    empty = {column for column in columns if _EMPTY_CELLS.issuperset(cells[column])}
+    empty = {column for column in columns if _EMPTY_CELL_TEXTS.issuperset(cells[column])}
     widths = {
         column: max(map(len, [column, *cells[column]]))
         for column in columns
-        if column not in _RARE_COLUMNS & empty
+        if column not in _COLUMNS_HIDDEN_IF_EMPTY & empty
     }
     if width is not None:
         _drop_columns(widths, empty | {"CANDIDATE", "VERSION"}, width)
 
-    def line(text_of: Callable[[str], str]) -> str:
+    def join_cells(text_of: Callable[[str], str]) -> str:
         aligned = [
-            text_of(column).ljust(size) if column in _LEFT_COLUMNS else text_of(column).rjust(size)
+            text_of(column).ljust(size) if column in _LEFT_ALIGNED else text_of(column).rjust(size)
             for column, size in widths.items()
         ]
         return "  ".join(aligned).rstrip()
 
-    lines = [Line(line(str), "head")]
+    lines = [ScreenLine(join_cells(str), "head")]
     for number, item in enumerate(items):
-        lines.append(Line(line(lambda column, n=number: cells[column][n]), style_of(item)))
+        text = join_cells(lambda column, n=number: cells[column][n])
+        lines.append(ScreenLine(text, style_of(item)))
     return lines
 
 
-def _drop_columns(widths: dict[str, int], droppable: set[str], width: int) -> None:
-    """Drop columns until a line fits into `width`. If no column is left to drop, the line stays too
-    long."""
+def _drop_columns(widths: dict[str, int], droppable: set[str], screen_width: int) -> None:
+    """Drop columns until a line fits into `screen_width`. If no column is left to drop, the line
+    stays too long."""
     first = [column for column in _COLUMNS_DROPPED_IF_EMPTY if column in droppable]
     for column in (*first, *_COLUMNS_DROPPED_NEXT):
-        if sum(widths.values()) + 2 * (len(widths) - 1) <= width:
+        if sum(widths.values()) + 2 * (len(widths) - 1) <= screen_width:
             return
         widths.pop(column, None)
 
 
-def _count_text(number: int, cap: int) -> str:
-    if number < cap:
-        return str(number)
-    is_round = number % 1000 == 0 or number >= _ROUNDED_COUNT_MIN
-    return f"{number // 1000}k+" if is_round else f"{number:,}+"
+def _format_count(count: int, count_limit: int) -> str:
+    if count < count_limit:
+        return str(count)
+    is_round = count % 1000 == 0 or count >= _ROUNDED_COUNT_MIN
+    return f"{count // 1000}k+" if is_round else f"{count:,}+"
 
 
-def _number_text(number: int | None) -> str:
+def _format_number(number: int | None) -> str:
     return "?" if number is None else str(number)
 
 
-def _rate_text(rate: float) -> str:
+def _format_rate(rate: float) -> str:
     if not rate:
         return "-"
     if rate < 0.1:
@@ -257,7 +259,7 @@ def _rate_text(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
-def _duration_text(seconds: float | None) -> str:
+def _format_duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     if seconds < 1:

@@ -10,7 +10,7 @@ import pytest
 from riverpy import Job, QueueConfig
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._tools.top import status as status_module
-from riverpy._tools.top.status import StatusReader, UnworkedKind
+from riverpy._tools.top.status import KindWithoutWorker, StatusReader
 from riverpy._tools.top.view import status_lines
 from riverpy.errors import SchemaMissingError
 from tests.kit import pgbouncer
@@ -146,7 +146,7 @@ async def test_rates(schema: Schema, reader: StatusReader, monkeypatch: pytest.M
 
 async def test_caps(schema: Schema, reader: StatusReader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts end at the cap. Then the rates use the time of the counted jobs."""
-    monkeypatch.setattr(status_module, "COUNT_LIMIT", 20)
+    monkeypatch.setattr(status_module, "JOB_COUNT_MAX", 20)
     monkeypatch.setattr(status_module, "RATE_WINDOW", timedelta(seconds=100))
     await schema.execute(
         "INSERT INTO river_job"
@@ -164,7 +164,7 @@ async def test_caps(schema: Schema, reader: StatusReader, monkeypatch: pytest.Mo
     assert status.totals["completed"] == 20
     assert status.rates_over < 100
     assert 0 < queue_of(status, "q").completed_per_s <= 10.01
-    monkeypatch.setattr(status_module, "COUNT_TOTAL_LIMIT", 10)
+    monkeypatch.setattr(status_module, "JOB_COUNT_TOTAL_MAX", 10)
     status = await reader.read()
     assert (status.cap, queue_of(status, "q").available) == (10, 10)
 
@@ -202,7 +202,7 @@ async def test_kinds_without_worker(schema: Schema, reader: StatusReader) -> Non
     assert (await reader.read()).kinds_without_worker == []
     await register(schema, "alive", queues="a", kinds=["other"])
     status = await reader.read()
-    assert status.kinds_without_worker == [UnworkedKind("k", 3, ["a", "b"])]
+    assert status.kinds_without_worker == [KindWithoutWorker("k", 3, ["a", "b"])]
     assert "no running worker has k (3 in a,b)" in "\n".join(
         line.text for line in status_lines(status)
     )

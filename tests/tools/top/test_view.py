@@ -15,7 +15,7 @@ from riverpy._tools.top.status import (
     QueueStatus,
     WorkerStatus,
 )
-from riverpy._tools.top.view import Line, render_frame, status_lines
+from riverpy._tools.top.view import ScreenLine, render_frame, status_lines
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 QUEUE = QueueStatus(
@@ -207,8 +207,8 @@ def test_failed_read() -> None:
 
 def test_line_without_style_has_no_color() -> None:
     """A line has a colour only with a style and if colours are allowed."""
-    assert Line("x").render(None, color=True) == "x"
-    assert Line("x", "bad").render(None, color=False) == "x"
+    assert ScreenLine("x").render(None, color=True) == "x"
+    assert ScreenLine("x", "bad").render(None, color=False) == "x"
 
 
 @pytest.mark.parametrize(
