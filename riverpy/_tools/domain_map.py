@@ -27,60 +27,60 @@ class DomainMap:
     leader."""
 
     leaders: Sequence[DomainLeader]
-    owners: Sequence[QueueOwner]
-    members: Sequence[DomainMember]
+    queue_owners: Sequence[QueueOwner]
+    live_members: Sequence[DomainMember]
     """The clients with a recent heartbeat."""
 
     @property
-    def other_domains(self) -> list[str]:
+    def non_default_domains(self) -> list[str]:
         """The domains other than `default` that have a live client, a queue or a leader."""
         current = [lead for lead in self.leaders if not lead.has_lease_ended]
-        known = {row.domain for row in (*self.owners, *self.members, *current)}
+        known = {row.domain for row in (*self.queue_owners, *self.live_members, *current)}
         return sorted(known - {DEFAULT_DOMAIN, SCHEMA_LEASE_NAME})
 
     @property
-    def client_ids_of_other_domains(self) -> set[str]:
+    def non_default_client_ids(self) -> set[str]:
         """The ids of the live clients of domains other than `default`."""
-        return {member.client_id for member in self.members if member.domain != DEFAULT_DOMAIN}
+        return {member.client_id for member in self.live_members if member.domain != DEFAULT_DOMAIN}
 
     def last_leader(self, domain: str) -> DomainLeader | None:
         """Return the current or last leader of a domain; None: there was no leader. For `@schema`,
         return the holder of the schema lease."""
         return next((lead for lead in self.leaders if lead.domain == domain), None)
 
-    def leader(self, domain: str) -> DomainLeader | None:
+    def current_leader(self, domain: str) -> DomainLeader | None:
         """Return the current leader of a domain; None: there is no leader now."""
         lead = self.last_leader(domain)
         return None if lead is None or lead.has_lease_ended else lead
 
     def has_leader(self, domain: str) -> bool:
         """Return whether the domain has a leader now."""
-        return self.leader(domain) is not None
+        return self.current_leader(domain) is not None
 
     def owned_queues(self, domain: str) -> list[QueueOwner]:
         """Return the queues of a domain other than `default`."""
-        return [row for row in self.owners if row.domain == domain]
+        return [row for row in self.queue_owners if row.domain == domain]
 
     def live_clients(self, domain: str) -> list[DomainMember]:
         """Return the clients of a domain that have a recent heartbeat."""
-        return [member for member in self.members if member.domain == domain]
+        return [member for member in self.live_members if member.domain == domain]
 
-    def has_orphan_maintainer(self) -> bool:
+    def has_leader_for_orphaned_queues(self) -> bool:
         """Return whether a client maintains the queues of domains without live clients. If the
         leader of `default` is a riverpy client, it maintains these queues. Otherwise the holder of
         the lease `@schema` does it."""
-        leader = self.leader(DEFAULT_DOMAIN)
+        leader = self.current_leader(DEFAULT_DOMAIN)
         return self.has_leader(SCHEMA_LEASE_NAME) or (leader is not None and leader.is_registered)
 
-    def unmaintained_queues(self, queues: Iterable[str]) -> dict[str, list[str]]:
+    def unmaintained_queues_by_domain(self, queues: Iterable[str]) -> dict[str, list[str]]:
         """Return the queues that no leader maintains, by the domain whose leader is missing."""
-        owners = {row.queue: row for row in self.owners}
+        owners = {row.queue: row for row in self.queue_owners}
         found: dict[str, list[str]] = {}
         for queue in queues:
             owner = owners.get(queue)
             domain = DEFAULT_DOMAIN if owner is None else owner.domain
             is_maintained = self.has_leader(domain) or (
-                owner is not None and owner.is_orphaned and self.has_orphan_maintainer()
+                owner is not None and owner.is_orphaned and self.has_leader_for_orphaned_queues()
             )
             if not is_maintained:
                 found.setdefault(domain, []).append(queue)
@@ -91,12 +91,12 @@ async def read_domains(connection: Transaction, schema: str | None) -> DomainMap
     """Read all domains. Migration DOMAINS_VERSION of riverpy's own tables must be applied."""
     return DomainMap(
         leaders=await domain_leaders(connection, schema),
-        owners=await domain_owners(connection, schema),
-        members=await domain_members(connection, schema),
+        queue_owners=await domain_owners(connection, schema),
+        live_members=await domain_members(connection, schema),
     )
 
 
-async def read_permitted_domains(connection: Connection, schema: str | None) -> DomainMap | None:
+async def read_domains_if_permitted(connection: Connection, schema: str | None) -> DomainMap | None:
     """Read all domains; None: the role may not read their tables. A role does not need this
     privilege if all clients are in domain `default`. A savepoint keeps an open transaction usable
     after the error."""

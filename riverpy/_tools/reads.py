@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 
-class SetAsideRow(msgspec.Struct, frozen=True):
+class SkippedRow(msgspec.Struct, frozen=True):
     """A row that a client skips for a while, because statements for this row fail."""
 
     operation: str = msgspec.field(name="what")
     """The operation that fails for the row."""
-    row: str
+    row_key: str = msgspec.field(name="row")
     """The id or the key of the row."""
     error: str
     tries: int
-    since: str
+    failing_since: str = msgspec.field(name="since")
     """The time at which the operation first failed for this row alone, in the format of RFC
     3339."""
 
 
-class SetAsideRows(msgspec.Struct, frozen=True):
+class SkippedRows(msgspec.Struct, frozen=True):
     """The rows that a client skips for a while."""
 
-    count: int
-    rows: list[SetAsideRow]
-    """The first rows. A client reports only a limited number of rows."""
+    row_count: int = msgspec.field(name="count")
+    first_rows: list[SkippedRow] = msgspec.field(name="rows")
+    """A client reports only a limited number of rows."""
 
 
 class ClientRow(NamedTuple):
@@ -62,12 +62,12 @@ class ClientRow(NamedTuple):
     set back."""
     dead_after: float
     is_stopping: bool
-    slots: list[int] | None
+    queue_slots: list[int] | None
     """The number of slots of each queue, in the order of `queues`; None: an older version of
     riverpy does not report slots."""
     stuck_job_ids: list[int]
     """The ids of the jobs that still run after their cancellation."""
-    set_aside: SetAsideRows | None
+    skipped_rows: SkippedRows | None
 
     @property
     def is_alive(self) -> bool:
@@ -75,20 +75,20 @@ class ClientRow(NamedTuple):
         return abs(self.heartbeat_age) <= self.dead_after
 
 
-class Leader(NamedTuple):
+class DefaultLeader(NamedTuple):
     """The current or the last leader of `default`."""
 
-    row: LeaderRow
+    leader_row: LeaderRow
     is_registered: bool | None
     """Whether the leader is a registered riverpy client; None: the table of clients is missing."""
 
     @property
-    def has_expired(self) -> bool:
+    def has_lease_expired(self) -> bool:
         """Whether the lease of the leader has expired."""
-        return self.row.remaining < 0
+        return self.leader_row.remaining < 0
 
 
-async def client_list(
+async def read_clients(
     connection: Transaction, schema: str | None, *, limit: int
 ) -> list[ClientRow]:
     """Return up to `limit` registered clients. Clients without a recent heartbeat come last."""
@@ -96,46 +96,46 @@ async def client_list(
     return [
         ClientRow(
             *row[:-3],
-            slots=msgspec.json.decode(row["slots"] or "null", type=list[int] | None),
+            queue_slots=msgspec.json.decode(row["slots"] or "null", type=list[int] | None),
             stuck_job_ids=msgspec.json.decode(row["stuck"] or "[]", type=list[int]),
-            set_aside=msgspec.json.decode(row["set_aside"] or "null", type=SetAsideRows | None),
+            skipped_rows=msgspec.json.decode(row["set_aside"] or "null", type=SkippedRows | None),
         )
         for row in rows
     ]
 
 
 async def read_leader(
-    connection: Transaction, schema: str | None, *, has_clients: bool
-) -> Leader | None:
+    connection: Transaction, schema: str | None, *, has_client_table: bool
+) -> DefaultLeader | None:
     """Return the current or last leader; None: there was no leader, or the last leader resigned.
-    `has_clients` means that the table of clients exists."""
+    `has_client_table` means that the table of clients exists."""
     row = await leader_get(connection, schema)
     if row is None:
         return None
-    if not has_clients:
-        return Leader(row, None)
+    if not has_client_table:
+        return DefaultLeader(row, None)
     known = await client_registered(connection, schema, client_ids=[row.leader_id])
-    return Leader(row, row.leader_id in known)
+    return DefaultLeader(row, row.leader_id in known)
 
 
-async def read_jobs(
+async def run_job_statement(
     connection: Transaction,
     schema: str | None,
-    states: Sequence[str],
-    damaged: dict[int, str],
+    job_states: Sequence[str],
+    damaged_job_errors: dict[int, str],
     statement: Callable[..., Awaitable[ResultT]],
     /,
     **values: Any,
 ) -> ResultT:
-    """Return the result of a statement that reads jobs of these states. `damaged` has the errors of
-    known damaged jobs by id. The errors of newly found damaged jobs are added to it. The parameter
-    `damaged_job_ids` of the statement has their ids, whose wide columns are not read."""
+    """Return the result of a statement that reads jobs of these states. `damaged_job_errors` has
+    the errors of known damaged jobs by id. The errors of newly found damaged jobs are added to it.
+    The statement does not read the wide columns of `damaged_job_ids`."""
     result, found = await read_jobs_despite_damage(
         connection,
         schema,
-        states,
-        lambda skipped: statement(connection, schema, damaged_job_ids=skipped, **values),
-        damaged,
+        job_states,
+        lambda ids: statement(connection, schema, damaged_job_ids=ids, **values),
+        damaged_job_errors,
     )
-    damaged.update(found)
+    damaged_job_errors.update(found)
     return result

@@ -14,7 +14,7 @@ import click
 from riverpy._duration import format_duration
 from riverpy._tools.doctor.check_runner import CheckRunner
 from riverpy._tools.doctor.finding import LEVEL_NAMES, Finding, Level, worst_level
-from riverpy._tools.doctor.snapshot import DoctorRequest, Program
+from riverpy._tools.doctor.snapshot import DoctorOptions, WorkerProgram
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import has_color, print_json, print_text
 from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, one_line, run, show_traceback
@@ -78,7 +78,7 @@ def doctor(
     With MODULE:ATTR, as for `riverpy worker`, it also finds waiting jobs of kinds for which this
     program has no worker. Check this before you deploy the program.
     """
-    request = DoctorRequest(
+    request = DoctorOptions(
         database.required_url(),
         database.schema,
         listen_url,
@@ -105,9 +105,9 @@ def doctor(
     raise click.exceptions.Exit(_EXIT_CODES[level])
 
 
-async def _read_program(target: Target) -> Program:
+async def _read_program(target: Target) -> WorkerProgram:
     async with open_target(target) as client:
-        return Program(target.spec, frozenset(client.workers or ()), frozenset(client.queues))
+        return WorkerProgram(target.spec, frozenset(client.workers or ()), frozenset(client.queues))
 
 
 def _print_finding(finding: Finding) -> None:

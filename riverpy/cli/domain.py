@@ -13,7 +13,7 @@ from riverpy._names import (
 )
 from riverpy._postgres.domains import domain_assign_queue, domain_lock, domain_queue_ownership
 from riverpy._postgres.schema import DOMAINS_VERSION
-from riverpy._tools.doctor.domains import PendingWork, domain_problems
+from riverpy._tools.doctor.domains import PendingWork, find_domain_problems
 from riverpy._tools.doctor.finding import LEVEL_NAMES, set_check_name
 from riverpy._tools.domain_map import DomainMap, read_domains
 from riverpy._tools.text import format_count, format_seconds
@@ -47,8 +47,8 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     default.
     """
     seen = run(_read, database)
-    names = (DEFAULT_DOMAIN, *seen.other_domains)
-    problems = set_check_name("domains", domain_problems(seen, PendingWork()))
+    names = (DEFAULT_DOMAIN, *seen.non_default_domains)
+    problems = set_check_name("domains", find_domain_problems(seen, PendingWork()))
     if as_json:
         print_json(
             {
@@ -61,9 +61,9 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     print_table(
         ("DOMAIN", "LEADER", "EPOCH", "SINCE", "LEASE", "CLIENTS", "CANDIDATES", "QUEUES"),
         [_domain_row(seen, name) for name in names]
-        + [_schema_row(seen)] * bool(seen.other_domains),
+        + [_schema_row(seen)] * bool(seen.non_default_domains),
     )
-    owners = [owner for name in seen.other_domains for owner in seen.owned_queues(name)]
+    owners = [owner for name in seen.non_default_domains for owner in seen.owned_queues(name)]
     if owners:
         print_text("")
         print_table(
@@ -283,6 +283,6 @@ def _domain_row(seen: DomainMap, name: str) -> tuple[object, ...]:
 
 
 def _schema_row(seen: DomainMap) -> tuple[object, ...]:
-    if not seen.has_leader(SCHEMA_LEASE_NAME) and seen.has_orphan_maintainer():
+    if not seen.has_leader(SCHEMA_LEASE_NAME) and seen.has_leader_for_orphaned_queues():
         return SCHEMA_LEASE_NAME, "as default", None, None, None, None, None, None
     return SCHEMA_LEASE_NAME, *_leader_cells(seen.last_leader(SCHEMA_LEASE_NAME)), None, None, None

@@ -171,7 +171,7 @@ async def _expect_domain(found: CommandConnection, domain: str) -> None:
         return
     found.expect_version(DOMAINS_VERSION, "tables of domains")
     seen = await found.read(read_domains)
-    known = {*seen.other_domains, *(one.domain for one in seen.leaders)} - {SCHEMA_LEASE_NAME}
+    known = {*seen.non_default_domains, *(one.domain for one in seen.leaders)} - {SCHEMA_LEASE_NAME}
     if domain not in known:
         alike = get_close_matches(domain, known)
         hint = f"; did you mean {' or '.join(map(repr, alike))}?" if alike else ""

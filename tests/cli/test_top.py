@@ -103,9 +103,11 @@ async def test_standby(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     (NR-12)."""
 
     async def read_server(_connection: object) -> ServerRow:
-        return ServerRow("18.1", is_standby=True, is_read_only=True, role="ada", pid=1)
+        return ServerRow(
+            "18.1", is_standby=True, is_read_only=True, session_role="ada", session_pid=1
+        )
 
-    monkeypatch.setattr(server, "doctor_server", read_server)
+    monkeypatch.setattr(server, "read_server", read_server)
     where = ("--database-url", schema.url, "--schema", schema.name)
     result = await asyncio.to_thread(call, "--once", *where)
     assert result.exit_code == 1

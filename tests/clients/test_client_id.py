@@ -14,7 +14,7 @@ from riverpy import ClientIdInUseError, Job
 from riverpy._log_events import CLIENT_ID_ALREADY_REGISTERED, CLIENT_ID_LOST, WORKER_STARTED
 from riverpy._postgres.clients import client_candidates, election_status
 from riverpy._postgres.domains import domain_members
-from riverpy._tools.reads import client_list
+from riverpy._tools.reads import read_clients
 from riverpy.migrate import Migrator
 from tests.cli.worker_process import running_worker
 from tests.work.rig import PATIENCE, Task, errors_of
@@ -231,7 +231,7 @@ async def test_stopping(rig: Rig, version: int) -> None:
         look = await election_status(connection, rig.schema.name)
         candidates = await client_candidates(connection, rig.schema.name, domain="default")
         (member,) = await domain_members(connection, rig.schema.name)
-        (row,) = await client_list(connection, rig.schema.name, limit=1)
+        (row,) = await read_clients(connection, rig.schema.name, limit=1)
         rig.release.set()
     await migrator.up()  # for the next test that has this schema
     is_candidate = version == 6

@@ -23,7 +23,7 @@ from riverpy._tools.doctor import (
     waiting_jobs,
 )
 from riverpy._tools.doctor.finding import Finding, fail, limit_problems, set_check_name, warn
-from riverpy._tools.doctor.session import Session, SessionLostError
+from riverpy._tools.doctor.session import DoctorSession, SessionLostError
 from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 from riverpy._tools.domain_map import PRIVILEGE_MISSING, TABLE_MISSING
 from riverpy.errors import ConfigError, RiverError
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from riverpy._postgres.schema import SchemaState
-    from riverpy._tools.doctor.snapshot import DoctorRequest
+    from riverpy._tools.doctor.snapshot import DoctorOptions
     from riverpy._tools.doctor.statements import ServerRow
 
 _DATABASE_MISSING = "3D000"
-_UNREACHABLE_FIX = (
+_UNREACHABLE_SERVER_FIX = (
     "check that the server runs, that the network allows the connection, and that the server "
     "accepts this role"
 )
@@ -50,27 +50,27 @@ _DAMAGED_DATA_FIX = (
     "(docs/faults.md#damaged-rows)"
 )
 CHECKS: tuple[tuple[str, Callable[[DatabaseSnapshot], Awaitable[list[Finding]]]], ...] = (
-    ("schema", tables.check_tables),
+    ("schema", tables.check_dropped_tables),
     ("grants", tables.check_grants),
     ("notifications", notifications.check_notification_queue),
-    ("listen", notifications.check_listening),
-    ("listeners", notifications.check_listeners),
+    ("listen", notifications.check_notification_delivery),
+    ("listeners", notifications.check_listener_count),
     ("leader", leader.check_leader),
     ("domains", domains.check_domains),
     ("clients", clients.check_clients),
-    ("stuck", client_reports.check_stuck),
-    ("set aside", client_reports.check_set_aside),
-    ("running", running_jobs.check_running),
-    ("unregistered", running_jobs.check_unregistered),
+    ("stuck", client_reports.check_stuck_jobs),
+    ("set aside", client_reports.check_skipped_rows),
+    ("running", running_jobs.check_long_running_jobs),
+    ("unregistered", running_jobs.check_unregistered_clients),
     ("queues", waiting_jobs.check_queues),
-    ("kinds", kinds.check_kinds),
-    ("failing", kinds.check_failing),
-    ("damaged", running_jobs.check_damaged),
-    ("scheduled", waiting_jobs.check_scheduled),
-    ("periodic", waiting_jobs.check_periodic),
+    ("kinds", kinds.check_kinds_without_worker),
+    ("failing", kinds.check_failing_kinds),
+    ("damaged", running_jobs.check_damaged_jobs),
+    ("scheduled", waiting_jobs.check_late_scheduled_jobs),
+    ("periodic", waiting_jobs.check_periodic_jobs),
     ("leases", leases.check_leases),
-    ("references", storage.check_references),
-    ("snapshots", storage.check_snapshots),
+    ("references", storage.check_foreign_keys),
+    ("snapshots", storage.check_open_snapshots),
     ("locks", storage.check_locks),
     ("vacuum", storage.check_vacuum),
     ("indexes", storage.check_indexes),
@@ -82,19 +82,19 @@ class CheckRunner:
     """Runs the checks on one database.
 
     Args:
-        request: the database and the options.
-        report: called with each finding as soon as it is made.
-        failed: called with each error that became a finding.
+        options: the database and the options of the checks.
+        report_finding: called with each finding as soon as it is made.
+        on_error: called with each error that became a finding.
     """
 
     def __init__(
         self,
-        request: DoctorRequest,
-        report: Callable[[Finding], None],
-        failed: Callable[[BaseException], None],
+        request: DoctorOptions,
+        report_finding: Callable[[Finding], None],
+        on_error: Callable[[BaseException], None],
     ) -> None:
-        self._request, self._report_finding, self._on_error = request, report, failed
-        self._session = Session(request.url)
+        self._request, self._report_finding, self._on_error = request, report_finding, on_error
+        self._session = DoctorSession(request.url)
         self._skipped_checks: dict[str, dict[str, str]] = {PRIVILEGE_MISSING: {}, TABLE_MISSING: {}}
         """For each error code of the server: the checks that could not run, each with its error
         text."""
@@ -104,12 +104,12 @@ class CheckRunner:
         try:
             row = await self._connect()
             if row is not None:
-                await self._check_all(row)
-                self._report_skipped_checks(row.role)
+                await self._run_all_checks(row)
+                self._report_skipped_checks(row.session_role)
         except SessionLostError as error:
             self._on_error(error)
             text = f"the connection was lost and cannot be made again: {error}"
-            self._report("connect", fail(text, _UNREACHABLE_FIX))
+            self._report_findings("connect", fail(text, _UNREACHABLE_SERVER_FIX))
         finally:
             await self._session.close()
 
@@ -118,22 +118,24 @@ class CheckRunner:
             row, finding = await server.check_server(self._session)
         except (*DATABASE_ERRORS, RiverError) as error:
             self._on_error(error)
-            self._report("connect", fail(describe_error(error), _connection_fix(error)))
+            self._report_findings(
+                "connect", fail(describe_error(error), _connection_error_fix(error))
+            )
             return None
-        self._report("connect", finding)
+        self._report_findings("connect", finding)
         return row
 
-    async def _check_all(self, row: ServerRow) -> None:
+    async def _run_all_checks(self, row: ServerRow) -> None:
         session = self._session
         await self._run_check("pooler", partial(server.check_pooler, session, row))
-        await self._run_check("settings", partial(server.check_settings, session, row.role))
+        await self._run_check("settings", partial(server.check_settings, session, row.session_role))
         await self._run_check("clock", partial(server.check_clock, session))
-        await self._run_check("connections", partial(server.check_connections, session))
-        state = await self._read_schema()
+        await self._run_check("connections", partial(server.check_connection_usage, session))
+        state = await self._read_schema_state()
         if state is not None and not row.is_standby:
-            await self._check_jobs(row, state)
+            await self._run_schema_checks(row, state)
 
-    async def _read_schema(self) -> SchemaState | None:
+    async def _read_schema_state(self) -> SchemaState | None:
         """Return the migrations of the schema; None: the checks of jobs cannot run."""
         schema, url = self._request.schema, self._request.url
         try:
@@ -141,23 +143,23 @@ class CheckRunner:
         except (*DATABASE_ERRORS, RiverError) as error:
             self._on_error(error)
             fix = "name the schema with --schema, create it, or let this role use it (`grants`)"
-            self._report("schema", fail(describe_error(error), fix))
+            self._report_findings("schema", fail(describe_error(error), fix))
             return None
         if "river_migration" in state.row_security.hidden_tables:  # row security hides all rows
-            self._report(
+            self._report_findings(
                 "grants", tables.row_security_finding(state.row_security, schema=state.schema)
             )
         else:
-            self._report("schema", *tables.check_migrations(state, schema, url))
+            self._report_findings("schema", *tables.check_migrations(state, schema, url))
         return state if not state.needed_versions() else None
 
-    async def _check_jobs(self, row: ServerRow, state: SchemaState) -> None:
-        snapshot = DatabaseSnapshot(self._session, row, state, self._request)
+    async def _run_schema_checks(self, row: ServerRow, schema_state: SchemaState) -> None:
+        snapshot = DatabaseSnapshot(self._session, row, schema_state, self._request)
         for name, check in CHECKS:
             await self._run_check(name, partial(check, snapshot))
         program = self._request.program
         if program is not None:
-            await self._run_check("code", partial(kinds.check_kinds_of_program, program, snapshot))
+            await self._run_check("code", partial(kinds.check_program_kinds, program, snapshot))
 
     async def _run_check(self, name: str, check: Callable[[], Awaitable[list[Finding]]]) -> None:
         findings: list[Finding] = []
@@ -171,10 +173,10 @@ class CheckRunner:
             else:
                 fix = _DAMAGED_DATA_FIX if is_damaged_data_error(error) else _SLOW_READ_FIX
                 findings = [warn(f"this check failed: {describe_error(error)}", fix)]
-        self._report(name, *findings)
+        self._report_findings(name, *findings)
 
-    def _report(self, name: str, *findings: Finding) -> None:
-        for finding in set_check_name(name, limit_problems(findings)):
+    def _report_findings(self, check_name: str, *findings: Finding) -> None:
+        for finding in set_check_name(check_name, limit_problems(findings)):
             self._report_finding(finding)
 
     def _report_skipped_checks(self, role: str) -> None:
@@ -190,12 +192,12 @@ class CheckRunner:
             if checks := self._skipped_checks[code]:
                 errors = "; ".join(dict.fromkeys(checks.values()))
                 text = f"{reason}: {', '.join(checks)} ({errors})"
-                self._report("skipped", warn(text, fix, checks=list(checks)))
+                self._report_findings("skipped", warn(text, fix, checks=list(checks)))
 
 
-def _connection_fix(error: BaseException) -> str:
+def _connection_error_fix(error: BaseException) -> str:
     if isinstance(error, ConfigError):
         return "correct the URL"
     if getattr(error, "sqlstate", None) == _DATABASE_MISSING:
         return "correct the name of the database in the URL, or create it (CREATE DATABASE)"
-    return _UNREACHABLE_FIX
+    return _UNREACHABLE_SERVER_FIX

@@ -8,7 +8,7 @@ from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.domains import ORPHANED_AFTER
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.leader import describe_heartbeat_age
-from riverpy._tools.doctor.snapshot import RUNNING_LIMIT
+from riverpy._tools.doctor.snapshot import RUNNING_JOBS_MAX
 from riverpy._tools.text import format_count, format_names, format_seconds
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from riverpy._tools.domain_map import DomainMap
     from riverpy._tools.reads import ClientRow
 
-RELEASE_TIMEOUT = 60.0
+JOB_RELEASE_TIMEOUT = 60.0
 """When a client has sent no heartbeat for `dead_after`, a leader releases its jobs within this many
 seconds."""
 
@@ -26,32 +26,32 @@ seconds."""
 async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report live clients, clients with a late heartbeat, and dead clients with running jobs."""
     clients = await snapshot.clients()
-    leader = await snapshot.leader()
+    leader = await snapshot.last_leader()
     if clients is None:
         return [ok("not known: the table of clients is missing (see `schema`)", clients=None)]
-    running = await snapshot.running_jobs()
+    running = await snapshot.running_job_groups()
     domains = await snapshot.domains()
     jobs = {
-        client.client_id: sum(row.jobs for row in running if row.client_id == client.client_id)
+        client.client_id: sum(row.job_count for row in running if row.client_id == client.client_id)
         for client in clients
     }
     live = await snapshot.live_clients()
-    problems = [_late_heartbeat(client) for client in live if not is_on_time(client)]
+    problems = [_late_heartbeat_finding(one) for one in live if not has_recent_heartbeat(one)]
     for client in clients:
         if not client.is_alive:
             queues = {row.queue for row in running if row.client_id == client.client_id}
-            unreleased = _unreleased_jobs(client, domains, queues)
-            problems.append(_dead_client(client, jobs[client.client_id], unreleased))
-    facts = [_client_facts(client, jobs[client.client_id]) for client in clients]
+            unreleased = _describe_unreleased_jobs(client, domains, queues)
+            problems.append(_dead_client_finding(client, jobs[client.client_id], unreleased))
+    facts = [_client_data(client, jobs[client.client_id]) for client in clients]
     if live:
         total = sum(jobs[client.client_id] for client in live)
         text = (
             f"{format_count(len(live), 'client')} with "
-            f"{format_count(total, 'running job', limit=RUNNING_LIMIT)}: "
+            f"{format_count(total, 'running job', limit=RUNNING_JOBS_MAX)}: "
             f"{format_names(client.client_id for client in live)}"
         )
         summary = ok(text, clients=facts)
-    elif leader is not None and not leader.has_expired and not leader.is_registered:
+    elif leader is not None and not leader.has_lease_expired and not leader.is_registered:
         text = "no riverpy client runs. The leader is a client in another language"
         summary = ok(text, clients=facts)
     else:
@@ -60,7 +60,7 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
     return [summary, *problems]
 
 
-def _client_facts(client: ClientRow, jobs: int) -> dict[str, object]:
+def _client_data(client: ClientRow, running_job_count: int) -> dict[str, object]:
     return {
         "client_id": client.client_id,
         "version": client.version,
@@ -71,17 +71,17 @@ def _client_facts(client: ClientRow, jobs: int) -> dict[str, object]:
         "poll_only": client.poll_only,
         "queues": client.queues,
         "kinds": client.kinds,
-        "running_jobs": jobs,
+        "running_jobs": running_job_count,
     }
 
 
-def is_on_time(client: ClientRow) -> bool:
+def has_recent_heartbeat(client: ClientRow) -> bool:
     """Return whether the last heartbeat is younger than half of `dead_after`. A client writes six
     heartbeats in `dead_after`."""
     return client.heartbeat_age <= client.dead_after / 2
 
 
-def _late_heartbeat(client: ClientRow) -> Finding:
+def _late_heartbeat_finding(client: ClientRow) -> Finding:
     return warn(
         f"{client.client_id} {describe_heartbeat_age(client)}. A leader treats it as dead when the "
         f"leader itself has seen no heartbeat for {format_seconds(client.dead_after)}",
@@ -92,22 +92,22 @@ def _late_heartbeat(client: ClientRow) -> Finding:
     )
 
 
-def _unreleased_jobs(
+def _describe_unreleased_jobs(
     client: ClientRow, domains: DomainMap | None, queues: Iterable[str]
 ) -> list[str]:
     """Return a text for each domain in which no leader releases the jobs of a dead client."""
-    if domains is None or not domains.other_domains:
+    if domains is None or not domains.non_default_domains:
         return []
-    is_recent = client.heartbeat_age - client.dead_after < RELEASE_TIMEOUT
+    is_recent = client.heartbeat_age - client.dead_after < JOB_RELEASE_TIMEOUT
     found: list[str] = []
-    for domain, unmaintained in domains.unmaintained_queues(sorted(queues)).items():
+    for domain, unmaintained in domains.unmaintained_queues_by_domain(sorted(queues)).items():
         live = domains.live_clients(domain)
         if domain == DEFAULT_DOMAIN or (is_recent and any(one.candidate for one in live)):
             continue
         text = (
             f'those of queue {format_names(unmaintained)}, because domain "{domain}" has no leader'
         )
-        if not live and domains.has_orphan_maintainer():
+        if not live and domains.has_leader_for_orphaned_queues():
             silent = min(
                 row.heartbeat_age
                 for row in domains.owned_queues(domain)
@@ -119,23 +119,23 @@ def _unreleased_jobs(
     return found
 
 
-def _dead_client(client: ClientRow, jobs: int, unreleased: Sequence[str]) -> Finding:
+def _dead_client_finding(client: ClientRow, job_count: int, unreleased: Sequence[str]) -> Finding:
     text = f"{client.client_id} is dead: it {describe_heartbeat_age(client)}"
     data: dict[str, object] = {
         "client_id": client.client_id,
         "silent": round(client.heartbeat_age, 3),
-        "running_jobs": jobs,
+        "running_jobs": job_count,
     }
-    if not jobs:
+    if not job_count:
         fix = "nothing: it left no running job, and a leader deletes its row 10 minutes after this"
         return warn(text, fix, **data)
-    verb = "is" if jobs == 1 else "are"
-    text += f". {format_count(jobs, 'job')} that it claimed {verb} still running"
+    verb = "is" if job_count == 1 else "are"
+    text += f". {format_count(job_count, 'job')} that it claimed {verb} still running"
     if unreleased:
         text += f". No leader releases {'; '.join(unreleased)}"
         fix = "start a client of that domain. It releases the jobs: see `domains`"
         return fail(text, fix, **data)
-    if client.heartbeat_age - client.dead_after < RELEASE_TIMEOUT:
+    if client.heartbeat_age - client.dead_after < JOB_RELEASE_TIMEOUT:
         fix = (
             "wait: a riverpy leader releases the jobs after it has seen no heartbeat for "
             f"{format_seconds(client.dead_after)}"

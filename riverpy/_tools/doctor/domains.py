@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME
 from riverpy._postgres.domains import ORPHANED_AFTER
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.doctor.leader import CANDIDATE_FIX, ELECTION_TIMEOUT, no_election_finding
-from riverpy._tools.doctor.waiting_jobs import late_periodic_jobs
+from riverpy._tools.doctor.leader import ELECTION_TIMEOUT, NO_CANDIDATE_FIX, no_election_finding
+from riverpy._tools.doctor.waiting_jobs import find_late_periodic_jobs
 from riverpy._tools.text import format_count, format_names, format_seconds
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ class PendingWork:
 
     queues_with_due_jobs: Sequence[str] = ()
     """The names of the queues with due jobs."""
-    running: Mapping[str, int] = field(default_factory=dict[str, int])
+    dead_client_jobs: Mapping[str, int] = field(default_factory=dict[str, int])
     """The number of running jobs of dead clients, by queue."""
-    periodic: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
+    late_periodic_ids: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
     """The ids of the late periodic jobs, by domain."""
 
 
@@ -40,7 +40,7 @@ async def check_domains(snapshot: DatabaseSnapshot) -> list[Finding]:
     if domains is None:
         text = "not known: their tables are missing or cannot be read (see `schema`, `grants`)"
         return [ok(text, domains=None)]
-    if not domains.other_domains:
+    if not domains.non_default_domains:
         return [ok("only default. Its leader maintains all queues", domains={})]
     facts = {
         domain: {
@@ -48,32 +48,33 @@ async def check_domains(snapshot: DatabaseSnapshot) -> list[Finding]:
             "clients": [client.client_id for client in domains.live_clients(domain)],
             "queues": [row.queue for row in domains.owned_queues(domain)],
         }
-        for domain in domains.other_domains
+        for domain in domains.non_default_domains
     }
-    others = domains.other_domains
+    others = domains.non_default_domains
     text = f"{format_count(len(others), 'domain')} beside default: {format_names(others)}"
-    return [ok(text, domains=facts), *domain_problems(domains, await _pending_work(snapshot))]
+    pending = await _read_pending_work(snapshot)
+    return [ok(text, domains=facts), *find_domain_problems(domains, pending)]
 
 
-async def _pending_work(snapshot: DatabaseSnapshot) -> PendingWork:
+async def _read_pending_work(snapshot: DatabaseSnapshot) -> PendingWork:
     dead = {client.client_id for client in await snapshot.clients() or () if not client.is_alive}
     running: Counter[str] = Counter()
-    for row in await snapshot.running_jobs():
+    for row in await snapshot.running_job_groups():
         if row.client_id in dead:
-            running[row.queue] += row.jobs
+            running[row.queue] += row.job_count
     periodic: dict[str, list[str]] = {}
-    for row in late_periodic_jobs(await snapshot.periodic_jobs()):
+    for row in find_late_periodic_jobs(await snapshot.periodic_jobs()):
         periodic.setdefault(row.domain, []).append(row.id)
-    due = [row.queue for row in await snapshot.backlogs() if (row.due_for or 0) >= 0]
+    due = [row.queue for row in await snapshot.backlogs() if (row.seconds_since_due or 0) >= 0]
     return PendingWork(due, running, periodic)
 
 
-def domain_problems(domains: DomainMap, pending: PendingWork) -> list[Finding]:
+def find_domain_problems(domains: DomainMap, pending: PendingWork) -> list[Finding]:
     """Return the problems of the domains."""
-    if not domains.other_domains:
+    if not domains.non_default_domains:
         return []
     found: list[Finding] = []
-    for domain in domains.other_domains:
+    for domain in domains.non_default_domains:
         if domains.live_clients(domain):
             found += _check_missing_leader(domains, domain)
         else:
@@ -83,9 +84,9 @@ def domain_problems(domains: DomainMap, pending: PendingWork) -> list[Finding]:
         *found,
         *_check_shared_queues(domains),
         *_check_unowned_queues(domains),
-        *_check_foreign_leader(domains),
-        *_check_old_clients(domains),
-        *_check_schema_leader(domains),
+        *_check_non_riverpy_leader(domains),
+        *_check_outdated_clients(domains),
+        *_check_schema_maintainer(domains),
     ]
 
 
@@ -107,7 +108,7 @@ def _check_missing_leader(domains: DomainMap, domain: str) -> list[Finding]:
         return [warn(text, "start a client of that domain", **data)]
     if not candidates:
         text += f", and no client of it takes part in leader election: {effect}"
-        return [fail(text, CANDIDATE_FIX, **data)]
+        return [fail(text, NO_CANDIDATE_FIX, **data)]
     return [no_election_finding(text, candidates, "riverpy_lease", **data)]
 
 
@@ -126,7 +127,7 @@ def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork
             f"no leader maintains queue {format_names(early)} until "
             f"{format_seconds(ORPHANED_AFTER)} have passed"
         )
-    if orphans and domains.has_orphan_maintainer():
+    if orphans and domains.has_leader_for_orphaned_queues():
         holder = SCHEMA_LEASE_NAME if domains.has_leader(SCHEMA_LEASE_NAME) else DEFAULT_DOMAIN
         facts.append(
             f"the leader of {holder} maintains queue {format_names(orphans)} until it is back"
@@ -136,15 +137,16 @@ def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork
             f"no leader maintains queue {format_names(orphans)}, because default has no riverpy "
             "leader"
         )
-    unmaintained = early if domains.has_orphan_maintainer() else queues
+    unmaintained = early if domains.has_leader_for_orphaned_queues() else queues
     due = [queue for queue in unmaintained if queue in pending.queues_with_due_jobs]
-    running = {queue: pending.running[queue] for queue in unmaintained if queue in pending.running}
-    late = pending.periodic.get(domain, [])
+    jobs = pending.dead_client_jobs
+    running = {queue: jobs[queue] for queue in unmaintained if queue in jobs}
+    late = pending.late_periodic_ids.get(domain, [])
     if due:
         facts.append(f"jobs are due in {format_names(due)}")
     if running:
-        jobs = format_count(sum(running.values()), "running job")
-        facts.append(f"{jobs} of dead clients in {format_names(running)} are not released")
+        number = format_count(sum(running.values()), "running job")
+        facts.append(f"{number} of dead clients in {format_names(running)} are not released")
     if late:
         facts.append(
             f"no other leader inserts its periodic jobs, which are late: {format_names(late)}"
@@ -192,10 +194,10 @@ def _check_different_settings(domains: DomainMap, domain: str) -> list[Finding]:
 def _check_shared_queues(domains: DomainMap) -> list[Finding]:
     """Report each queue that clients of another domain work."""
     found: list[Finding] = []
-    for row in domains.owners:
+    for row in domains.queue_owners:
         others = [
             client
-            for client in domains.members
+            for client in domains.live_members
             if client.domain != row.domain and row.queue in client.queues
         ]
         if not others:
@@ -220,12 +222,12 @@ def _check_shared_queues(domains: DomainMap) -> list[Finding]:
 
 def _check_unowned_queues(domains: DomainMap) -> list[Finding]:
     """Report each domain whose clients work queues that belong to no domain."""
-    owned = {row.queue for row in domains.owners}
+    owned = {row.queue for row in domains.queue_owners}
     effect = "the leader of default maintains it"
     if not domains.has_leader(DEFAULT_DOMAIN):
         effect = "no leader maintains it, because default has none"
     found: list[Finding] = []
-    for domain in domains.other_domains:
+    for domain in domains.non_default_domains:
         worked = {queue for client in domains.live_clients(domain) for queue in client.queues}
         queues = sorted(worked - owned)
         if queues:
@@ -239,14 +241,14 @@ def _check_unowned_queues(domains: DomainMap) -> list[Finding]:
     return found
 
 
-def _check_foreign_leader(domains: DomainMap) -> list[Finding]:
+def _check_non_riverpy_leader(domains: DomainMap) -> list[Finding]:
     """Report a leader of `default` that is not a riverpy client."""
-    leader = domains.leader(DEFAULT_DOMAIN)
+    leader = domains.current_leader(DEFAULT_DOMAIN)
     if leader is None or leader.is_registered:
         return []
-    clients = [client for client in domains.members if client.domain != DEFAULT_DOMAIN]
+    clients = [client for client in domains.live_members if client.domain != DEFAULT_DOMAIN]
     kinds = sorted({kind for client in clients for kind in client.kinds})
-    queues = [row.queue for row in domains.owners]
+    queues = [row.queue for row in domains.queue_owners]
     return [
         warn(
             f"{leader.holder} is the leader of default. It is not a riverpy client and does not "
@@ -262,9 +264,9 @@ def _check_foreign_leader(domains: DomainMap) -> list[Finding]:
     ]
 
 
-def _check_old_clients(domains: DomainMap) -> list[Finding]:
+def _check_outdated_clients(domains: DomainMap) -> list[Finding]:
     """Report a leader of `default`, and leader candidates, that do not support domains."""
-    lead = domains.leader(DEFAULT_DOMAIN)
+    lead = domains.current_leader(DEFAULT_DOMAIN)
     is_old = lead is not None and lead.is_registered and not lead.supports_domains
     leader = lead.holder if lead is not None and is_old else None
     candidates = [
@@ -274,7 +276,7 @@ def _check_old_clients(domains: DomainMap) -> list[Finding]:
     ]
     if leader is None and not candidates:
         return []
-    queues = [row.queue for row in domains.owners]
+    queues = [row.queue for row in domains.queue_owners]
     affected = f"queue {format_names(queues)}" if queues else "the queues of domains"
     if leader is None:
         text = (
@@ -299,12 +301,12 @@ def _check_old_clients(domains: DomainMap) -> list[Finding]:
     ]
 
 
-def _check_schema_leader(domains: DomainMap) -> list[Finding]:
+def _check_schema_maintainer(domains: DomainMap) -> list[Finding]:
     """Report that no client does the maintenance of the whole schema. If the leader of `default` is
     a riverpy client, it does this maintenance. Otherwise the holder of the lease `@schema` does
     it."""
-    candidates = [client for client in domains.members if client.candidate]
-    if not candidates or domains.has_orphan_maintainer():
+    candidates = [client for client in domains.live_members if client.candidate]
+    if not candidates or domains.has_leader_for_orphaned_queues():
         return []
     if max(client.uptime for client in candidates) < ELECTION_TIMEOUT:
         return []

@@ -12,7 +12,7 @@ from riverpy._tools.text import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-FINDINGS_MAX = 10
+PROBLEMS_PER_CHECK_MAX = 10
 """The maximum number of problems of one check that are shown."""
 
 
@@ -61,9 +61,9 @@ def fail(text: str, fix: str, /, **data: object) -> Finding:
     return Finding(level=Level.FAIL, text=text, fix=fix, data=data)
 
 
-def set_check_name(name: str, findings: Iterable[Finding]) -> list[Finding]:
+def set_check_name(check_name: str, findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings with the name of their check."""
-    return [msgspec.structs.replace(finding, name=name) for finding in findings]
+    return [msgspec.structs.replace(finding, name=check_name) for finding in findings]
 
 
 def worst_level(findings: Iterable[Finding]) -> Level:
@@ -72,12 +72,12 @@ def worst_level(findings: Iterable[Finding]) -> Level:
 
 
 def limit_problems(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings that are ok, the worst `FINDINGS_MAX` problems, and one more finding that
-    counts the remaining problems."""
+    """Return the findings that are ok, the worst `PROBLEMS_PER_CHECK_MAX` problems, and one more
+    finding that counts the remaining problems."""
     ordered = sorted(findings, key=lambda finding: _LEVEL_ORDER.index(finding.level), reverse=True)
     problems = [finding for finding in ordered if finding.level is not Level.OK]
-    shown = ordered[len(problems) :] + problems[:FINDINGS_MAX]
-    if more := problems[FINDINGS_MAX:]:
+    shown = ordered[len(problems) :] + problems[:PROBLEMS_PER_CHECK_MAX]
+    if more := problems[PROBLEMS_PER_CHECK_MAX:]:
         text = f"and {format_count(len(more), 'more like this', plural='more like these')}"
         level, fix = worst_level(more), more[0].fix
         shown.append(Finding(level=level, text=text, fix=fix, data={"more": len(more)}))

@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING
 
 from riverpy._log_events import JOBS_FAILED
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.doctor.snapshot import KINDS_LIMIT, QUEUE_ROW_AGE_MAX, kinds_limit
-from riverpy._tools.doctor.statements import doctor_discarded
+from riverpy._tools.doctor.snapshot import QUEUE_ROW_AGE_MAX, QUEUE_SAMPLE_MAX, sampled_jobs_limit
+from riverpy._tools.doctor.statements import count_discarded_jobs
 from riverpy._tools.text import format_count, format_error, format_names, format_waiting_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._tools.doctor.snapshot import DatabaseSnapshot, Program
+    from riverpy._tools.doctor.snapshot import DatabaseSnapshot, WorkerProgram
     from riverpy._tools.doctor.statements import BacklogRow, KindRow
     from riverpy._tools.reads import ClientRow
 
-UNKNOWN_KIND = "job kind is not registered"
+UNKNOWN_KIND_ERROR = "job kind is not registered"
 """A job's error starts with these words if the client that claimed the job has no worker for its
 kind. River writes the same words."""
-DISCARDED_WINDOW = timedelta(hours=1)
+DISCARDED_JOBS_WINDOW = timedelta(hours=1)
 """Jobs that were discarded within this time are reported."""
-ATTEMPTS_LEFT_WARN = 1
+ATTEMPTS_LEFT_WARN_COUNT = 1
 """A kind is reported if one of its failed jobs has at most this number of attempts left."""
-FAILED_JOBS_WARN = 10
+FAILED_JOBS_WARN_COUNT = 10
 """A kind is reported if at least this number of its failed jobs wait for their next attempt."""
 
 
-async def check_kinds_of_program(program: Program, snapshot: DatabaseSnapshot) -> list[Finding]:
+async def check_program_kinds(program: WorkerProgram, snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the kinds of waiting jobs that would fail, because the program has no worker for
     them."""
     backlogs = [
@@ -56,11 +56,11 @@ async def check_kinds_of_program(program: Program, snapshot: DatabaseSnapshot) -
         summary,
         *(
             warn(
-                f'{program.name} lacks kind "{row.kind}". {_waiting_jobs(row, backlogs)}',
+                f'{program.name} lacks kind "{row.kind}". {_describe_waiting_jobs(row, backlogs)}',
                 fix,
                 kind=row.kind,
-                jobs=row.jobs,
-                job_id=row.example_id,
+                jobs=row.job_count,
+                job_id=row.example_job_id,
                 queues=row.queues,
             )
             for row in missing
@@ -68,7 +68,7 @@ async def check_kinds_of_program(program: Program, snapshot: DatabaseSnapshot) -
     ]
 
 
-async def check_kinds(snapshot: DatabaseSnapshot) -> list[Finding]:
+async def check_kinds_without_worker(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the kinds of waiting jobs for which no live client has a worker."""
     live = await snapshot.live_clients()
     if not live:
@@ -77,21 +77,21 @@ async def check_kinds(snapshot: DatabaseSnapshot) -> list[Finding]:
     rows = await snapshot.kinds(backlogs)
     worked = {kind for client in live for kind in client.kinds}
     unknown = [row for row in rows if row.kind not in worked]
-    foreign = await _foreign_queues(snapshot, live) if unknown else set[str]()
+    foreign = await _non_riverpy_queues(snapshot, live) if unknown else set[str]()
     known = {row.kind: row.kind in worked for row in rows}
     return [
         ok(f"{format_count(len(rows), 'kind')} of waiting jobs", kinds=known),
-        *(_unknown_kind(row, backlogs, live, foreign) for row in unknown),
+        *(_kind_without_worker_finding(row, backlogs, live, foreign) for row in unknown),
     ]
 
 
-async def _foreign_queues(snapshot: DatabaseSnapshot, live: Sequence[ClientRow]) -> set[str]:
+async def _non_riverpy_queues(snapshot: DatabaseSnapshot, live: Sequence[ClientRow]) -> set[str]:
     """Return the queues that a client in another language may work. If such a client is the leader,
     these are all queues. Otherwise they are the recently updated queues that no riverpy client
     works."""
-    leader = await snapshot.leader()
+    leader = await snapshot.last_leader()
     rows = await snapshot.queues()
-    if leader is not None and not leader.has_expired and leader.is_registered is False:
+    if leader is not None and not leader.has_lease_expired and leader.is_registered is False:
         return {row.name for row in rows}
     worked = {queue for client in live for queue in client.queues}
     return {
@@ -101,23 +101,23 @@ async def _foreign_queues(snapshot: DatabaseSnapshot, live: Sequence[ClientRow])
     }
 
 
-def _unknown_kind(
+def _kind_without_worker_finding(
     row: KindRow, backlogs: Sequence[BacklogRow], live: Sequence[ClientRow], foreign: set[str]
 ) -> Finding:
     worked = [queue for queue in row.queues if any(queue in client.queues for client in live)]
-    text = f'no riverpy worker has kind "{row.kind}". {_waiting_jobs(row, backlogs)}'
+    text = f'no riverpy worker has kind "{row.kind}". {_describe_waiting_jobs(row, backlogs)}'
     if foreign & set(row.queues):
         text += " (a client in another language may have the kind)"
     where = "" if worked else ", for this queue"
     fix = f"start or deploy a worker that has the kind{where}. Until then the jobs wait unchanged"
-    is_claimed = row.failed and worked and UNKNOWN_KIND in (row.error or "")
+    is_claimed = row.failed and worked and UNKNOWN_KIND_ERROR in (row.newest_error or "")
     if is_claimed:
-        number = "All" if row.failed == row.jobs else f"{row.failed:,}"
+        number = "All" if row.failed == row.job_count else f"{row.failed:,}"
         pause = f"riverpy queue pause {' '.join(quote(queue) for queue in worked)}"
         text += (
             f". Clients without this kind claim the jobs and fail them. {number} of them failed "
-            f"already{_attempts_left(row)}. After the last attempt a job is discarded. The newest "
-            f"error: {format_error(row.error or '')}"
+            f"already{_describe_attempts_left(row)}. After the last attempt a job is discarded. "
+            f"The newest error: {format_error(row.newest_error or '')}"
         )
         fix = (
             f"stop the failures now with {pause}, which also stops all other jobs of the queue. "
@@ -129,36 +129,36 @@ def _unknown_kind(
         text,
         fix,
         kind=row.kind,
-        jobs=row.jobs,
-        job_id=row.example_id,
+        jobs=row.job_count,
+        job_id=row.example_job_id,
         queues=row.queues,
         failed=row.failed,
-        attempts_left=row.attempts_left,
+        attempts_left=row.min_attempts_left,
     )
 
 
-def _waiting_jobs(row: KindRow, backlogs: Sequence[BacklogRow]) -> str:
+def _describe_waiting_jobs(row: KindRow, backlogs: Sequence[BacklogRow]) -> str:
     """Return a sentence about the waiting jobs of a kind."""
-    limit = kinds_limit(backlogs)
-    is_partial = any(one.jobs > limit for one in backlogs if one.queue in row.queues)
-    jobs = format_waiting_count(row.jobs, "job", suffix=" of this kind", is_partial=is_partial)
-    return f"{jobs} in queue {format_names(row.queues)}, for example job {row.example_id}"
+    limit = sampled_jobs_limit(backlogs)
+    is_partial = any(one.job_count > limit for one in backlogs if one.queue in row.queues)
+    jobs = format_waiting_count(row.job_count, "job", suffix=" of this kind", is_partial=is_partial)
+    return f"{jobs} in queue {format_names(row.queues)}, for example job {row.example_job_id}"
 
 
-def _attempts_left(row: KindRow) -> str:
-    if row.attempts_left is None:
+def _describe_attempts_left(row: KindRow) -> str:
+    if row.min_attempts_left is None:
         return ""
-    return f", and one has only {format_count(row.attempts_left, 'attempt')} left"
+    return f", and one has only {format_count(row.min_attempts_left, 'attempt')} left"
 
 
-async def check_failing(snapshot: DatabaseSnapshot) -> list[Finding]:
+async def check_failing_kinds(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the kinds with failed jobs that wait for their next attempt, or with jobs that were
     discarded."""
     rows = {row.kind: row for row in await snapshot.kinds(await snapshot.backlogs()) if row.failed}
     live = await snapshot.live_clients()
     worked = {kind for client in live for kind in client.kinds}
     discarded = await snapshot.session.read(
-        doctor_discarded, snapshot.schema, window=DISCARDED_WINDOW, limit=KINDS_LIMIT
+        count_discarded_jobs, snapshot.schema, window=DISCARDED_JOBS_WINDOW, limit=QUEUE_SAMPLE_MAX
     )
     failed = sum(row.failed for row in rows.values())
     text = "no failed job waits for its next attempt"
@@ -167,7 +167,7 @@ async def check_failing(snapshot: DatabaseSnapshot) -> list[Finding]:
         text = f"{format_waiting_count(failed, 'failed job', suffix=of)} for the next attempt"
     failures = {kind: row.failed for kind, row in rows.items()}
     found = [
-        _failing_kind(kind, rows.get(kind), discarded.get(kind, 0))
+        _failing_kind_finding(kind, rows.get(kind), discarded.get(kind, 0))
         for kind in sorted({*rows, *discarded})
         if not live
         or kind in worked
@@ -177,21 +177,21 @@ async def check_failing(snapshot: DatabaseSnapshot) -> list[Finding]:
     return [ok(text, failed=failures, discarded=discarded), *problems]
 
 
-def _failing_kind(kind: str, row: KindRow | None, discarded: int) -> Finding | None:
-    failed, attempts_left = (row.failed, row.attempts_left) if row else (0, None)
-    is_close = attempts_left is not None and attempts_left <= ATTEMPTS_LEFT_WARN
-    if not (discarded or is_close or failed >= FAILED_JOBS_WARN):
+def _failing_kind_finding(kind: str, row: KindRow | None, discarded: int) -> Finding | None:
+    failed, attempts_left = (row.failed, row.min_attempts_left) if row else (0, None)
+    is_close = attempts_left is not None and attempts_left <= ATTEMPTS_LEFT_WARN_COUNT
+    if not (discarded or is_close or failed >= FAILED_JOBS_WARN_COUNT):
         return None
     facts: list[str] = []
     if discarded:
-        jobs = format_count(discarded, "job was", plural="jobs were", limit=KINDS_LIMIT)
+        jobs = format_count(discarded, "job was", plural="jobs were", limit=QUEUE_SAMPLE_MAX)
         facts.append(f"{jobs} discarded in the last hour")
     if row is not None:
         jobs = format_waiting_count(failed, "job", suffix=" failed and")
-        facts.append(f"{jobs} for the next attempt{_attempts_left(row)}")
+        facts.append(f"{jobs} for the next attempt{_describe_attempts_left(row)}")
     text = f'kind "{kind}" fails: {"; ".join(facts)}'
-    if row is not None and row.error:
-        text += f". The newest error: {format_error(row.error)}"
+    if row is not None and row.newest_error:
+        text += f". The newest error: {format_error(row.newest_error)}"
     return warn(
         text,
         f"read the errors in the workers' logs (`{JOBS_FAILED}`) or with riverpy job show ID. "

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.domains import DomainMember
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
-    from riverpy._tools.reads import ClientRow, Leader
+    from riverpy._tools.reads import ClientRow, DefaultLeader
 
 ELECTION_TIMEOUT = 20.0
 """If there is no leader, a client becomes leader within this many seconds after its start."""
-CANDIDATE_FIX = (
+NO_CANDIDATE_FIX = (
     "let one of its workers take part in leader election, and restart it: without --no-candidate, "
     "RIVERPY_CANDIDATE=0, `candidate` = false in its file or Config(candidate=False)"
 )
@@ -30,10 +30,10 @@ _NO_LEADER_EFFECT = (
 async def check_leader(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the leader, or the reason that there is no leader."""
     clients = await snapshot.clients()
-    leader = await snapshot.leader()
-    if leader is None or leader.has_expired:
-        return [await _check_no_leader(snapshot, leader, clients)]
-    row = leader.row
+    leader = await snapshot.last_leader()
+    if leader is None or leader.has_lease_expired:
+        return [await _missing_leader_finding(snapshot, leader, clients)]
+    row = leader.leader_row
     text = f"{row.leader_id} is leader since {row.elected_at:%Y-%m-%d %H:%M:%S} UTC"
     data: dict[str, object] = {
         "leader_id": row.leader_id,
@@ -43,7 +43,7 @@ async def check_leader(snapshot: DatabaseSnapshot) -> list[Finding]:
         "is_registered": leader.is_registered,
     }
     if leader.is_registered is False:
-        return [_foreign_leader(text, clients or [], data)]
+        return [_non_riverpy_leader_finding(text, clients or [], data)]
     for client in clients or ():
         if client.client_id == row.leader_id and not client.is_alive:
             return [
@@ -57,22 +57,22 @@ async def check_leader(snapshot: DatabaseSnapshot) -> list[Finding]:
     return [ok(f"{text}, lease for {format_seconds(row.remaining)}", **data)]
 
 
-async def _check_no_leader(
-    snapshot: DatabaseSnapshot, leader: Leader | None, clients: Sequence[ClientRow] | None
+async def _missing_leader_finding(
+    snapshot: DatabaseSnapshot, leader: DefaultLeader | None, clients: Sequence[ClientRow] | None
 ) -> Finding:
     domains = await snapshot.domains()
-    others = set[str]() if domains is None else domains.client_ids_of_other_domains
+    others = set[str]() if domains is None else domains.non_default_client_ids
     if domains is not None and others:
         clients = [client for client in clients or () if client.client_id not in others]
         if not any(client.is_alive for client in clients):
             waiting = sorted({row.queue for row in await snapshot.backlogs()})
-            return _default_without_clients(
-                domains.unmaintained_queues(waiting).get(DEFAULT_DOMAIN, [])
+            return _default_domain_without_clients(
+                domains.unmaintained_queues_by_domain(waiting).get(DEFAULT_DOMAIN, [])
             )
     text = "there is no leader"
     if leader is not None:
-        age = format_seconds(-leader.row.remaining)
-        text += f": the lease of {leader.row.leader_id} expired {age} ago"
+        age = format_seconds(-leader.leader_row.remaining)
+        text += f": the lease of {leader.leader_row.leader_id} expired {age} ago"
     live = [client for client in clients or () if client.is_alive]
     candidates = [client for client in live if client.is_candidate]
     data: dict[str, object] = {
@@ -88,16 +88,16 @@ async def _check_no_leader(
     if live:
         whose = "no client of default" if others else "no client"
         text += f", and {whose} takes part in leader election: {_NO_LEADER_EFFECT}"
-        return fail(text, CANDIDATE_FIX, **data)
+        return fail(text, NO_CANDIDATE_FIX, **data)
     reason = "it is not known which clients run" if clients is None else "no client runs"
     return warn(f"{text}, and {reason}: {_NO_LEADER_EFFECT}", _START_WORKER_FIX, **data)
 
 
 def no_election_finding(
-    text: str, candidates: Sequence[ClientRow | DomainMember], table: str, /, **data: object
+    text: str, candidates: Sequence[ClientRow | DomainMember], lease_table: str, /, **data: object
 ) -> Finding:
     """Return the finding that no candidate has become leader. The finding starts with `text`.
-    `table` is the table of the lease."""
+    `lease_table` is the table of the lease."""
     ids = format_names(client.client_id for client in candidates)
     text = f"{text}, although {format_count(len(candidates), 'client')} could become leader: {ids}"
     if max(client.uptime for client in candidates) < ELECTION_TIMEOUT:
@@ -105,26 +105,28 @@ def no_election_finding(
     return fail(
         text,
         "read their logs for the reason, and see `grants` and `locks` here. An idle transaction "
-        f"that locks {table} prevents an election",
+        f"that locks {lease_table} prevents an election",
         **data,
     )
 
 
-def _default_without_clients(unmaintained: Sequence[str]) -> Finding:
+def _default_domain_without_clients(unmaintained_queues: Sequence[str]) -> Finding:
     text = "default has no leader and no running client. Other domains have running clients"
-    data: dict[str, object] = {"leader_id": None, "candidates": [], "queues": unmaintained}
-    if not unmaintained:
+    data: dict[str, object] = {"leader_id": None, "candidates": [], "queues": unmaintained_queues}
+    if not unmaintained_queues:
         return ok(text, **data)
     return warn(
-        f"{text}. Jobs wait in queue {format_names(unmaintained)}, which belongs to no domain: "
-        "scheduled jobs and retries do not become available",
+        f"{text}. Jobs wait in queue {format_names(unmaintained_queues)}, which belongs to no "
+        "domain: scheduled jobs and retries do not become available",
         "start a worker without a domain, or give the queue to a domain: riverpy domain claim "
         "QUEUE --domain D",
         **data,
     )
 
 
-def _foreign_leader(text: str, clients: Sequence[ClientRow], data: dict[str, object]) -> Finding:
+def _non_riverpy_leader_finding(
+    text: str, clients: Sequence[ClientRow], data: dict[str, object]
+) -> Finding:
     kinds = sorted({kind for client in clients for kind in client.kinds})
     data["kinds_at_risk"] = kinds
     if not kinds:

@@ -28,14 +28,14 @@ from riverpy._postgres.driver import (
     is_notification_queue_full,
     listen_on_channels,
 )
-from riverpy._tools.doctor.clients import is_on_time
+from riverpy._tools.doctor.clients import has_recent_heartbeat
 from riverpy._tools.doctor.finding import Finding, Level, ok, warn
 from riverpy._tools.doctor.statements import (
-    doctor_listeners,
-    doctor_notification_usage,
-    doctor_notify,
-    doctor_sessions,
-    doctor_show_warnings,
+    count_listeners,
+    enable_server_warnings,
+    read_notification_usage,
+    read_sessions,
+    send_notification,
 )
 from riverpy._tools.text import format_count, format_names, format_seconds
 from riverpy.errors import ConfigError
@@ -45,20 +45,20 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
     from riverpy._tools.doctor.statements import SessionRow
 
-USAGE_WARN = 0.5
+QUEUE_USAGE_WARN = 0.5
 """If more than this fraction of the queue (0 to 1) is used, the server warns each session that
 notifies."""
-USAGE_FULL = 0.9
+QUEUE_USAGE_FULL = 0.9
 """If this fraction of the queue (0 to 1) or more is used, riverpy sends no notifications."""
-WARNING_INTERVAL = 5.5
+SERVER_WARNING_INTERVAL = 5.5
 """Seconds to wait for the server's next warning. The server warns at most once in 5 s."""
-_NUMBER = re.compile(r"[0-9]+")
+_PID_PATTERN = re.compile(r"[0-9]+")
 DOCTOR_TOPIC = "riverpy_doctor"
-PROBE_TIMEOUT = 2.0
+TEST_NOTIFICATION_TIMEOUT = 2.0
 """Seconds within which the test notification must arrive."""
 LISTEN_TIMEOUT = 10.0
 """Seconds that connecting and the statement LISTEN may take together."""
-_LISTENING_NOT_TRIED = warn(
+_LISTEN_SKIPPED_FINDING = warn(
     "not tried, because the server's notification queue is full: see `notifications`",
     "run riverpy doctor again when the queue is no longer full",
     seconds=None,
@@ -67,13 +67,13 @@ _LISTENING_NOT_TRIED = warn(
 
 async def check_notification_queue(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report how full the notification queue is, and which session blocks it."""
-    usage = await snapshot.session.read(doctor_notification_usage)
-    snapshot.is_notification_queue_full = usage >= USAGE_FULL
+    usage = await snapshot.session.read(read_notification_usage)
+    snapshot.is_notification_queue_full = usage >= QUEUE_USAGE_FULL
     text = f"the server's notification queue is {usage:.0%} full"
-    if usage <= USAGE_WARN:
+    if usage <= QUEUE_USAGE_WARN:
         return [ok(text, usage=usage)]
-    pid = await _blocking_pid(snapshot)
-    sessions = await snapshot.session.read(doctor_sessions, pid)
+    pid = await _read_blocking_pid(snapshot)
+    sessions = await snapshot.session.read(read_sessions, pid)
     blockers = "; ".join(map(_describe_session, sessions)) or "a session that this role may not see"
     verb = "blocks" if pid is not None else "probably blocks"
     effect = ""
@@ -93,7 +93,8 @@ async def check_notification_queue(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _describe_session(row: SessionRow) -> str:
-    since = "" if row.seconds is None else f", in a transaction for {format_seconds(row.seconds)}"
+    age = row.transaction_age_seconds
+    since = "" if age is None else f", in a transaction for {format_seconds(age)}"
     state = f", {row.state}" if row.state else ""
     return (
         f'session {row.pid} ("{row.application}", role "{row.role}", database "{row.database}"'
@@ -101,51 +102,51 @@ def _describe_session(row: SessionRow) -> str:
     )
 
 
-async def _blocking_pid(snapshot: DatabaseSnapshot) -> int | None:
+async def _read_blocking_pid(snapshot: DatabaseSnapshot) -> int | None:
     """Return the process id of the session that blocks the queue; None: not known. The server names
     this session in a warning to a session that notifies."""
-    pid = await _pid_from_warning(snapshot)
+    pid = await _read_pid_from_warning(snapshot)
     if pid is None:
-        await anyio.sleep(WARNING_INTERVAL)
-        pid = await _pid_from_warning(snapshot)
+        await anyio.sleep(SERVER_WARNING_INTERVAL)
+        pid = await _read_pid_from_warning(snapshot)
     return pid
 
 
-async def _pid_from_warning(snapshot: DatabaseSnapshot) -> int | None:
+async def _read_pid_from_warning(snapshot: DatabaseSnapshot) -> int | None:
     found: list[ServerWarning] = []
-    with collect_warnings(await snapshot.session.connection(), found):
+    with collect_warnings(await snapshot.session.open_connection(), found):
         try:
-            async with snapshot.session.reading() as connection:
-                await doctor_show_warnings(connection)
-                await doctor_notify(connection, channel=DOCTOR_TOPIC, payload="")
+            async with snapshot.session.read_only_transaction() as connection:
+                await enable_server_warnings(connection)
+                await send_notification(connection, channel=DOCTOR_TOPIC, payload="")
         except PostgresError as error:  # the server sends the warning before this error
             if not is_notification_queue_full(error):
                 raise
         await anyio.lowlevel.checkpoint()  # the event loop must run to deliver the warning
     for notice in found:
-        if notice.source_file == "async.c" and (number := _NUMBER.search(notice.detail)):
+        if notice.source_file == "async.c" and (number := _PID_PATTERN.search(notice.detail)):
             return int(number[0])
     return None
 
 
-async def check_listening(snapshot: DatabaseSnapshot) -> list[Finding]:
+async def check_notification_delivery(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Send a notification, and report whether it arrives. Without notifications a job waits for the
     next poll, by default at most one second."""
     finding = (
-        _LISTENING_NOT_TRIED
+        _LISTEN_SKIPPED_FINDING
         if snapshot.is_notification_queue_full
-        else await _try_listening(snapshot)
+        else await _test_notification_delivery(snapshot)
     )
-    snapshot.notifications_arrive = finding.level is Level.OK
+    snapshot.has_received_notification = finding.level is Level.OK
     return [finding]
 
 
-async def _try_listening(snapshot: DatabaseSnapshot) -> Finding:
-    listen_url = snapshot.request.listen_url
+async def _test_notification_delivery(snapshot: DatabaseSnapshot) -> Finding:
+    listen_url = snapshot.options.listen_url
     url = listen_url or snapshot.session.url
     what = "the listen URL" if listen_url else "the database URL"
     try:
-        seconds = await _send_and_wait(snapshot, url)
+        seconds = await _measure_notification_delay(snapshot, url)
     except (*DATABASE_ERRORS, ConfigError) as error:
         return warn(
             f"LISTEN over {what} failed: {describe_error(error)}",
@@ -156,29 +157,29 @@ async def _try_listening(snapshot: DatabaseSnapshot) -> Finding:
         return ok(text, seconds=round(seconds, 6))
     other = " Or does the URL name another database?" if listen_url else ""
     return warn(
-        f"no notification arrived over {what} within {PROBE_TIMEOUT:g} s. Is there a pooler in "
-        f"transaction mode?{other} Clients that listen over it find jobs by polling",
+        f"no notification arrived over {what} within {TEST_NOTIFICATION_TIMEOUT:g} s. Is there a "
+        f"pooler in transaction mode?{other} Clients that listen over it find jobs by polling",
         "set Config(pooler=True, listen_url=…) to a URL that does not go through the pooler (try "
         "it with --listen-url), or Config(pooler=True, poll_only=True)",
         seconds=None,
     )
 
 
-async def check_listeners(snapshot: DatabaseSnapshot) -> list[Finding]:
+async def check_listener_count(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report if fewer connections listen than there are clients. The server shows only the number
     of listening connections, over all schemas of the database."""
     clients = await snapshot.clients()
     if clients is None:
         return []
-    listeners = await snapshot.session.read(doctor_listeners)
-    expected = [client for client in clients if is_on_time(client) and not client.poll_only]
+    listeners = await snapshot.session.read(count_listeners)
+    expected = [one for one in clients if has_recent_heartbeat(one) and not one.poll_only]
     data: dict[str, object] = {"listeners": listeners, "needed": len(expected)}
     if listeners >= len(expected):
         text = (
             f"{format_count(listeners, 'client')} of this database listen{'s' * (listeners == 1)}"
         )
         return [ok(text, **data)]
-    if not snapshot.notifications_arrive:  # the check `listen` has reported the cause
+    if not snapshot.has_received_notification:  # the check `listen` has reported the cause
         text = f"{listeners} for {format_count(len(expected), 'client')}: see `listen`"
         return [ok(text, **data)]
     return [
@@ -195,26 +196,26 @@ async def check_listeners(snapshot: DatabaseSnapshot) -> list[Finding]:
     ]
 
 
-async def _send_and_wait(snapshot: DatabaseSnapshot, url: str) -> float | None:
+async def _measure_notification_delay(snapshot: DatabaseSnapshot, url: str) -> float | None:
     """Return the seconds until the notification arrived; None: no notification arrived."""
     channel, token = f"{snapshot.schema}.{DOCTOR_TOPIC}", secrets.token_hex(8)
     arrived = asyncio.Event()
 
-    def receive(payload: str) -> None:
+    def receive_notification(payload: str) -> None:
         if payload == token:
             arrived.set()
 
     with anyio.fail_after(LISTEN_TIMEOUT, reason=f"LISTEN took longer than {LISTEN_TIMEOUT:g} s"):
         connection = await connect(url, through_pooler=True)
         try:
-            await listen_on_channels(connection, {channel: receive}, lambda: None)
+            await listen_on_channels(connection, {channel: receive_notification}, lambda: None)
         except BaseException:
             connection.terminate()
             raise
     try:
         start = monotonic()
-        await snapshot.session.read(doctor_notify, channel=channel, payload=token)
-        with anyio.move_on_after(PROBE_TIMEOUT):
+        await snapshot.session.read(send_notification, channel=channel, payload=token)
+        with anyio.move_on_after(TEST_NOTIFICATION_TIMEOUT):
             await arrived.wait()
             return monotonic() - start
         return None

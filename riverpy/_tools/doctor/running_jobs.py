@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from riverpy._log_events import JOB_RESULTS_REJECTED
 from riverpy._postgres.damaged_jobs import DAMAGED_JOB_REMEDY
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.doctor.snapshot import RUNNING_LIMIT
+from riverpy._tools.doctor.snapshot import RUNNING_JOBS_MAX
 from riverpy._tools.text import (
     format_count,
     format_error,
@@ -21,85 +21,88 @@ from riverpy.config import RESCUE_AFTER_DEFAULT
 
 if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
-    from riverpy._tools.doctor.statements import RunningRow
+    from riverpy._tools.doctor.statements import RunningJobGroup
 
 
-async def check_running(snapshot: DatabaseSnapshot) -> list[Finding]:
+async def check_long_running_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report jobs that run for longer than `stuck_after`. doctor does not use the timeouts of jobs,
     because the database does not have them. The check `clients` reports the jobs of dead clients.
     """
-    rows = await snapshot.running_jobs()
-    total = sum(row.jobs for row in rows)
-    text = format_count(total, "job", limit=RUNNING_LIMIT)
+    rows = await snapshot.running_job_groups()
+    total = sum(row.job_count for row in rows)
+    text = format_count(total, "job", limit=RUNNING_JOBS_MAX)
     if rows:
         first = rows[0]
         text += (
-            f", the longest for {format_seconds(first.longest_run)}: job {first.oldest_id}, "
-            f'kind "{first.kind}", client {first.client_id or "unknown"}'
+            f", the longest for {format_seconds(first.longest_run_seconds)}: job "
+            f'{first.oldest_job_id}, kind "{first.kind}", client {first.client_id or "unknown"}'
         )
     summary = ok(
         text,
         running=total,
-        longest=round(rows[0].longest_run, 3) if rows else None,
-        job_id=rows[0].oldest_id if rows else None,
+        longest=round(rows[0].longest_run_seconds, 3) if rows else None,
+        job_id=rows[0].oldest_job_id if rows else None,
     )
     live: set[str | None] = {client.client_id for client in await snapshot.live_clients()}
     if await snapshot.clients() is None:  # not known, so all clients count as alive
         live = {row.client_id for row in rows}
-    long = [row for row in rows if row.long_jobs and not row.is_stuck and row.client_id in live]
-    return [summary, *map(_long_running, long)]
+    long = [
+        row for row in rows if row.long_job_count and not row.is_stuck and row.client_id in live
+    ]
+    return [summary, *map(_long_running_jobs_finding, long)]
 
 
-def _long_running(row: RunningRow) -> Finding:
-    more = f" (and {row.long_jobs - 1:,} more like it)" if row.long_jobs > 1 else ""
+def _long_running_jobs_finding(row: RunningJobGroup) -> Finding:
+    more = f" (and {row.long_job_count - 1:,} more like it)" if row.long_job_count > 1 else ""
     return warn(
-        f'job {row.oldest_id} of kind "{row.kind}" in queue "{row.queue}"{more} runs for '
-        f"{format_seconds(row.longest_run)} in {row.client_id}, and no cancellation is known. "
-        "Either its code needs that long, or it hangs, or it has ended and its result cannot be "
-        "stored",
+        f'job {row.oldest_job_id} of kind "{row.kind}" in queue "{row.queue}"{more} runs for '
+        f"{format_seconds(row.longest_run_seconds)} in {row.client_id}, and no cancellation is "
+        "known. Either its code needs that long, or it hangs, or it has ended and its result "
+        "cannot be stored",
         f"search the log of that worker for `{JOB_RESULTS_REJECTED}`: a trigger of yours or a "
         "damaged row can prevent that a result is stored. If the job hangs: riverpy job cancel "
-        f"{row.oldest_id}. If it still runs after that, restart the worker, because code that "
+        f"{row.oldest_job_id}. If it still runs after that, restart the worker, because code that "
         "blocks or ignores its cancellation ends only with its process. Give the kind a timeout",
-        job_id=row.oldest_id,
-        jobs=row.long_jobs,
+        job_id=row.oldest_job_id,
+        jobs=row.long_job_count,
         kind=row.kind,
         queue=row.queue,
         client_id=row.client_id,
-        seconds=round(row.longest_run, 3),
+        seconds=round(row.longest_run_seconds, 3),
     )
 
 
-async def check_unregistered(snapshot: DatabaseSnapshot) -> list[Finding]:
+async def check_unregistered_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report running jobs of clients that write no heartbeat, such as clients in another
     language."""
     clients = await snapshot.clients()
     if clients is None:
         return []
     known = {client.client_id for client in clients}
-    rows = [row for row in await snapshot.running_jobs() if row.client_id not in known]
+    rows = [row for row in await snapshot.running_job_groups() if row.client_id not in known]
     if not rows:
         return []
     worked = {kind for client in await snapshot.live_clients() for kind in client.kinds}
     foreign = [row for row in rows if row.kind not in worked]
     unknown: Counter[str] = Counter()
     for row in foreign:
-        unknown[row.kind] += row.jobs
-    total = sum(row.jobs for row in rows)
+        unknown[row.kind] += row.job_count
+    total = sum(row.job_count for row in rows)
     ids = format_names(sorted({row.client_id or "unknown" for row in rows}))
-    jobs = format_count(total, "job", limit=RUNNING_LIMIT)
+    jobs = format_count(total, "job", limit=RUNNING_JOBS_MAX)
     text = f"{jobs} of clients that are not registered: {ids}"
     data: dict[str, object] = {
         "running": total,
         "clients": sorted({row.client_id or "" for row in rows}),
         "unknown_kinds": dict(unknown),
     }
-    old = [row for row in foreign if row.longest_run >= RESCUE_AFTER_DEFAULT.total_seconds()]
+    limit = RESCUE_AFTER_DEFAULT.total_seconds()
+    old = [row for row in foreign if row.longest_run_seconds >= limit]
     if not old:
         text += " (clients in another language, or older than the table of clients)"
         return [ok(text, **data)]
     kinds = format_names(sorted({row.kind for row in old}))
-    longest = format_seconds(max(row.longest_run for row in old))
+    longest = format_seconds(max(row.longest_run_seconds for row in old))
     return [
         warn(
             f"{text}. Those of kind {kinds} run for up to {longest}. No leader releases them: a "
@@ -111,12 +114,12 @@ async def check_unregistered(snapshot: DatabaseSnapshot) -> list[Finding]:
     ]
 
 
-async def check_damaged(snapshot: DatabaseSnapshot) -> list[Finding]:
+async def check_damaged_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the jobs that the server could not read in earlier checks. This check reads no further
     job, because a table may have many large jobs."""
-    ids = sorted(snapshot.damaged_jobs)
+    ids = sorted(snapshot.damaged_job_errors)
     if not ids:
         return [ok("no damaged job found (args and metadata are not read)", job_ids=ids)]
-    error = format_error(snapshot.damaged_jobs[ids[0]])
+    error = format_error(snapshot.damaged_job_errors[ids[0]])
     text = f"the server cannot read {format_job_ids(ids)} ({error}). It read all others"
     return [fail(text, DAMAGED_JOB_REMEDY, job_ids=ids)]

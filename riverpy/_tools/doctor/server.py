@@ -9,31 +9,31 @@ from typing import TYPE_CHECKING
 from riverpy._postgres.sql_files import quote_identifier
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.statements import (
-    doctor_connections,
-    doctor_now,
-    doctor_server,
-    doctor_settings,
+    read_connection_counts,
+    read_server,
+    read_server_time,
+    read_settings,
 )
 from riverpy._tools.text import format_seconds
 from riverpy.errors import DatabaseError
 
 if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
-    from riverpy._tools.doctor.session import Session
+    from riverpy._tools.doctor.session import DoctorSession
     from riverpy._tools.doctor.statements import ServerRow, SettingRow
 
-LATENCY_WARN = 0.1
+LATENCY_WARN_SECONDS = 0.1
 """A round trip to the server of this many seconds or more is reported."""
-CLOCK_SKEW_WARN = 2.0
+CLOCK_SKEW_WARN_SECONDS = 2.0
 """A difference of this many seconds or more between the clocks of this machine and the server is
 reported."""
-MEASUREMENT_COUNT = 3
+LATENCY_MEASUREMENT_COUNT = 3
 """The number of measured round trips. The fastest one is used."""
-CONNECTIONS_WARN = 0.8
+CONNECTION_USAGE_WARN = 0.8
 """If this fraction of `max_connections` (0 to 1) or more is used, the check warns."""
-CONNECTIONS_FAIL = 0.95
+CONNECTION_USAGE_FAIL = 0.95
 """If this fraction of `max_connections` (0 to 1) or more is used, the check fails."""
-MIN_TIMEOUTS = {
+TIMEOUT_SETTINGS_MIN = {
     "statement_timeout": 5.0,
     "transaction_timeout": 10.0,
     "idle_in_transaction_session_timeout": 5.0,
@@ -42,7 +42,7 @@ MIN_TIMEOUTS = {
 }
 """The shortest harmless value of each timeout, in seconds. A shorter timeout of the role's sessions
 can end normal statements and connections of riverpy."""
-_HARMLESS_VALUES = {
+_HARMLESS_SETTING_VALUES = {
     "default_transaction_isolation": (
         "read committed",
         "claims fail when two workers claim the same job",
@@ -50,10 +50,10 @@ _HARMLESS_VALUES = {
     "track_activities": ("on", "doctor cannot check snapshots and locks"),
 }
 """The harmless values of some settings, and the effects of other values."""
-_CLIENT_SOURCES = {"client", "environment variable"}
+_CLIENT_SETTING_SOURCES = {"client", "environment variable"}
 
 
-def now() -> datetime:
+def local_now() -> datetime:
     """Return the time of this machine's clock."""
     return datetime.now(UTC)
 
@@ -66,16 +66,16 @@ async def expect_primary(connection: Transaction) -> None:
         DatabaseError: the server is a standby.
         Exception: one of DATABASE_ERRORS.
     """
-    if (await doctor_server(connection)).is_standby:
+    if (await read_server(connection)).is_standby:
         raise DatabaseError(
             "the server is a standby, which does not show the current leader and workers. Use the "
             "URL of the primary: name all hosts and add target_session_attrs=primary"
         )
 
 
-async def check_server(session: Session) -> tuple[ServerRow, Finding]:
+async def check_server(session: DoctorSession) -> tuple[ServerRow, Finding]:
     """Connect, and report the server and its role. Raises the errors of `Session.connection`."""
-    server = await session.await_with_timeout(doctor_server(await session.connection()))
+    server = await session.await_with_timeout(read_server(await session.open_connection()))
     latency, _ = await session.read(_measure_latency_and_skew)
     return server, _check_connection(server, latency)
 
@@ -83,12 +83,12 @@ async def check_server(session: Session) -> tuple[ServerRow, Finding]:
 def _check_connection(server: ServerRow, latency: float) -> Finding:
     data: dict[str, object] = {
         "version": server.version,
-        "role": server.role,
+        "role": server.session_role,
         "latency": round(latency, 6),
         "is_standby": server.is_standby,
         "is_read_only": server.is_read_only,
     }
-    text = f"PostgreSQL {server.version}, role {server.role}, {latency * 1000:.1f} ms"
+    text = f"PostgreSQL {server.version}, role {server.session_role}, {latency * 1000:.1f} ms"
     if server.is_standby:
         return fail(
             f"{text}: this is a standby. It accepts no writes and no LISTEN",
@@ -103,7 +103,7 @@ def _check_connection(server: ServerRow, latency: float) -> Finding:
             "failover wait for the new primary",
             **data,
         )
-    if latency >= LATENCY_WARN:
+    if latency >= LATENCY_WARN_SECONDS:
         return warn(
             f"{text}: a round trip is slow, and every job needs several",
             "run the workers near the database, or find out what loads the server or the network",
@@ -112,10 +112,10 @@ def _check_connection(server: ServerRow, latency: float) -> Finding:
     return ok(text, **data)
 
 
-async def check_pooler(session: Session, server: ServerRow) -> list[Finding]:
+async def check_pooler(session: DoctorSession, server: ServerRow) -> list[Finding]:
     """Report whether there is a pooler between doctor and the server. A pooler reports a process id
     that differs from the server's."""
-    if (await session.connection()).get_server_pid() == server.pid:
+    if (await session.open_connection()).get_server_pid() == server.session_pid:
         return [ok("none: the connection leads to the server", is_pooled=False)]
     text = (
         "there is a pooler, because the connection and the server name different processes. If it "
@@ -124,20 +124,20 @@ async def check_pooler(session: Session, server: ServerRow) -> list[Finding]:
     return [ok(text, is_pooled=True)]
 
 
-async def check_settings(session: Session, role: str) -> list[Finding]:
+async def check_settings(session: DoctorSession, role: str) -> list[Finding]:
     """Report settings of the role's sessions that harm riverpy."""
-    connection = await session.connection()
-    names = [*MIN_TIMEOUTS, *_HARMLESS_VALUES]
+    connection = await session.open_connection()
+    names = [*TIMEOUT_SETTINGS_MIN, *_HARMLESS_SETTING_VALUES]
     findings = [
         warn(
-            f"{setting.name} is {_format_value(setting)}, set by the {setting.source}: {effect}",
-            _settings_fix(setting, role),
+            f"{setting.name} is {_format_setting(setting)}, set by the {setting.source}: {effect}",
+            _setting_fix(setting, role),
             setting=setting.name,
             value=setting.value,
             seconds=setting.seconds,
             source=setting.source,
         )
-        for setting in await session.await_with_timeout(doctor_settings(connection, names))
+        for setting in await session.await_with_timeout(read_settings(connection, names))
         if (effect := _harmful_effect(setting))
     ]
     return findings or [ok("no setting of the role harms riverpy")]
@@ -145,32 +145,32 @@ async def check_settings(session: Session, role: str) -> list[Finding]:
 
 def _harmful_effect(setting: SettingRow) -> str | None:
     """Return how a setting harms riverpy; None: the setting is harmless."""
-    if setting.name in _HARMLESS_VALUES:
-        value, effect = _HARMLESS_VALUES[setting.name]
+    if setting.name in _HARMLESS_SETTING_VALUES:
+        value, effect = _HARMLESS_SETTING_VALUES[setting.name]
         return None if setting.value == value else effect
-    if not setting.seconds or setting.seconds >= MIN_TIMEOUTS[setting.name]:
+    if not setting.seconds or setting.seconds >= TIMEOUT_SETTINGS_MIN[setting.name]:
         return None
     what = "closes idle connections" if "session" in setting.name else "cancels statements"
     return f"it {what} of normal work. riverpy has its own timeouts"
 
 
-def _format_value(setting: SettingRow) -> str:
+def _format_setting(setting: SettingRow) -> str:
     return setting.value if setting.seconds is None else format_seconds(setting.seconds)
 
 
-def _settings_fix(setting: SettingRow, role: str) -> str:
+def _setting_fix(setting: SettingRow, role: str) -> str:
     """Return the command that corrects the setting for the sessions of the role."""
-    if setting.source in _CLIENT_SOURCES:
+    if setting.source in _CLIENT_SETTING_SOURCES:
         return f"remove {setting.name} from the URL or from PGOPTIONS"
-    if setting.name in _HARMLESS_VALUES:
-        value = f"'{_HARMLESS_VALUES[setting.name][0]}'"
+    if setting.name in _HARMLESS_SETTING_VALUES:
+        value = f"'{_HARMLESS_SETTING_VALUES[setting.name][0]}'"
     else:
-        value = f"'{MIN_TIMEOUTS[setting.name]:g}s', or 0 for no limit"
+        value = f"'{TIMEOUT_SETTINGS_MIN[setting.name]:g}s', or 0 for no limit"
     alter = f"ALTER ROLE {quote_identifier(role)} SET {setting.name}"
     return f"{alter} = {value}; then restart the workers"
 
 
-async def check_clock(session: Session) -> list[Finding]:
+async def check_clock(session: DoctorSession) -> list[Finding]:
     """Report the difference between the clock of this machine and the clock of the server."""
     round_trip, skew = await session.read(_measure_latency_and_skew)
     error = round_trip / 2
@@ -179,7 +179,7 @@ async def check_clock(session: Session) -> list[Finding]:
         f"this machine is {abs(skew):.3f} s {'ahead of' if skew > 0 else 'behind'} the server, "
         f"± {error:.3f} s"
     )
-    if abs(skew) - error < CLOCK_SKEW_WARN:
+    if abs(skew) - error < CLOCK_SKEW_WARN_SECONDS:
         return [ok(text, **data)]
     text += ": times that programs on this machine give to jobs are wrong by that"
     return [warn(text, "synchronise both clocks (NTP: chronyd or systemd-timesyncd)", **data)]
@@ -189,27 +189,27 @@ async def _measure_latency_and_skew(connection: Transaction) -> tuple[float, flo
     """Return two durations in seconds. The first is a round trip to the server. The second is how
     far this machine's clock is ahead of the server's clock."""
     measured: list[tuple[float, float]] = []
-    for _ in range(MEASUREMENT_COUNT):
-        before, start = now(), monotonic()
-        at = await doctor_now(connection)
+    for _ in range(LATENCY_MEASUREMENT_COUNT):
+        before, start = local_now(), monotonic()
+        at = await read_server_time(connection)
         round_trip = monotonic() - start
         measured.append((round_trip, (before - at).total_seconds() + round_trip / 2))
     return min(measured)
 
 
-async def check_connections(session: Session) -> list[Finding]:
+async def check_connection_usage(session: DoctorSession) -> list[Finding]:
     """Report how many of the server's connections are in use."""
-    row = await session.read(doctor_connections)
+    row = await session.read(read_connection_counts)
     text = (
         f"{row.used:,} of the server's {row.limit:,} connections are used, "
         f"{row.riverpy_connections:,} of them by riverpy, in all databases"
     )
     data = {"used": row.used, "limit": row.limit, "own": row.riverpy_connections}
     share = row.used / max(row.limit, 1)
-    if share < CONNECTIONS_WARN:
+    if share < CONNECTION_USAGE_WARN:
         return [ok(text, **data)]
     return [
-        (fail if share >= CONNECTIONS_FAIL else warn)(
+        (fail if share >= CONNECTION_USAGE_FAIL else warn)(
             f"{text}: the server may refuse new connections",
             "raise max_connections, make the pools of your programs smaller, or use a pooler. "
             "pg_stat_activity shows who uses the connections, by application_name",

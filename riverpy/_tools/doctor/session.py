@@ -1,4 +1,4 @@
-"""Session: the database connection of doctor, with a time limit for each read."""
+"""DoctorSession: the database connection of doctor, with a time limit for each read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 import anyio
 
 from riverpy._postgres.driver import DATABASE_ERRORS, close_connection, connect, describe_error
-from riverpy._tools.doctor.statements import doctor_set_timeouts
+from riverpy._tools.doctor.statements import set_transaction_timeouts
 from riverpy.errors import RiverError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class SessionLostError(Exception):
     """The connection was lost, and a new connection failed. The text has the reason."""
 
 
-class Session:
+class DoctorSession:
     """Reads in short read-only transactions. So doctor does not hold an old snapshot, and it works
     through a pooler in transaction mode."""
 
@@ -40,7 +40,7 @@ class Session:
         self.url = url
         self._connection: Connection | None = None
 
-    async def connection(self) -> Connection:
+    async def open_connection(self) -> Connection:
         """Return the connection. If the connection was lost, connect again.
 
         Raises:
@@ -58,19 +58,19 @@ class Session:
         return self._connection
 
     @asynccontextmanager
-    async def reading(self) -> AsyncGenerator[Connection]:
+    async def read_only_transaction(self) -> AsyncGenerator[Connection]:
         """Open a read-only transaction.
 
         Raises:
             TimeoutError: the `async with` block took longer than READ_TIMEOUT.
-            Exception: an error of `connection`, or one of DATABASE_ERRORS.
+            Exception: an error of `open_connection`, or one of DATABASE_ERRORS.
         """
-        connection = await self.connection()
+        connection = await self.open_connection()
         try:
             with anyio.fail_after(READ_TIMEOUT, reason=f"no answer within {READ_TIMEOUT:g} s"):
                 async with connection.transaction(readonly=True):
-                    await doctor_set_timeouts(
-                        connection, statement=STATEMENT_TIMEOUT, lock=LOCK_TIMEOUT
+                    await set_transaction_timeouts(
+                        connection, statement_timeout=STATEMENT_TIMEOUT, lock_timeout=LOCK_TIMEOUT
                     )
                     yield connection
         except TimeoutError:
@@ -84,19 +84,19 @@ class Session:
         **kwargs: ArgsT.kwargs,
     ) -> ResultT:
         """Return the result of one statement, in a read-only transaction of its own. Raises the
-        errors of `reading`."""
-        async with self.reading() as connection:
+        errors of `read_only_transaction`."""
+        async with self.read_only_transaction() as connection:
             return await statement(connection, *args, **kwargs)
 
-    async def await_with_timeout(self, answer: Awaitable[ResultT]) -> ResultT:
+    async def await_with_timeout(self, awaitable: Awaitable[ResultT]) -> ResultT:
         """Return the result of a statement that runs outside a transaction. So the session's own
-        settings apply to it, not those of `doctor_set_timeouts`.
+        settings apply to it, not those of `set_transaction_timeouts`.
 
         Raises:
             TimeoutError: there was no result within READ_TIMEOUT.
         """
         with anyio.fail_after(READ_TIMEOUT, reason=f"no answer within {READ_TIMEOUT:g} s"):
-            return await answer
+            return await awaitable
 
     async def close(self) -> None:
         """Close the connection within the driver's time limit."""

@@ -14,55 +14,55 @@ from riverpy._postgres.schema import (
     SchemaState,
 )
 from riverpy._tools.doctor.statements import (
-    doctor_backlogs,
-    doctor_kinds,
-    doctor_periodic,
-    doctor_queues,
-    doctor_running,
+    read_backlogs,
+    read_periodic_jobs,
+    read_queues,
+    read_running_job_groups,
+    read_waiting_kinds,
 )
-from riverpy._tools.domain_map import DomainMap, read_permitted_domains
-from riverpy._tools.reads import client_list, read_jobs, read_leader
+from riverpy._tools.domain_map import DomainMap, read_domains_if_permitted
+from riverpy._tools.reads import read_clients, read_leader, run_job_statement
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from datetime import timedelta
 
-    from riverpy._tools.doctor.session import Session
+    from riverpy._tools.doctor.session import DoctorSession
     from riverpy._tools.doctor.statements import (
         BacklogRow,
         KindRow,
-        PeriodicRow,
+        PeriodicJobRow,
         QueueRow,
-        RunningRow,
+        RunningJobGroup,
         ServerRow,
     )
-    from riverpy._tools.reads import ClientRow, Leader
+    from riverpy._tools.reads import ClientRow, DefaultLeader
 
 ResultT = TypeVar("ResultT")
 
-CLIENTS_LIMIT = 10_000
-COUNT_LIMIT = 10_001
+CLIENTS_MAX = 10_000
+JOB_COUNT_MAX = 10_001
 """The maximum number of jobs that are counted in one queue and state."""
-COUNT_TOTAL_LIMIT = 100_000
+JOB_COUNT_TOTAL_MAX = 100_000
 """The maximum number of jobs that are counted in all queues and states. With many queues, fewer
 jobs of each queue are counted."""
 QUEUE_ROW_AGE_MAX = 1200.0
 """If the row of a queue was not updated for this many seconds, no client works the queue. Clients
 in every language update the row every 10 minutes."""
-KINDS_LIMIT = 1_000
+QUEUE_SAMPLE_MAX = 1_000
 """The maximum number of jobs in one queue and state whose kinds are read."""
-KINDS_TOTAL_LIMIT = 20_000
+SAMPLED_JOBS_MAX = 20_000
 """The maximum number of jobs in all queues and states whose kinds are read. With many queues, fewer
 jobs of each queue are read."""
-WAITING_STATES = ("available", "retryable", "scheduled")
+WAITING_JOB_STATES = ("available", "retryable", "scheduled")
 """The states of waiting jobs."""
-RUNNING_LIMIT = 10_001
+RUNNING_JOBS_MAX = 10_001
 """The maximum number of running jobs that are read."""
 
 
-def kinds_limit(backlogs: Sequence[BacklogRow]) -> int:
+def sampled_jobs_limit(backlogs: Sequence[BacklogRow]) -> int:
     """Return the maximum number of jobs in each backlog that are read for their kinds."""
-    return min(KINDS_LIMIT, KINDS_TOTAL_LIMIT // max(len(backlogs), 1) + 1)
+    return min(QUEUE_SAMPLE_MAX, SAMPLED_JOBS_MAX // max(len(backlogs), 1) + 1)
 
 
 def _read_once(
@@ -72,15 +72,15 @@ def _read_once(
 
     @wraps(read)
     async def read_once(snapshot: DatabaseSnapshot) -> ResultT:
-        if read not in snapshot.results:
-            snapshot.results[read] = await read(snapshot)
-        return snapshot.results[read]
+        if read not in snapshot.cached_results:
+            snapshot.cached_results[read] = await read(snapshot)
+        return snapshot.cached_results[read]
 
     return read_once
 
 
 @dataclass(frozen=True)
-class Program:
+class WorkerProgram:
     """A program whose worker does not run yet."""
 
     name: str
@@ -91,7 +91,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class DoctorRequest:
+class DoctorOptions:
     """The database that doctor checks, and the options of the checks."""
 
     url: str
@@ -103,7 +103,7 @@ class DoctorRequest:
     """The time after which a running job is reported."""
     max_lag: timedelta
     """The time after which a due job is reported."""
-    program: Program | None = None
+    program: WorkerProgram | None = None
     """The program whose kinds are checked; None: no program is checked."""
 
 
@@ -111,34 +111,34 @@ class DoctorRequest:
 class DatabaseSnapshot:
     """A database that has River's tables. Each read may raise one of DATABASE_ERRORS."""
 
-    session: Session
+    session: DoctorSession
     server: ServerRow
-    state: SchemaState
-    request: DoctorRequest
-    notifications_arrive: bool = True
+    schema_state: SchemaState
+    options: DoctorOptions
+    has_received_notification: bool = True
     """Whether the test notification of the check `listen` arrived."""
     is_notification_queue_full: bool = False
     """Whether the server's notification queue is so full that riverpy sends no notifications."""
-    damaged_jobs: dict[int, str] = field(default_factory=dict[int, str])
+    damaged_job_errors: dict[int, str] = field(default_factory=dict[int, str])
     """The ids of the jobs that the server could not read, each with the server's error."""
-    results: dict[object, Any] = field(default_factory=dict[object, Any])
+    cached_results: dict[object, Any] = field(default_factory=dict[object, Any])
     """The results of the methods that read the database only once."""
 
     @property
     def schema(self) -> str:
         """The schema of River's tables."""
-        return self.state.schema
+        return self.schema_state.schema
 
     def has_migration(self, version: int) -> bool:
         """Return whether the database has this migration of riverpy's own tables."""
-        return version in self.state.applied_versions(RIVERPY_LINE)
+        return version in self.schema_state.applied_versions(RIVERPY_LINE)
 
     @_read_once
     async def clients(self) -> list[ClientRow] | None:
         """Return the registered clients; None: the table of clients is missing."""
         if not self.has_migration(CLIENTS_VERSION):
             return None
-        return await self.session.read(client_list, self.schema, limit=CLIENTS_LIMIT)
+        return await self.session.read(read_clients, self.schema, limit=CLIENTS_MAX)
 
     async def live_clients(self) -> list[ClientRow]:
         """Return the registered clients that are alive."""
@@ -150,57 +150,57 @@ class DatabaseSnapshot:
         these tables."""
         if not self.has_migration(DOMAINS_VERSION):
             return None
-        return await self.session.read(read_permitted_domains, self.schema)
+        return await self.session.read(read_domains_if_permitted, self.schema)
 
     @_read_once
-    async def leader(self) -> Leader | None:
+    async def last_leader(self) -> DefaultLeader | None:
         """Return the current or last leader; None: there was no leader, or the last leader
         resigned."""
         has_clients = self.has_migration(CLIENTS_VERSION)
-        return await self.session.read(read_leader, self.schema, has_clients=has_clients)
+        return await self.session.read(read_leader, self.schema, has_client_table=has_clients)
 
     @_read_once
     async def backlogs(self) -> list[BacklogRow]:
         """Return how many jobs wait in each queue and state."""
         return await self.session.read(
-            doctor_backlogs, self.schema, limit=COUNT_LIMIT, total_limit=COUNT_TOTAL_LIMIT
+            read_backlogs, self.schema, limit=JOB_COUNT_MAX, total_limit=JOB_COUNT_TOTAL_MAX
         )
 
     @_read_once
     async def queues(self) -> list[QueueRow]:
         """Return the rows of River's table of queues."""
-        return await self.session.read(doctor_queues, self.schema)
+        return await self.session.read(read_queues, self.schema)
 
     @_read_once
-    async def periodic_jobs(self) -> list[PeriodicRow]:
+    async def periodic_jobs(self) -> list[PeriodicJobRow]:
         """Return the periodic jobs. If the table of periodic jobs is missing, the list is empty."""
         if not self.has_migration(PERIODIC_VERSION):
             return []
-        return await self.session.read(doctor_periodic, self.schema)
+        return await self.session.read(read_periodic_jobs, self.schema)
 
     async def kinds(self, backlogs: Sequence[BacklogRow]) -> list[KindRow]:
-        """Return the kinds of the first `kinds_limit` jobs of each backlog."""
+        """Return the kinds of the first `sampled_jobs_limit` jobs of each backlog."""
         return await self.session.read(
-            read_jobs,
+            run_job_statement,
             self.schema,
-            WAITING_STATES,
-            self.damaged_jobs,
-            doctor_kinds,
+            WAITING_JOB_STATES,
+            self.damaged_job_errors,
+            read_waiting_kinds,
             backlogs=backlogs,
-            limit=kinds_limit(backlogs),
+            limit=sampled_jobs_limit(backlogs),
         )
 
     @_read_once
-    async def running_jobs(self) -> list[RunningRow]:
+    async def running_job_groups(self) -> list[RunningJobGroup]:
         """Return the running jobs in groups, the longest-running first. A job counts as stuck if
         its client reports it as stuck."""
         return await self.session.read(
-            read_jobs,
+            run_job_statement,
             self.schema,
             ["running"],
-            self.damaged_jobs,
-            doctor_running,
+            self.damaged_job_errors,
+            read_running_job_groups,
             clients=await self.clients() or (),
-            long=self.request.stuck_after,
-            limit=RUNNING_LIMIT,
+            long_running_after=self.options.stuck_after,
+            limit=RUNNING_JOBS_MAX,
         )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 RowT = TypeVar("RowT")
 
-_FILE = "riverpy_doctor"
+_SQL_FILE = "riverpy_doctor"
 
 
 class ServerRow(NamedTuple):
@@ -26,9 +26,8 @@ class ServerRow(NamedTuple):
     version: str
     is_standby: bool
     is_read_only: bool
-    role: str
-    pid: int
-    """The process id of the session on the server."""
+    session_role: str
+    session_pid: int
 
 
 class SettingRow(NamedTuple):
@@ -42,13 +41,12 @@ class SettingRow(NamedTuple):
     """The value in seconds; None: the setting is not a duration."""
 
 
-class ConnectionsRow(NamedTuple):
+class ConnectionCountsRow(NamedTuple):
     """The number of connections of the server."""
 
     used: int
     limit: int
     riverpy_connections: int
-    """The number of riverpy's connections."""
 
 
 class SessionRow(NamedTuple):
@@ -59,33 +57,31 @@ class SessionRow(NamedTuple):
     role: str
     application: str
     state: str
-    seconds: float | None
+    transaction_age_seconds: float | None
     """The age of the session's transaction; None: no transaction is open."""
 
 
-class RelationRow(NamedTuple):
+class RelationPrivilegesRow(NamedTuple):
     """The privileges of the role on a table or sequence."""
 
-    name: str
+    relation_name: str
     privileges: list[str]
     """The privileges in the words of GRANT, such as `SELECT` and `UPDATE (kind)`."""
-    is_owner: bool
+    is_owned_by_role: bool
 
 
-class RunningRow(NamedTuple):
+class RunningJobGroup(NamedTuple):
     """The running jobs of one client, kind and queue: either its stuck jobs or its other jobs."""
 
     client_id: str | None
     kind: str
     queue: str
     is_stuck: bool
-    jobs: int
-    long_jobs: int
-    """The number of jobs in the group that have run for at least `long`, a parameter of
-    `doctor_running`."""
-    longest_run: float
-    """The run time of the longest-running job."""
-    oldest_id: int
+    job_count: int
+    long_job_count: int
+    """The number of jobs in the group that have run for at least `long_running_after`."""
+    longest_run_seconds: float
+    oldest_job_id: int
 
 
 class BacklogRow(NamedTuple):
@@ -93,10 +89,10 @@ class BacklogRow(NamedTuple):
 
     state: str
     queue: str
-    jobs: int
+    job_count: int
     is_partial: bool
     """Whether counting ended at the limit, so that there may be more jobs."""
-    due_for: float | None
+    seconds_since_due: float | None
     """The time since the first job became due; negative: the first job is not due yet."""
 
 
@@ -104,36 +100,34 @@ class KindRow(NamedTuple):
     """The waiting jobs of one kind."""
 
     kind: str
-    jobs: int
-    example_id: int
-    """The id of one of the jobs."""
+    job_count: int
+    example_job_id: int
     queues: list[str]
     failed: int
     """The number of jobs whose most recent attempt failed."""
-    attempts_left: int | None
+    min_attempts_left: int | None
     """The smallest number of attempts that a failed job has left; None: no job has failed."""
-    error: str | None
-    """The newest error of the failed jobs."""
+    newest_error: str | None
 
 
 class QueueRow(NamedTuple):
     """A queue in River's table of queues."""
 
     name: str
-    paused_for: float | None
+    seconds_since_pause: float | None
     seconds_since_update: float
     """The time since a client that works the queue last updated the row."""
 
 
-class PeriodicRow(NamedTuple):
+class PeriodicJobRow(NamedTuple):
     """A periodic job, as its row in the table shows it."""
 
     id: str
-    paused_for: float | None
-    seconds_late: float | None
+    seconds_since_pause: float | None
+    seconds_since_due: float | None
     """The time since the periodic job became due, or since a run was requested; negative: it is not
     due yet."""
-    is_used: bool
+    is_recently_updated: bool
     """Whether a leader recently updated the row. A leader updates the rows of its periodic jobs."""
 
     @property
@@ -149,14 +143,13 @@ class IndexRow(NamedTuple):
     is_valid: bool
     is_rebuild_remnant: bool
     """Whether the index has a name that REINDEX CONCURRENTLY gives to temporary indexes."""
-    is_building: bool
-    """Whether a session builds the index now."""
+    is_being_built: bool
     size: int
-    estimate: float | None
+    rebuilt_size: float | None
     """The estimated size of a new index with the same number of entries."""
 
 
-class TableRow(NamedTuple):
+class JobTableRow(NamedTuple):
     """The numbers of live and dead rows of the table of jobs, and the state of its vacuum."""
 
     live_rows: int
@@ -169,148 +162,148 @@ class TableRow(NamedTuple):
     is_vacuum_running: bool
     """Whether a vacuum of the table runs now. If the role cannot see the table of a vacuum, every
     vacuum counts."""
-    is_autovacuum_on: bool
+    is_autovacuum_on_for_server: bool
     is_autovacuum_off_for_table: bool
 
 
-class SnapshotRow(NamedTuple):
+class OpenSnapshotRow(NamedTuple):
     """A session, prepared transaction or replication slot that prevents the removal of dead
     rows."""
 
-    holder: str
+    holder_type: str
     """`session`, `prepared transaction` or `replication slot`."""
-    id: str
+    holder_id: str
     role: str
     application: str
-    state: str
-    seconds: float | None
+    holder_state: str
+    age_seconds: float | None
     """The age of the snapshot; None: not known."""
-    transactions: int | None
+    newer_transactions: int | None
     """The number of transactions that started after the snapshot."""
     statement: str
 
 
-class ReferenceRow(NamedTuple):
+class ForeignKeyRow(NamedTuple):
     """A foreign key to a table of River or riverpy."""
 
-    table: str
-    """The referenced table."""
+    referenced_table: str
     referring_table: str
-    """The table that has the foreign key."""
-    name: str
+    constraint_name: str
 
 
 class LockRow(NamedTuple):
     """An open transaction that holds locks."""
 
-    id: str
+    holder_id: str
     role: str
     application: str
-    state: str
-    seconds: float
+    holder_state: str
+    age_seconds: float
     statement: str
-    tables: list[str]
-    is_whole_table: bool
+    locked_tables: list[str]
+    is_whole_table_locked: bool
     """Whether the transaction locks a whole table, not only rows."""
-    waiting_sessions: int
+    waiting_session_count: int
 
 
-async def doctor_set_timeouts(
-    connection: Transaction, *, statement: timedelta, lock: timedelta
+async def set_transaction_timeouts(
+    connection: Transaction, *, statement_timeout: timedelta, lock_timeout: timedelta
 ) -> None:
     """Set the statement timeout and the lock timeout of the open transaction."""
-    await query(_FILE, "doctor_set_timeouts", None).execute(
+    await query(_SQL_FILE, "doctor_set_timeouts", None).execute(
         connection,
-        statement=round(statement.total_seconds() * 1000),
-        lock=round(lock.total_seconds() * 1000),
+        statement=round(statement_timeout.total_seconds() * 1000),
+        lock=round(lock_timeout.total_seconds() * 1000),
     )
 
 
-async def doctor_server(connection: Transaction) -> ServerRow:
+async def read_server(connection: Transaction) -> ServerRow:
     """Return the properties of the server, and the role and process of the session."""
     return (await _fetch_rows(ServerRow, connection, "doctor_server"))[0]
 
 
-async def doctor_settings(connection: Transaction, names: Sequence[str]) -> list[SettingRow]:
+async def read_settings(connection: Transaction, setting_names: Sequence[str]) -> list[SettingRow]:
     """Return the settings with these names. Settings that the server does not have are left out."""
-    return await _fetch_rows(SettingRow, connection, "doctor_settings", name=list(names))
+    return await _fetch_rows(SettingRow, connection, "doctor_settings", name=list(setting_names))
 
 
-async def doctor_now(connection: Transaction) -> datetime:
+async def read_server_time(connection: Transaction) -> datetime:
     """Return the time of the server's clock."""
-    return await query(_FILE, "doctor_now", None).fetchval(connection)
+    return await query(_SQL_FILE, "doctor_now", None).fetchval(connection)
 
 
-async def doctor_connections(connection: Transaction) -> ConnectionsRow:
+async def read_connection_counts(connection: Transaction) -> ConnectionCountsRow:
     """Return the used and the allowed number of connections of the server."""
-    return (await _fetch_rows(ConnectionsRow, connection, "doctor_connections"))[0]
+    return (await _fetch_rows(ConnectionCountsRow, connection, "doctor_connections"))[0]
 
 
-async def doctor_listeners(connection: Transaction) -> int:
+async def count_listeners(connection: Transaction) -> int:
     """Return the number of connections over which riverpy clients listen."""
-    return await query(_FILE, "doctor_listeners", None).fetchval(connection)
+    return await query(_SQL_FILE, "doctor_listeners", None).fetchval(connection)
 
 
-async def doctor_notify(connection: Transaction, *, channel: str, payload: str) -> None:
+async def send_notification(connection: Transaction, *, channel: str, payload: str) -> None:
     """Send a notification when the transaction commits."""
-    await query(_FILE, "doctor_notify", None).execute(connection, channel=channel, payload=payload)
+    await query(_SQL_FILE, "doctor_notify", None).execute(
+        connection, channel=channel, payload=payload
+    )
 
 
-async def doctor_notification_usage(connection: Transaction) -> float:
+async def read_notification_usage(connection: Transaction) -> float:
     """Return how full the server's notification queue is, from 0 to 1."""
-    return await query(_FILE, "doctor_notification_usage", None).fetchval(connection)
+    return await query(_SQL_FILE, "doctor_notification_usage", None).fetchval(connection)
 
 
-async def doctor_show_warnings(connection: Transaction) -> None:
+async def enable_server_warnings(connection: Transaction) -> None:
     """Let the open transaction receive the server's warnings."""
-    await query(_FILE, "doctor_show_warnings", None).execute(connection)
+    await query(_SQL_FILE, "doctor_show_warnings", None).execute(connection)
 
 
-async def doctor_sessions(connection: Transaction, pid: int | None) -> list[SessionRow]:
+async def read_sessions(connection: Transaction, pid: int | None) -> list[SessionRow]:
     """Return the session with this process id. If `pid` is None, return up to three sessions with
     the oldest transactions."""
     return await _fetch_rows(SessionRow, connection, "doctor_sessions", pid=pid)
 
 
-async def doctor_relations(connection: Transaction, schema: str) -> dict[str, RelationRow]:
+async def read_privileges(connection: Transaction, schema: str) -> dict[str, RelationPrivilegesRow]:
     """Return the privileges of the role on each table and sequence, by name."""
-    rows = await _fetch_rows(RelationRow, connection, "doctor_relations", schema=schema)
-    return {row.name: row for row in rows}
+    rows = await _fetch_rows(RelationPrivilegesRow, connection, "doctor_relations", schema=schema)
+    return {row.relation_name: row for row in rows}
 
 
-async def doctor_schema(connection: Transaction, schema: str) -> set[str]:
+async def read_schema_privileges(connection: Transaction, schema: str) -> set[str]:
     """Return the privileges of the role on the schema: `USAGE`, `CREATE` or both."""
-    rows = await query(_FILE, "doctor_schema", None).fetch(connection, schema=schema)
+    rows = await query(_SQL_FILE, "doctor_schema", None).fetch(connection, schema=schema)
     return {row[0] for row in rows}
 
 
-async def doctor_running(
+async def read_running_job_groups(
     connection: Transaction,
     schema: str,
     *,
     clients: Sequence[ClientRow],
-    long: timedelta,
+    long_running_after: timedelta,
     limit: int,
     damaged_job_ids: Sequence[int],
-) -> list[RunningRow]:
+) -> list[RunningJobGroup]:
     """Return at most `limit` running jobs in groups, the longest-running first. A job counts as
-    stuck if its client reports it as stuck. `long` is the time after which a job counts as
-    long-running. For jobs of `damaged_job_ids` the column that has the client is not read."""
+    stuck if its client reports it as stuck, and as long-running after `long_running_after`.
+    For jobs of `damaged_job_ids` the column that has the client is not read."""
     stuck = [(client.client_id, job_id) for client in clients for job_id in client.stuck_job_ids]
     return await _fetch_rows(
-        RunningRow,
+        RunningJobGroup,
         connection,
         "doctor_running",
         schema,
         client_id=[client_id for client_id, _ in stuck],
         id=[job_id for _, job_id in stuck],
-        long=long.total_seconds(),
+        long=long_running_after.total_seconds(),
         limit=limit,
         skipped=list(damaged_job_ids),
     )
 
 
-async def doctor_backlogs(
+async def read_backlogs(
     connection: Transaction, schema: str, *, limit: int, total_limit: int
 ) -> list[BacklogRow]:
     """Return how many jobs wait in each queue and state. At most `limit` jobs of each queue and
@@ -320,7 +313,7 @@ async def doctor_backlogs(
     )
 
 
-async def doctor_kinds(
+async def read_waiting_kinds(
     connection: Transaction,
     schema: str,
     *,
@@ -342,64 +335,65 @@ async def doctor_kinds(
     )
 
 
-async def doctor_discarded(
+async def count_discarded_jobs(
     connection: Transaction, schema: str, *, window: timedelta, limit: int
 ) -> dict[str, int]:
     """Return the number of jobs of each kind that were discarded within `window`. At most the
     newest `limit` discarded jobs are counted."""
-    seconds, statement = window.total_seconds(), query(_FILE, "doctor_discarded", schema)
+    seconds, statement = window.total_seconds(), query(_SQL_FILE, "doctor_discarded", schema)
     rows = await statement.fetch(connection, window=seconds, limit=limit)
     return {row[0]: row[1] for row in rows}
 
 
-async def doctor_queues(connection: Transaction, schema: str) -> list[QueueRow]:
+async def read_queues(connection: Transaction, schema: str) -> list[QueueRow]:
     """Return the rows of River's table of queues."""
     return await _fetch_rows(QueueRow, connection, "doctor_queues", schema)
 
 
-async def doctor_periodic(connection: Transaction, schema: str) -> list[PeriodicRow]:
+async def read_periodic_jobs(connection: Transaction, schema: str) -> list[PeriodicJobRow]:
     """Return the periodic jobs."""
-    return await _fetch_rows(PeriodicRow, connection, "doctor_periodic", schema)
+    return await _fetch_rows(PeriodicJobRow, connection, "doctor_periodic", schema)
 
 
-async def doctor_indexes(connection: Transaction, schema: str) -> list[IndexRow]:
+async def read_indexes(connection: Transaction, schema: str) -> list[IndexRow]:
     """Return the indexes of River's and riverpy's tables."""
     return await _fetch_rows(IndexRow, connection, "doctor_indexes", schema=schema)
 
 
-async def doctor_table(
+async def read_job_table(
     connection: Transaction, schema: str, *, made_at: datetime
-) -> TableRow | None:
+) -> JobTableRow | None:
     """Return the numbers of live and dead rows of the table of jobs, and the state of its vacuum;
     None: the table is missing. `made_at` is the time at which the table was created."""
-    rows = await _fetch_rows(TableRow, connection, "doctor_table", schema=schema, made_at=made_at)
+    values = {"schema": schema, "made_at": made_at}
+    rows = await _fetch_rows(JobTableRow, connection, "doctor_table", **values)
     return rows[0] if rows else None
 
 
-async def doctor_snapshots(connection: Transaction) -> list[SnapshotRow]:
+async def read_open_snapshots(connection: Transaction) -> list[OpenSnapshotRow]:
     """Return the sessions, prepared transactions and replication slots that prevent the removal of
     dead rows. The oldest comes first."""
-    return await _fetch_rows(SnapshotRow, connection, "doctor_snapshots")
+    return await _fetch_rows(OpenSnapshotRow, connection, "doctor_snapshots")
 
 
-async def doctor_locks(connection: Transaction, schema: str) -> list[LockRow]:
+async def read_lock_holders(connection: Transaction, schema: str) -> list[LockRow]:
     """Return the open transactions that hold locks on River's tables, the oldest first."""
     return await _fetch_rows(LockRow, connection, "doctor_locks", schema=schema)
 
 
-async def doctor_references(connection: Transaction, schema: str) -> list[ReferenceRow]:
+async def read_foreign_keys(connection: Transaction, schema: str) -> list[ForeignKeyRow]:
     """Return the foreign keys that can prevent the deletion of rows of River's and riverpy's
     tables."""
-    return await _fetch_rows(ReferenceRow, connection, "doctor_references", schema=schema)
+    return await _fetch_rows(ForeignKeyRow, connection, "doctor_references", schema=schema)
 
 
 async def _fetch_rows(
     row_type: Callable[..., RowT],
     connection: Transaction,
-    block: str,
+    query_name: str,
     in_schema: str | None = None,
     /,
     **values: Any,
 ) -> list[RowT]:
-    rows = await query(_FILE, block, in_schema).fetch(connection, **values)
+    rows = await query(_SQL_FILE, query_name, in_schema).fetch(connection, **values)
     return [row_type(*row) for row in rows]

@@ -9,11 +9,11 @@ from riverpy._log_events import ROW_SET_ASIDE
 from riverpy._postgres.schema import MAIN_LINE
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.statements import (
-    doctor_indexes,
-    doctor_locks,
-    doctor_references,
-    doctor_snapshots,
-    doctor_table,
+    read_foreign_keys,
+    read_indexes,
+    read_job_table,
+    read_lock_holders,
+    read_open_snapshots,
 )
 from riverpy._tools.text import (
     format_count,
@@ -26,22 +26,22 @@ from riverpy._tools.text import (
 
 if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
-    from riverpy._tools.doctor.statements import IndexRow, LockRow, SnapshotRow, TableRow
+    from riverpy._tools.doctor.statements import IndexRow, JobTableRow, LockRow, OpenSnapshotRow
 
-SNAPSHOT_AGE_WARN = 60.0
+SNAPSHOT_AGE_WARN_SECONDS = 60.0
 """A snapshot that is this many seconds old or older is reported."""
-SNAPSHOT_TRANSACTIONS_WARN = 1_000_000
+SNAPSHOT_WARN_TRANSACTIONS = 1_000_000
 """If the age of a snapshot is not known, it is reported when this number of transactions have
 started after the snapshot."""
-LOCK_AGE_WARN = 30.0
+LOCK_AGE_WARN_SECONDS = 30.0
 """A transaction that holds locks on River's tables for this many seconds is reported."""
-LOCK_AGE_WITH_WAITERS_WARN = 3.0
+BLOCKING_LOCK_AGE_WARN_SECONDS = 3.0
 """If other sessions wait for the locks of a transaction, it is reported after this many seconds."""
 BLOAT_SIZE_MIN = 64 * 1024 * 1024
 """The size in bytes from which an index may be reported as bloated."""
 BLOAT_FACTOR = 4.0
-"""An index of `BLOAT_SIZE_MIN` or more is bloated if its size is this many times the estimated size
-of a new index."""
+"""An index of `BLOAT_SIZE_MIN` or more is bloated if its size is this many times the
+estimated size of a new index."""
 NEEDED_INDEXES = {
     "river_job_pkey",
     "river_job_prioritized_fetching_index",
@@ -49,33 +49,34 @@ NEEDED_INDEXES = {
     "river_job_unique_idx",
 }
 """The indexes of the table of jobs that riverpy's statements use."""
-DEAD_ROWS_WARN = 100_000
+DEAD_ROWS_WARN_COUNT = 100_000
 """A missing vacuum is reported if there are at least this many dead rows."""
-VACUUM_WAIT_MAX = 600.0
+LATE_VACUUM_SECONDS = 600.0
 """If the last vacuum was this many seconds ago, autovacuum is late. Autovacuum starts every
 minute."""
 
 
-async def check_references(snapshot: DatabaseSnapshot) -> list[Finding]:
+async def check_foreign_keys(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the tables whose foreign keys refer to rows that a leader deletes."""
     findings = [
         warn(
-            f'table {row.referring_table} refers to {row.table} by "{row.name}". The leader cannot '
-            "delete the rows that it refers to, and tries again and again",
+            f"table {row.referring_table} refers to {row.referenced_table} by "
+            f'"{row.constraint_name}". The leader cannot delete the rows that it refers to, and '
+            "tries again and again",
             "add ON DELETE CASCADE or SET NULL to the foreign key, or drop it. The leader's log "
             f"names the rows (`{ROW_SET_ASIDE}`)",
-            table=row.table,
+            table=row.referenced_table,
             referring=row.referring_table,
-            constraint=row.name,
+            constraint=row.constraint_name,
         )
-        for row in await snapshot.session.read(doctor_references, snapshot.schema)
+        for row in await snapshot.session.read(read_foreign_keys, snapshot.schema)
     ]
     return findings or [ok("no foreign key prevents a deletion", references=0)]
 
 
 async def check_indexes(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report indexes that are missing, invalid, left by a rebuild, or too large."""
-    rows = await snapshot.session.read(doctor_indexes, snapshot.schema)
+    rows = await snapshot.session.read(read_indexes, snapshot.schema)
     total = sum(row.size for row in rows)
     text = f"{format_count(len(rows), 'index', plural='indexes')}, {format_size(total)}"
     findings = [ok(text, indexes={row.name: row.size for row in rows})]
@@ -89,8 +90,8 @@ async def check_indexes(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 def _check_index(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
     name = f'"{snapshot.schema}"."{row.name}"'
-    data: dict[str, object] = {"index": row.name, "size": row.size, "estimate": row.estimate}
-    if row.is_building:
+    data: dict[str, object] = {"index": row.name, "size": row.size, "estimate": row.rebuilt_size}
+    if row.is_being_built:
         return None
     if row.is_rebuild_remnant and not row.is_valid:
         return warn(
@@ -106,10 +107,11 @@ def _check_index(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
             f"REINDEX INDEX CONCURRENTLY {name}",
             **data,
         )
-    if row.estimate and row.size >= BLOAT_SIZE_MIN and row.size >= row.estimate * BLOAT_FACTOR:
+    size, rebuilt_size = row.size, row.rebuilt_size
+    if rebuilt_size and size >= BLOAT_SIZE_MIN and size >= rebuilt_size * BLOAT_FACTOR:
         return warn(
             f"{row.name} is bloated: it has {format_size(row.size)}, and a new one would have "
-            f"about {format_size(row.estimate)} (estimated from the planner's statistics)",
+            f"about {format_size(rebuilt_size)} (estimated from the planner's statistics)",
             f"REINDEX INDEX CONCURRENTLY {name}, or let the leader own the indexes, so that it "
             "rebuilds them each night. Find out what prevents the removal of dead rows: "
             "`snapshots`, `vacuum`",
@@ -120,8 +122,8 @@ def _check_index(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
 
 async def check_vacuum(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report whether vacuum removes the dead rows of the table of jobs."""
-    made_at = min(snapshot.state.applied[MAIN_LINE].values())
-    row = await snapshot.session.read(doctor_table, snapshot.schema, made_at=made_at)
+    made_at = min(snapshot.schema_state.applied[MAIN_LINE].values())
+    row = await snapshot.session.read(read_job_table, snapshot.schema, made_at=made_at)
     if row is None:
         return []
     ago = (
@@ -137,31 +139,31 @@ async def check_vacuum(snapshot: DatabaseSnapshot) -> list[Finding]:
     }
     if row.is_vacuum_running:
         text += "; a vacuum runs now"
-    problem = _vacuum_problem(row, f'"{snapshot.schema}".river_job')
+    problem = _find_vacuum_problem(row, f'"{snapshot.schema}".river_job')
     if problem is not None:
         why, fix = problem
         return [warn(f"{text}: {why}", fix, **data)]
     if row.dead_rows > row.live_rows and any(
-        map(_is_old, await snapshot.session.read(doctor_snapshots))
+        map(_is_old_snapshot, await snapshot.session.read(read_open_snapshots))
     ):
         text += ". An older snapshot prevents their removal (`snapshots`)"
     return [ok(text, **data)]
 
 
-def _vacuum_problem(row: TableRow, table: str) -> tuple[str, str] | None:
+def _find_vacuum_problem(row: JobTableRow, table: str) -> tuple[str, str] | None:
     """Return the problem and the remedy; None: there is no problem."""
     if row.is_autovacuum_off_for_table:
         return (
             "autovacuum is off for the table",
             f"turn it on: ALTER TABLE {table} RESET (autovacuum_enabled), then VACUUM {table}",
         )
-    if not row.is_autovacuum_on:
+    if not row.is_autovacuum_on_for_server:
         return (
             "autovacuum is off on this server",
             "ALTER SYSTEM SET autovacuum = on and track_counts = on, then SELECT pg_reload_conf()",
         )
-    is_late = row.seconds_without_vacuum >= VACUUM_WAIT_MAX and not row.is_vacuum_running
-    if row.dead_rows >= DEAD_ROWS_WARN and row.dead_rows > row.live_rows and is_late:
+    is_late = row.seconds_without_vacuum >= LATE_VACUUM_SECONDS and not row.is_vacuum_running
+    if row.dead_rows >= DEAD_ROWS_WARN_COUNT and row.dead_rows > row.live_rows and is_late:
         fix = (
             f"VACUUM {table}. If the dead rows stay, see `snapshots`. If they come back: ALTER "
             f"TABLE {table} SET (autovacuum_vacuum_scale_factor = 0.02, "
@@ -171,42 +173,42 @@ def _vacuum_problem(row: TableRow, table: str) -> tuple[str, str] | None:
     return None
 
 
-async def check_snapshots(snapshot: DatabaseSnapshot) -> list[Finding]:
+async def check_open_snapshots(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report sessions, prepared transactions and slots that prevent the removal of dead rows."""
-    rows = await snapshot.session.read(doctor_snapshots)
-    old = [row for row in rows if _is_old(row)]
+    rows = await snapshot.session.read(read_open_snapshots)
+    old = [row for row in rows if _is_old_snapshot(row)]
     if not old:
-        longest = max((row.seconds or 0 for row in rows), default=0)
+        longest = max((row.age_seconds or 0 for row in rows), default=0)
         text = (
             f"{format_count(len(rows), 'open snapshot')}, the oldest for {format_seconds(longest)}"
         )
         text = text if rows else "no open snapshot"
         return [ok(text, oldest=round(longest, 3))]
-    return [_old_snapshot(row) for row in old]
+    return [_old_snapshot_finding(row) for row in old]
 
 
-def _is_old(row: SnapshotRow) -> bool:
-    if row.holder == "replication slot" and row.state == "inactive":
+def _is_old_snapshot(row: OpenSnapshotRow) -> bool:
+    if row.holder_type == "replication slot" and row.holder_state == "inactive":
         return True
-    if row.seconds is not None:
-        return row.seconds >= SNAPSHOT_AGE_WARN
-    return (row.transactions or 0) >= SNAPSHOT_TRANSACTIONS_WARN
+    if row.age_seconds is not None:
+        return row.age_seconds >= SNAPSHOT_AGE_WARN_SECONDS
+    return (row.newer_transactions or 0) >= SNAPSHOT_WARN_TRANSACTIONS
 
 
-def _old_snapshot(row: SnapshotRow) -> Finding:
-    since = "" if row.seconds is None else f" for {format_seconds(row.seconds)}"
+def _old_snapshot_finding(row: OpenSnapshotRow) -> Finding:
+    since = "" if row.age_seconds is None else f" for {format_seconds(row.age_seconds)}"
     started = format_count(
-        row.transactions or 0, "transaction has started", plural="transactions have started"
+        row.newer_transactions or 0, "transaction has started", plural="transactions have started"
     )
     effect = (
         f"rows that died after its start ({started} since) are not removed, and many of them make "
         "claims slow"
     )
-    if row.holder == "prepared transaction":
-        text = f'prepared transaction "{row.id}" of {row.role} is open{since}: {effect}'
+    if row.holder_type == "prepared transaction":
+        text = f'prepared transaction "{row.holder_id}" of {row.role} is open{since}: {effect}'
         fix = "end it: COMMIT PREPARED or ROLLBACK PREPARED with its name"
-    elif row.holder == "replication slot":
-        text = f'replication slot "{row.id}" ({row.state}) holds a snapshot: {effect}'
+    elif row.holder_type == "replication slot":
+        text = f'replication slot "{row.holder_id}" ({row.holder_state}) holds a snapshot: {effect}'
         fix = (
             "start its standby again, or drop the slot: pg_drop_replication_slot. With "
             "hot_standby_feedback, long queries on the standby have the same effect"
@@ -214,48 +216,50 @@ def _old_snapshot(row: SnapshotRow) -> Finding:
     else:
         text = f"{_describe_session(row)} holds a snapshot{since}: {effect}"
         fix = (
-            f"end it: SELECT pg_terminate_backend({row.id}), or set "
+            f"end it: SELECT pg_terminate_backend({row.holder_id}), or set "
             "idle_in_transaction_session_timeout for its role. Run reports and dumps on a standby"
         )
     return warn(
         text,
         fix,
-        holder=row.holder,
-        id=row.id,
+        holder=row.holder_type,
+        id=row.holder_id,
         role=row.role,
         application=row.application,
-        state=row.state,
-        seconds=row.seconds,
-        transactions=row.transactions,
+        state=row.holder_state,
+        seconds=row.age_seconds,
+        transactions=row.newer_transactions,
         query=mask_query(row.statement),
     )
 
 
-def _describe_session(row: SnapshotRow | LockRow) -> str:
+def _describe_session(row: OpenSnapshotRow | LockRow) -> str:
     application = f", {row.application!r}" if row.application else ""
     text = f": {mask_query(row.statement)}" if row.statement else ""
-    role, state = row.role or "unknown role", row.state or "unknown state"
-    return f"session {row.id} ({role}{application}, {state}{text})"
+    role, state = row.role or "unknown role", row.holder_state or "unknown state"
+    return f"session {row.holder_id} ({role}{application}, {state}{text})"
 
 
 async def check_locks(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report open transactions that hold locks on River's tables."""
     findings = [
         warn(
-            f"{_describe_session(row)} locks {'all' if row.is_whole_table else 'rows'} of "
-            f"{format_names(row.tables)} for {format_seconds(row.seconds)}; "
-            f"{format_waiting_count(row.waiting_sessions, 'session')} for it",
-            f"let the program commit sooner, or end it: SELECT pg_terminate_backend({row.id})",
-            pid=row.id,
+            f"{_describe_session(row)} locks {'all' if row.is_whole_table_locked else 'rows'} of "
+            f"{format_names(row.locked_tables)} for {format_seconds(row.age_seconds)}; "
+            f"{format_waiting_count(row.waiting_session_count, 'session')} for it",
+            "let the program commit sooner, or end it: SELECT pg_terminate_backend"
+            f"({row.holder_id})",
+            pid=row.holder_id,
             role=row.role,
             application=row.application,
-            state=row.state,
-            seconds=round(row.seconds, 3),
-            tables=row.tables,
-            waiting=row.waiting_sessions,
+            state=row.holder_state,
+            seconds=round(row.age_seconds, 3),
+            tables=row.locked_tables,
+            waiting=row.waiting_session_count,
             query=mask_query(row.statement),
         )
-        for row in await snapshot.session.read(doctor_locks, snapshot.schema)
-        if row.seconds >= (LOCK_AGE_WITH_WAITERS_WARN if row.waiting_sessions else LOCK_AGE_WARN)
+        for row in await snapshot.session.read(read_lock_holders, snapshot.schema)
+        if row.age_seconds
+        >= (BLOCKING_LOCK_AGE_WARN_SECONDS if row.waiting_session_count else LOCK_AGE_WARN_SECONDS)
     ]
     return findings or [ok("no transaction locks River's tables for long")]

@@ -8,17 +8,17 @@ from riverpy._names import SCHEMA_LENGTH_MAX, SCHEMA_TOO_LONG_ERROR
 from riverpy._postgres.schema import FEATURES, MAIN_LINE, RIVERPY_LINE, migrate_command, migrations
 from riverpy._postgres.sql_files import quote_identifier
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.doctor.statements import doctor_relations, doctor_schema
+from riverpy._tools.doctor.statements import read_privileges, read_schema_privileges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from riverpy._postgres.schema import RowSecurity, SchemaState
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
-    from riverpy._tools.doctor.statements import RelationRow
+    from riverpy._tools.doctor.statements import RelationPrivilegesRow
 
-_MAIN_TABLES = ("river_job", "river_queue", "river_leader")
-_OWN_TABLES = {
+_RIVER_TABLES = ("river_job", "river_queue", "river_leader")
+_RIVERPY_TABLES_BY_VERSION = {
     1: "riverpy_client",
     2: "riverpy_periodic",
     4: "riverpy_lease",
@@ -33,24 +33,24 @@ _INSERT_PRIVILEGES = {
 }
 """The privileges that a role needs to insert jobs."""
 _WORK_PRIVILEGES = dict.fromkeys(
-    (*_MAIN_TABLES, *_OWN_TABLES.values()), ("SELECT", "INSERT", "UPDATE", "DELETE")
+    (*_RIVER_TABLES, *_RIVERPY_TABLES_BY_VERSION.values()), ("SELECT", "INSERT", "UPDATE", "DELETE")
 )
 """The privileges that a role needs to work jobs, in addition to those for inserting jobs."""
 
 
-def check_migrations(state: SchemaState, schema: str | None, url: str) -> list[Finding]:
-    """Report the migrations of River's tables and of riverpy's own tables. `schema` is the schema
-    that the user named; None: the user named no schema."""
-    command = migrate_command("riverpy migrate up", schema, url)
+def check_migrations(state: SchemaState, requested_schema: str | None, url: str) -> list[Finding]:
+    """Report the migrations of River's tables and of riverpy's own tables. `requested_schema`
+    is the schema that the user named; None: the user named no schema."""
+    command = migrate_command("riverpy migrate up", requested_schema, url)
     main = _check_river_migrations(state, command)
     if state.needed_versions() or state.is_unrecorded():
         return [main]
-    return [main, _check_own_migrations(state, command)]
+    return [main, _check_riverpy_migrations(state, command)]
 
 
 def _check_river_migrations(state: SchemaState, command: str) -> Finding:
     newest, found = max(migrations(MAIN_LINE)), state.applied_versions(MAIN_LINE)
-    data = _line_data(state, MAIN_LINE)
+    data = _migration_line_data(state, MAIN_LINE)
     if len(state.schema.encode()) > SCHEMA_LENGTH_MAX:
         return fail(
             SCHEMA_TOO_LONG_ERROR, "give it a shorter name: ALTER SCHEMA … RENAME TO …", **data
@@ -73,18 +73,18 @@ def _check_river_migrations(state: SchemaState, command: str) -> Finding:
         )
         return fail(text, f"run `{command}`", **data)
     if state.unknown_versions(MAIN_LINE):
-        return _unknown_version(state, MAIN_LINE, f'River\'s tables in "{state.schema}"')
+        return _unknown_version_finding(state, MAIN_LINE, f'River\'s tables in "{state.schema}"')
     text = f'river {max(found)} of {newest} in "{state.schema}"'
     if state.missing_versions(MAIN_LINE):
         text += f": version {newest} changes nothing on PostgreSQL. `riverpy migrate up` records it"
     return ok(text, **data)
 
 
-def _check_own_migrations(state: SchemaState, command: str) -> Finding:
+def _check_riverpy_migrations(state: SchemaState, command: str) -> Finding:
     newest, found = max(migrations(RIVERPY_LINE)), state.applied_versions(RIVERPY_LINE)
     missing = state.missing_versions(RIVERPY_LINE)
     off = [FEATURES[version] for version in missing if version in FEATURES]
-    data = _line_data(state, RIVERPY_LINE)
+    data = _migration_line_data(state, RIVERPY_LINE)
     if missing:
         text = (
             f"riverpy's own tables are at version {max(found, default=0)} of {newest}. Off: "
@@ -92,30 +92,32 @@ def _check_own_migrations(state: SchemaState, command: str) -> Finding:
         )
         return warn(text, f"run `{command}`", **data, off=off)
     if state.unknown_versions(RIVERPY_LINE):
-        return _unknown_version(state, RIVERPY_LINE, "riverpy's own tables", off=off)
+        return _unknown_version_finding(state, RIVERPY_LINE, "riverpy's own tables", off=off)
     return ok(f'riverpy {newest} of {newest} in "{state.schema}"', **data, off=off)
 
 
-def _unknown_version(state: SchemaState, line: str, tables: str, /, **data: object) -> Finding:
+def _unknown_version_finding(
+    state: SchemaState, line_name: str, tables_text: str, /, **data: object
+) -> Finding:
     """Report that the tables have a newer version than this riverpy supports."""
     text = (
-        f"{tables} are at version {max(state.unknown_versions(line))}. This riverpy supports only "
-        f"{max(migrations(line))}"
+        f"{tables_text} are at version {max(state.unknown_versions(line_name))}. This riverpy "
+        f"supports only {max(migrations(line_name))}"
     )
-    return warn(text, "update riverpy", **_line_data(state, line), **data)
+    return warn(text, "update riverpy", **_migration_line_data(state, line_name), **data)
 
 
-def _line_data(state: SchemaState, line: str) -> dict[str, object]:
-    missing, unknown = state.missing_versions(line), state.unknown_versions(line)
-    return {"schema": state.schema, "line": line, "missing": missing, "unknown": unknown}
+def _migration_line_data(state: SchemaState, line_name: str) -> dict[str, object]:
+    missing, unknown = state.missing_versions(line_name), state.unknown_versions(line_name)
+    return {"schema": state.schema, "line": line_name, "missing": missing, "unknown": unknown}
 
 
-async def check_tables(snapshot: DatabaseSnapshot) -> list[Finding]:
+async def check_dropped_tables(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report tables that were dropped although their migration is recorded."""
-    relations = await snapshot.session.read(doctor_relations, snapshot.schema)
-    applied = snapshot.state.applied_versions(RIVERPY_LINE)
-    own = [table for version, table in _OWN_TABLES.items() if version in applied]
-    missing = [table for table in (*_MAIN_TABLES, *own) if table not in relations]
+    relations = await snapshot.session.read(read_privileges, snapshot.schema)
+    applied = snapshot.schema_state.applied_versions(RIVERPY_LINE)
+    own = [table for version, table in _RIVERPY_TABLES_BY_VERSION.items() if version in applied]
+    missing = [table for table in (*_RIVER_TABLES, *own) if table not in relations]
     if not missing:
         return []
     text = (
@@ -137,19 +139,19 @@ async def check_tables(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 async def check_grants(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report whether the role may insert jobs, work jobs, migrate and rebuild indexes."""
-    relations = await snapshot.session.read(doctor_relations, snapshot.schema)
-    on_schema = await snapshot.session.read(doctor_schema, snapshot.schema)
-    security = snapshot.state.row_security
+    relations = await snapshot.session.read(read_privileges, snapshot.schema)
+    on_schema = await snapshot.session.read(read_schema_privileges, snapshot.schema)
+    security = snapshot.schema_state.row_security
     usage = [] if "USAGE" in on_schema else [f"USAGE on schema {snapshot.schema}"]
     insert = usage + _missing_privileges(relations, _INSERT_PRIVILEGES)
     work = insert + _missing_privileges(relations, _WORK_PRIVILEGES)
-    is_owner = all(row.is_owner for row in relations.values())
-    role = snapshot.server.role
+    is_owner = all(row.is_owned_by_role for row in relations.values())
+    role = snapshot.server.session_role
     may = {
         "insert": not insert,
         "work": not insert and not work,
         "migrate": "CREATE" in on_schema and is_owner,
-        "reindex": "river_job" in relations and relations["river_job"].is_owner,
+        "reindex": "river_job" in relations and relations["river_job"].is_owned_by_role,
     }
     data: dict[str, object] = {"role": role, **may, "missing_privileges": work}
     able = ", ".join(verb for verb, can in may.items() if can)
@@ -176,11 +178,11 @@ def row_security_finding(security: RowSecurity, /, **data: object) -> Finding:
 
 
 def _missing_privileges(
-    relations: Mapping[str, RelationRow], needed: Mapping[str, Sequence[str]]
+    relations: Mapping[str, RelationPrivilegesRow], needed_privileges: Mapping[str, Sequence[str]]
 ) -> list[str]:
     """Return the privileges that the role needs and does not have, in the words of GRANT."""
     found: list[str] = []
-    for name, privileges in needed.items():
+    for name, privileges in needed_privileges.items():
         row = relations.get(name)
         missing = [] if row is None else [one for one in privileges if one not in row.privileges]
         if missing:

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
-    from riverpy._tools.doctor.statements import BacklogRow, PeriodicRow, QueueRow
+    from riverpy._tools.doctor.statements import BacklogRow, PeriodicJobRow, QueueRow
     from riverpy._tools.reads import ClientRow
 
-SCHEDULED_LATE_WARN = 30.0
+LATE_SCHEDULED_WARN_SECONDS = 30.0
 """A scheduled job or a retry that is late by this many seconds is reported. Every 5 s a leader
 makes due jobs available."""
-PERIODIC_LATE_WARN = 60.0
+LATE_PERIODIC_WARN_SECONDS = 60.0
 """A periodic job that is late by this many seconds is reported."""
-UNWORKED_LAG_FACTOR = 10
+LAG_FACTOR_WITHOUT_CLIENT = 10
 """If no client works a queue, the check fails when the oldest job has been due for this many times
 `max_lag`. Before that, the check warns."""
 
@@ -41,7 +41,7 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
     queues = sorted({*backlogs, *rows})
     live = None if await snapshot.clients() is None else await snapshot.live_clients()
     facts = {
-        queue: _queue_facts(queue, backlogs.get(queue), rows.get(queue), live) for queue in queues
+        queue: _queue_data(queue, backlogs.get(queue), rows.get(queue), live) for queue in queues
     }
     unworked = [row for queue, row in backlogs.items() if not facts[queue]["clients"]]
     kinds = await snapshot.kinds(unworked)
@@ -50,29 +50,29 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
             backlog,
             rows.get(queue),
             facts[queue],
-            snapshot.request.max_lag.total_seconds(),
+            snapshot.options.max_lag.total_seconds(),
             [row.kind for row in kinds if queue in row.queues],
         )
         for queue, backlog in sorted(backlogs.items())
     ]
-    jobs = sum(backlog.jobs for backlog in backlogs.values())
+    jobs = sum(backlog.job_count for backlog in backlogs.values())
     limit = jobs if any(backlog.is_partial for backlog in backlogs.values()) else None
     text = (
         f"{format_count(len(queues), 'queue')}, {format_count(jobs, 'job', limit=limit)} available"
     )
     if jobs:
-        oldest = max((backlog.due_for or 0 for backlog in backlogs.values()), default=0)
+        oldest = max((backlog.seconds_since_due or 0 for backlog in backlogs.values()), default=0)
         text += f", the oldest due for {format_seconds(oldest)}"
     return [ok(text, queues=facts), *(finding for finding in problems if finding is not None)]
 
 
-def _queue_facts(
+def _queue_data(
     queue: str, backlog: BacklogRow | None, row: QueueRow | None, live: list[ClientRow] | None
 ) -> dict[str, object]:
-    due_for = None if backlog is None else backlog.due_for
-    paused_for = None if row is None else row.paused_for
+    due_for = None if backlog is None else backlog.seconds_since_due
+    paused_for = None if row is None else row.seconds_since_pause
     return {
-        "available": backlog.jobs if backlog else 0,
+        "available": backlog.job_count if backlog else 0,
         "oldest_due": None if due_for is None else round(max(due_for, 0), 3),
         "paused_for": None if paused_for is None else round(paused_for, 3),
         "clients": None if live is None else sum(queue in client.queues for client in live),
@@ -82,26 +82,26 @@ def _queue_facts(
 def _check_queue(
     backlog: BacklogRow,
     row: QueueRow | None,
-    facts: dict[str, object],
-    max_lag: float,
+    queue_data: dict[str, object],
+    max_lag_seconds: float,
     kinds: Sequence[str],
 ) -> Finding | None:
-    """Check one queue that has available jobs. A job may wait for `max_lag` seconds after it is
-    due. If no client works the queue, `kinds` has the kinds of its first jobs."""
-    lag = backlog.due_for or 0
+    """Check one queue that has available jobs. A job may wait for `max_lag_seconds` after it
+    is due. If no client works the queue, `kinds` has the kinds of its first jobs."""
+    lag = backlog.seconds_since_due or 0
     if lag < 0:
         return None
     of = f' of queue "{backlog.queue}"'
-    text = format_waiting_count(backlog.jobs, "job", suffix=of, is_partial=backlog.is_partial)
-    data = {"queue": backlog.queue, **facts}
-    if row is not None and row.paused_for is not None:
-        text += f". The queue is paused for {format_seconds(row.paused_for)}"
+    text = format_waiting_count(backlog.job_count, "job", suffix=of, is_partial=backlog.is_partial)
+    data = {"queue": backlog.queue, **queue_data}
+    if row is not None and row.seconds_since_pause is not None:
+        text += f". The queue is paused for {format_seconds(row.seconds_since_pause)}"
         fix = f"if it should run again: riverpy queue resume {quote(backlog.queue)}"
         return warn(text, fix, **data)
     text += f", the oldest for {format_seconds(lag)}"
-    if facts["clients"] == 0:
+    if queue_data["clients"] == 0:
         is_touched = row is not None and row.seconds_since_update < QUEUE_ROW_AGE_MAX
-        is_failure = lag >= max_lag * UNWORKED_LAG_FACTOR and not is_touched
+        is_failure = lag >= max_lag_seconds * LAG_FACTOR_WITHOUT_CLIENT and not is_touched
         other = ". A client in another language may work it" if is_touched else ""
         return (fail if is_failure else warn)(
             f"{text}, and no riverpy client works the queue{other}",
@@ -109,7 +109,7 @@ def _check_queue(
             f"riverpy worker MODULE:ATTR -q {quote(backlog.queue)}:50",
             **data,
         )
-    if lag < max_lag:
+    if lag < max_lag_seconds:
         return None
     return warn(
         text,
@@ -120,13 +120,13 @@ def _check_queue(
     )
 
 
-async def check_scheduled(snapshot: DatabaseSnapshot) -> list[Finding]:
+async def check_late_scheduled_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report scheduled jobs and retries that are due and did not become available."""
     backlogs = [row for row in await snapshot.backlogs() if row.state in {"scheduled", "retryable"}]
-    late = [row for row in backlogs if (row.due_for or 0) >= SCHEDULED_LATE_WARN]
-    jobs = sum(row.jobs for row in backlogs)
+    late = [row for row in backlogs if (row.seconds_since_due or 0) >= LATE_SCHEDULED_WARN_SECONDS]
+    jobs = sum(row.job_count for row in backlogs)
     queues = sorted({row.queue for row in late})
-    oldest = max((row.due_for or 0 for row in late), default=0)
+    oldest = max((row.seconds_since_due or 0 for row in late), default=0)
     data: dict[str, object] = {"waiting": jobs, "late": round(oldest, 3), "queues": queues}
     if not late:
         text = format_count(jobs, "scheduled job or retry", plural="scheduled jobs and retries")
@@ -146,20 +146,20 @@ async def check_scheduled(snapshot: DatabaseSnapshot) -> list[Finding]:
 async def _missing_leaders(snapshot: DatabaseSnapshot, queues: Sequence[str]) -> str | None:
     """Return a text that names the missing leaders of these queues; None: no leader is missing."""
     domains = await snapshot.domains()
-    if domains is not None and domains.other_domains:
-        unmaintained = domains.unmaintained_queues(queues)
+    if domains is not None and domains.non_default_domains:
+        unmaintained = domains.unmaintained_queues_by_domain(queues)
         return f"domain {format_names(unmaintained)} has no leader" if unmaintained else None
-    leader = await snapshot.leader()
-    return "there is no leader" if leader is None or leader.has_expired else None
+    leader = await snapshot.last_leader()
+    return "there is no leader" if leader is None or leader.has_lease_expired else None
 
 
-async def check_periodic(snapshot: DatabaseSnapshot) -> list[Finding]:
+async def check_periodic_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report periodic jobs that are paused or late."""
     if not snapshot.has_migration(PERIODIC_VERSION):
         return [ok("off: their table is missing (see `schema`)", periodic_jobs=None)]
     rows = await snapshot.periodic_jobs()
-    paused = [row.id for row in rows if row.paused_for is not None]
-    late = late_periodic_jobs(rows)
+    paused = [row.id for row in rows if row.seconds_since_pause is not None]
+    late = find_late_periodic_jobs(rows)
     findings = [
         ok(
             format_count(len(rows), "periodic job"),
@@ -169,28 +169,31 @@ async def check_periodic(snapshot: DatabaseSnapshot) -> list[Finding]:
         )
     ]
     if paused:
-        longest = max(row.paused_for or 0 for row in rows)
+        longest = max(row.seconds_since_pause or 0 for row in rows)
         text = f"paused, for up to {format_seconds(longest)}: {format_names(paused)}"
         fix = "if they should run again: riverpy periodic resume ID"
         findings.append(warn(text, fix, paused=paused))
-    return findings + await _late_by_domain(snapshot, late)
+    return findings + await _late_periodic_job_findings(snapshot, late)
 
 
-def late_periodic_jobs(rows: Iterable[PeriodicRow]) -> list[PeriodicRow]:
+def find_late_periodic_jobs(rows: Iterable[PeriodicJobRow]) -> list[PeriodicJobRow]:
     """Return the periodic jobs that are late."""
-    return [row for row in rows if row.is_used and (row.seconds_late or 0) >= PERIODIC_LATE_WARN]
+    used = [row for row in rows if row.is_recently_updated]
+    return [row for row in used if (row.seconds_since_due or 0) >= LATE_PERIODIC_WARN_SECONDS]
 
 
-async def _late_by_domain(snapshot: DatabaseSnapshot, late: Sequence[PeriodicRow]) -> list[Finding]:
+async def _late_periodic_job_findings(
+    snapshot: DatabaseSnapshot, late_jobs: Sequence[PeriodicJobRow]
+) -> list[Finding]:
     """Report late periodic jobs by domain, because each domain's leader inserts its own periodic
     jobs."""
-    if not late:
+    if not late_jobs:
         return []
     domains = await snapshot.domains()
     findings: list[Finding] = []
-    for domain in sorted({row.domain for row in late}):
-        rows = [row for row in late if row.domain == domain]
-        text = f"late by up to {format_seconds(max(row.seconds_late or 0 for row in rows))}"
+    for domain in sorted({row.domain for row in late_jobs}):
+        rows = [row for row in late_jobs if row.domain == domain]
+        text = f"late by up to {format_seconds(max(row.seconds_since_due or 0 for row in rows))}"
         if domain == DEFAULT_DOMAIN:
             fix = (
                 "see `leader` and its log. The leader inserts only the periodic jobs that it has. "

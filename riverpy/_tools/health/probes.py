@@ -99,7 +99,7 @@ def check_leaders(max_leader_gap: timedelta, domains: DomainMap) -> CheckResult:
     """
     missing: list[str] = []
     facts: list[str] = []
-    for domain in sorted({member.domain for member in domains.members} | {DEFAULT_DOMAIN}):
+    for domain in sorted({member.domain for member in domains.live_members} | {DEFAULT_DOMAIN}):
         lead = domains.last_leader(domain)
         if lead is not None and not lead.has_lease_ended:
             facts.append(f"{lead.holder} is the leader of {domain}")

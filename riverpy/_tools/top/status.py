@@ -15,8 +15,8 @@ from riverpy._postgres.driver import close_connection, connect
 from riverpy._postgres.jobs import FINAL_STATES
 from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, RIVERPY_LINE, check_schema
 from riverpy._tools.doctor.server import expect_primary
-from riverpy._tools.domain_map import read_permitted_domains
-from riverpy._tools.reads import client_list, read_jobs, read_leader
+from riverpy._tools.domain_map import read_domains_if_permitted
+from riverpy._tools.reads import read_clients, read_leader, run_job_statement
 from riverpy._tools.top.statements import (
     EndedJobsRow,
     KindWithoutWorker,
@@ -227,7 +227,7 @@ class StatusReader:
         moment = await read_time_and_job_count(connection, schema)
         clients = None
         if self._has_client_table:
-            clients = await client_list(connection, schema, limit=CLIENTS_MAX)
+            clients = await read_clients(connection, schema, limit=CLIENTS_MAX)
         names = await self._read_queue_names(connection, clients or [])
         count_limit = max(min(JOB_COUNT_MAX, JOB_COUNT_TOTAL_MAX // max(len(names), 1)), 1)
         ended, rows, running = await self._read_job_counts(connection, names, count_limit)
@@ -236,7 +236,7 @@ class StatusReader:
             totals[state] = sum(getattr(row, state) for row in rows)
         domains = None
         if self._has_domains:
-            domains = await read_permitted_domains(connection, schema)
+            domains = await read_domains_if_permitted(connection, schema)
         return FleetStatus(
             at=moment.read_at,
             leader=await self._read_leader_status(connection),
@@ -259,7 +259,7 @@ class StatusReader:
         schema = self._schema
         errors = await find_damaged_jobs(connection, schema, list(self._damaged_job_errors))
         self._damaged_job_errors = errors
-        ended = await read_jobs(
+        ended = await run_job_statement(
             connection,
             schema,
             sorted(FINAL_STATES),
@@ -268,7 +268,7 @@ class StatusReader:
             window=RATE_WINDOW,
             count_limit=JOB_COUNT_MAX,
         )
-        rows = await read_jobs(
+        rows = await run_job_statement(
             connection,
             schema,
             ("available", "running", "retryable"),
@@ -279,7 +279,7 @@ class StatusReader:
             late_after=LATE_JOB_AFTER,
             count_limit=count_limit,
         )
-        running = await read_jobs(
+        running = await run_job_statement(
             connection, schema, ("running",), errors, read_running_jobs, count_limit=JOB_COUNT_MAX
         )
         return ended, rows, running
@@ -306,17 +306,20 @@ class StatusReader:
         )
 
     async def _read_leader_status(self, connection: Connection) -> LeaderStatus | None:
-        leader = await read_leader(connection, self._schema, has_clients=self._has_client_table)
+        leader = await read_leader(
+            connection, self._schema, has_client_table=self._has_client_table
+        )
         if leader is None:
             return None
-        row, is_known = leader.row, leader.is_registered is not None and not leader.has_expired
+        row = leader.leader_row
+        is_known = leader.is_registered is not None and not leader.has_lease_expired
         foreign = not leader.is_registered if is_known else None
         return LeaderStatus(row.leader_id, row.elected_at, round(row.remaining, 3), foreign)
 
 
 def _count_candidates(clients: Sequence[ClientRow], domains: DomainMap | None) -> int:
     """Return how many live clients take part in the leader election of `default`."""
-    others = set[str]() if domains is None else domains.client_ids_of_other_domains
+    others = set[str]() if domains is None else domains.non_default_client_ids
     return sum(
         client.is_candidate and client.is_alive and client.client_id not in others
         for client in clients
@@ -326,8 +329,8 @@ def _count_candidates(clients: Sequence[ClientRow], domains: DomainMap | None) -
 def domain_statuses(domains: DomainMap) -> list[DomainStatus]:
     """Return the status of each domain other than `default`."""
     statuses: list[DomainStatus] = []
-    for name in domains.other_domains:
-        lead, live = domains.leader(name), domains.live_clients(name)
+    for name in domains.non_default_domains:
+        lead, live = domains.current_leader(name), domains.live_clients(name)
         leader = None
         if lead is not None:
             remaining, is_foreign = round(lead.remaining or 0, 3), not lead.is_registered
@@ -383,7 +386,7 @@ def _slots_by_queue(clients: Sequence[ClientRow]) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for client in clients:
         if client.is_alive:
-            slots = client.slots or [None] * len(client.queues)
+            slots = client.queue_slots or [None] * len(client.queues)
             for name, number in zip(client.queues, slots, strict=False):
                 before = found.get(name, 0)
                 found[name] = None if before is None or number is None else before + number
@@ -401,9 +404,9 @@ def worker_statuses(
             state=_worker_state(client),
             running=running_jobs.get(client.client_id, idle).job_count,
             longest=_round_seconds(running_jobs.get(client.client_id, idle).longest_run_seconds),
-            slots=None if client.slots is None else sum(client.slots),
+            slots=None if client.queue_slots is None else sum(client.queue_slots),
             stuck=len(client.stuck_job_ids),
-            aside=0 if client.set_aside is None else client.set_aside.count,
+            aside=0 if client.skipped_rows is None else client.skipped_rows.row_count,
             version=client.version,
             queues=client.queues,
             candidate=client.is_candidate,

@@ -71,9 +71,9 @@ async def run_doctor(*args: str) -> Report:
 @pytest.fixture(autouse=True)
 def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the timeouts, so that a busy machine causes no finding."""
-    monkeypatch.setattr(server, "LATENCY_WARN", 20.0)
-    monkeypatch.setattr(server, "CLOCK_SKEW_WARN", 20.0)
-    monkeypatch.setattr(notifications, "PROBE_TIMEOUT", 20.0)
+    monkeypatch.setattr(server, "LATENCY_WARN_SECONDS", 20.0)
+    monkeypatch.setattr(server, "CLOCK_SKEW_WARN_SECONDS", 20.0)
+    monkeypatch.setattr(notifications, "TEST_NOTIFICATION_TIMEOUT", 20.0)
     monkeypatch.setattr(session, "READ_TIMEOUT", 40.0)
     monkeypatch.setattr(session, "STATEMENT_TIMEOUT", timedelta(seconds=20))
     monkeypatch.setattr(session, "LOCK_TIMEOUT", timedelta(seconds=20))

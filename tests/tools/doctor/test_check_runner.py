@@ -147,7 +147,7 @@ async def test_locked_table(
 ) -> None:
     """A check that fails or takes too long is a finding, and the other checks run."""
     monkeypatch.setattr(session, "LOCK_TIMEOUT", timedelta(milliseconds=20))
-    monkeypatch.setattr(storage, "LOCK_AGE_WARN", 0)
+    monkeypatch.setattr(storage, "LOCK_AGE_WARN_SECONDS", 0)
     await insert_job(schema)
     async with holding(schema, "BEGIN", "LOCK TABLE riverpy_client"):
         report = await doctor()
@@ -178,7 +178,7 @@ async def test_timeouts(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None
     continues over a new connection."""
 
     limits: dict[str, object] = {"STATEMENT_TIMEOUT": timedelta(milliseconds=50)}
-    running = snapshot.DatabaseSnapshot.running_jobs
+    running = snapshot.DatabaseSnapshot.running_job_groups
 
     async def limited(*args: Any) -> list[Any]:
         """Run this read with short timeouts."""
@@ -190,8 +190,8 @@ async def test_timeouts(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None
     async def slow(connection: Any, *_: object, **__: object) -> list[Any]:
         return await connection.fetch("SELECT pg_sleep(60)")
 
-    monkeypatch.setattr(snapshot.DatabaseSnapshot, "running_jobs", limited)
-    monkeypatch.setattr(snapshot, "doctor_running", slow)
+    monkeypatch.setattr(snapshot.DatabaseSnapshot, "running_job_groups", limited)
+    monkeypatch.setattr(snapshot, "read_running_job_groups", slow)
     report = await doctor()
     assert "statement timeout" in report.one("clients", "warn")["text"]
     limits = {"STATEMENT_TIMEOUT": timedelta(seconds=60), "READ_TIMEOUT": 0.5}
@@ -203,8 +203,8 @@ async def test_timeouts(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None
 async def test_lost_connection(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the server goes away, the run ends with the findings that it has."""
 
-    async def lose(found: session.Session, _role: str) -> list[Finding]:
-        (await found.connection()).terminate()
+    async def lose(found: session.DoctorSession, _role: str) -> list[Finding]:
+        (await found.open_connection()).terminate()
         found.url = "postgresql://127.0.0.1:1/db"
         return []
 
@@ -216,14 +216,14 @@ async def test_lost_connection(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) 
 
 async def test_reads_are_read_only(schema: Schema) -> None:
     """Each read is a read-only transaction, and the server refuses writes in it."""
-    found = session.Session(schema.url)
+    found = session.DoctorSession(schema.url)
     try:
-        async with found.reading() as connection:
+        async with found.read_only_transaction() as connection:
             with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
                 await connection.execute(f"TRUNCATE {schema.name}.river_job")
             raise LookupError
     except LookupError:
-        assert not (await found.connection()).is_in_transaction()
+        assert not (await found.open_connection()).is_in_transaction()
     finally:
         await found.close()
 

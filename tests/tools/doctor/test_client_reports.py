@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from riverpy._maintenance import batches
-from riverpy._tools.doctor.finding import FINDINGS_MAX
+from riverpy._tools.doctor.finding import PROBLEMS_PER_CHECK_MAX
 from riverpy._tools.top.status import StatusReader
 from riverpy.migrate import Migrator
 from tests.tools.doctor.conftest import (
@@ -113,11 +113,11 @@ async def test_set_aside_rows_of_each_error(schema: Schema, doctor: Doctor) -> N
         ("result", "full", ["4"], "2026-01-03", 2),
     ]
     assert {(one["client_id"], one["unnamed"]) for one in found} == {("alive", 20)}
-    many = [{**rows[0], "error": str(n)} for n in range(FINDINGS_MAX + 2)]
+    many = [{**rows[0], "error": str(n)} for n in range(PROBLEMS_PER_CHECK_MAX + 2)]
     aside = json.dumps({"count": len(many), "rows": many})
     await schema.execute("UPDATE riverpy_client SET set_aside = $1::text::jsonb", aside)
     found = [one["data"] for one in (await doctor()).named("set aside", "warn")]
-    assert len(found) == FINDINGS_MAX + 1
+    assert len(found) == PROBLEMS_PER_CHECK_MAX + 1
     assert found[-1] == {"more": 2}
 
 

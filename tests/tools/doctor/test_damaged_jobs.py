@@ -50,7 +50,7 @@ async def test_another_table(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) ->
     async def broken(connection: Any, *_: object) -> None:
         await connection.execute("DO $$ BEGIN RAISE 'bad' USING ERRCODE = 'XX001'; END $$")
 
-    monkeypatch.setattr(snapshot, "doctor_periodic", broken)
+    monkeypatch.setattr(snapshot, "read_periodic_jobs", broken)
     found = (await doctor()).one("periodic", "warn")
     assert "this check failed: bad" in found["text"]
     assert "damages its disk" in found["fix"]

@@ -235,7 +235,7 @@ async def test_many_problems(
     schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many findings the worst are shown and the others are counted."""
-    monkeypatch.setattr("riverpy._tools.doctor.finding.FINDINGS_MAX", 2)
+    monkeypatch.setattr("riverpy._tools.doctor.finding.PROBLEMS_PER_CHECK_MAX", 2)
     for number in range(4):
         await set_queue_owner(schema, f"d{number}", f"q{number}", silent=60)
     texts = [one["text"] for one in (await doctor()).named("domains", "warn")]

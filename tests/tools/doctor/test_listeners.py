@@ -26,7 +26,7 @@ async def test_pooler(schema: Schema, doctor: Doctor, monkeypatch: pytest.Monkey
     await set_leader(schema, "deaf")
     with pooled(schema.url, size=2) as url:
         with monkeypatch.context() as patch:
-            patch.setattr(notifications, "PROBE_TIMEOUT", 0.2)  # it never comes
+            patch.setattr(notifications, "TEST_NOTIFICATION_TIMEOUT", 0.2)  # it never comes
             report = await doctor(url=url)
         assert report.one("pooler", "ok")["data"] == {"is_pooled": True}
         found = report.one("listen", "warn")

@@ -38,9 +38,11 @@ async def test_standby(schema: Schema, doctor: Doctor, monkeypatch: pytest.Monke
     (NR-12)."""
 
     async def read(_connection: object) -> ServerRow:
-        return ServerRow("18.1", is_standby=True, is_read_only=True, role="ada", pid=1)
+        return ServerRow(
+            "18.1", is_standby=True, is_read_only=True, session_role="ada", session_pid=1
+        )
 
-    monkeypatch.setattr(server, "doctor_server", read)
+    monkeypatch.setattr(server, "read_server", read)
     report = await doctor()
     assert "a standby" in report.one("connect", "fail")["text"]
     assert "target_session_attrs=primary" in report.one("connect", "fail")["fix"]
@@ -81,23 +83,23 @@ async def test_settings(fresh_database_url: str) -> None:
 
 async def test_clock(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong clock is reported with the direction and the error of the measurement."""
-    monkeypatch.setattr(server, "now", lambda: datetime.now(UTC) + timedelta(minutes=1))
+    monkeypatch.setattr(server, "local_now", lambda: datetime.now(UTC) + timedelta(minutes=1))
     found = (await doctor()).one("clock", "warn")
     assert "ahead of the server" in found["text"]
     assert abs(found["data"]["skew"] - 60) < 1 + found["data"]["error"]
     assert "NTP" in found["fix"]
-    monkeypatch.setattr(server, "now", lambda: datetime.now(UTC) - timedelta(minutes=1))
+    monkeypatch.setattr(server, "local_now", lambda: datetime.now(UTC) - timedelta(minutes=1))
     assert "behind the server" in (await doctor()).one("clock", "warn")["text"]
 
 
 async def test_latency_and_connections(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow round trip and a lack of connections are reported."""
-    monkeypatch.setattr(server, "LATENCY_WARN", 0)
-    monkeypatch.setattr(server, "CONNECTIONS_WARN", 0)
+    monkeypatch.setattr(server, "LATENCY_WARN_SECONDS", 0)
+    monkeypatch.setattr(server, "CONNECTION_USAGE_WARN", 0)
     report = await doctor()
     assert "a round trip is slow" in report.one("connect", "warn")["text"]
     found = report.one("connections", "warn")
     assert found["data"]["used"] >= found["data"]["own"] >= 1
     assert "max_connections" in found["fix"]
-    monkeypatch.setattr(server, "CONNECTIONS_FAIL", 0)
+    monkeypatch.setattr(server, "CONNECTION_USAGE_FAIL", 0)
     assert "may refuse new connections" in (await doctor()).one("connections", "fail")["text"]

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from riverpy._tools.doctor import storage
-from riverpy._tools.doctor.statements import SnapshotRow, TableRow
+from riverpy._tools.doctor.statements import JobTableRow, OpenSnapshotRow
 from tests.tools.doctor.conftest import (
     holding,
     insert_job,
@@ -29,7 +29,7 @@ async def test_snapshot_holder(
     async with holding(schema, "BEGIN ISOLATION LEVEL REPEATABLE READ", statement) as pid:
         # The server's own workers may have a snapshot too for a moment.
         assert re.match(r"\d+ open snapshot", (await doctor()).one("snapshots", "ok")["text"])
-        monkeypatch.setattr(storage, "SNAPSHOT_AGE_WARN", 0)
+        monkeypatch.setattr(storage, "SNAPSHOT_AGE_WARN_SECONDS", 0)
         found = (await doctor()).one("snapshots", "warn")
     assert (
         f"session {pid} (postgres, 'report', idle in transaction: SELECT count(*), '…' FROM"
@@ -46,18 +46,18 @@ async def test_other_snapshot_holders(doctor: Doctor, monkeypatch: pytest.Monkey
     """Prepared transactions and replication slots hold snapshots too. An active slot counts only
     when it is old, by its number of transactions if its age is hidden from the role (PF-03)."""
     holders = [
-        SnapshotRow("prepared transaction", "order 7", "ada", "", "prepared", 90.0, 5, ""),
-        SnapshotRow("replication slot", "lost", "", "", "inactive", None, 3, ""),
-        SnapshotRow("replication slot", "used", "", "", "active", None, 3, ""),
-        SnapshotRow("replication slot", "slow", "", "", "active", None, 2_000_000, ""),
-        SnapshotRow("session", "7", "", "", "", None, 2_000_000, ""),
-        SnapshotRow("session", "8", "ada", "", "active", 59.0, 2_000_000, ""),
+        OpenSnapshotRow("prepared transaction", "order 7", "ada", "", "prepared", 90.0, 5, ""),
+        OpenSnapshotRow("replication slot", "lost", "", "", "inactive", None, 3, ""),
+        OpenSnapshotRow("replication slot", "used", "", "", "active", None, 3, ""),
+        OpenSnapshotRow("replication slot", "slow", "", "", "active", None, 2_000_000, ""),
+        OpenSnapshotRow("session", "7", "", "", "", None, 2_000_000, ""),
+        OpenSnapshotRow("session", "8", "ada", "", "active", 59.0, 2_000_000, ""),
     ]
 
-    async def read(_connection: object) -> list[SnapshotRow]:
+    async def read(_connection: object) -> list[OpenSnapshotRow]:
         return holders
 
-    monkeypatch.setattr(storage, "doctor_snapshots", read)
+    monkeypatch.setattr(storage, "read_open_snapshots", read)
     found = {one["data"]["id"]: one for one in (await doctor()).named("snapshots", "warn")}
     assert set(found) == {"order 7", "lost", "slow", "7"}
     assert "ROLLBACK PREPARED" in found["order 7"]["fix"]
@@ -75,7 +75,7 @@ async def test_locks(schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyP
     update = f"UPDATE river_job SET priority = 2 WHERE id = {job_id}"
     async with holding(schema, "BEGIN", update) as pid, schema.connected() as rival:
         assert (await doctor()).named("locks", "warn") == []
-        monkeypatch.setattr(storage, "LOCK_AGE_WITH_WAITERS_WARN", 0)
+        monkeypatch.setattr(storage, "BLOCKING_LOCK_AGE_WARN_SECONDS", 0)
         assert (await doctor()).named("locks", "warn") == []
         waiting_one = asyncio.create_task(rival.execute(update))
         while not await schema.fetchval(
@@ -96,20 +96,20 @@ async def test_locks(schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyP
 async def test_vacuum(schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Autovacuum that is off, for the table or the server, is reported, and so are dead rows
     that it should have removed (PF-03)."""
-    dead = TableRow(
+    dead = JobTableRow(
         live_rows=10,
         dead_rows=100_001,
         seconds_since_vacuum=7200.0,
         seconds_without_vacuum=7200.0,
         is_vacuum_running=False,
-        is_autovacuum_on=True,
+        is_autovacuum_on_for_server=True,
         is_autovacuum_off_for_table=False,
     )
     rows = {
         "dead": dead,
         "new": dead._replace(seconds_since_vacuum=None, seconds_without_vacuum=599.0),
         "under way": dead._replace(is_vacuum_running=True),
-        "off": dead._replace(dead_rows=1, is_autovacuum_on=False),
+        "off": dead._replace(dead_rows=1, is_autovacuum_on_for_server=False),
         "held": dead._replace(dead_rows=20),
         "live": dead._replace(live_rows=300_000, dead_rows=200_000),
     }
@@ -122,10 +122,10 @@ async def test_vacuum(schema: Schema, doctor: Doctor, monkeypatch: pytest.Monkey
     assert "RESET (autovacuum_enabled)" in found["fix"]
     current = ""
 
-    async def read(*_: object, **__: object) -> TableRow:
+    async def read(*_: object, **__: object) -> JobTableRow:
         return rows[current]
 
-    monkeypatch.setattr(storage, "doctor_table", read)
+    monkeypatch.setattr(storage, "read_job_table", read)
     current = "dead"
     found = (await doctor()).one("vacuum", "warn")
     assert "100,001 dead rows, vacuumed 2h ago: more dead rows than live" in found["text"]
@@ -136,7 +136,7 @@ async def test_vacuum(schema: Schema, doctor: Doctor, monkeypatch: pytest.Monkey
         assert ("a vacuum runs now" in found["text"]) == (current == "under way")
     current = "held"
     assert "`snapshots`" not in (await doctor()).one("vacuum", "ok")["text"]
-    monkeypatch.setattr(storage, "SNAPSHOT_AGE_WARN", 0)
+    monkeypatch.setattr(storage, "SNAPSHOT_AGE_WARN_SECONDS", 0)
     async with holding(schema, "BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT 1"):
         assert (
             "An older snapshot prevents their removal (`snapshots`)"

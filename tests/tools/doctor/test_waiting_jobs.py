@@ -124,8 +124,8 @@ async def test_periodic_jobs_of_a_domain(schema: Schema, doctor: Doctor) -> None
 
 async def test_many_queues(doctor: Doctor, schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """With many queues fewer jobs of each are read, and the findings say "at least"."""
-    monkeypatch.setattr(snapshot, "COUNT_TOTAL_LIMIT", 3)
-    monkeypatch.setattr(snapshot, "KINDS_TOTAL_LIMIT", 3)
+    monkeypatch.setattr(snapshot, "JOB_COUNT_TOTAL_MAX", 3)
+    monkeypatch.setattr(snapshot, "SAMPLED_JOBS_MAX", 3)
     await register(schema, "host:1", queues=("other",), kinds=("task",))
     for queue in ("a", "b", "c"):
         for kind in ("first", "second", "third"):
