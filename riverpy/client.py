@@ -465,7 +465,7 @@ class Client(JobMethods, QueueMethods, PeriodicJobMethods, ExecutionMethods, Lea
             self._leadership.close()
 
     def _new_run(self) -> Run:
-        if not self._queues and not self._singleton_registry.by_name:
+        if not self._queues and not self._singleton_registry.singletons_by_name:
             raise ConfigError(
                 'there is no queue to work: Client(…, queues={"default": QueueConfig()})'
             )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lease", "LeaseManager", "MemoryLeases", "MemoryTransaction"]
 
-TTL_MIN = timedelta(milliseconds=100)
+LEASE_TTL_MIN = timedelta(milliseconds=100)
 
 
 class LeaseManager:
@@ -75,7 +75,7 @@ class LeaseManager:
         Raises:
             ConfigError: a name or a value is not allowed.
         """
-        timing = _timing(ttl, renew_interval)
+        timing = _make_timing(ttl, renew_interval)
         if max_held is not None and (type(max_held) is not int or max_held < 1):
             raise ConfigError(f"max_held must be a number, 1 or more, or None, got {max_held!r}")
         if not isinstance(pooler, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -203,7 +203,7 @@ class LeaseManager:
         self._opened_in.expect_current("the manager of leases")
 
 
-def _timing(ttl: timedelta, renew_interval: timedelta) -> LeaseTiming:
+def _make_timing(ttl: timedelta, renew_interval: timedelta) -> LeaseTiming:
     for name, value in (("ttl", ttl), ("renew_interval", renew_interval)):
         if not isinstance(value, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"{name} takes a timedelta, got {type(value).__name__}")
@@ -214,6 +214,6 @@ def _timing(ttl: timedelta, renew_interval: timedelta) -> LeaseTiming:
             f"renewal may fail once: with renew_interval {renew_interval} at least {least}, got "
             f"{ttl}"
         )
-    if not TTL_MIN <= ttl <= LEASE_TTL_MAX:
-        raise ConfigError(f"ttl must be between {TTL_MIN} and {LEASE_TTL_MAX}, got {ttl}")
+    if not LEASE_TTL_MIN <= ttl <= LEASE_TTL_MAX:
+        raise ConfigError(f"ttl must be between {LEASE_TTL_MIN} and {LEASE_TTL_MAX}, got {ttl}")
     return LeaseTiming(ttl.total_seconds(), renew_interval.total_seconds())

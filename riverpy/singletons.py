@@ -28,7 +28,7 @@ SingletonFn: TypeAlias = "Callable[[Lease], Awaitable[object]] | Callable[[Lease
 """The function of a singleton: a coroutine function, or a plain function, which runs in a
 thread."""
 LeaderFn: TypeAlias = "Callable[[LeaderTerm], Awaitable[object]]"
-Restart: TypeAlias = Literal["on_error", "never"]
+RestartPolicy: TypeAlias = Literal["on_error", "never"]
 
 
 class Singleton(NamedTuple):
@@ -36,15 +36,15 @@ class Singleton(NamedTuple):
 
     name: str
     fn: SingletonFn
-    restart: Restart
+    restart: RestartPolicy
     candidate: bool
 
     @property
     def is_blocking(self) -> bool:
         """Whether the function runs in a thread."""
-        return not _is_function_kind(self.fn, iscoroutinefunction)
+        return not _has_function_kind(self.fn, iscoroutinefunction)
 
-    def expect_ended(self, result: object) -> None:
+    def expect_not_awaitable(self, result: object) -> None:
         """Check that the function has run to its end.
 
         Raises:
@@ -67,15 +67,15 @@ class LeaderFunction(NamedTuple):
     fn: LeaderFn
 
 
-class Singletons:
+class SingletonRegistry:
     """The singletons and leader functions of a client, in the order of their registration."""
 
     def __init__(self) -> None:
-        self.by_name: dict[str, Singleton] = {}
+        self.singletons_by_name: dict[str, Singleton] = {}
         self.leader_functions: dict[str, LeaderFunction] = {}
         """The functions that run while the client is the leader, by name."""
 
-    def add(self, singleton: Singleton) -> None:
+    def add_singleton(self, singleton: Singleton) -> None:
         """Register a singleton.
 
         Raises:
@@ -84,15 +84,17 @@ class Singletons:
         """
         name, fn, restart, candidate = singleton
         validate_lease_name(name)
-        if name in self.by_name:
+        if name in self.singletons_by_name:
             raise ConfigError(f"singleton {name!r} is registered already: names are given once")
         if not callable(fn):
             raise ConfigError(f"singleton {name!r} takes a function, got {type(fn).__name__}")
-        if _is_function_kind(fn, isasyncgenfunction) or _is_function_kind(fn, isgeneratorfunction):
+        if _has_function_kind(fn, isasyncgenfunction) or _has_function_kind(
+            fn, isgeneratorfunction
+        ):
             raise ConfigError(
                 f"singleton {name!r} is a generator, which would never run: remove the `yield`"
             )
-        if restart not in get_args(Restart):
+        if restart not in get_args(RestartPolicy):
             raise ConfigError(
                 f"restart of singleton {name!r} is 'on_error' or 'never', got {restart!r}"
             )
@@ -100,7 +102,7 @@ class Singletons:
             raise ConfigError(
                 f"candidate of singleton {name!r} is True or False, got {candidate!r}"
             )
-        self.by_name[name] = singleton
+        self.singletons_by_name[name] = singleton
 
     def add_leader_function(self, function: LeaderFunction) -> None:
         """Register a function that runs while the client is the leader.
@@ -115,11 +117,11 @@ class Singletons:
             raise ConfigError(
                 f"leader function {name!r} is registered already: names are given once"
             )
-        if not _is_function_kind(fn, iscoroutinefunction):
+        if not _has_function_kind(fn, iscoroutinefunction):
             raise ConfigError(f"leader function {name!r} must be an `async def`")
         self.leader_functions[name] = function
 
 
-def _is_function_kind(fn: object, is_kind: Callable[[object], bool]) -> bool:
+def _has_function_kind(fn: object, is_kind: Callable[[object], bool]) -> bool:
     """Whether `is_kind` is true for a function, or for the `__call__` of an object."""
     return is_kind(fn) or is_kind(getattr(fn, "__call__", None))  # noqa: B004 (it is called)

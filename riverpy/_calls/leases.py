@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 
 from riverpy._calls.base import ClientMethods
 from riverpy._clock import Timer
-from riverpy._leases.client_leases import ClientLeases
+from riverpy._leases.client_leases import ClientLeaseEngine
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.store import UserLeaseTable
 from riverpy._leases.timing import LeaseTiming, validate_wait
 from riverpy._names import validate_lease_name
 from riverpy.config import LEASE_TTL_MAX
 from riverpy.errors import ClientStateError, ConfigError
-from riverpy.singletons import LeaderFunction, Singleton, Singletons
+from riverpy.singletons import LeaderFunction, Singleton, SingletonRegistry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from datetime import timedelta
 
     from riverpy.leases import Lease
-    from riverpy.singletons import LeaderFn, Restart, SingletonFn
+    from riverpy.singletons import LeaderFn, RestartPolicy, SingletonFn
 
 
 class LeaseMethods(ClientMethods):
@@ -33,7 +33,7 @@ class LeaseMethods(ClientMethods):
         name: str,
         fn: SingletonFn,
         *,
-        restart: Restart = "on_error",
+        restart: RestartPolicy = "on_error",
         candidate: bool = True,
     ) -> None:
         """Register a function that runs in one process at a time. All other processes that register
@@ -65,7 +65,7 @@ class LeaseMethods(ClientMethods):
         """
         if self.is_running:
             raise ClientStateError("singletons are registered before the client runs")
-        self._singleton_registry.add(Singleton(name, fn, restart, candidate))
+        self._singleton_registry.add_singleton(Singleton(name, fn, restart, candidate))
 
     def leader_only(self, name: str, fn: LeaderFn) -> None:
         """Register a function that runs while this client is the leader of its domain. The function
@@ -118,12 +118,12 @@ class LeaseMethods(ClientMethods):
             yield lease
 
     @cached_property
-    def _singleton_registry(self) -> Singletons:
-        return Singletons()
+    def _singleton_registry(self) -> SingletonRegistry:
+        return SingletonRegistry()
 
     @cached_property
-    def _lease_engine(self) -> ClientLeases:
-        return ClientLeases(self._make_lease_engine)
+    def _lease_engine(self) -> ClientLeaseEngine:
+        return ClientLeaseEngine(self._make_lease_engine)
 
     def _make_lease_engine(self, unfinished_leases: list[Lease]) -> LeaseEngine:
         config, holder = self._config, self.id

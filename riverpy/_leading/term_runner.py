@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy._clock import Backoff
-from riverpy._leases.lease_task import error_keys
+from riverpy._leases.lease_task import error_log_keys
 from riverpy._lifecycle import ServiceGroup, unwrap_single_error
 from riverpy._log import get_logger
 from riverpy._log_events import (
@@ -91,7 +91,7 @@ class TermServicesRunner:
     async def _handle_failure(self, scope: StopScope, error: BaseException) -> None:
         """Log a failure of maintenance. Then wait before the services start again, or resign."""
         if scope.cause is not None:
-            self._log.error(MAINTENANCE_FAILED_WHILE_STOPPING, **error_keys(error))
+            self._log.error(MAINTENANCE_FAILED_WHILE_STOPPING, **error_log_keys(error))
             return
         began = self._services_started_at
         if (
@@ -101,7 +101,7 @@ class TermServicesRunner:
             self._failure_count = 0
             self._restart_backoff.reset()
         self._failure_count += 1
-        keys = {"attempt": self._failure_count, "attempts": FAILURES_MAX, **error_keys(error)}
+        keys = {"attempt": self._failure_count, "attempts": FAILURES_MAX, **error_log_keys(error)}
         if self._failure_count < FAILURES_MAX:
             delay = self._restart_backoff.next_delay()
             self._choose_log_method(error)(MAINTENANCE_FAILED, seconds=round(delay, 1), **keys)

@@ -1,4 +1,4 @@
-"""ClientLeases: the lease engine of one client, which is opened at its first use."""
+"""ClientLeaseEngine: the lease engine of one client, which is opened at its first use."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from riverpy._leases.lease import Lease
 
 
-class ClientLeases:
+class ClientLeaseEngine:
     """The lease engine of a client, from the first use until the client is closed."""
 
-    def __init__(self, make: Callable[[list[Lease]], LeaseEngine]) -> None:
-        """Create the leases of a client. `make(unfinished)` creates an engine. `unfinished` are the
+    def __init__(self, make_engine: Callable[[list[Lease]], LeaseEngine]) -> None:
+        """Start without an engine. `make_engine(unfinished)` creates it. `unfinished` are the
         leases of earlier engines whose work may still run."""
-        self._make = make
+        self._make_engine = make_engine
         self._unfinished: list[Lease] = []
         self._engine: LeaseEngine | None = None
-        self._opening = anyio.Lock()
+        self._engine_lock = anyio.Lock()
 
     async def open(self) -> LeaseEngine:
         """Return the engine. Open it at the first call.
@@ -35,9 +35,9 @@ class ClientLeases:
                 command.
             Exception: one of DATABASE_ERRORS.
         """
-        async with self._opening:
+        async with self._engine_lock:
             if self._engine is None:
-                engine = self._make(self._unfinished)
+                engine = self._make_engine(self._unfinished)
                 await engine.__aenter__()
                 self._engine = engine
             return self._engine
@@ -48,7 +48,7 @@ class ClientLeases:
         await run_despite_cancellation(self._close)
 
     async def _close(self) -> None:
-        async with self._opening:
+        async with self._engine_lock:
             engine, self._engine = self._engine, None
             if engine is not None:
                 await engine.close()

@@ -24,12 +24,12 @@ import anyio
 
 from riverpy._leases.held_leases import (
     UNKNOWN_RESULT_ERRORS,
-    HeldLeases,
-    new_backoff,
-    progress_limit,
+    LeaseRenewer,
+    attempt_interval_max,
+    make_retry_backoff,
 )
-from riverpy._leases.lease import STORE_TIMEOUT, CancelAtLeaseEnd, Lease
-from riverpy._leases.timing import WAKE_JITTER
+from riverpy._leases.lease import LEASE_STORE_TIMEOUT, CancelAtLeaseEnd, Lease
+from riverpy._leases.timing import ACQUIRE_JITTER_MAX
 from riverpy._lifecycle import StopCause, TestSignal, run_despite_cancellation
 from riverpy._log import get_logger
 from riverpy._log_events import (
@@ -54,18 +54,18 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.leases import LeaseAnswer
 
-ATTEMPT_DELAY_PER_LEASE, ATTEMPT_DELAY_MAX = 0.02, 0.5
-"""An attempt to acquire a lease is delayed by `ATTEMPT_DELAY_PER_LEASE` seconds for each lease that
-this process holds, but at most by `ATTEMPT_DELAY_MAX` seconds. So each process gets some of the
-leases."""
+ACQUIRE_DELAY_PER_HELD_LEASE, ACQUIRE_DELAY_MAX = 0.02, 0.5
+"""An attempt to acquire a lease is delayed by `ACQUIRE_DELAY_PER_HELD_LEASE` seconds for each lease
+that this process holds, but at most by `ACQUIRE_DELAY_MAX` seconds. So each process gets some of
+the leases."""
 BUSY_LEASE_RETRY_DELAY = 0.25
 """Seconds until the next attempt to acquire a lease, if another attempt or a fenced transaction was
 in progress."""
 CANCELLED_ATTEMPT_TIMEOUT = 1.0
 """The timeout of an attempt to acquire a lease after its caller was cancelled, in seconds."""
-CLOSE_TIMEOUT = 2.0
+ENGINE_CLOSE_TIMEOUT = 2.0
 """The longest time that `close` waits for work under leases to stop, in seconds."""
-RELEASE_TIMEOUT = 2.0
+LEASE_RELEASE_TIMEOUT = 2.0
 """The timeout of a release, in seconds. A lease that is not released expires."""
 
 
@@ -90,19 +90,19 @@ class LeaseEngine:
         self._unfinished = list(unfinished)
         self._store, self.holder, self._max_held = store, holder, max_held
         self.timing, self.timer = timing, timer
-        self._attempt_timeout = min(STORE_TIMEOUT, timing.validity - timing.grace)
+        self._attempt_timeout = min(LEASE_STORE_TIMEOUT, timing.validity - timing.grace)
         """The timeout of an attempt to acquire a lease, in seconds. A later answer would leave no
         time for work."""
-        self.held = HeldLeases(store, holder=holder, timing=timing, timer=timer)
+        self.held = LeaseRenewer(store, holder=holder, timing=timing, timer=timer)
         self._wake_events: dict[str, set[asyncio.Event]] = {}
         """The events that wake callers, by the name of the lease for which they wait."""
-        self._paused_until: dict[str, float] = {}
+        self._acquire_paused_until: dict[str, float] = {}
         """For each lease name, the time (by `Timer.seconds_since_boot`) before which this engine
         does not try to acquire it."""
-        self._attempt_count = 0
+        self._current_attempt_count = 0
         """The number of attempts to acquire a lease that wait or run now."""
-        self._attempts: set[AcquireAttempt] = set()
-        self._failing_names: set[str] = set()
+        self._acquire_attempts: set[AcquireAttempt] = set()
+        self._failing_lease_names: set[str] = set()
         """The names of leases that the last attempt could not acquire because of an error. While
         there are any, failures are logged only at level debug."""
         self._change_event = asyncio.Event()
@@ -136,13 +136,13 @@ class LeaseEngine:
         self.wake_all()
         for lease in self.held.leases:
             lease.end("the leases of this process are closed", cause=StopCause.CLIENT_STOP)
-        for attempt in self._attempts:
+        for attempt in self._acquire_attempts:
             attempt.start_timeout()
         await run_despite_cancellation(self._close)
 
     async def _close(self) -> None:
-        with anyio.move_on_after(CLOSE_TIMEOUT):
-            while self.held or self._wake_events or self._attempts:
+        with anyio.move_on_after(ENGINE_CLOSE_TIMEOUT):
+            while self.held or self._wake_events or self._acquire_attempts:
                 await self._change_event.wait()
         for lease in self.held.leases:
             self._log.error(
@@ -153,7 +153,7 @@ class LeaseEngine:
             )
             lease.may_be_held = False  # the store closes now, so no later release can free the row
         self._unfinished += self.held.leases
-        await self.held.close(CLOSE_TIMEOUT)
+        await self.held.close(ENGINE_CLOSE_TIMEOUT)
         await self._store.close()
 
     # -- notifications
@@ -237,7 +237,7 @@ class LeaseEngine:
             self._wake_events[name].discard(wake)
             if not self._wake_events[name]:
                 del self._wake_events[name]
-                self._failing_names.discard(name)
+                self._failing_lease_names.discard(name)
                 self._signal_change()
         lease.waited = self.timer.seconds_since_boot() - began
         return lease
@@ -245,7 +245,7 @@ class LeaseEngine:
     async def _acquire_until(
         self, name: str, wake: asyncio.Event, until: float, scope: StopScope | None
     ) -> Lease:
-        backoff = new_backoff(self.timing)
+        backoff = make_retry_backoff(self.timing)
         while True:
             self._expect_open()
             wake.clear()
@@ -263,7 +263,7 @@ class LeaseEngine:
                 raise TimeoutError(f"lease {name!r} was not free in the time to wait for it")
             self._expect_progress(scope, pause)
             if await self.timer.wait_for_event(wake, min(pause, left)):
-                await self.timer.sleep(random.uniform(0, WAKE_JITTER))  # noqa: S311 (no secret)
+                await self.timer.sleep(random.uniform(0, ACQUIRE_JITTER_MAX))  # noqa: S311 (no secret)
 
     def _expect_open(self) -> None:
         if self._is_closed:
@@ -275,25 +275,30 @@ class LeaseEngine:
             return math.inf
         if any(lease.name == name for lease in self.unfinished):
             return self.timing.interval
-        if self._max_held is not None and len(self.held) + self._attempt_count >= self._max_held:
+        if (
+            self._max_held is not None
+            and len(self.held) + self._current_attempt_count >= self._max_held
+        ):
             return self.timing.interval
-        return self._paused_until.get(name, 0.0) - self.timer.seconds_since_boot()
+        return self._acquire_paused_until.get(name, 0.0) - self.timer.seconds_since_boot()
 
     async def _attempt_after_delay(self, name: str, backoff: Backoff) -> tuple[Lease | None, float]:
         """Try once to acquire a lease, after a delay that grows with the number of leases held or
         attempted in this process. If many leases are free at once, each process gets some. Returns
         the lease, or None and the seconds until the next attempt."""
-        before = len(self.held) + self._attempt_count
-        self._attempt_count += 1
+        before = len(self.held) + self._current_attempt_count
+        self._current_attempt_count += 1
         try:
             if before:
-                await self.timer.sleep(min(ATTEMPT_DELAY_PER_LEASE * before, ATTEMPT_DELAY_MAX))
+                await self.timer.sleep(
+                    min(ACQUIRE_DELAY_PER_HELD_LEASE * before, ACQUIRE_DELAY_MAX)
+                )
             lease, pause = await self.try_acquire(name)
         except DATABASE_ERRORS as error:
             return None, self._log_failed_attempt(name, error, backoff)
         finally:
-            self._attempt_count -= 1
-        self._failing_names.discard(name)
+            self._current_attempt_count -= 1
+        self._failing_lease_names.discard(name)
         backoff.reset()
         if lease is not None and self._is_closed:
             await self.release(lease)
@@ -309,11 +314,11 @@ class LeaseEngine:
                 "the pool or connection that was given for the leases is closed: keep it open "
                 "while the manager or client is open"
             ) from error
-        is_known = self._failing_names or self._store.is_outage_logged
+        is_known = self._failing_lease_names or self._store.is_outage_logged
         say = self._log.debug if is_known else self._log.warning
         say(LEASE_ACQUISITION_FAILED, lease=name, error=describe_error(error))
         if not self._store.is_outage_logged:
-            self._failing_names.add(name)
+            self._failing_lease_names.add(name)
         return backoff.next_delay()
 
     async def try_acquire(self, name: str) -> tuple[Lease | None, float]:
@@ -327,11 +332,11 @@ class LeaseEngine:
         """
         self._expect_open()
         attempted_at = self.timer.seconds_since_boot()
-        ttl, timeout = self.timing.ttl_delta, self._attempt_timeout
+        ttl, timeout = self.timing.ttl_timedelta, self._attempt_timeout
         attempt = AcquireAttempt(
             partial(self._store.acquire, name, self.holder, ttl, timeout=timeout)
         )
-        self._attempts.add(attempt)
+        self._acquire_attempts.add(attempt)
         try:
             await attempt.execute_statement()
         except BaseException:
@@ -339,11 +344,11 @@ class LeaseEngine:
                 await self.release(self._make_lease(name, attempt.answer, attempted_at))
             raise
         finally:
-            self._attempts.discard(attempt)
+            self._acquire_attempts.discard(attempt)
             self._signal_change()
         if attempt.answer is None:
-            return None, BUSY_LEASE_RETRY_DELAY + random.uniform(0, WAKE_JITTER)  # noqa: S311 (no secret)
-        pause = self.timing.until_next_attempt(attempt.answer.remaining)
+            return None, BUSY_LEASE_RETRY_DELAY + random.uniform(0, ACQUIRE_JITTER_MAX)  # noqa: S311 (no secret)
+        pause = self.timing.seconds_until_next_attempt(attempt.answer.remaining)
         if not attempt.answer.is_granted:
             return None, pause
         lease = self._make_lease(name, attempt.answer, attempted_at)
@@ -370,7 +375,7 @@ class LeaseEngine:
         it for `pause` seconds. Returns False if the lease had ended."""
         if lease.cause is not None:
             return False
-        self._paused_until[lease.name] = self.timer.seconds_since_boot() + pause
+        self._acquire_paused_until[lease.name] = self.timer.seconds_since_boot() + pause
         return lease.end(reason)
 
     async def release(self, lease: Lease) -> bool:
@@ -395,7 +400,7 @@ class LeaseEngine:
     async def _release_in_store(self, lease: Lease) -> bool:
         try:
             return await self._store.release(
-                lease.name, lease.epoch, lease.holder, timeout=RELEASE_TIMEOUT
+                lease.name, lease.epoch, lease.holder, timeout=LEASE_RELEASE_TIMEOUT
             )
         except UNKNOWN_RESULT_ERRORS as error:
             say = self._log.debug if self._store.is_outage_logged else self._log.warning
@@ -415,7 +420,7 @@ class LeaseEngine:
 
     def _expect_progress(self, scope: StopScope | None, pause: float = 0.0) -> None:
         if scope is not None:
-            scope.expect_progress(within=pause + progress_limit(self.timing))
+            scope.expect_progress(within=pause + attempt_interval_max(self.timing))
 
 
 class AcquireAttempt:
@@ -438,7 +443,7 @@ class AcquireAttempt:
             Exception: one of DATABASE_ERRORS; the result is unknown.
         """
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._execute_shielded)
+            tasks.start_soon(self._execute_statement_shielded)
             try:
                 await self._end_event.wait()
             finally:
@@ -451,7 +456,7 @@ class AcquireAttempt:
         for it any more."""
         self._scope.deadline = anyio.current_time() + CANCELLED_ATTEMPT_TIMEOUT
 
-    async def _execute_shielded(self) -> None:
+    async def _execute_statement_shielded(self) -> None:
         with self._scope:
             try:
                 self.answer = await self._statement()

@@ -1,4 +1,4 @@
-"""HeldLeases: renews the leases that one process holds, and ends them in time.
+"""LeaseRenewer: renews the leases that one process holds, and ends them in time.
 
 One statement renews all leases. If a lease is not renewed in time, a second task ends it. The work
 then has time to stop before the local deadline (see `LeaseTiming`). This task also logs work that
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy._clock import Backoff
-from riverpy._leases.lease import NOT_RENEWED_REASON, STORE_TIMEOUT
+from riverpy._leases.lease import LEASE_STORE_TIMEOUT, NOT_RENEWED_REASON
 from riverpy._leases.timing import DEADLINE_CHECK_INTERVAL_MIN
 from riverpy._lifecycle import TestSignal
 from riverpy._log import RepeatedFailureLog, get_logger
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
     from riverpy._leases.timing import LeaseTiming
     from riverpy._lifecycle import StopScope
 
-RENEWAL_TIME_MIN = 0.01
+TIME_LEFT_FOR_RENEWAL_MIN = 0.01
 """A lease is not renewed any more if its work must stop within this number of seconds."""
-LOGGED_PAUSE_MIN = 1.0
+LOGGED_PROCESS_PAUSE_MIN = 1.0
 """If a sleep takes this number of seconds longer than planned, it is logged as a pause of this
 process."""
-WORK_LOG_INTERVAL = 10.0
+UNFINISHED_WORK_LOG_INTERVAL = 10.0
 """Seconds between two log lines about work that runs after its lease ended."""
 UNKNOWN_RESULT_ERRORS = (*DATABASE_ERRORS, TransactionError)
 """The errors after which the result of a statement is unknown."""
 
 
-class HeldLeases:
+class LeaseRenewer:
     """The leases of one process in one store. Some may have ended, but are not released yet."""
 
     def __init__(
@@ -78,7 +78,7 @@ class HeldLeases:
         """The duration of the last renewal, in seconds."""
         self._log = get_logger(holder=holder)
         self._log_term = self._log.info if store.should_log_terms else self._log.debug
-        self.renewed = TestSignal("HeldLeases.renewed")
+        self.renewed = TestSignal("LeaseRenewer.renewed")
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -112,7 +112,7 @@ class HeldLeases:
         if self._task is None or self._task.done():
             # The new task must not inherit the context variables of this caller.
             loop, context = asyncio.get_running_loop(), contextvars.Context()
-            self._task = loop.create_task(self._watch_and_renew(), context=context)
+            self._task = loop.create_task(self._watch_and_renew_leases(), context=context)
 
     def remove(self, lease: Lease) -> None:
         """Forget a lease whose work has stopped. A lease that is not in this object is ignored."""
@@ -132,7 +132,7 @@ class HeldLeases:
             lease.end(NOT_RENEWED_REASON)
             return False
         try:
-            await self._renew([lease], timeout=min(STORE_TIMEOUT, lease.valid_for))
+            await self._renew([lease], timeout=min(LEASE_STORE_TIMEOUT, lease.valid_for))
         finally:
             self._signal_change()
         return lease.is_held
@@ -170,13 +170,13 @@ class HeldLeases:
         """Seconds until the first work under a held lease must be stopped."""
         return min((lease.seconds_until_stop for lease in self._active_leases), default=math.inf)
 
-    async def _watch_and_renew(self) -> None:
+    async def _watch_and_renew_leases(self) -> None:
         """Watch and renew leases while there are any."""
         try:
             while self._leases:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._watch)
-                    await self._renew_on_time()
+                    await self._renew_leases_on_time()
                     tasks.cancel_scope.cancel()
         except Exception:
             self._log.exception(LEASE_ENGINE_FAILED, effect="all leases of this process end")
@@ -198,7 +198,7 @@ class HeldLeases:
             before = self._timer.seconds_since_boot()
             await self._timer.sleep(planned)
             late = self._timer.seconds_since_boot() - before - planned
-            if late > LOGGED_PAUSE_MIN and self._active_leases:
+            if late > LOGGED_PROCESS_PAUSE_MIN and self._active_leases:
                 self._log.warning(PROCESS_PAUSED, seconds=round(late, 1))
 
     def _log_unfinished_work(self) -> None:
@@ -206,7 +206,7 @@ class HeldLeases:
         now = self._timer.seconds_since_boot()
         for lease, log_at in self._next_work_log_at.items():
             if now >= log_at and self._leases.get(lease.name) is lease:
-                self._next_work_log_at[lease] = now + WORK_LOG_INTERVAL
+                self._next_work_log_at[lease] = now + UNFINISHED_WORK_LOG_INTERVAL
                 self._log.warning(
                     WORK_RAN_PAST_ITS_LEASE,
                     lease=lease.name,
@@ -216,18 +216,18 @@ class HeldLeases:
                     "lease until the work ends",
                 )
 
-    async def _renew_on_time(self) -> None:
+    async def _renew_leases_on_time(self) -> None:
         """Renew all leases at a fixed interval, in one statement."""
-        backoff, failures = new_backoff(self._timing), RepeatedFailureLog(self._log)
+        backoff, failures = make_retry_backoff(self._timing), RepeatedFailureLog(self._log)
         locked = frozenset[str]()
         while self._leases:
             held = [
                 lease
                 for lease in self._active_leases
-                if lease.seconds_until_stop >= RENEWAL_TIME_MIN
+                if lease.seconds_until_stop >= TIME_LEFT_FOR_RENEWAL_MIN
             ]
             for scope in [self._scopes[lease] for lease in held if lease in self._scopes]:
-                scope.expect_progress(within=progress_limit(self._timing))
+                scope.expect_progress(within=attempt_interval_max(self._timing))
             early = self._next_renewal_at - self._timer.seconds_since_boot()
             if early > 0 or not held:
                 step = self._timing.deadline_check_interval
@@ -261,7 +261,7 @@ class HeldLeases:
         """Return the timeout of a renewal: half of the time until the work must stop, so that a
         second renewal is possible. Leases in `locked` do not shorten the timeout of the others."""
         free = [lease for lease in held if lease.name not in locked]
-        return min(STORE_TIMEOUT, min(lease.seconds_until_stop for lease in free or held) / 2)
+        return min(LEASE_STORE_TIMEOUT, min(lease.seconds_until_stop for lease in free or held) / 2)
 
     async def _renew(self, held: list[Lease], *, timeout: float) -> None:
         attempted_at = self._timer.seconds_since_boot()
@@ -279,12 +279,12 @@ class HeldLeases:
             raise LeaseLockedError(locked)
 
 
-def progress_limit(timing: LeaseTiming) -> float:
+def attempt_interval_max(timing: LeaseTiming) -> float:
     """Return the longest time from one attempt to acquire, or renewal, to the next, in seconds."""
-    return 3 * timing.interval + STORE_TIMEOUT
+    return 3 * timing.interval + LEASE_STORE_TIMEOUT
 
 
-def new_backoff(timing: LeaseTiming) -> Backoff:
+def make_retry_backoff(timing: LeaseTiming) -> Backoff:
     """Return the delays after failures: 1, 2, 4 and then always 5 seconds at the default
     interval."""
     interval = timedelta(seconds=timing.interval)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.leases import LeaseAnswer
 
-STORE_TIMEOUT = 5.0
+LEASE_STORE_TIMEOUT = 5.0
 """The timeout of one call of the store, in seconds."""
 NOT_RENEWED_REASON = "the lease could not be renewed in time"
 FENCE_REFUSED_REASON = "the database refused its fence"
@@ -132,7 +132,7 @@ class Lease:
             asyncpg.PostgresError: the transaction has failed.
         """
         self.expect_held()
-        ttl = self._timing.ttl_delta
+        ttl = self._timing.ttl_timedelta
         try:
             with anyio.fail_after(
                 self.valid_for,
@@ -180,7 +180,7 @@ class Lease:
     @property
     def ttl(self) -> timedelta:
         """The time to live of the lease: how long it lasts without a renewal."""
-        return self._timing.ttl_delta
+        return self._timing.ttl_timedelta
 
     async def try_fence(
         self, transaction: object, *, timeout: timedelta, lock_timeout: timedelta
@@ -198,7 +198,7 @@ class Lease:
         attempted_at = self._timer.seconds_since_boot()
         try:
             held = await self._store.renew(
-                self.holder, [(self.name, self.epoch)], timeout=STORE_TIMEOUT
+                self.holder, [(self.name, self.epoch)], timeout=LEASE_STORE_TIMEOUT
             )
         except Exception as error:  # the caller raises a better error
             get_logger().debug(

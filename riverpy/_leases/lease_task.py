@@ -93,7 +93,7 @@ class LeaseTask:
             self.released.set()
 
 
-def error_keys(error: BaseException) -> dict[str, Any]:
+def error_log_keys(error: BaseException) -> dict[str, Any]:
     """Return the keys of a log line about an error of work under a lease. The traceback is left out
     for an outage and for a lost lease."""
     keys: dict[str, Any] = {"error": describe_error(error)}

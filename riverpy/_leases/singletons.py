@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from riverpy._clock import Backoff
-from riverpy._leases.lease_task import LeaseTask, error_keys
+from riverpy._leases.lease_task import LeaseTask, error_log_keys
 from riverpy._lifecycle import StopCause, StopScope, await_in_separate_task, convert_base_exceptions
 from riverpy._log import get_logger
 from riverpy._log_events import (
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._clock import Timer
-    from riverpy._leases.client_leases import ClientLeases
+    from riverpy._leases.client_leases import ClientLeaseEngine
     from riverpy._leases.engine import LeaseEngine
     from riverpy._leases.lease import Lease
-    from riverpy.singletons import Singleton, Singletons
+    from riverpy.singletons import Singleton, SingletonRegistry
 
-RETRY_DELAY_MIN = timedelta(seconds=1)
-RETRY_DELAY_MAX = timedelta(seconds=30)
+FUNCTION_RETRY_DELAY_MIN = timedelta(seconds=1)
+FUNCTION_RETRY_DELAY_MAX = timedelta(seconds=30)
 """The first and the longest delay after a failure. Another process may run the function during the
 delay."""
 FAILURE_RESET_AFTER = 60.0
@@ -55,7 +55,7 @@ class SingletonRunner:
         self.name = f"singleton {singleton.name}"
         self.singleton = singleton
         self._engine = engine
-        self._backoff = Backoff(RETRY_DELAY_MIN, RETRY_DELAY_MAX)
+        self._backoff = Backoff(FUNCTION_RETRY_DELAY_MIN, FUNCTION_RETRY_DELAY_MAX)
         self._task: LeaseTask | None = None
         self._term_count = self._failure_count = self._loss_count = 0
         self._seconds_waited: float | None = None
@@ -117,11 +117,11 @@ class SingletonRunner:
             result = await _run_in_thread(name, call, lease)
         else:
             result = await await_in_separate_task(name, call)
-        singleton.expect_ended(result)
+        singleton.expect_not_awaitable(result)
 
     def _log_failure_at_stop(self, error: Exception) -> None:
         if not isinstance(error, FencedOutError):
-            self._log.error(SINGLETON_FAILED_WHILE_STOPPING, **error_keys(error))
+            self._log.error(SINGLETON_FAILED_WHILE_STOPPING, **error_log_keys(error))
 
     async def _handle_function_end(self, task: LeaseTask) -> bool:
         """Log how the function ended, and wait after a failure. Returns whether this process waits
@@ -136,21 +136,23 @@ class SingletonRunner:
             return False
         self._failure_count += 1
         if self.singleton.restart == "never":
-            self._log.error(SINGLETON_FAILED_FOR_GOOD, **error_keys(error))
+            self._log.error(SINGLETON_FAILED_FOR_GOOD, **error_log_keys(error))
             return False
         if task.seconds >= FAILURE_RESET_AFTER:
             self._backoff.reset()
         delay = self._backoff.next_delay()
-        self._log.error(SINGLETON_FAILED, seconds=round(delay, 1), **error_keys(error))
+        self._log.error(SINGLETON_FAILED, seconds=round(delay, 1), **error_log_keys(error))
         await self._engine.timer.sleep(delay)
         return True
 
 
-class SingletonRunners:
+class SingletonRunnerGroup:
     """The singleton runners of one run of a client: one for each singleton with
     `candidate=True`."""
 
-    def __init__(self, singletons: Singletons, leases: ClientLeases, timer: Timer) -> None:
+    def __init__(
+        self, singletons: SingletonRegistry, leases: ClientLeaseEngine, timer: Timer
+    ) -> None:
         """Create the singleton runners. This opens no connection."""
         self._singletons, self._leases, self._timer = singletons, leases, timer
         self._runners: list[SingletonRunner] = []
@@ -171,7 +173,7 @@ class SingletonRunners:
                 command.
             Exception: one of DATABASE_ERRORS.
         """
-        candidates = [one for one in self._singletons.by_name.values() if one.candidate]
+        candidates = [one for one in self._singletons.singletons_by_name.values() if one.candidate]
         if candidates:
             engine = await self._leases.open()
             self._runners = [SingletonRunner(one, engine) for one in candidates]

@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection, Pool, Transaction
     from riverpy._postgres.leases import LeaseAnswer
 
-STATEMENT_TIMEOUT = timedelta(seconds=12)
+LEASE_STATEMENT_TIMEOUT = timedelta(seconds=12)
 """The server's `statement_timeout` on connections that riverpy opens for leases."""
 ACQUIRE_LOCK_TIMEOUT = timedelta(milliseconds=500)
 """The longest time for which an attempt to acquire a lease waits for a transaction that the last
 holder has bound to it. The limit is short because other statements wait for the same connection."""
-OPEN_TIMEOUT = 15.0
+TABLE_CHECK_TIMEOUT = 15.0
 """The timeout of the check for the table, in seconds."""
 OUTAGE_EFFECT = "leases that cannot be renewed end in time, and the process keeps connecting"
 
@@ -285,7 +285,7 @@ class UserLeaseTable(LeaseTable):
         if self._own_connections:
             await self._own_connections[0].open()
         async with self._renewals.acquire(
-            "checking for the table of leases", OPEN_TIMEOUT
+            "checking for the table of leases", TABLE_CHECK_TIMEOUT
         ) as connection:
             state = await read_schema_state(connection, self._schema)
         validate_schema_length(state.schema)
@@ -306,7 +306,7 @@ class UserLeaseTable(LeaseTable):
 
 async def _connect(url: str, name: str, pooled: bool) -> Connection:
     return await connect_with_statement_timeout(
-        url, f"riverpy {name}", statement_timeout=STATEMENT_TIMEOUT, through_pooler=pooled
+        url, f"riverpy {name}", statement_timeout=LEASE_STATEMENT_TIMEOUT, through_pooler=pooled
     )
 
 

@@ -28,9 +28,9 @@ GRACE_PERIOD_SHARE_OF_TTL = 1 / 5
 15 s."""
 DEADLINE_CHECK_INTERVAL_MAX = 1.0
 DEADLINE_CHECK_INTERVAL_MIN = 0.001
-DEADLINE_CHECK_SHARE_OF_TTL = 1 / 15
+DEADLINE_CHECK_INTERVAL_SHARE_OF_TTL = 1 / 15
 """The time between two checks of the local deadline, as a fraction of the time to live."""
-WAKE_JITTER = 0.05
+ACQUIRE_JITTER_MAX = 0.05
 """The longest random delay of an attempt to acquire a lease that was released or has expired, in
 seconds."""
 
@@ -49,7 +49,7 @@ class LeaseTiming(msgspec.Struct, frozen=True):
         return cls(config.leader_ttl.total_seconds(), config.elect_interval.total_seconds())
 
     @property
-    def ttl_delta(self) -> timedelta:
+    def ttl_timedelta(self) -> timedelta:
         """`ttl` as a timedelta, for a statement."""
         return timedelta(seconds=self.ttl)
 
@@ -70,17 +70,17 @@ class LeaseTiming(msgspec.Struct, frozen=True):
         time during which the machine is suspended, so no single sleep is longer than this
         interval."""
         return max(
-            min(DEADLINE_CHECK_INTERVAL_MAX, self.ttl * DEADLINE_CHECK_SHARE_OF_TTL),
+            min(DEADLINE_CHECK_INTERVAL_MAX, self.ttl * DEADLINE_CHECK_INTERVAL_SHARE_OF_TTL),
             DEADLINE_CHECK_INTERVAL_MIN,
         )
 
-    def until_next_attempt(self, remaining: float | None) -> float:
+    def seconds_until_next_attempt(self, remaining: float | None) -> float:
         """Return the time from a denied attempt to acquire a lease to the next attempt. `remaining`
         is the time until the holder's lease expires; None: unknown."""
         usual = self.interval * (1 + random.uniform(0, ELECT_JITTER_SHARE))  # noqa: S311 (no secret)
         if remaining is None:
             return usual
-        return min(usual, remaining + random.uniform(0, WAKE_JITTER))  # noqa: S311 (no secret)
+        return min(usual, remaining + random.uniform(0, ACQUIRE_JITTER_MAX))  # noqa: S311 (no secret)
 
 
 def validate_wait(wait: timedelta | None) -> None:

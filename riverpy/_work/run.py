@@ -26,7 +26,7 @@ from riverpy._clients.heartbeat import HeartbeatWriter
 from riverpy._clock import Timer
 from riverpy._leading.leader_watch import LeaderWatch
 from riverpy._leading.membership import DomainMembership
-from riverpy._leases.singletons import SingletonRunners
+from riverpy._leases.singletons import SingletonRunnerGroup
 from riverpy._lifecycle import ServiceGroup, unwrap_single_error
 from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_STOP_STARTED, PERIODIC_JOBS_IGNORED
@@ -140,7 +140,7 @@ class Run:
             is_notified=self._is_notified,
             abandoned=abandoned,
         )
-        self._singletons = SingletonRunners(client.singletons, client.leases, Timer())
+        self._singletons = SingletonRunnerGroup(client.singletons, client.leases, Timer())
         self._membership = self._make_membership()
         self._leader_setup = LeaderSetup(context, Timer()) if config.candidate else None
         self._leader_watch = self._make_leader_watch()

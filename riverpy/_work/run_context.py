@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from riverpy._clients.heartbeat import HeartbeatWriter
     from riverpy._insert.inserter import Inserter
     from riverpy._leading.subscriptions import LeadershipPublisher
-    from riverpy._leases.client_leases import ClientLeases
+    from riverpy._leases.client_leases import ClientLeaseEngine
     from riverpy._postgres.driver import Connection
     from riverpy._work.attempt_store import AttemptStore
     from riverpy._work.child_process import ChildProcessPool
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from riverpy._work.subscriptions import Subscriptions
     from riverpy.config import Config, QueueConfig
     from riverpy.periodic import PeriodicJobs
-    from riverpy.singletons import Singletons
+    from riverpy.singletons import SingletonRegistry
     from riverpy.worker import Workers
 
 
@@ -39,8 +39,8 @@ class ClientParts:
     config: Config
     workers: Workers
     queues: Mapping[str, QueueConfig]
-    singletons: Singletons
-    leases: ClientLeases
+    singletons: SingletonRegistry
+    leases: ClientLeaseEngine
     subscriptions: Subscriptions
     leadership: LeadershipPublisher
     periodic_jobs: PeriodicJobs

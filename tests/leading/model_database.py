@@ -120,7 +120,7 @@ class Server:
         row = self.row
         if row is None or not self.is_row_of(_term(holder, epoch)) or row.expires_at < now:
             return {}
-        row.expires_at = now + TIMING.ttl_delta
+        row.expires_at = now + TIMING.ttl_timedelta
         return {name: True}
 
     release_locks = True
@@ -205,7 +205,7 @@ class Rival:
         if server.row is not None and server.row.expires_at < now:
             server.row = None
         if server.row is None and server.now() - now < timedelta(seconds=1):
-            answer = server.acquire("", RIVAL, TIMING.ttl_delta, now)
+            answer = server.acquire("", RIVAL, TIMING.ttl_timedelta, now)
             self._term = _term(RIVAL, answer.epoch)
             self._trusted_until = self._world.now + TIMING.validity
 

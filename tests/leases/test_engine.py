@@ -899,7 +899,7 @@ async def test_close_with_a_block_that_keeps_running(
 ) -> None:
     """Closing waits a limited time for a block. Then it logs that the lease is not released but
     expires."""
-    monkeypatch.setattr("riverpy._leases.engine.CLOSE_TIMEOUT", 0.05)
+    monkeypatch.setattr("riverpy._leases.engine.ENGINE_CLOSE_TIMEOUT", 0.05)
     engine = _engine(store)
     block = Block(engine)
     block.late_by = 10

@@ -370,7 +370,7 @@ async def test_locked_row(
     unknown, and the lease stays held until its deadline. A release soon gives up, and no renewal
     waits for it."""
     # A statement that waited would be ended by the limit of the session, well before these.
-    monkeypatch.setattr("riverpy._leases.engine.RELEASE_TIMEOUT", BOUND)
+    monkeypatch.setattr("riverpy._leases.engine.LEASE_RELEASE_TIMEOUT", BOUND)
     lease, other = await _granted(leases), await _granted(leases, "y")
     store = leases._engine._store
     async with schema.connected() as connection, connection.transaction():
@@ -426,7 +426,7 @@ async def test_injected_connection_survives(
                 monkeypatch.setattr(leases._engine, "_attempt_timeout", 0.1)
                 with pytest.raises(TimeoutError, match="acquiring a lease took longer"):
                     await leases.try_acquire("x")
-                monkeypatch.setattr("riverpy._leases.held_leases.STORE_TIMEOUT", 0.1)
+                monkeypatch.setattr("riverpy._leases.held_leases.LEASE_STORE_TIMEOUT", 0.1)
                 with pytest.raises(TimeoutError, match="renewing leases took longer"):
                     await leases.renew(lease)
         assert not connection.is_closed()
@@ -529,7 +529,7 @@ async def test_cancelled_release(schema: Schema, monkeypatch: pytest.MonkeyPatch
     """A lease is released even if its holder is cancelled repeatedly during the release. A job that
     is stopped is cancelled like this, and a shielded scope does not prevent it."""
     monkeypatch.setattr("riverpy._postgres.leases.RELEASE_LOCK_TIMEOUT", timedelta(seconds=20))
-    monkeypatch.setattr("riverpy._leases.engine.RELEASE_TIMEOUT", 20.0)
+    monkeypatch.setattr("riverpy._leases.engine.LEASE_RELEASE_TIMEOUT", 20.0)
     held, may_end = asyncio.Event(), asyncio.Event()
 
     async def hold() -> None:

@@ -169,8 +169,8 @@ async def test_names_spread(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> 
                     for _ in range(12):
                         await engine.denied.wait()
                 # A process may be notified later than others that a lease is free.
-                monkeypatch.setattr(engine_module, "ATTEMPT_DELAY_PER_LEASE", 0.25)
-                monkeypatch.setattr(engine_module, "ATTEMPT_DELAY_MAX", 2.0)
+                monkeypatch.setattr(engine_module, "ACQUIRE_DELAY_PER_HELD_LEASE", 0.25)
+                monkeypatch.setattr(engine_module, "ACQUIRE_DELAY_MAX", 2.0)
                 clients[0].stop()
                 counts: list[int] = []
 
@@ -311,7 +311,7 @@ async def test_function_that_keeps_running(
 ) -> None:
     """If a function runs after its lease was lost, this is logged repeatedly. Its process does not
     try to acquire the lease until the function has ended, and then runs it again (S6)."""
-    monkeypatch.setattr(held_leases, "WORK_LOG_INTERVAL", 0.05)
+    monkeypatch.setattr(held_leases, "UNFINISHED_WORK_LOG_INTERVAL", 0.05)
     task, client = Task(), make_client(schema, "a", ttl=TTL)
     task.is_deaf = True
     client.singleton("s", task)
@@ -533,7 +533,7 @@ async def test_stats(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (stats.singletons["s"].waited or 0) > 0
         await until(lambda: client.stats().leases.renewals >= 2)
         assert client.stats().leases.renewal_seconds > 0
-        monkeypatch.setattr(held_leases, "STORE_TIMEOUT", 0.1)
+        monkeypatch.setattr(held_leases, "LEASE_STORE_TIMEOUT", 0.1)
         async with schema.connected() as rival, rival.transaction():
             await rival.execute("lock table riverpy_lease in access exclusive mode")
             await until(lambda: client.stats().leases.renewal_failures > 0)
@@ -620,7 +620,7 @@ async def test_bad_names(schema: Schema, name: Any) -> None:
     client = make_client(schema, "a")
     with pytest.raises(ConfigError):
         client.singleton(name, Task())
-    assert len(client._singleton_registry.by_name) == 0
+    assert len(client._singleton_registry.singletons_by_name) == 0
     async with client:
         with pytest.raises(ConfigError):
             async with client.lease(name):
@@ -659,7 +659,7 @@ async def test_bad_registrations(schema: Schema) -> None:
     async with running(client):
         with pytest.raises(ClientStateError):
             client.singleton("t", Task())
-    assert len(client._singleton_registry.by_name) == 1
+    assert len(client._singleton_registry.singletons_by_name) == 1
 
 
 async def test_ttl_of_days(schema: Schema) -> None:
