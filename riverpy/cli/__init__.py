@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from riverpy._names import PYPI_PACKAGE_NAME
-from riverpy.cli._logging import log_to_stderr
-from riverpy.cli._run import convert_expected_errors, debug_option, show_error
+from riverpy.cli._logging import send_log_to_stderr
+from riverpy.cli._run import debug_option, print_click_error, raise_command_errors
 
 _COMMANDS = {
     "bench": "Measure how fast jobs are inserted, worked and picked up.",
@@ -36,7 +36,7 @@ _COMMANDS = {
 }
 
 
-class _Commands(click.Group):
+class _CommandGroup(click.Group):
     """The group of commands. It imports the module of a command only when needed, so that `--help`
     is fast."""
 
@@ -53,36 +53,36 @@ class _Commands(click.Group):
             formatter.write_dl(sorted(_COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        with convert_expected_errors():
+        with raise_command_errors():
             return super().invoke(ctx)
 
     def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
         """Run a command and exit. An error is printed as one line on stderr."""
         if not standalone_mode:
             return super().main(*args, standalone_mode=False, **kwargs)
-        _open_missing_streams()
-        log_to_stderr()
+        _open_missing_standard_streams()
+        send_log_to_stderr()
         try:
             result = super().main(*args, standalone_mode=False, **kwargs)
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             sys.exit(error.exit_code)
         except click.ClickException as error:
-            sys.exit(show_error(error))
+            sys.exit(print_click_error(error))
         except click.Abort:
             click.echo("riverpy: interrupted", err=True)
             sys.exit(128 + signal.SIGINT)
         sys.exit(result if isinstance(result, int) else 0)
 
 
-@click.group("riverpy", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("riverpy", cls=_CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version(PYPI_PACKAGE_NAME), prog_name="riverpy")
 @debug_option
 def main() -> None:
     """The River job queue for asyncio Python on PostgreSQL."""
 
 
-def _open_missing_streams() -> None:
+def _open_missing_standard_streams() -> None:
     """Open the null device in place of each closed stdin, stdout and stderr.
 
     Otherwise the next descriptor that is opened, for example a socket, becomes a standard stream.

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import click
 
 from riverpy._postgres.driver import DATABASE_ERRORS, is_permanent_statement_error
-from riverpy.cli._connected import connected, with_timeout
+from riverpy.cli._connected import open_connection, wait_for_statement
 from riverpy.cli._output import print_json, print_note
-from riverpy.cli._run import EXIT_FAILURE, CommandError, describe, run, show_traceback
+from riverpy.cli._run import (
+    EXIT_FAILURE,
+    CommandError,
+    error_to_one_line,
+    run_async,
+    show_traceback,
+)
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.errors import JobDamagedError, NotFoundError, UniqueConflictError
@@ -25,11 +31,11 @@ ItemT = TypeVar("ItemT", int, str)
 
 ACTION_UNCHANGED = "none"
 ACTION_FAILED = "failed"
-PROGRESS_INTERVAL = 2.0
+PROGRESS_NOTE_INTERVAL = 2.0
 """Seconds between two notes on stderr about the number of changed items, with `--json`."""
 
 
-class ItemResult(NamedTuple):
+class ItemChangeResult(NamedTuple):
     """The result of changing one item."""
 
     action: str
@@ -41,9 +47,9 @@ class ItemResult(NamedTuple):
 def change_items(
     database: DatabaseSettings,
     noun: str,
-    key: str,
+    json_key: str,
     items: Sequence[ItemT],
-    change: Callable[[Client, ItemT, Transaction], Awaitable[ItemResult]],
+    change: Callable[[Client, ItemT, Transaction], Awaitable[ItemChangeResult]],
     *,
     as_json: bool,
 ) -> None:
@@ -53,7 +59,7 @@ def change_items(
 
     Args:
         noun: the word for an item in messages, such as `job`.
-        key: the key of an item in the `--json` output, such as `id`.
+        json_key: the key of an item in the `--json` output, such as `id`.
 
     Raises:
         Exit: with code 1, if an item failed.
@@ -62,31 +68,32 @@ def change_items(
     results: list[dict[str, object]] = []
     noted_at = time.monotonic()
 
-    def report(item: ItemT, result: ItemResult) -> None:
+    def report_result(item: ItemT, result: ItemChangeResult) -> None:
         nonlocal noted_at
-        results.append({key: item, **result._asdict()})
+        results.append({json_key: item, **result._asdict()})
         if not as_json and result.action == ACTION_FAILED:
             print_note(f"riverpy: {result.message}")
         elif not as_json:
             click.echo(result.message)
-        elif time.monotonic() - noted_at >= PROGRESS_INTERVAL:
+        elif time.monotonic() - noted_at >= PROGRESS_NOTE_INTERVAL:
             noted_at = time.monotonic()
             print_note(f"{len(results):,} of {len(items):,} {noun}s")
 
-    async def change_all() -> None:
-        async with connected(database) as found:
+    async def change_all_items() -> None:
+        async with open_connection(database) as found:
             client = Client(config=Config(schema=found.schema))
             for number, item in enumerate(items, 1):
                 try:
-                    report(item, await _change_item(client, noun, item, found.connection, change))
+                    result = await _change_item(client, noun, item, found.connection, change)
+                    report_result(item, result)
                 except DATABASE_ERRORS as error:
                     show_traceback(error)
                     rest = "; those after it are unchanged" if number < len(items) else ""
-                    text = f"changing {noun} {item} failed: {describe(error)}{rest}"
+                    text = f"changing {noun} {item} failed: {error_to_one_line(error)}{rest}"
                     raise CommandError(text) from error
 
     try:
-        run(change_all)
+        run_async(change_all_items)
     finally:
         if as_json and results:
             print_json({f"{noun}s": results})
@@ -94,7 +101,7 @@ def change_items(
         raise click.exceptions.Exit(EXIT_FAILURE)
 
 
-def _is_row_refused(error: Exception) -> bool:
+def _is_row_change_refused(error: Exception) -> bool:
     """Whether the database refused the change of one row, for example because of a trigger. An
     error of class 42, such as a missing permission or table, affects all rows."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
@@ -106,17 +113,18 @@ async def _change_item(
     noun: str,
     item: ItemT,
     connection: Connection,
-    change: Callable[[Client, ItemT, Transaction], Awaitable[ItemResult]],
-) -> ItemResult:
-    async def change_in_transaction() -> ItemResult:
+    change: Callable[[Client, ItemT, Transaction], Awaitable[ItemChangeResult]],
+) -> ItemChangeResult:
+    async def change_in_transaction() -> ItemChangeResult:
         async with connection.transaction():
             return await change(client, item, connection)
 
     try:
-        return await with_timeout("it", change_in_transaction())
+        return await wait_for_statement("it", change_in_transaction())
     except (JobDamagedError, NotFoundError, UniqueConflictError) as error:
-        return ItemResult(ACTION_FAILED, str(error))
+        return ItemChangeResult(ACTION_FAILED, str(error))
     except DATABASE_ERRORS as error:
-        if not _is_row_refused(error):
+        if not _is_row_change_refused(error):
             raise
-        return ItemResult(ACTION_FAILED, f"{noun} {item} cannot be changed: {describe(error)}")
+        message = f"{noun} {item} cannot be changed: {error_to_one_line(error)}"
+        return ItemChangeResult(ACTION_FAILED, message)

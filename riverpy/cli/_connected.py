@@ -31,10 +31,10 @@ class CommandConnection(NamedTuple):
 
     connection: Connection
     schema: str | None
-    state: SchemaState
-    url: str
+    schema_state: SchemaState
+    database_url: str
 
-    async def read(
+    async def run_read(
         self,
         statement: Callable[Concatenate[Connection, str | None, ArgsP], Awaitable[ResultT]],
         *args: ArgsP.args,
@@ -42,28 +42,28 @@ class CommandConnection(NamedTuple):
     ) -> ResultT:
         """Return the result of a statement that reads a few rows."""
         result = statement(self.connection, self.schema, *args, **kwargs)
-        return await with_timeout("reading the database", result)
+        return await wait_for_statement("reading the database", result)
 
-    def has_version(self, version: int) -> bool:
+    def has_riverpy_version(self, version: int) -> bool:
         """Whether the database has this version of riverpy's own tables."""
-        return version in self.state.applied_versions(RIVERPY_LINE)
+        return version in self.schema_state.applied_versions(RIVERPY_LINE)
 
-    def expect_version(self, version: int, tables: str) -> None:
+    def expect_riverpy_version(self, version: int, missing_tables: str) -> None:
         """Raise SchemaMissingError if riverpy's own tables do not have this version. The text names
-        the missing `tables` and the command that creates them."""
-        if not self.has_version(version):
+        the `missing_tables` and the command that creates them."""
+        if not self.has_riverpy_version(version):
             up = f"riverpy migrate up --line {RIVERPY_LINE}"
-            command = migrate_command(up, self.schema, self.url)
-            raise SchemaMissingError(f"the database lacks the {tables}: run `{command}`")
+            command = migrate_command(up, self.schema, self.database_url)
+            raise SchemaMissingError(f"the database lacks the {missing_tables}: run `{command}`")
 
 
 @asynccontextmanager
-async def connected(database: DatabaseSettings) -> AsyncGenerator[CommandConnection]:
+async def open_connection(database: DatabaseSettings) -> AsyncGenerator[CommandConnection]:
     """Connect, and check that River's tables exist."""
-    url = database.required_url()
+    url = database.require_url()
     connection = await connect(url)
     try:
-        state = await with_timeout(
+        state = await wait_for_statement(
             "reading the schema", check_schema(connection, database.schema, url=url)
         )
         yield CommandConnection(connection, database.schema, state, url)
@@ -71,9 +71,9 @@ async def connected(database: DatabaseSettings) -> AsyncGenerator[CommandConnect
         await close_connection(connection)
 
 
-async def with_timeout(purpose: str, result: Awaitable[ResultT]) -> ResultT:
+async def wait_for_statement(purpose: str, statement: Awaitable[ResultT]) -> ResultT:
     """Wait for the result of a statement, for at most `STATEMENT_TIMEOUT`. `purpose` starts the
     error text."""
     reason = f"{purpose} took longer than {STATEMENT_TIMEOUT:g} s"
     with anyio.fail_after(STATEMENT_TIMEOUT, reason=reason):
-        return await result
+        return await statement

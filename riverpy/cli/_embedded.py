@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from riverpy.embedded import EmbeddedPostgres
 
 
-def embedded_server(name: str) -> EmbeddedPostgres:
+def get_embedded_server(name: str) -> EmbeddedPostgres:
     """Return the embedded server of this name, without starting it."""
-    return _embedded_postgres()(name)
+    return _import_embedded_postgres()(name)
 
 
-def start_server(stack: ExitStack, name: str, command: str) -> EmbeddedPostgres:
+def start_server(stack: ExitStack, name: str, command_name: str) -> EmbeddedPostgres:
     """Start the embedded server of this name, and print a note about it. The server runs until
     `stack` is closed."""
     started = time.monotonic()
-    server = embedded_server(name)
+    server = get_embedded_server(name)
     stack.enter_context(server)
     number = ".".join(map(str, server.version))
     print_note(
-        f"{command}: PostgreSQL {number} ({server.source}) in {server.directory}, ready in "
+        f"{command_name}: PostgreSQL {number} ({server.source}) in {server.directory}, ready in "
         f"{time.monotonic() - started:.1f} s"
     )
     return server
 
 
-def existing_servers(name: str) -> list[EmbeddedPostgres]:
+def find_existing_servers(name: str) -> list[EmbeddedPostgres]:
     """Return the embedded servers of this name that have data, one for each major version of
     PostgreSQL, the oldest first."""
-    servers = _embedded_postgres().existing(name)
+    servers = _import_embedded_postgres().existing(name)
     if not servers:
         raise CommandError(
             f"there is no embedded server {name}: create it with `riverpy db start {name}`"
@@ -57,7 +57,7 @@ def dev_server_name(directory: Path) -> str:
     return f"dev-{slug}-{digest}" if slug else f"dev-{digest}"
 
 
-def running_dev_server() -> EmbeddedPostgres | None:
+def find_running_dev_server() -> EmbeddedPostgres | None:
     """Return the running embedded server of `riverpy dev` in the current directory. None: there is
     no such server."""
     if sys.platform == "win32":
@@ -75,7 +75,7 @@ def running_dev_server() -> EmbeddedPostgres | None:
     return running[-1] if running else None
 
 
-def _embedded_postgres() -> type[EmbeddedPostgres]:
+def _import_embedded_postgres() -> type[EmbeddedPostgres]:
     try:
         from riverpy.embedded import EmbeddedPostgres
     except ImportError as error:

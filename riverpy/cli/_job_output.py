@@ -13,7 +13,7 @@ from riverpy._attempt_errors import (
     iterate_error_entries,
     parse_error_entry,
 )
-from riverpy.cli._output import print_table, print_text, printable
+from riverpy.cli._output import make_printable, print_table, print_text
 from riverpy.job import JobColumn
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 
-def job_object(job: JobRow) -> dict[str, object]:
+def job_to_json_object(job: JobRow) -> dict[str, object]:
     """Return a job for `--json` output. The keys are the columns of the table.
 
     `unique_key` is in hexadecimal digits. `unique_states` has one bit for each state, from the
@@ -57,16 +57,16 @@ def job_object(job: JobRow) -> dict[str, object]:
 
 def print_job(job: dict[str, object]) -> None:
     """Print the columns of a job that are not empty, then its errors, the oldest first."""
-    rows = [(name, _cell(value)) for name, value in job.items() if name != "errors"]
+    rows = [(name, _format_cell(value)) for name, value in job.items() if name != "errors"]
     print_table(("COLUMN", "VALUE"), [row for row in rows if row[1]])
     for entry in cast("list[msgspec.Raw]", job["errors"]):
-        print_text("\n".join(("", *map(printable, _error_lines(bytes(entry).decode())))))
+        print_text("\n".join(("", *map(make_printable, _error_to_lines(bytes(entry).decode())))))
 
 
-def _error_lines(entry: str) -> list[str]:
-    error = parse_error_entry(entry)
+def _error_to_lines(encoded_error: str) -> list[str]:
+    error = parse_error_entry(encoded_error)
     if not error.error and error.at == GO_ZERO_TIME:  # the error is not in River's format
-        return [f"error {entry}"]
+        return [f"error {encoded_error}"]
     first, *others = error.error.splitlines() or [""]
     number = f" of attempt {error.attempt}" if error.attempt else ""
     at = "" if error.at == GO_ZERO_TIME else f" at {format_json_time(error.at)}"
@@ -74,8 +74,7 @@ def _error_lines(entry: str) -> list[str]:
     return [lines[0], *(f"  {line}" for line in lines[1:])]
 
 
-def print_jobs(jobs: Sequence[JobRow]) -> None:
-    """Print jobs as a table."""
+def print_job_table(jobs: Sequence[JobRow]) -> None:
     print_table(
         ("ID", "KIND", "QUEUE", "STATE", "ATTEMPT", "PRIORITY", "SCHEDULED AT"),
         [
@@ -86,20 +85,20 @@ def print_jobs(jobs: Sequence[JobRow]) -> None:
                 job.state.value,
                 f"{job.attempt}/{job.max_attempts}",
                 job.priority,
-                _cell(job.scheduled_at),
+                _format_cell(job.scheduled_at),
             )
             for job in jobs
         ],
     )
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="milliseconds")
     if isinstance(value, list):
-        return " ".join(map(_cell, cast("list[object]", value)))
+        return " ".join(map(_format_cell, cast("list[object]", value)))
     if isinstance(value, bool):
         return "yes" if value else "no"
     return bytes(value).decode() if isinstance(value, msgspec.Raw) else str(value)

@@ -2,8 +2,8 @@
 
 A line is written at once if the write does not block. If the reader of the pipe or terminal is
 slow, the write would block. Then the line is buffered, and a thread writes it. If the buffer is
-full (`BUFFER_SIZE_MAX`), lines are dropped, and their number is logged when the buffer is empty. If
-the reader ends, all further lines are dropped, and `on_broken` is called.
+full (`LOG_BUFFER_BYTES_MAX`), lines are dropped, and their number is logged when the buffer is
+empty. If the reader ends, all further lines are dropped, and `on_reader_ended` is called.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from riverpy._log_events import LOG_LINES_DROPPED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BUFFER_SIZE_MAX = 4 * 2**20
+LOG_BUFFER_BYTES_MAX = 4 * 2**20
 """The maximum number of buffered bytes."""
-DRAIN_TIMEOUT = 0.5
+LOG_FLUSH_TIMEOUT = 0.5
 """The longest time that an ending process waits until buffered lines are written, in seconds."""
-_BROKEN_ERRORS = {errno.EPIPE, errno.ECONNRESET, errno.EIO}
+_READER_ENDED_ERRNOS = {errno.EPIPE, errno.ECONNRESET, errno.EIO}
 """The errors of a write to a pipe, socket or terminal that no process reads any more."""
 
 
@@ -44,21 +44,21 @@ class LogStream:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._descriptor = _find_descriptor(stream)
-        self._write_at_once = _nonblocking_write(self._descriptor)
-        self.on_broken: Callable[[], None] | None = None
+        self._descriptor = _find_file_descriptor(stream)
+        self._write_nonblocking = _make_nonblocking_write(self._descriptor)
+        self.on_reader_ended: Callable[[], None] | None = None
         """Called once, in any thread, when the reader has ended."""
-        self._is_broken = False
+        self._has_reader_ended = False
         self.reset_after_fork()
         _log_streams.append(self)
 
     def reset_after_fork(self) -> None:
         """Drop the buffered lines in a forked child, because the parent process writes them."""
-        self._lines: deque[bytes] = deque()
+        self._unwritten_lines: deque[bytes] = deque()
         """The lines to write. Only code that holds `_write_lock` removes lines."""
-        self._size = self._dropped = 0
+        self._unwritten_bytes = self._dropped_line_count = 0
         self._write_lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._writer_thread: threading.Thread | None = None
         """The thread that writes buffered lines. It holds `_write_lock`."""
 
     def write(self, text: str) -> None:
@@ -67,50 +67,50 @@ class LogStream:
             self._stream.write(text)
             return
         data = text.encode(self._stream.encoding or "utf-8", "backslashreplace")
-        if self._is_broken:
+        if self._has_reader_ended:
             return
-        if self._size + len(data) > BUFFER_SIZE_MAX:
-            self._dropped += 1
+        if self._unwritten_bytes + len(data) > LOG_BUFFER_BYTES_MAX:
+            self._dropped_line_count += 1
             return
-        self._size += len(data)
-        self._lines.append(data)
-        self._write_pending()
+        self._unwritten_bytes += len(data)
+        self._unwritten_lines.append(data)
+        self._write_now_or_in_thread()
 
     def flush(self) -> None:
         """Do nothing, because a thread writes the buffered lines."""
 
-    def drain(self, seconds: float) -> None:
+    def wait_until_written(self, seconds: float) -> None:
         """Wait until the buffered lines are written, for at most `seconds`."""
-        if (thread := self._thread) is not None:
+        if (thread := self._writer_thread) is not None:
             thread.join(seconds)
 
-    def _write_pending(self) -> None:
+    def _write_now_or_in_thread(self) -> None:
         """Write the lines, or start a thread that writes them. If `_write_lock` is locked, its
         holder writes the lines. The holder can be another thread, or a write that a finalizer has
         interrupted."""
-        while self._lines and self._write_lock.acquire(blocking=False):
+        while self._unwritten_lines and self._write_lock.acquire(blocking=False):
             if self._write_lines(may_block=False):
                 self._write_lock.release()
                 continue
-            self._thread = threading.Thread(
-                target=self._write_buffered, name="riverpy log", daemon=True
+            self._writer_thread = threading.Thread(
+                target=self._run_writer_thread, name="riverpy log", daemon=True
             )
             try:
-                self._thread.start()
+                self._writer_thread.start()
             except RuntimeError:  # the system allows no more threads, so drop the lines
-                self._thread = None
-                self._dropped += len(self._lines)
-                self._drop_lines()
+                self._writer_thread = None
+                self._dropped_line_count += len(self._unwritten_lines)
+                self._drop_unwritten_lines()
                 self._write_lock.release()
 
-    def _write_buffered(self) -> None:
+    def _run_writer_thread(self) -> None:
         """Write the buffered lines, and report dropped lines. The thread runs this function."""
         while not self._write_lines(may_block=True):
             pass
-        dropped, self._dropped = self._dropped, 0
-        self._thread = None
+        dropped, self._dropped_line_count = self._dropped_line_count, 0
+        self._writer_thread = None
         self._write_lock.release()
-        self._write_pending()
+        self._write_now_or_in_thread()
         if dropped:
             log = get_logger()
             log.warning(
@@ -122,65 +122,65 @@ class LogStream:
     def _write_lines(self, *, may_block: bool) -> bool:
         """Write the lines in order. If `may_block` is true, a write may wait for the reader. Return
         False if the descriptor did not accept a whole line."""
-        while self._lines:
-            data = self._lines[0]
+        while self._unwritten_lines:
+            data = self._unwritten_lines[0]
             try:
                 length = (
-                    os.write(self._descriptor, data) if may_block else self._write_at_once(data)
+                    os.write(self._descriptor, data) if may_block else self._write_nonblocking(data)
                 )
             except BlockingIOError:
                 length = 0
                 if may_block:  # another process made it non-blocking: wait here
                     select.select([], [self._descriptor], [])
             except OSError as error:
-                self._handle_error(error)
+                self._handle_write_error(error)
                 continue
-            self._size -= length
+            self._unwritten_bytes -= length
             if length < len(data):
-                self._lines[0] = data[length:]
+                self._unwritten_lines[0] = data[length:]
                 return False
-            self._lines.popleft()
-        self._size = 0  # other threads change the size too, so it may be inexact
+            self._unwritten_lines.popleft()
+        self._unwritten_bytes = 0  # other threads change the size too, so it may be inexact
         return True
 
-    def _handle_error(self, error: OSError) -> None:
+    def _handle_write_error(self, error: OSError) -> None:
         """Drop the first line, or all lines if the reader has ended."""
-        if error.errno not in _BROKEN_ERRORS:
-            self._dropped += 1
-            self._size -= len(self._lines.popleft())
+        if error.errno not in _READER_ENDED_ERRNOS:
+            self._dropped_line_count += 1
+            self._unwritten_bytes -= len(self._unwritten_lines.popleft())
             return
-        self._is_broken = True
-        _discard_output(self._stream)
-        self._drop_lines()
-        if self.on_broken:
-            self.on_broken()
+        self._has_reader_ended = True
+        _redirect_to_devnull(self._stream)
+        self._drop_unwritten_lines()
+        if self.on_reader_ended:
+            self.on_reader_ended()
 
-    def _drop_lines(self) -> None:
-        self._lines.clear()
-        self._size = 0
+    def _drop_unwritten_lines(self) -> None:
+        self._unwritten_lines.clear()
+        self._unwritten_bytes = 0
 
 
 _log_streams: list[LogStream] = []
 
 
-def drain_logs() -> None:
-    """Wait until buffered lines are written, for at most `DRAIN_TIMEOUT`, before the process
+def wait_until_logs_written() -> None:
+    """Wait until buffered lines are written, for at most `LOG_FLUSH_TIMEOUT`, before the process
     ends."""
     for stream in _log_streams:
-        stream.drain(DRAIN_TIMEOUT)
+        stream.wait_until_written(LOG_FLUSH_TIMEOUT)
 
 
-def _reset_logs() -> None:
+def _reset_log_streams_after_fork() -> None:
     for stream in _log_streams:
         stream.reset_after_fork()
 
 
-atexit.register(drain_logs)
+atexit.register(wait_until_logs_written)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_logs)
+    os.register_at_fork(after_in_child=_reset_log_streams_after_fork)
 
 
-def _find_descriptor(stream: TextIO) -> int:
+def _find_file_descriptor(stream: TextIO) -> int:
     """Return the file descriptor of a stream; -1 if it has none."""
     try:
         return stream.fileno()
@@ -188,7 +188,7 @@ def _find_descriptor(stream: TextIO) -> int:
         return -1
 
 
-def open_nonblocking(number: int) -> int:
+def reopen_nonblocking(descriptor: int) -> int:
     """Open the pipe or terminal of a descriptor again, and return a non-blocking descriptor.
 
     Other processes share the given descriptor, so it must not be made non-blocking itself.
@@ -198,26 +198,26 @@ def open_nonblocking(number: int) -> int:
     """
     if not hasattr(os, "O_NONBLOCK"):
         raise OSError("Windows has no non-blocking descriptors")
-    return os.open(f"/dev/fd/{number}", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
+    return os.open(f"/dev/fd/{descriptor}", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
 
 
-def _nonblocking_write(number: int) -> Callable[[bytes], int]:
+def _make_nonblocking_write(descriptor: int) -> Callable[[bytes], int]:
     """Return a function that writes to a descriptor without blocking. It returns the number of
     written bytes. A write to a file never blocks. Each write to a socket has a flag
     (MSG_DONTWAIT)."""
     try:
-        mode = os.fstat(number).st_mode
+        mode = os.fstat(descriptor).st_mode
         if stat.S_ISREG(mode):
-            return partial(os.write, number)
+            return partial(os.write, descriptor)
         if stat.S_ISSOCK(mode):
-            end, flags = socket.socket(fileno=os.dup(number)), socket.MSG_DONTWAIT
+            end, flags = socket.socket(fileno=os.dup(descriptor)), socket.MSG_DONTWAIT
             return lambda data: end.send(data, flags)
-        return partial(os.write, open_nonblocking(number))
+        return partial(os.write, reopen_nonblocking(descriptor))
     except (OSError, AttributeError):
         return lambda _data: 0
 
 
-def _discard_output(stream: TextIO) -> None:
+def _redirect_to_devnull(stream: TextIO) -> None:
     """Redirect stderr to the null device. If stdout is the same pipe, redirect it too."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     numbers = {stream.fileno()}

@@ -13,7 +13,7 @@ from riverpy._dsn import mask_passwords
 from riverpy._log import get_logger
 from riverpy._log_events import UNCAUGHT_ERROR_RAISED
 from riverpy.cli._log_stream import LogStream
-from riverpy.cli._output import has_color
+from riverpy.cli._output import should_use_color
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,16 +26,15 @@ class _LineLogger:
     write would wait forever."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
-        self._write = write
+        self._write_text = write
 
     def msg(self, line: str) -> None:
-        """Write a line."""
-        self._write(f"{line}\n")
+        self._write_text(f"{line}\n")
 
     debug = info = warning = error = critical = msg
 
 
-def log_to_stderr() -> None:
+def send_log_to_stderr() -> None:
     """Send structlog's log to stderr, from level info on. Structlog's default is stdout, which
     commands use for data."""
     structlog.configure(
@@ -45,24 +44,24 @@ def log_to_stderr() -> None:
     )
 
 
-def configure_logging(log: str, level: str) -> LogStream:
+def configure_logging(log_format: str, lowest_level: str) -> LogStream:
     """Send structlog's and the standard library's log to stderr.
 
     Args:
-        log: `console` for text, `json` for one object per line.
-        level: the lowest level that is written: debug, info, warning or error.
+        log_format: `console` for text, `json` for one object per line.
+        lowest_level: the lowest level that is written: debug, info, warning or error.
 
     Returns:
-        The stream of log lines. The caller can set `on_broken` of the stream.
+        The stream of log lines. The caller can set `on_reader_ended` of the stream.
     """
     stream = LogStream(sys.stderr)
-    number = logging.getLevelNamesMapping()[level.upper()]
+    number = logging.getLevelNamesMapping()[lowest_level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    last = _rendering_processors(log)
+    last = _make_rendering_processors(log_format)
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
@@ -105,8 +104,8 @@ def _log_uncaught_error(
     )
 
 
-def _rendering_processors(log: str) -> list[Processor]:
-    if log == "json":
+def _make_rendering_processors(log_format: str) -> list[Processor]:
+    if log_format == "json":
         return [
             structlog.processors.format_exc_info,
             _mask_passwords,
@@ -116,15 +115,15 @@ def _rendering_processors(log: str) -> list[Processor]:
     # variables.
     return [
         structlog.processors.format_exc_info,
-        _show_trace_below,
+        _show_trace_as_exception,
         _mask_passwords,
         structlog.dev.ConsoleRenderer(
-            colors=has_color(sys.stderr), exception_formatter=structlog.dev.plain_traceback
+            colors=should_use_color(sys.stderr), exception_formatter=structlog.dev.plain_traceback
         ),
     ]
 
 
-def _show_trace_below(_logger: object, _method: str, event: EventDict) -> EventDict:
+def _show_trace_as_exception(_logger: object, _method: str, event: EventDict) -> EventDict:
     """Show the traceback of a failed job below the log line, as for other errors."""
     if trace := event.pop("trace", None):
         event["exception"] = trace

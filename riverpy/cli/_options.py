@@ -9,9 +9,9 @@ import click
 import msgspec
 
 from riverpy._dsn import url_for_display
-from riverpy.cli._embedded import running_dev_server
+from riverpy.cli._embedded import find_running_dev_server
 from riverpy.cli._output import print_note
-from riverpy.cli._run import debug_flag, debug_option
+from riverpy.cli._run import debug_option, get_debug_flag
 from riverpy.cli._settings import DATABASE_URL, DEBUG, SCHEMA, SettingsError, SettingSources
 from riverpy.cli._types import TEXT, IntegerType
 from riverpy.job import JobState
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 CommandT = TypeVar("CommandT", bound="Callable[..., object]")
 ResultT = TypeVar("ResultT")
 
-LIMIT_DEFAULT = 100
-LIMIT_MAX = 10_000
+ROW_LIMIT_DEFAULT = 100
+ROW_LIMIT_MAX = 10_000
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as one JSON object."
 )
 
 
-def _filter_option(
-    name: str, job: str, kind: click.ParamType[str]
+def _make_filter_option(
+    name: str, job_description: str, value_type: click.ParamType[str]
 ) -> Callable[[CommandT], CommandT]:
-    text = f"Show only jobs {job}. Can be repeated."
-    return click.option(f"--{name}", f"{name}s", type=kind, multiple=True, help=text)
+    text = f"Show only jobs {job_description}. Can be repeated."
+    return click.option(f"--{name}", f"{name}s", type=value_type, multiple=True, help=text)
 
 
-kinds_option = _filter_option("kind", "of this kind", TEXT)
-queues_option = _filter_option("queue", "in this queue", TEXT)
-states_option = _filter_option("state", "in this state", click.Choice([*map(str, JobState)]))
+kinds_option = _make_filter_option("kind", "of this kind", TEXT)
+queues_option = _make_filter_option("queue", "in this queue", TEXT)
+states_option = _make_filter_option("state", "in this state", click.Choice([*map(str, JobState)]))
 limit_option = click.option(
     "--limit",
-    type=IntegerType(1, LIMIT_MAX),
-    default=LIMIT_DEFAULT,
+    type=IntegerType(1, ROW_LIMIT_MAX),
+    default=ROW_LIMIT_DEFAULT,
     show_default=True,
     help="Maximum number of rows.",
 )
@@ -65,12 +65,12 @@ class DatabaseSettings(msgspec.Struct, frozen=True):
     url_source: str = "default"
     schema_source: str = "default"
 
-    def required_url(self) -> str:
+    def require_url(self) -> str:
         """Return the URL. Default: the database of a running `riverpy dev` in the current
         directory."""
         if self.url is not None and self.url_source.startswith("--"):
             return self.url
-        server = running_dev_server()
+        server = find_running_dev_server()
         if self.url is None:
             if server is None:
                 raise SettingsError(f"no database is given: {HOW_TO_GIVE_A_DATABASE}")
@@ -93,14 +93,14 @@ def database_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
     """Add `--database-url`, `--schema` and `--debug`, and pass them as `database`."""
 
     @wraps(command)
-    def with_database(
+    def call_with_database(
         *args: object, database_url: str | None, schema: str | None, **kwargs: object
     ) -> ResultT:
         sources = SettingSources()
-        sources.value(DEBUG, debug_flag())  # report a wrong value at once, not when an error occurs
-        url = sources.value(DATABASE_URL, database_url)
-        name = sources.value(SCHEMA, schema)
+        sources.find_value(DEBUG, get_debug_flag())  # report a wrong value before any other error
+        url = sources.find_value(DATABASE_URL, database_url)
+        name = sources.find_value(SCHEMA, schema)
         database = DatabaseSettings(url.or_none(), name.or_none(), url.source, name.source)
         return command(*args, database=database, **kwargs)
 
-    return DATABASE_URL.option()(SCHEMA.option()(debug_option(with_database)))
+    return DATABASE_URL.click_option()(SCHEMA.click_option()(debug_option(call_with_database)))

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import IO
 
-_STDERR = 2
-_ATOMIC_WRITE_MAX = 512
+_STDERR_FD = 2
+_ATOMIC_WRITE_BYTES_MAX = 512
 """The largest write, in bytes, that does not block on a pipe that is ready for writing."""
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Replace control characters in a text by `?`, because they could control the terminal."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
@@ -36,10 +36,10 @@ def print_text(text: str) -> None:
     try:
         click.echo(text)
     except BrokenPipeError:
-        drop_output()
+        redirect_stdout_to_devnull()
 
 
-def drop_output() -> None:
+def redirect_stdout_to_devnull() -> None:
     """Redirect stdout to the null device, because its reader has ended."""
     with open(os.devnull, "w") as devnull:
         os.dup2(devnull.fileno(), sys.stdout.fileno())
@@ -54,7 +54,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     """Print a table with aligned columns on stdout. None is shown as `-`. Numbers are aligned
     right."""
     table = list(rows)
-    cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in table]
+    cells = [["-" if cell is None else make_printable(str(cell)) for cell in row] for row in table]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     right = [
         bool(table) and all(isinstance(row[i], int | float | None) for row in table)
@@ -82,21 +82,21 @@ def print_note(text: str) -> None:
     click.echo(mask_passwords(text), err=True)
 
 
-def print_last_note(text: str) -> None:
+def print_note_before_exit(text: str) -> None:
     """Print one line on stderr before the process exits. Drop the line if the write would block."""
     with suppress(OSError, ValueError):
-        if select.select([], [_STDERR], [], 0)[1]:
-            os.write(_STDERR, f"{mask_passwords(text)}\n".encode()[:_ATOMIC_WRITE_MAX])
+        if select.select([], [_STDERR_FD], [], 0)[1]:
+            os.write(_STDERR_FD, f"{mask_passwords(text)}\n".encode()[:_ATOMIC_WRITE_BYTES_MAX])
 
 
-def has_color(stream: IO[str]) -> bool:
+def should_use_color(stream: IO[str]) -> bool:
     """Whether to print colours: the stream is a terminal, TERM is not `dumb`, and NO_COLOR is not
     set."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return stream.isatty() and not is_plain
 
 
-def program() -> str:
+def find_riverpy_command() -> str:
     """Return the shell command that runs this program: its name if the PATH finds it, otherwise its
     path."""
     path = Path(sys.argv[0])

@@ -21,9 +21,8 @@ from riverpy._dsn import mask_passwords
 from riverpy._error_text import error_text
 from riverpy._log import get_logger
 from riverpy._log_events import LEFTOVER_TASKS_CANCELLED, PROCESS_EXIT_IGNORED
-from riverpy._postgres.driver import DATABASE_ERRORS
-from riverpy._postgres.driver import describe_error as describe_error
-from riverpy.cli._output import print_note, printable
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
+from riverpy.cli._output import make_printable, print_note
 from riverpy.cli._settings import DEBUG, SettingsError, SettingSources
 from riverpy.errors import ConfigError, InsertError, RiverError
 
@@ -34,13 +33,13 @@ ArgsT = TypeVarTuple("ArgsT")
 ResultT = TypeVar("ResultT")
 
 EXIT_FAILURE = 1
-EXIT_USAGE = 2
+EXIT_USAGE_ERROR = 2
 EXIT_NOT_READY = 3
 EXIT_ABANDONED = 4
 EXIT_WARNING = 5
 
-_DEBUG_KEY = "riverpy.debug"
-_TABLE_MISSING = "42P01"
+_DEBUG_CONTEXT_KEY = "riverpy.debug"
+_TABLE_MISSING_SQLSTATE = "42P01"
 
 
 class CommandError(click.ClickException):
@@ -51,24 +50,23 @@ class CommandError(click.ClickException):
         self.exit_code = exit_code  # pyright: ignore[reportAttributeAccessIssue] (click does it too)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the message as one line on stderr."""
-        print_note(f"riverpy: {one_line(self.message)}")
+        print_note(f"riverpy: {text_to_one_line(self.message)}")
 
 
-def run(function: Callable[[*ArgsT], Coroutine[Any, Any, ResultT]], *args: *ArgsT) -> ResultT:
+def run_async(function: Callable[[*ArgsT], Coroutine[Any, Any, ResultT]], *args: *ArgsT) -> ResultT:
     """Run `function(*args)` in a new event loop. If uvloop is installed, it is an event loop of
     uvloop.
 
     Raises:
         CommandError: the function failed with an expected error.
     """
-    with convert_expected_errors():
-        return anyio.run(function, *args, backend_options={"use_uvloop": _has_uvloop()})
+    with raise_command_errors():
+        return anyio.run(function, *args, backend_options={"use_uvloop": _is_uvloop_installed()})
 
 
-def new_runner() -> asyncio.Runner:
+def make_asyncio_runner() -> asyncio.Runner:
     """Return an asyncio runner. It uses uvloop's event loop if uvloop is installed."""
-    if not _has_uvloop():
+    if not _is_uvloop_installed():
         return asyncio.Runner(loop_factory=asyncio.new_event_loop)
     import uvloop
 
@@ -78,7 +76,7 @@ def new_runner() -> asyncio.Runner:
 def run_until_complete(
     coroutine: Coroutine[Any, Any, ResultT],
     loop: asyncio.AbstractEventLoop,
-    on_start: Callable[[], object],
+    on_loop_start: Callable[[], object],
 ) -> ResultT:
     """Run a coroutine to its end, in a loop that also runs code of the user.
 
@@ -88,11 +86,11 @@ def run_until_complete(
     Args:
         coroutine: the main task.
         loop: the event loop, which stays open.
-        on_start: called in the event loop after each of its starts.
+        on_loop_start: called in the event loop after each of its starts.
     """
     task = loop.create_task(coroutine)
     while True:
-        loop.call_soon(on_start)
+        loop.call_soon(on_loop_start)
         try:
             return loop.run_until_complete(task)
         except (SystemExit, KeyboardInterrupt, RuntimeError) as error:
@@ -117,13 +115,13 @@ def close_runner(runner: asyncio.Runner) -> None:
 
 
 @contextmanager
-def convert_expected_errors() -> Generator[None]:
+def raise_command_errors() -> Generator[None]:
     """Replace an expected error by a CommandError. An exception group with one error counts as that
     error."""
     try:
         yield
     except Exception as error:
-        cause = _single_cause(error)
+        cause = _unwrap_single_error(error)
         if isinstance(cause, click.ClickException | click.exceptions.Exit | click.Abort):
             raise cause from None
         is_expected = isinstance(cause, (RiverError, *DATABASE_ERRORS))
@@ -131,21 +129,21 @@ def convert_expected_errors() -> Generator[None]:
             raise
         show_traceback(error)
         is_usage = isinstance(cause, ConfigError | InsertError)  # the input of the command is wrong
-        code = EXIT_USAGE if is_usage else EXIT_FAILURE
-        text = describe(cause)
-        if getattr(cause, "sqlstate", None) == _TABLE_MISSING:
+        code = EXIT_USAGE_ERROR if is_usage else EXIT_FAILURE
+        text = error_to_one_line(cause)
+        if getattr(cause, "sqlstate", None) == _TABLE_MISSING_SQLSTATE:
             text += ": `riverpy doctor` finds missing tables and says what to do"
         raise CommandError(text, exit_code=code) from error
 
 
-def show_error(error: click.ClickException) -> int:
+def print_click_error(error: click.ClickException) -> int:
     """Print the error that ended a command as one line on stderr. Return the exit code."""
-    CommandError(_with_hint(error)).show()
+    CommandError(_format_with_usage_hint(error)).show()
     return error.exit_code
 
 
-def _with_hint(error: click.ClickException) -> str:
-    message = one_line(error.format_message())
+def _format_with_usage_hint(error: click.ClickException) -> str:
+    message = text_to_one_line(error.format_message())
     if not isinstance(error, click.UsageError):
         return message
     context = error.ctx or click.get_current_context(silent=True)
@@ -157,54 +155,54 @@ def _with_hint(error: click.ClickException) -> str:
     return f"{message.rstrip('.')} (see {context.command_path} --help)"
 
 
-def describe(error: BaseException) -> str:
+def error_to_one_line(error: BaseException) -> str:
     """Return the text of an error in one line, without passwords."""
-    text = one_line(describe_error(error))
+    text = text_to_one_line(describe_error(error))
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return mask_passwords(text or type(error).__name__)
 
 
-def one_line(text: str) -> str:
+def text_to_one_line(text: str) -> str:
     """Return the text in one line, without control characters."""
-    return printable(" ".join(text.split()))
+    return make_printable(" ".join(text.split()))
 
 
 def show_traceback(error: BaseException) -> None:
     """Print the traceback to stderr if the setting `debug` is on."""
-    if _is_debugging():
+    if _is_debug_enabled():
         sys.stderr.write(mask_passwords("".join(traceback.format_exception(error))))
 
 
-def _is_debugging() -> bool:
-    flag = debug_flag()
+def _is_debug_enabled() -> bool:
+    flag = get_debug_flag()
     try:
-        return bool(SettingSources().value(DEBUG, flag).or_none())
+        return bool(SettingSources().find_value(DEBUG, flag).or_none())
     except SettingsError:  # the error to show may be a wrong value of `debug`
         return bool(flag)
 
 
-def debug_flag() -> bool | None:
+def get_debug_flag() -> bool | None:
     """Return True for `--debug`, False for `--no-debug`, None if neither is given."""
     context = click.get_current_context(silent=True)
-    return None if context is None else context.find_root().meta.get(_DEBUG_KEY)
+    return None if context is None else context.find_root().meta.get(_DEBUG_CONTEXT_KEY)
 
 
-def _set_debug(ctx: click.Context, _param: click.Parameter, value: bool | None) -> None:
+def _store_debug_flag(ctx: click.Context, _param: click.Parameter, value: bool | None) -> None:
     if value is not None:
-        ctx.find_root().meta[_DEBUG_KEY] = value
+        ctx.find_root().meta[_DEBUG_CONTEXT_KEY] = value
 
 
-debug_option = DEBUG.option(expose_value=False, callback=_set_debug)
+debug_option = DEBUG.click_option(expose_value=False, callback=_store_debug_flag)
 """The decorator that adds `--debug/--no-debug` to a command."""
 
 
-def _has_uvloop() -> bool:
+def _is_uvloop_installed() -> bool:
     return find_spec("uvloop") is not None
 
 
-def _single_cause(error: BaseException) -> BaseException:
+def _unwrap_single_error(error: BaseException) -> BaseException:
     if not isinstance(error, BaseExceptionGroup):
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)
-    return _single_cause(group.exceptions[0]) if len(group.exceptions) == 1 else group
+    return _unwrap_single_error(group.exceptions[0]) if len(group.exceptions) == 1 else group

@@ -38,8 +38,8 @@ from riverpy.cli._types import (
     URL,
     ParsedType,
     format_queues,
+    make_validated_type,
     parse_queues,
-    validated_type,
 )
 
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 
-OTHER_VARIABLES = ("RIVERPY_EMBEDDED_DIR", "RIVERPY_PG_BIN")
+NON_OPTION_VARIABLES = ("RIVERPY_EMBEDDED_DIR", "RIVERPY_PG_BIN")
 """The environment variables of riverpy that set no option of a command."""
-TESTS_PREFIX = "RIVERPY_TEST_"
+TEST_VARIABLE_PREFIX = "RIVERPY_TEST_"
 """The prefix of the environment variables of riverpy's own tests."""
-SERVICE_SUFFIX = "_SERVICE_HOST"
+KUBERNETES_SERVICE_SUFFIX = "_SERVICE_HOST"
 """The suffix of the environment variables that Kubernetes sets for the Services of a namespace."""
 
 
@@ -68,7 +68,6 @@ class Setting(Generic[T]):
     name: str
     type: click.ParamType[T]
     help: str
-    """The help of the option."""
     metavar: str | None = None
     """The name of the option's value in the help. None: click chooses it."""
     default: str = "-"
@@ -77,21 +76,20 @@ class Setting(Generic[T]):
     """Returns the text that shows a value, without passwords."""
 
     @property
-    def parameter(self) -> str:
+    def parameter_name(self) -> str:
         """The name of the setting's option as a parameter of the command's function."""
         return self.name.replace("-", "_")
 
     @property
-    def variable(self) -> str:
-        """The name of the setting's environment variable."""
-        return "RIVERPY_" + self.parameter.upper()
+    def environment_variable(self) -> str:
+        return "RIVERPY_" + self.parameter_name.upper()
 
-    def option(self, *names: str, **attributes: Any) -> Callable[[CommandT], CommandT]:
+    def click_option(self, *extra_names: str, **attributes: Any) -> Callable[[CommandT], CommandT]:
         """Return a decorator that adds the option (`--NAME/--no-NAME` for a boolean). If it is not
         given, its value is None.
 
         Args:
-            names: more names of the option.
+            extra_names: more names of the option.
             attributes: arguments of `click.option` in place of the usual ones.
         """
         flag, kind = f"--{self.name}", self.type
@@ -103,7 +101,7 @@ class Setting(Generic[T]):
             "default": None,
             "help": self.help,
         }
-        return click.option(*names, flag, **(usual | attributes))
+        return click.option(*extra_names, flag, **(usual | attributes))
 
 
 class SettingValue(msgspec.Struct, Generic[T], frozen=True):
@@ -113,7 +111,6 @@ class SettingValue(msgspec.Struct, Generic[T], frozen=True):
     source: str = "default"
 
     def or_none(self) -> T | None:
-        """Return the value; None if it is unset."""
         return None if self.value is msgspec.UNSET else self.value
 
 
@@ -124,7 +121,7 @@ def _parse_positive_duration(text: str) -> timedelta:
     return duration
 
 
-def _boolean_setting(name: str, default: str, help_text: str) -> Setting[bool]:
+def _make_boolean_setting(name: str, default: str, help_text: str) -> Setting[bool]:
     return Setting(
         name, click.BOOL, help_text, default=default, format_value=lambda is_on: str(is_on).lower()
     )
@@ -140,7 +137,7 @@ DATABASE_URL = Setting(
 )
 SCHEMA = Setting(
     "schema",
-    validated_type("schema", validate_schema),
+    make_validated_type("schema", validate_schema),
     "Schema of River's tables. Default: the search path of the database.",
     metavar="NAME",
     default="the client's, else by search path",
@@ -153,17 +150,17 @@ QUEUES = Setting(
     default="the client's",
     format_value=format_queues,
 )
-POLL_ONLY = _boolean_setting(
+POLL_ONLY = _make_boolean_setting(
     "poll-only",
     "the client's, else false",
     "Find jobs only by polling, without LISTEN. Default: the client's, else no.",
 )
-KNOWN_KINDS_ONLY = _boolean_setting(
+KNOWN_KINDS_ONLY = _make_boolean_setting(
     "known-kinds-only",
     "the client's, else true",
     "Claim only jobs of kinds that this program has a worker for. Default: the client's, else yes.",
 )
-CANDIDATE = _boolean_setting(
+CANDIDATE = _make_boolean_setting(
     "candidate",
     "the client's, else true",
     "Take part in leader election. Default: the client's, else yes.",
@@ -195,7 +192,7 @@ DEAD_AFTER = Setting(
 )
 NAME = Setting(
     "name",
-    validated_type("name", validate_client_id),
+    make_validated_type("name", validate_client_id),
     "First part of the client's id, which is stored in claimed jobs. Default: the host name.",
     metavar="NAME",
     default="the client's, else the host's",
@@ -220,7 +217,7 @@ LOG_LEVEL = Setting(
     "Lowest level that is logged. Default: info.",
     default="info",
 )
-DEBUG = _boolean_setting("debug", "false", "Show the tracebacks of errors. Default: no.")
+DEBUG = _make_boolean_setting("debug", "false", "Show the tracebacks of errors. Default: no.")
 
 SETTINGS: tuple[Setting[Any], ...] = (
     DATABASE_URL,
@@ -252,21 +249,21 @@ class SettingSources:
         self, environ: Mapping[str, str] | None = None, directory: Path | None = None
     ) -> None:
         self._environ = os.environ if environ is None else environ
-        _check_variables(self._environ)
-        self._path, self._table = _read_file(directory or Path.cwd())
+        _reject_unknown_variables(self._environ)
+        self._file_path, self._file_settings = _find_settings_file(directory or Path.cwd())
 
-    def value(self, setting: Setting[T], flag: T | None) -> SettingValue[T]:
-        """Return the value of a setting. `flag` is the value of the option; None: not given."""
-        if flag is not None:
+    def find_value(self, setting: Setting[T], option: T | None) -> SettingValue[T]:
+        """Return the value of a setting. `option` is None if the option is not given."""
+        if option is not None:
             return SettingValue(
-                flag, f"--no-{setting.name}" if flag is False else f"--{setting.name}"
+                option, f"--no-{setting.name}" if option is False else f"--{setting.name}"
             )
-        variables = [setting.variable]
+        variables = [setting.environment_variable]
         if setting is DATABASE_URL:
             variables.append("DATABASE_URL")
         for variable in variables:
             if text := self._environ.get(variable):
-                return SettingValue(_parse(setting, text, variable), variable)
+                return SettingValue(_parse_value(setting, text, variable), variable)
         if setting is DATABASE_URL and (given := [v for v in PG_VARIABLES if self._environ.get(v)]):
             source = ", ".join(given)
             url = environment_url(self._environ)
@@ -274,15 +271,15 @@ class SettingSources:
                 server_from_url(url, self._environ)
             except ValueError as error:
                 raise SettingsError(mask_passwords(f"{source}: {error}")) from None
-            return SettingValue(_parse(setting, url, source), source)
-        if setting.name in self._table:
-            source = f"{self._path}: {setting.name}"
-            text = _toml_value_as_text(setting, self._table[setting.name], source)
-            return SettingValue(_parse(setting, text, source), str(self._path))
+            return SettingValue(_parse_value(setting, url, source), source)
+        if setting.name in self._file_settings:
+            source = f"{self._file_path}: {setting.name}"
+            text = _toml_value_as_text(setting, self._file_settings[setting.name], source)
+            return SettingValue(_parse_value(setting, text, source), str(self._file_path))
         return SettingValue()
 
 
-def _parse(setting: Setting[T], text: str, source: str) -> T:
+def _parse_value(setting: Setting[T], text: str, source: str) -> T:
     try:
         return setting.type.convert(text, None, None)
     except click.BadParameter as error:
@@ -305,15 +302,17 @@ def _toml_value_as_text(setting: Setting[Any], value: object, source: str) -> st
     raise SettingsError(f"{source}: expected {expected}, got {value!r}")
 
 
-def _check_variables(environ: Mapping[str, str]) -> None:
+def _reject_unknown_variables(environ: Mapping[str, str]) -> None:
     """Raise SettingsError for an unknown variable RIVERPY_*. Variables that Kubernetes sets for a
     Service with a name like `riverpy` are allowed."""
-    known = [*(setting.variable for setting in SETTINGS), *OTHER_VARIABLES]
+    known = [*(setting.environment_variable for setting in SETTINGS), *NON_OPTION_VARIABLES]
     services = [
-        name.removesuffix(SERVICE_SUFFIX) for name in environ if name.endswith(SERVICE_SUFFIX)
+        name.removesuffix(KUBERNETES_SERVICE_SUFFIX)
+        for name in environ
+        if name.endswith(KUBERNETES_SERVICE_SUFFIX)
     ]
     foreign = (
-        TESTS_PREFIX,
+        TEST_VARIABLE_PREFIX,
         *(f"{name}_{part}" for name in services for part in ("SERVICE_", "PORT")),
     )
     for variable in environ:
@@ -322,45 +321,45 @@ def _check_variables(environ: Mapping[str, str]) -> None:
             and variable not in known
             and not variable.startswith(foreign)
         ):
-            hint = _spelling_hint(variable, known, prefix="RIVERPY_")
+            hint = _make_spelling_hint(variable, known, prefix="RIVERPY_")
             raise SettingsError(f"unknown variable {variable}{hint}")
 
 
-def _read_file(directory: Path) -> tuple[Path | None, dict[str, object]]:
+def _find_settings_file(directory: Path) -> tuple[Path | None, dict[str, object]]:
     """Return the path of the nearest settings file, and its settings."""
     for parent in (directory, *directory.parents):
         path = parent / "riverpy.toml"
         if path.is_file():
-            return path, _check_keys(path, _parse_file(path))
+            return path, _reject_unknown_keys(path, _parse_toml_file(path))
         path = parent / "pyproject.toml"
         if path.is_file():
-            tool = _parse_file(path).get("tool")
+            tool = _parse_toml_file(path).get("tool")
             table = (
                 cast("dict[str, object]", tool).get("riverpy") if isinstance(tool, dict) else None
             )
             if isinstance(table, dict):
-                return path, _check_keys(path, cast("dict[str, object]", table))
+                return path, _reject_unknown_keys(path, cast("dict[str, object]", table))
             if table is not None:
                 raise SettingsError(f"{path}: tool.riverpy must be a table, got {table!r}")
     return None, {}
 
 
-def _parse_file(path: Path) -> dict[str, object]:
+def _parse_toml_file(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: {error}") from None
 
 
-def _check_keys(path: Path, table: dict[str, object]) -> dict[str, object]:
+def _reject_unknown_keys(path: Path, settings: dict[str, object]) -> dict[str, object]:
     known = [setting.name for setting in SETTINGS]
-    for key in table:
+    for key in settings:
         if key not in known:
-            raise SettingsError(f"{path}: unknown key {key!r}{_spelling_hint(key, known)}")
-    return table
+            raise SettingsError(f"{path}: unknown key {key!r}{_make_spelling_hint(key, known)}")
+    return settings
 
 
-def _spelling_hint(name: str, known: list[str], prefix: str = "") -> str:
-    endings = [word.removeprefix(prefix) for word in known]
+def _make_spelling_hint(name: str, known_names: list[str], prefix: str = "") -> str:
+    endings = [word.removeprefix(prefix) for word in known_names]
     near = get_close_matches(name.removeprefix(prefix), endings, n=1)
-    return f"; did you mean {prefix}{near[0]}?" if near else f"; known are {', '.join(known)}"
+    return f"; did you mean {prefix}{near[0]}?" if near else f"; known are {', '.join(known_names)}"

@@ -30,8 +30,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from riverpy.cli._log_stream import drain_logs, open_nonblocking
-from riverpy.cli._output import print_last_note
+from riverpy.cli._log_stream import reopen_nonblocking, wait_until_logs_written
+from riverpy.cli._output import print_note_before_exit
 from riverpy.cli._run import EXIT_ABANDONED
 
 if TYPE_CHECKING:
@@ -47,21 +47,21 @@ STOP_SIGNALS = tuple(
 )
 HANDLED_SIGNALS_MAX = 2
 """The number of signals that a stop handles. The next one ends the process at once."""
-FORCED_END_DELAY = 1.0
-"""Seconds from the end of a stop's time limits to the call of `StopPlan.force_end`."""
-FORCED_END_TIMEOUT = 2.5
-"""The timeout of `StopPlan.force_end`, in seconds. When it expires, the process ends at once."""
-FLUSH_TIMEOUT = 0.3
+FORCED_EXIT_DELAY = 1.0
+"""Seconds from the end of a stop's time limits to the call of `StopPlan.force_exit`."""
+FORCED_EXIT_TIMEOUT = 2.5
+"""The timeout of `StopPlan.force_exit`, in seconds. When it expires, the process ends at once."""
+OUTPUT_FLUSH_TIMEOUT = 0.3
 """The timeout for writing buffered output at the end of the process, in seconds."""
-_STDERR = 2
-_WAKE_BYTE = 0
+_STDERR_FD = 2
+_WAKE_THREAD_BYTE = 0
 """The byte that makes the thread check the deadline. No signal has this number."""
 _STOP_REQUEST_BYTE = 255
 """The byte that requests a stop. No signal has this number."""
 _SIGHUP = getattr(signal, "SIGHUP", None)
-_SELECT_TIMEOUT_MAX = 3600.0
+_SELECTOR_TIMEOUT_MAX = 3600.0
 
-_handlers_before: dict[signal.Signals, Any] = {}
+_replaced_handlers: dict[signal.Signals, Any] = {}
 """The signal handlers that this module has replaced."""
 
 
@@ -74,65 +74,65 @@ def _raise_stopped(_number: int, _frame: types.FrameType | None) -> NoReturn:
 
 
 @contextmanager
-def stopping_before_start() -> Generator[None]:
-    """Make signals raise StoppedBeforeStart until `StopSignals` handles them."""
-    for number in filter(_stops_worker, STOP_SIGNALS):
+def raise_on_stop_signals() -> Generator[None]:
+    """Make signals raise StoppedBeforeStart until `StopSignalHandler` handles them."""
+    for number in filter(_should_stop_worker, STOP_SIGNALS):
         # None means a handler of C code, which Python cannot restore.
-        _handlers_before[number] = signal.signal(number, _raise_stopped) or signal.SIG_DFL
+        _replaced_handlers[number] = signal.signal(number, _raise_stopped) or signal.SIG_DFL
     try:
         yield
     finally:
-        for number, before in list(_handlers_before.items()):
+        for number, before in list(_replaced_handlers.items()):
             if signal.getsignal(number) is _raise_stopped:
                 signal.signal(number, before)
-                del _handlers_before[number]
+                del _replaced_handlers[number]
 
 
-def _stops_worker(number: int, *ours: Callable[..., object]) -> bool:
+def _should_stop_worker(signal_number: int, *own_handlers: Callable[..., object]) -> bool:
     """Whether this signal stops the worker.
 
     SIGHUP and SIGQUIT do not stop the worker if the user's code handles them. SIGHUP does not stop
     it if the process ignores SIGHUP, as under `nohup`. A shell makes background processes ignore
     SIGINT and SIGQUIT, but these signals still stop the worker.
     """
-    if number in {signal.SIGTERM, signal.SIGINT}:
+    if signal_number in {signal.SIGTERM, signal.SIGINT}:
         return True
-    handler = signal.getsignal(number)
+    handler = signal.getsignal(signal_number)
     if handler == signal.SIG_IGN:
-        return number != _SIGHUP
-    return handler in (signal.SIG_DFL, None, _raise_stopped, *ours)
+        return signal_number != _SIGHUP
+    return handler in (signal.SIG_DFL, None, _raise_stopped, *own_handlers)
 
 
-def _can_start_hard_stop(number: int) -> bool:
+def _can_start_hard_stop(signal_number: int) -> bool:
     """Whether this signal starts the hard stop if the soft stop has started."""
-    return number not in {_STOP_REQUEST_BYTE, _SIGHUP}
+    return signal_number not in {_STOP_REQUEST_BYTE, _SIGHUP}
 
 
 class StopPlan(NamedTuple):
     """The steps of a stop, and their time limits."""
 
-    soft: Callable[[], object]
+    soft_stop: Callable[[], object]
     """Called in the event loop at the first signal."""
-    hard: Callable[[], object]
+    hard_stop: Callable[[], object]
     """Called in the event loop at the second signal."""
-    soft_limit: timedelta | None
+    soft_stop_timeout: timedelta | None
     """The time until the hard stop starts by itself. None: it does not start by itself."""
-    hard_limit: timedelta
+    hard_stop_timeout: timedelta
     """The maximum time of the hard stop."""
-    force_end: Callable[[], object]
-    """Called in a separate thread `FORCED_END_DELAY` after the time limits. It must end the
-    process. After `FORCED_END_TIMEOUT` the process ends anyway, with exit code `EXIT_ABANDONED`."""
+    force_exit: Callable[[], object]
+    """Called in a separate thread `FORCED_EXIT_DELAY` after the time limits. It must end the
+    process. After `FORCED_EXIT_TIMEOUT` the process ends with exit code `EXIT_ABANDONED`."""
 
-    def limit(self, signals: int) -> float:
-        """Return the seconds from a signal to `force_end`. `signals` counts the signals, including
-        this one."""
-        limit = self.hard_limit.total_seconds() + FORCED_END_DELAY
-        if signals > 1:
+    def seconds_to_forced_exit(self, signal_count: int) -> float:
+        """Return the seconds from a signal to `force_exit`. `signal_count` includes this signal."""
+        limit = self.hard_stop_timeout.total_seconds() + FORCED_EXIT_DELAY
+        if signal_count > 1:
             return limit
-        return math.inf if self.soft_limit is None else self.soft_limit.total_seconds() + limit
+        soft_stop = self.soft_stop_timeout
+        return math.inf if soft_stop is None else soft_stop.total_seconds() + limit
 
 
-class StopSignals:
+class StopSignalHandler:
     """Handles the signals of the process, from `start` to the end of the process.
 
     Args:
@@ -141,32 +141,32 @@ class StopSignals:
     """
 
     def __init__(self, plan: StopPlan, loop: asyncio.AbstractEventLoop) -> None:
-        self._plan = plan
+        self._stop_plan = plan
         self._loop = loop
         # next() is atomic, so a signal handler cannot interrupt it.
-        self._stop_requests = itertools.count(1)
-        self._stop_steps = itertools.count(1)
+        self._stop_request_counter = itertools.count(1)
+        self._stop_step_counter = itertools.count(1)
         """Counts the signals and requests that start a soft or a hard stop."""
         self._handler_calls = itertools.count(1)
-        self._deadline = math.inf
+        self._exit_deadline = math.inf
         self._exit_code: int | None = None
-        """The exit code at the deadline. None: `force_end` runs at the deadline."""
+        """The exit code at the deadline. None: `force_exit` runs at the deadline."""
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
-        self._wakeup_before = -1
+        self._previous_wakeup_fd = -1
 
     def start(self) -> None:
         """Handle signals from now on, and print a traceback if C code crashes. Called in the main
         thread."""
         try:
-            is_socket = stat.S_ISSOCK(os.fstat(_STDERR).st_mode)
+            is_socket = stat.S_ISSOCK(os.fstat(_STDERR_FD).st_mode)
         except OSError:  # stderr is closed
             is_socket = False
         # Use a socket, such as systemd's, directly: its buffer has room for the report of a crash.
-        faulthandler.enable(_STDERR if is_socket else _nonblocking_stderr())
-        for number in filter(_stops_worker, STOP_SIGNALS):
-            signal.signal(number, self._handler)
+        faulthandler.enable(_STDERR_FD if is_socket else _open_nonblocking_stderr())
+        for number in filter(_should_stop_worker, STOP_SIGNALS):
+            signal.signal(number, self._handle_signal)
         self.install_wakeup_fd()
         threading.Thread(target=self._run_thread, name="riverpy signals", daemon=True).start()
 
@@ -176,24 +176,24 @@ class StopSignals:
         ours = self._writer.fileno()
         before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
         if before != ours:
-            self._wakeup_before = before
+            self._previous_wakeup_fd = before
 
-    def set_plan(self, plan: StopPlan) -> None:
+    def set_stop_plan(self, plan: StopPlan) -> None:
         """Replace the plan. Called in the event loop."""
-        self._plan = plan
+        self._stop_plan = plan
 
     def request_stop(self) -> None:
         """Start a soft stop, unless a stop has started. Can be called in any thread."""
         self._send_byte(_STOP_REQUEST_BYTE)
 
-    def finish(self, exit_code: int, limit: float) -> None:
-        """End the process with this exit code in `limit` seconds, if it has not ended by then.
+    def exit_within(self, exit_code: int, timeout: float) -> None:
+        """End the process with this exit code in `timeout` seconds, if it has not ended by then.
         Called in the main thread."""
         self._exit_code = exit_code
-        self._set_deadline(time.monotonic() + limit)
-        self._send_byte(_WAKE_BYTE)
+        self._set_exit_deadline(time.monotonic() + timeout)
+        self._send_byte(_WAKE_THREAD_BYTE)
 
-    def _handler(self, number: int, _frame: types.FrameType | None) -> None:
+    def _handle_signal(self, signal_number: int, _frame: types.FrameType | None) -> None:
         # Usually the interpreter has already sent the byte to the thread. It has not sent the byte
         # if other code has installed its own descriptor. asyncio does so when a signal handler is
         # added to the event loop.
@@ -201,27 +201,27 @@ class StopSignals:
         current = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
         if current != ours:
             signal.set_wakeup_fd(current)
-            self._send_byte(number)
+            self._send_byte(signal_number)
         # Some C code, such as `re`, runs signal handlers but lets no other thread run. Then only
         # this handler can count the signals and end the process.
         self._handle_received_bytes()
-        if _can_start_hard_stop(number) and next(self._handler_calls) > HANDLED_SIGNALS_MAX:
-            os._exit(128 + number)
-        self._send_byte(_WAKE_BYTE)
+        if _can_start_hard_stop(signal_number) and next(self._handler_calls) > HANDLED_SIGNALS_MAX:
+            os._exit(128 + signal_number)
+        self._send_byte(_WAKE_THREAD_BYTE)
 
-    def _send_byte(self, number: int) -> None:
+    def _send_byte(self, byte_value: int) -> None:
         with suppress(OSError):  # the buffer is full, so the thread wakes anyway
-            self._writer.send(bytes([number]))
+            self._writer.send(bytes([byte_value]))
 
     def _run_thread(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._reader, selectors.EVENT_READ)
             while True:
-                left = self._deadline - time.monotonic()
+                left = self._exit_deadline - time.monotonic()
                 if left <= 0:
-                    self._force_end()
+                    self._force_exit()
                 else:
-                    selector.select(min(left, _SELECT_TIMEOUT_MAX))
+                    selector.select(min(left, _SELECTOR_TIMEOUT_MAX))
                     self._handle_received_bytes()
 
     def _handle_received_bytes(self) -> None:
@@ -232,46 +232,47 @@ class StopSignals:
             except BlockingIOError:
                 return
             if number == _STOP_REQUEST_BYTE or (
-                number in STOP_SIGNALS and _stops_worker(number, self._handler)
+                number in STOP_SIGNALS and _should_stop_worker(number, self._handle_signal)
             ):
                 self._handle_stop_signal(number)
-            elif number != _WAKE_BYTE and self._wakeup_before != -1:
+            elif number != _WAKE_THREAD_BYTE and self._previous_wakeup_fd != -1:
                 with suppress(OSError):  # the buffer is full, so the event loop wakes anyway
-                    os.write(self._wakeup_before, bytes([number]))
+                    os.write(self._previous_wakeup_fd, bytes([number]))
 
     def _handle_stop_signal(self, signal_number: int) -> None:
-        if next(self._stop_requests) > 1 and not _can_start_hard_stop(signal_number):
+        if next(self._stop_request_counter) > 1 and not _can_start_hard_stop(signal_number):
             return
-        number = next(self._stop_steps)
+        number = next(self._stop_step_counter)
         if number > HANDLED_SIGNALS_MAX:
             os._exit(128 + signal_number)
         if self._exit_code is not None:  # the process already ends: keep its deadline
             return
-        self._set_deadline(min(self._deadline, time.monotonic() + self._plan.limit(number)))
+        exit_at = time.monotonic() + self._stop_plan.seconds_to_forced_exit(number)
+        self._set_exit_deadline(min(self._exit_deadline, exit_at))
         with suppress(RuntimeError):  # the event loop is closed: no step can run
             # The plan may change before the lambda runs, so only the lambda reads it.
             self._loop.call_soon_threadsafe(
-                lambda: self._plan.soft() if number == 1 else self._plan.hard()
+                lambda: self._stop_plan.soft_stop() if number == 1 else self._stop_plan.hard_stop()
             )
 
-    def _set_deadline(self, deadline: float) -> None:
-        self._deadline = deadline
-        left = max(deadline - time.monotonic(), 0.0) + FORCED_END_TIMEOUT + FORCED_END_DELAY
+    def _set_exit_deadline(self, deadline: float) -> None:
+        self._exit_deadline = deadline
+        left = max(deadline - time.monotonic(), 0.0) + FORCED_EXIT_TIMEOUT + FORCED_EXIT_DELAY
         if left < threading.TIMEOUT_MAX:
-            faulthandler.dump_traceback_later(left, exit=True, file=_nonblocking_stderr())
+            faulthandler.dump_traceback_later(left, exit=True, file=_open_nonblocking_stderr())
 
-    def _force_end(self) -> None:
+    def _force_exit(self) -> None:
         if self._exit_code is not None:
-            exit_process(self._exit_code, f"riverpy: ended although {_running_threads()}")
+            exit_process(self._exit_code, f"riverpy: ended although {_describe_running_threads()}")
         self._exit_code = EXIT_ABANDONED
-        self._deadline = time.monotonic() + FORCED_END_TIMEOUT
+        self._exit_deadline = time.monotonic() + FORCED_EXIT_TIMEOUT
         with suppress(RuntimeError):  # the system allows no more threads
             threading.Thread(
-                target=self._plan.force_end, name="riverpy forced end", daemon=True
+                target=self._stop_plan.force_exit, name="riverpy forced end", daemon=True
             ).start()
 
 
-def _running_threads() -> str:
+def _describe_running_threads() -> str:
     """Return a text that names the threads for which the process waits at its end."""
     held = [one.name for one in threading.enumerate() if not one.daemon and one.is_alive()]
     names = ", ".join(name for name in held if name != threading.main_thread().name)
@@ -280,17 +281,17 @@ def _running_threads() -> str:
 
 def exit_process(exit_code: int, note: str) -> NoReturn:
     """Print a note and end the process at once. Can be called in any thread. Buffered output is
-    written first, for at most `FLUSH_TIMEOUT`, because its reader may be slow."""
+    written first, for at most `OUTPUT_FLUSH_TIMEOUT`, because its reader may be slow."""
     with suppress(RuntimeError):  # the system allows no more threads
         flush = threading.Thread(target=_flush_output, daemon=True)
         flush.start()
-        flush.join(FLUSH_TIMEOUT)
-    print_last_note(note)
+        flush.join(OUTPUT_FLUSH_TIMEOUT)
+    print_note_before_exit(note)
     os._exit(exit_code)
 
 
 def _flush_output() -> None:
-    drain_logs()
+    wait_until_logs_written()
     for stream in (sys.stdout, sys.stderr):
         # The user's code may set a stream to None.
         with suppress(OSError, ValueError, AttributeError):
@@ -298,10 +299,10 @@ def _flush_output() -> None:
 
 
 @cache
-def _nonblocking_stderr() -> int:
+def _open_nonblocking_stderr() -> int:
     """Return a non-blocking descriptor of stderr, or of the null device."""
     try:
-        return open_nonblocking(_STDERR)
+        return reopen_nonblocking(_STDERR_FD)
     except OSError:
         return os.open(os.devnull, os.O_WRONLY)
 
@@ -309,35 +310,35 @@ def _nonblocking_stderr() -> int:
 # -- forks
 
 
-_forking_thread = threading.local()
+_signal_mask_before_fork = threading.local()
 """Its attribute `mask` has the signals that the forking thread had blocked before the fork."""
 
 
-def _before_fork() -> None:
+def _block_signals_before_fork() -> None:
     """Block signals until the child has restored the earlier handlers. Otherwise a signal to the
     child could count as a signal to this process."""
-    if _handlers_before:
-        _forking_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    if _replaced_handlers:
+        _signal_mask_before_fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
-def _after_fork() -> None:
-    mask: set[signal.Signals] | None = vars(_forking_thread).pop("mask", None)
+def _unblock_signals_after_fork() -> None:
+    mask: set[signal.Signals] | None = vars(_signal_mask_before_fork).pop("mask", None)
     if mask is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _after_fork_in_child() -> None:
-    if _handlers_before:
+def _restore_handlers_in_child() -> None:
+    if _replaced_handlers:
         signal.set_wakeup_fd(-1)
-        for number, handler in _handlers_before.items():
+        for number, handler in _replaced_handlers.items():
             signal.signal(number, handler)
-        _handlers_before.clear()
-    _after_fork()
+        _replaced_handlers.clear()
+    _unblock_signals_after_fork()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork,
-        after_in_child=_after_fork_in_child,
+        before=_block_signals_before_fork,
+        after_in_parent=_unblock_signals_after_fork,
+        after_in_child=_restore_handlers_in_child,
     )

@@ -16,9 +16,9 @@ import click
 
 from riverpy.cli._run import (
     EXIT_FAILURE,
-    EXIT_USAGE,
+    EXIT_USAGE_ERROR,
     CommandError,
-    describe,
+    error_to_one_line,
     show_traceback,
 )
 from riverpy.client import Client
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent
-ATTRIBUTES_DEFAULT = ("client", "app", "riverpy")
+CLIENT_NAMES_DEFAULT = ("client", "app", "riverpy")
 """The names that are tried in MODULE if no :ATTR is given."""
 
 
@@ -38,46 +38,46 @@ class TargetError(click.UsageError):
     """MODULE:ATTR does not name a client. The text lists what the module has."""
 
 
-class Target(NamedTuple):
+class ClientTarget(NamedTuple):
     """An imported object: a client, or a function or context manager that gives a client."""
 
-    spec: str
+    import_path: str
     """The text MODULE:ATTR of the command line, for messages."""
-    value: object
+    imported_object: object
 
 
-def load_target(spec: str) -> Target:
+def load_client_target(import_path: str) -> ClientTarget:
     """Import MODULE, with the current directory first on Python's path, and return its ATTR."""
-    module_name, _, attribute = spec.partition(":")
-    if not module_name or spec.endswith(":"):
-        raise TargetError(f"{spec!r} is not MODULE:ATTR, such as jobs:client")
+    module_name, _, attribute = import_path.partition(":")
+    if not module_name or import_path.endswith(":"):
+        raise TargetError(f"{import_path!r} is not MODULE:ATTR, such as jobs:client")
     if "/" in module_name or "\\" in module_name or module_name.endswith(".py"):
         dotted = module_name.removesuffix(".py").replace("\\", "/").strip("./").replace("/", ".")
         better = f"{dotted}:{attribute}" if attribute else dotted
-        raise TargetError(f"{spec!r} is a path: give a module, such as {better}")
+        raise TargetError(f"{import_path!r} is a path: give a module, such as {better}")
     if module_name.startswith("."):
-        raise TargetError(f"{spec!r} is relative: give its full name, such as jobs:client")
+        raise TargetError(f"{import_path!r} is relative: give its full name, such as jobs:client")
     module = _import_module(module_name)
     if attribute:
-        return Target(spec, _get_attribute(module, attribute))
-    found = {name: getattr(module, name) for name in ATTRIBUTES_DEFAULT if hasattr(module, name)}
+        return ClientTarget(import_path, _get_attribute(module, attribute))
+    found = {name: getattr(module, name) for name in CLIENT_NAMES_DEFAULT if hasattr(module, name)}
     for name, value in sorted(found.items(), key=lambda item: not isinstance(item[1], Client)):
         if not inspect.ismodule(value):  # the name `riverpy` may be the package itself
-            return Target(f"{module_name}:{name}", value)
+            return ClientTarget(f"{module_name}:{name}", value)
     raise TargetError(
-        f"module {module_name} has no {' or '.join(ATTRIBUTES_DEFAULT)}; "
-        + _describe_contents(module)
+        f"module {module_name} has no {' or '.join(CLIENT_NAMES_DEFAULT)}; "
+        + _describe_module(module)
     )
 
 
 @asynccontextmanager
-async def open_target(target: Target) -> AsyncGenerator[Client]:
+async def open_client(target: ClientTarget) -> AsyncGenerator[Client]:
     """Yield the client of a target. The target is the client, a function that returns it, or a
     context manager that yields it. A context manager is closed at the end."""
     spec, value = target
     verb = "returns"
     if not isinstance(value, Client | AbstractAsyncContextManager):
-        value = await _call_target(spec, value)
+        value = await _call_client_factory(spec, value)
     async with AsyncExitStack() as stack:
         if isinstance(value, AbstractAsyncContextManager) and not isinstance(value, Client):
             verb = "yields"
@@ -85,30 +85,32 @@ async def open_target(target: Target) -> AsyncGenerator[Client]:
             try:
                 value = await stack.enter_async_context(manager)
             except Exception as error:
-                _raise_failure(f"entering {spec}", error)
+                _raise_user_code_error(f"entering {spec}", error)
         if not isinstance(value, Client):
-            text = f"{spec} {verb} {_with_article(value)}, not a riverpy.Client"
-            raise TargetError(text + _client_hint(spec))
+            text = f"{spec} {verb} {_type_with_article(value)}, not a riverpy.Client"
+            raise TargetError(text + _make_client_hint(spec))
         yield value
 
 
-async def _call_target(spec: str, value: object) -> object:
-    if inspect.isasyncgenfunction(value) or inspect.isgeneratorfunction(value):
-        raise TargetError(f"{spec} has a yield: decorate it with @contextlib.asynccontextmanager")
-    if not _needs_no_arguments(value):
+async def _call_client_factory(import_path: str, imported_object: object) -> object:
+    if inspect.isasyncgenfunction(imported_object) or inspect.isgeneratorfunction(imported_object):
         raise TargetError(
-            f"{spec} is {_with_article(value)}: give a riverpy.Client, a function without "
-            "arguments that returns one, or an async context manager that yields one"
-            + _client_hint(spec)
+            f"{import_path} has a yield: decorate it with @contextlib.asynccontextmanager"
+        )
+    if not _can_call_without_arguments(imported_object):
+        raise TargetError(
+            f"{import_path} is {_type_with_article(imported_object)}: give a riverpy.Client, a "
+            "function without arguments that returns one, or an async context manager that yields "
+            "one" + _make_client_hint(import_path)
         )
     try:
-        result = value()
+        result = imported_object()
         return await result if inspect.isawaitable(result) else result
     except Exception as error:
-        _raise_failure(f"{spec}()", error)
+        _raise_user_code_error(f"{import_path}()", error)
 
 
-def _needs_no_arguments(value: object) -> TypeGuard[Callable[[], object]]:
+def _can_call_without_arguments(value: object) -> TypeGuard[Callable[[], object]]:
     """Whether a value can be called without arguments. An ASGI application needs arguments."""
     if not callable(value):
         return False
@@ -121,16 +123,16 @@ def _needs_no_arguments(value: object) -> TypeGuard[Callable[[], object]]:
     return True
 
 
-def _client_hint(spec: str) -> str:
+def _make_client_hint(import_path: str) -> str:
     """Return a hint that names a client in the module."""
-    name = spec.partition(":")[0]
-    clients = _client_names(sys.modules[name]) if name in sys.modules else []
+    name = import_path.partition(":")[0]
+    clients = _find_client_names(sys.modules[name]) if name in sys.modules else []
     if not clients:
         return ""
     return f"; {name} has the riverpy.Client `{clients[0]}`: give {name}:{clients[0]}"
 
 
-def _client_names(module: ModuleType) -> list[str]:
+def _find_client_names(module: ModuleType) -> list[str]:
     return [name for name in _public_names(module) if isinstance(getattr(module, name), Client)]
 
 
@@ -142,36 +144,36 @@ def _import_module(name: str) -> ModuleType:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            _raise_failure(f"importing {name}", error)
+            _raise_user_code_error(f"importing {name}", error)
         missing = error.name
     except (Exception, SystemExit) as error:
-        _raise_failure(f"importing {name}", error)
-    near = get_close_matches(name, _local_modules(), n=1)
+        _raise_user_code_error(f"importing {name}", error)
+    near = get_close_matches(name, _find_local_module_names(), n=1)
     raise TargetError(
         f"there is no module {missing} in {directory} or on Python's path"
         + (f"; did you mean {near[0]}?" if near else "")
     )
 
 
-def _get_attribute(module: ModuleType, path: str) -> object:
+def _get_attribute(module: ModuleType, attribute_path: str) -> object:
     found: Any = module
-    for name in path.split("."):
+    for name in attribute_path.split("."):
         try:
             found = getattr(found, name)
         except AttributeError:
-            near = get_close_matches(path, _public_names(module), n=1)
+            near = get_close_matches(attribute_path, _public_names(module), n=1)
             raise TargetError(
-                f"module {module.__name__} has no {path!r}"
-                + (f"; did you mean {near[0]!r}?" if near else f"; {_describe_contents(module)}")
+                f"module {module.__name__} has no {attribute_path!r}"
+                + (f"; did you mean {near[0]!r}?" if near else f"; {_describe_module(module)}")
             ) from None
     return found
 
 
-def _raise_failure(what: str, error: BaseException) -> NoReturn:
+def _raise_user_code_error(failed_action: str, error: BaseException) -> NoReturn:
     """Raise a CommandError that names the failed line of the user's code. With `--debug`, print the
     traceback."""
     show_traceback(error)
-    place, reason = "", describe(error)
+    place, reason = "", error_to_one_line(error)
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -183,13 +185,13 @@ def _raise_failure(what: str, error: BaseException) -> NoReturn:
     elif frames:
         place = f" ({os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno})"
     name = f"{type(error).__name__}: " if isinstance(error, OSError) and error.args else ""
-    text = f"{what} failed: {name}{reason}{place}"
-    code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE
+    text = f"{failed_action} failed: {name}{reason}{place}"
+    code = EXIT_USAGE_ERROR if isinstance(error, ConfigError) else EXIT_FAILURE
     raise CommandError(text, exit_code=code) from error
 
 
-def _describe_contents(module: ModuleType) -> str:
-    if clients := _client_names(module):
+def _describe_module(module: ModuleType) -> str:
+    if clients := _find_client_names(module):
         targets = " or ".join(f"{module.__name__}:{name}" for name in clients)
         return f"give {targets}"
     functions = [
@@ -207,7 +209,7 @@ def _public_names(module: ModuleType) -> list[str]:
     return [name for name in vars(module) if not name.startswith("_")]
 
 
-def _local_modules() -> list[str]:
+def _find_local_module_names() -> list[str]:
     return [
         path.stem
         for path in Path.cwd().iterdir()
@@ -215,7 +217,7 @@ def _local_modules() -> list[str]:
     ]
 
 
-def _with_article(value: object) -> str:
+def _type_with_article(value: object) -> str:
     name = type(value).__name__
     if value is None:
         return "None"

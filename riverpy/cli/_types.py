@@ -58,8 +58,6 @@ def format_queues(queues: Mapping[str, object]) -> str:
 
 
 class NumberType(click.FloatRange):
-    """A number within limits."""
-
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
@@ -97,7 +95,7 @@ class ParsedType(click.ParamType[T]):
             self.fail(mask_passwords(str(error)), param, ctx)
 
 
-def validated_type(name: str, validate: Callable[[str], object]) -> ParsedType[str]:
+def make_validated_type(name: str, validate: Callable[[str], object]) -> ParsedType[str]:
     """Return a type that accepts a text if `validate` raises no ValueError for it."""
 
     def parse(text: str) -> str:
@@ -107,7 +105,7 @@ def validated_type(name: str, validate: Callable[[str], object]) -> ParsedType[s
     return ParsedType(name, parse)
 
 
-def _validate_text(text: str) -> None:
+def _validate_utf8_text(text: str) -> None:
     """Raise ValueError for a text that the database cannot store. Python reads invalid UTF-8 of the
     command line as surrogates."""
     try:
@@ -116,16 +114,16 @@ def _validate_text(text: str) -> None:
         raise ValueError(f"{text!a} is not UTF-8 (at index {error.start})") from None
 
 
-def _validate_name(text: str) -> None:
-    _validate_text(text)
+def _validate_nonempty_text(text: str) -> None:
+    _validate_utf8_text(text)
     if not text:
         raise ValueError("the text must not be empty")
 
 
-TEXT = validated_type("text", _validate_text)
-NAME = validated_type("text", _validate_name)
-QUEUE = validated_type("queue", validate_queue)
-DOMAIN = validated_type("domain", validate_domain)
-URL = validated_type("url", validate_url)
+TEXT = make_validated_type("text", _validate_utf8_text)
+NAME = make_validated_type("text", _validate_nonempty_text)
+QUEUE = make_validated_type("queue", validate_queue)
+DOMAIN = make_validated_type("domain", validate_domain)
+URL = make_validated_type("url", validate_url)
 DURATION = ParsedType("duration", parse_duration)
 TIMESTAMP = ParsedType("time", parse_timestamp)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import click
 
 from riverpy._tools.bench.run import PICKUP_COUNT, PICKUP_INTERVAL, BenchLoad, BenchRun, Measurement
-from riverpy.cli._embedded import embedded_server
+from riverpy.cli._embedded import get_embedded_server
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import DatabaseSettings, database_options, json_option
 from riverpy.cli._output import print_json, print_note, print_table
-from riverpy.cli._run import run
+from riverpy.cli._run import run_async
 from riverpy.cli._types import IntegerType, NumberType
 from riverpy.config import MAX_WORKERS_MAX
 from riverpy.migrate import migrate_all
 
-SERVER_NAME = "bench"
+POSTGRES_NAME = "bench"
 """The name of the embedded server, which is only used for measurements."""
 
 _EPILOG = f"""\b
@@ -84,45 +84,45 @@ def bench(
     if embedded:
         if database.url_source == "--database-url":
             raise click.UsageError("--embedded and --database-url exclude each other")
-        with embedded_server(SERVER_NAME) as url:
-            run(migrate_all, url)
-            measurement = run(_measure, url, None, load, True)
+        with get_embedded_server(POSTGRES_NAME) as url:
+            run_async(migrate_all, url)
+            measurement = run_async(_run_bench, url, None, load, True)
     elif database.url is None:
         raise click.UsageError(
             "no database is given: use --database-url, RIVERPY_DATABASE_URL or DATABASE_URL, or "
             "--embedded for a temporary one"
         )
     else:
-        measurement = run(_measure, database.url, database.schema, load, force)
+        measurement = run_async(_run_bench, database.url, database.schema, load, force)
     if as_json:
         print_json(measurement)
     else:
         _print_measurement(measurement)
 
 
-async def _measure(url: str, schema: str | None, load: BenchLoad, force: bool) -> Measurement:
+async def _run_bench(url: str, schema: str | None, load: BenchLoad, force: bool) -> Measurement:
     measured = BenchRun(url, schema, load)
     if deleted := await measured.require_empty_job_table(delete_jobs=force):
         print_note(f"deleted {deleted:,} jobs from the table")
     return await measured.measure()
 
 
-def _print_measurement(found: Measurement) -> None:
+def _print_measurement(result: Measurement) -> None:
     click.echo(
-        f"riverpy {found.riverpy_version}, PostgreSQL {found.postgres_version}, "
-        f"{found.jobs:,} jobs, {found.slots:,} slots\n"
+        f"riverpy {result.riverpy_version}, PostgreSQL {result.postgres_version}, "
+        f"{result.jobs:,} jobs, {result.slots:,} slots\n"
     )
-    server, occupied = found.server_cpu_us_per_job, found.occupancy
+    server, occupied = result.server_cpu_us_per_job, result.occupancy
     print_table(
         ("", "VALUE", "UNIT"),
         [
-            ("insert", f"{found.insert_per_s:,.0f}", "jobs/s"),
-            ("work", f"{found.work_per_s:,.0f}", "jobs/s"),
-            ("CPU of this process", f"{found.client_cpu_us_per_job:.1f}", "us/job"),
+            ("insert", f"{result.insert_per_s:,.0f}", "jobs/s"),
+            ("work", f"{result.work_per_s:,.0f}", "jobs/s"),
+            ("CPU of this process", f"{result.client_cpu_us_per_job:.1f}", "us/job"),
             ("CPU of the server", None if server is None else f"{server:.1f}", "us/job"),
             ("occupancy", None if occupied is None else f"{occupied * 100:.1f}", "%"),
-            ("pickup p50", f"{found.pickup_p50_ms:.2f}", "ms"),
-            ("pickup p99", f"{found.pickup_p99_ms:.2f}", "ms"),
-            ("memory", None if found.rss_mib is None else f"{found.rss_mib:.0f}", "MiB"),
+            ("pickup p50", f"{result.pickup_p50_ms:.2f}", "ms"),
+            ("pickup p99", f"{result.pickup_p99_ms:.2f}", "ms"),
+            ("memory", None if result.rss_mib is None else f"{result.rss_mib:.0f}", "MiB"),
         ],
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from riverpy.cli._embedded import embedded_server, existing_servers
+from riverpy.cli._embedded import find_existing_servers, get_embedded_server
 from riverpy.cli._options import json_option
 from riverpy.cli._output import print_json, print_note
 from riverpy.cli._run import CommandError, debug_option
@@ -17,9 +17,9 @@ from riverpy.cli._run import CommandError, debug_option
 if TYPE_CHECKING:
     from riverpy.embedded import EmbeddedPostgres
 
-_NAME_DEFAULT = "default"
+_SERVER_NAME_DEFAULT = "default"
 
-_name_argument = click.argument("name", default=_NAME_DEFAULT)
+_server_name_argument = click.argument("name", default=_SERVER_NAME_DEFAULT)
 
 
 @click.group()
@@ -31,18 +31,18 @@ def db() -> None:
 
 
 @db.command()
-@_name_argument
+@_server_name_argument
 @json_option
 @debug_option
 def start(name: str, as_json: bool) -> None:
     """Start the server, and print its URL. It runs until `riverpy db stop`."""
-    server = embedded_server(name)
+    server = get_embedded_server(name)
     server.keep()
     _print_server(server, as_json=as_json)
 
 
 @db.command()
-@_name_argument
+@_server_name_argument
 @debug_option
 def stop(name: str) -> None:
     """Stop the server, even if programs use it. Its data is kept.
@@ -50,17 +50,17 @@ def stop(name: str) -> None:
     This stops the servers of this name of all major versions of PostgreSQL. The exit code is 1 if
     there is none.
     """
-    ran = [server.stop() for server in existing_servers(name)]
+    ran = [server.stop() for server in find_existing_servers(name)]
     print_note(f"{name}: {'stopped' if any(ran) else 'was not running'}")
 
 
 @db.command()
-@_name_argument
+@_server_name_argument
 @json_option
 @debug_option
 def url(name: str, as_json: bool) -> None:
     """Print the URL of the running server. The exit code is 1 if it does not run."""
-    running = [server for server in existing_servers(name) if server.is_running]
+    running = [server for server in find_existing_servers(name) if server.is_running]
     if not running:
         raise CommandError(f"{name} is not running: start it with `riverpy db start {name}`")
     here = [server for server in running if server.major == server.version[0]]
@@ -72,10 +72,10 @@ def url(name: str, as_json: bool) -> None:
 def psql(arguments: tuple[str, ...]) -> None:
     """Start the server, and open psql on it."""
     named = bool(arguments) and not arguments[0].startswith("-")
-    name = arguments[0] if named else _NAME_DEFAULT
+    name = arguments[0] if named else _SERVER_NAME_DEFAULT
     if named:
-        existing_servers(name)  # raises an error if NAME has no data: it may be misspelled
-    server = embedded_server(name)
+        find_existing_servers(name)  # raises an error if NAME has no data: it may be misspelled
+    server = get_embedded_server(name)
     program = shutil.which("psql", path=server.binaries) or shutil.which("psql")
     if program is None:
         raise CommandError(
@@ -87,12 +87,12 @@ def psql(arguments: tuple[str, ...]) -> None:
 
 
 @db.command()
-@_name_argument
+@_server_name_argument
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @debug_option
 def reset(name: str, yes: bool) -> None:
     """Stop the server, even if programs use it, and delete all its data."""
-    server = embedded_server(name)
+    server = get_embedded_server(name)
     if not yes and not sys.stdin.isatty():
         raise click.UsageError(
             "this deletes data, and there is no terminal to ask for confirmation: add --yes"

@@ -21,8 +21,8 @@ from riverpy._tools.demo.run import MAX_WORKERS, DemoRun
 from riverpy.cli._embedded import start_server
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import database_options
-from riverpy.cli._output import print_json, print_note, print_table, program
-from riverpy.cli._run import EXIT_FAILURE, run
+from riverpy.cli._output import find_riverpy_command, print_json, print_note, print_table
+from riverpy.cli._run import EXIT_FAILURE, run_async
 from riverpy.cli._types import IntegerType
 from riverpy.events import EventKind
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
     from riverpy.events import Event
 
-SERVER_NAME = "demo"
+POSTGRES_NAME = "demo"
 """The name of the embedded server."""
-PROBLEMS_SHOWN = 10
-_EVENT_WORDS = {
+PRINTED_PROBLEMS_MAX = 10
+_WORD_BY_KIND = {
     EventKind.JOB_COMPLETED: "completed",
     EventKind.JOB_FAILED: "failed attempts",
     EventKind.JOB_SNOOZED: "snoozed",
@@ -84,7 +84,7 @@ def demo(
     configure_logging("console", "error")  # some jobs fail on purpose: log only errors
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
     files = FileScan(directory, limit)
-    for problem in files.problems[:PROBLEMS_SHOWN]:
+    for problem in files.problems[:PRINTED_PROBLEMS_MAX]:
         print_note(f"skipped {problem}")
     if not files.paths:
         raise click.BadParameter(
@@ -93,64 +93,63 @@ def demo(
     with ExitStack() as stack:
         url = (
             database.url
-            or start_server(stack, SERVER_NAME, f"riverpy {version(PYPI_PACKAGE_NAME)}").url
+            or start_server(stack, POSTGRES_NAME, f"riverpy {version(PYPI_PACKAGE_NAME)}").url
         )
-        result = run(_run_demo, url, database.schema, files, limit)
-    for reason in result.read_errors[:PROBLEMS_SHOWN]:
+        result = run_async(_run_demo, url, database.schema, files, limit)
+    for reason in result.read_errors[:PRINTED_PROBLEMS_MAX]:
         print_note(f"skipped {reason}")
     if as_json:
-        _print_object(result)
+        _print_result_json(result)
     else:
-        _print_tables(result, unread=len(files.problems) + len(result.read_errors))
+        _print_result_tables(result, unread_count=len(files.problems) + len(result.read_errors))
         _print_next_commands(result, None if database.url is None else mask_passwords(database.url))
     _print_problems(result)
     sys.exit(0 if result.is_ok else EXIT_FAILURE)
 
 
 async def _run_demo(url: str, schema: str | None, files: FileScan, limit: int | None) -> DemoResult:
-    progress = _Progress()
-    demo_run = DemoRun(url, schema, files, limit, progress.count)
+    progress = _ProgressPrinter()
+    demo_run = DemoRun(url, schema, files, limit, progress.count_event)
     title = (
         f"working {demo_run.job_count:,} jobs in schema {demo_run.schema}, {MAX_WORKERS} at a time"
     )
     try:
         return await demo_run.run(lambda: print_note(title))
     finally:
-        progress.end()
+        progress.print_final_counts()
 
 
-class _Progress:
+class _ProgressPrinter:
     """Shows the number of events on stderr, on a terminal in one line that is updated."""
 
     def __init__(self) -> None:
         self._counts: Counter[EventKind] = Counter()
-        self._is_live = sys.stderr.isatty()
-        self._interval = 0.1 if self._is_live else 1.0
-        self._written_at = time.monotonic()
+        self._is_terminal = sys.stderr.isatty()
+        self._print_interval = 0.1 if self._is_terminal else 1.0
+        self._last_print_at = time.monotonic()
 
-    def count(self, event: Event) -> None:
-        """Count an event."""
+    def count_event(self, event: Event) -> None:
         self._counts[event.kind] += 1
-        if time.monotonic() - self._written_at >= self._interval:
-            self._write()
+        if time.monotonic() - self._last_print_at >= self._print_interval:
+            self._print_counts()
 
-    def end(self) -> None:
+    def print_final_counts(self) -> None:
         """Print the final numbers, if there are any."""
         if self._counts:
-            self._write()
-        if self._counts and self._is_live:
+            self._print_counts()
+        if self._counts and self._is_terminal:
             click.echo(err=True)
 
-    def _write(self) -> None:
-        self._written_at = time.monotonic()
-        text = ", ".join(f"{self._counts[kind]:,} {word}" for kind, word in _EVENT_WORDS.items())
-        if self._is_live:
+    def _print_counts(self) -> None:
+        self._last_print_at = time.monotonic()
+        text = ", ".join(f"{self._counts[kind]:,} {word}" for kind, word in _WORD_BY_KIND.items())
+        if self._is_terminal:
             click.echo(f"\r\x1b[K{text}", err=True, nl=False)
         else:
             print_note(text)
 
 
-def _print_object(result: DemoResult) -> None:
+def _print_result_json(result: DemoResult) -> None:
     seconds = result.duration.total_seconds()
     print_json(
         {
@@ -163,7 +162,7 @@ def _print_object(result: DemoResult) -> None:
     )
 
 
-def _print_tables(result: DemoResult, *, unread: int) -> None:
+def _print_result_tables(result: DemoResult, *, unread_count: int) -> None:
     print_table(
         ("KIND", "STATE", "JOBS", "ATTEMPTS", "WAIT P50 MS", "P95", "RUN P50 MS", "P95"),
         [tuple(row)[:8] for row in result.summary_rows],
@@ -175,26 +174,26 @@ def _print_tables(result: DemoResult, *, unread: int) -> None:
     )
     share = f", {100 * bytes_out / bytes_in:.0f} % of it after compression" if bytes_in else ""
     click.echo(f"{bytes_in / 2**10:,.0f} KiB read and hashed{share}")
-    if unread:
-        click.echo(f"Files and directories that could not be read: {unread:,}")
+    if unread_count:
+        click.echo(f"Files and directories that could not be read: {unread_count:,}")
     for check, problems in result.problems_by_check.items():
         click.echo(f"{'FAIL' if problems else 'ok  '}  {check}")
 
 
 def _print_next_commands(result: DemoResult, url: str | None) -> None:
-    riverpy = program()
-    database = f'"$({riverpy} db start {SERVER_NAME})"' if url is None else shlex.quote(url)
+    riverpy = find_riverpy_command()
+    database = f'"$({riverpy} db start {POSTGRES_NAME})"' if url is None else shlex.quote(url)
     options = f"--database-url {database} --schema {result.schema}"
     click.echo("\nLook at the jobs, which the next demo deletes:")
     click.echo(f"  {riverpy} job list {options}")
     click.echo(f"  {riverpy} job list --state cancelled {options}")
     if url is None:
-        click.echo(f"  {riverpy} db psql {SERVER_NAME}")
+        click.echo(f"  {riverpy} db psql {POSTGRES_NAME}")
 
 
 def _print_problems(result: DemoResult) -> None:
     for problems in result.problems_by_check.values():
-        for problem in problems[:PROBLEMS_SHOWN]:
+        for problem in problems[:PRINTED_PROBLEMS_MAX]:
             print_note(f"riverpy: {problem}")
-        if (more := len(problems) - PROBLEMS_SHOWN) > 0:
+        if (more := len(problems) - PRINTED_PROBLEMS_MAX) > 0:
             print_note(f"riverpy: and {more:,} more")

@@ -20,7 +20,7 @@ from riverpy.cli import _settings
 from riverpy.cli._embedded import dev_server_name, start_server
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_note
-from riverpy.cli._run import EXIT_USAGE, CommandError, run
+from riverpy.cli._run import EXIT_USAGE_ERROR, CommandError, run_async
 from riverpy.cli._settings import SettingSources
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT
 from riverpy.migrate import migrate_all
@@ -28,10 +28,10 @@ from riverpy.migrate import migrate_all
 if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
 
-SOFT_STOP_DEFAULT = timedelta(seconds=5)
+SOFT_STOP_TIMEOUT_DEFAULT = timedelta(seconds=5)
 """The default soft stop timeout, shorter than a worker's, because a developer waits for each
 restart."""
-KILL_DELAY = HARD_STOP_TIMEOUT_DEFAULT.total_seconds() + 5.0
+WORKER_KILL_DELAY = HARD_STOP_TIMEOUT_DEFAULT.total_seconds() + 5.0
 """A worker that still runs this many seconds after the soft stop timeout is killed."""
 
 _EPILOG = """\b
@@ -59,10 +59,10 @@ the command ends within 2 s. Options after -- are those of `riverpy worker`.
     metavar="HOST:PORT",
     help="Address of the worker's health server, as for `riverpy worker`.",
 )
-@_settings.SOFT_STOP.option(
+@_settings.SOFT_STOP.click_option(
     help="How long running jobs may continue after a stop or a change. Default: 5s."
 )
-@_settings.LOG_LEVEL.option(
+@_settings.LOG_LEVEL.click_option(
     help="Lowest level that is logged. Default: debug, which logs each job."
 )
 @database_options
@@ -87,39 +87,39 @@ def dev(
     if reload and find_spec("watchfiles") is None:
         raise CommandError(
             "--reload needs the package watchfiles: pip install 'riverpy-queue[dev]'",
-            exit_code=EXIT_USAGE,
+            exit_code=EXIT_USAGE_ERROR,
         )
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
     sources = SettingSources()
-    stop = sources.value(_settings.SOFT_STOP, soft_stop).or_none() or SOFT_STOP_DEFAULT
-    level = sources.value(_settings.LOG_LEVEL, log_level).or_none() or "debug"
+    stop = sources.find_value(_settings.SOFT_STOP, soft_stop).or_none() or SOFT_STOP_TIMEOUT_DEFAULT
+    level = sources.find_value(_settings.LOG_LEVEL, log_level).or_none() or "debug"
     arguments = ["worker", target, "--soft-stop", format_duration(stop), "--log-level", level]
     if database.schema is not None:
         arguments += ["--schema", database.schema]
     if health is not None:
         arguments += ["--health", health]
     with ExitStack() as stack:
-        url = database.url or _start_embedded(stack)
+        url = database.url or _start_embedded_server(stack)
         if database.url is not None:
             print_note(
                 f"riverpy dev: using {url_for_display(url)} from {database.url_source}, "
                 "not an embedded database of this directory"
             )
-        run(_migrate_all_lines, url, database.schema)
+        run_async(_migrate_all_lines, url, database.schema)
         if reload:
             print_note(f"riverpy dev: restarts when code below {Path.cwd()} changes")
         supervisor = WorkerSupervisor(
             [*arguments, *worker_options],
-            {**os.environ, _settings.DATABASE_URL.variable: url},
+            {**os.environ, _settings.DATABASE_URL.environment_variable: url},
             directory=Path.cwd() if reload else None,
-            stop_timeout=stop.total_seconds() + KILL_DELAY,
+            stop_timeout=stop.total_seconds() + WORKER_KILL_DELAY,
             print_note=print_note,
         )
-        code = run(supervisor.run)
+        code = run_async(supervisor.run)
     sys.exit(code)
 
 
-def _start_embedded(stack: ExitStack) -> str:
+def _start_embedded_server(stack: ExitStack) -> str:
     server = start_server(stack, dev_server_name(Path.cwd()), "riverpy dev")
     server.pass_on()  # if this process is killed, the worker can still release its jobs
     return server.url

@@ -16,22 +16,22 @@ from riverpy._tools.doctor.check_runner import CheckRunner
 from riverpy._tools.doctor.finding import LEVEL_NAMES, Finding, Level, worst_level
 from riverpy._tools.doctor.snapshot import DoctorOptions, WorkerProgram
 from riverpy.cli._options import database_options, json_option
-from riverpy.cli._output import has_color, print_json, print_text
-from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, one_line, run, show_traceback
-from riverpy.cli._target import load_target, open_target
+from riverpy.cli._output import print_json, print_text, should_use_color
+from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, run_async, show_traceback, text_to_one_line
+from riverpy.cli._target import load_client_target, open_client
 from riverpy.cli._types import DURATION, URL
 
 if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
-    from riverpy.cli._target import Target
+    from riverpy.cli._target import ClientTarget
 
-STUCK_AFTER_DEFAULT = timedelta(minutes=10)
-MAX_LAG_DEFAULT = timedelta(minutes=1)
+STUCK_JOB_AGE_DEFAULT = timedelta(minutes=10)
+QUEUE_LAG_MAX_DEFAULT = timedelta(minutes=1)
 
-_EXIT_CODES = {Level.OK: 0, Level.WARN: EXIT_WARNING, Level.FAIL: EXIT_FAILURE}
-_COLORS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
+_EXIT_CODE_BY_LEVEL = {Level.OK: 0, Level.WARN: EXIT_WARNING, Level.FAIL: EXIT_FAILURE}
+_COLOR_BY_LEVEL = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
 _INDENT, _NAME_WIDTH = 6, 14
-_WIDTH_MIN = 20
+_TEXT_WIDTH_MIN = 20
 
 
 @click.command
@@ -45,14 +45,14 @@ _WIDTH_MIN = 20
 @click.option(
     "--stuck-after",
     type=DURATION,
-    default=format_duration(STUCK_AFTER_DEFAULT),
+    default=format_duration(STUCK_JOB_AGE_DEFAULT),
     show_default=True,
     help="Report jobs that have run for longer.",
 )
 @click.option(
     "--max-lag",
     type=DURATION,
-    default=format_duration(MAX_LAG_DEFAULT),
+    default=format_duration(QUEUE_LAG_MAX_DEFAULT),
     show_default=True,
     help="Report queues with a job that has waited for longer.",
 )
@@ -79,21 +79,21 @@ def doctor(
     program has no worker. Check this before you deploy the program.
     """
     request = DoctorOptions(
-        database.required_url(),
+        database.require_url(),
         database.schema,
         listen_url,
         stuck_after,
         max_lag,
-        None if target is None else run(_read_program, load_target(target)),
+        None if target is None else run_async(_describe_program, load_client_target(target)),
     )
     findings: list[Finding] = []
 
-    def report(finding: Finding) -> None:
+    def report_finding(finding: Finding) -> None:
         findings.append(finding)
         if not as_json and not (problems and finding.level is Level.OK):
             _print_finding(finding)
 
-    run(CheckRunner(request, report, show_traceback).run)
+    run_async(CheckRunner(request, report_finding, show_traceback).run)
     level = worst_level(findings)
     if as_json:
         shown = [one for one in findings if not (problems and one.level is Level.OK)]
@@ -102,21 +102,22 @@ def doctor(
         numbers = Counter(finding.level for finding in findings)
         worst_first = [one for one in reversed(Level) if numbers[one]]
         print_text(", ".join(f"{numbers[one]} {LEVEL_NAMES[one]}" for one in worst_first))
-    raise click.exceptions.Exit(_EXIT_CODES[level])
+    raise click.exceptions.Exit(_EXIT_CODE_BY_LEVEL[level])
 
 
-async def _read_program(target: Target) -> WorkerProgram:
-    async with open_target(target) as client:
-        return WorkerProgram(target.spec, frozenset(client.workers or ()), frozenset(client.queues))
+async def _describe_program(target: ClientTarget) -> WorkerProgram:
+    async with open_client(target) as client:
+        kinds, queues = frozenset(client.workers or ()), frozenset(client.queues)
+        return WorkerProgram(target.import_path, kinds, queues)
 
 
 def _print_finding(finding: Finding) -> None:
     level = LEVEL_NAMES[finding.level].ljust(_INDENT)
-    if has_color(sys.stdout):
-        level = click.style(level, fg=_COLORS[finding.level])
-    print_text(level + _wrap_text(f"{finding.name:<{_NAME_WIDTH}}", one_line(finding.text)))
+    if should_use_color(sys.stdout):
+        level = click.style(level, fg=_COLOR_BY_LEVEL[finding.level])
+    print_text(level + _wrap_text(f"{finding.name:<{_NAME_WIDTH}}", text_to_one_line(finding.text)))
     if finding.fix is not None:
-        print_text(" " * _INDENT + _wrap_text("fix: ", one_line(finding.fix)))
+        print_text(" " * _INDENT + _wrap_text("fix: ", text_to_one_line(finding.fix)))
 
 
 def _wrap_text(label: str, text: str) -> str:
@@ -124,5 +125,5 @@ def _wrap_text(label: str, text: str) -> str:
     if not sys.stdout.isatty():
         return label + text
     width = shutil.get_terminal_size().columns - _INDENT - len(label)
-    lines = textwrap.wrap(text, max(width, _WIDTH_MIN), break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(text, max(width, _TEXT_WIDTH_MIN), break_on_hyphens=False) or [""]
     return label + f"\n{'':<{_INDENT + len(label)}}".join(lines)

@@ -17,10 +17,10 @@ from riverpy._tools.doctor.domains import PendingWork, find_domain_problems
 from riverpy._tools.doctor.finding import LEVEL_NAMES, set_check_name
 from riverpy._tools.domain_map import DomainMap, read_domains
 from riverpy._tools.text import format_count, format_seconds
-from riverpy.cli._connected import connected, with_timeout
+from riverpy.cli._connected import open_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option
-from riverpy.cli._output import format_time, print_json, print_table, print_text, printable
-from riverpy.cli._run import CommandError, run
+from riverpy.cli._output import format_time, make_printable, print_json, print_table, print_text
+from riverpy.cli._run import CommandError, run_async
 from riverpy.cli._types import DOMAIN, QUEUE
 
 if TYPE_CHECKING:
@@ -46,22 +46,22 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     does the tasks of the whole schema, such as rebuilding indexes. `as default` means the leader of
     default.
     """
-    seen = run(_read, database)
+    seen = run_async(_read_domain_map, database)
     names = (DEFAULT_DOMAIN, *seen.non_default_domains)
     problems = set_check_name("domains", find_domain_problems(seen, PendingWork()))
     if as_json:
         print_json(
             {
-                "domains": [_domain_object(seen, name) for name in names],
-                "schema": _leader_object(seen.last_leader(SCHEMA_LEASE_NAME)),
+                "domains": [_domain_to_json_object(seen, name) for name in names],
+                "schema": _leader_to_json_object(seen.last_leader(SCHEMA_LEASE_NAME)),
                 "problems": problems,
             }
         )
         return
     print_table(
         ("DOMAIN", "LEADER", "EPOCH", "SINCE", "LEASE", "CLIENTS", "CANDIDATES", "QUEUES"),
-        [_domain_row(seen, name) for name in names]
-        + [_schema_row(seen)] * bool(seen.non_default_domains),
+        [_domain_to_table_row(seen, name) for name in names]
+        + [_schema_leader_to_table_row(seen)] * bool(seen.non_default_domains),
     )
     owners = [owner for name in seen.non_default_domains for owner in seen.owned_queues(name)]
     if owners:
@@ -81,8 +81,8 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
         )
     for finding in problems:
         print_text("")
-        print_text(printable(f"{LEVEL_NAMES[finding.level]}  {finding.text}"))
-        print_text(printable(f"      fix: {finding.fix}"))
+        print_text(make_printable(f"{LEVEL_NAMES[finding.level]}  {finding.text}"))
+        print_text(make_printable(f"      fix: {finding.fix}"))
 
 
 @domain.command
@@ -113,7 +113,7 @@ def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> N
                 f"(--leader-domain {to}), or: riverpy domain claim {queue} --domain {to}"
             )
 
-    _change_domain(database, queue, to, check_owner, as_json=as_json)
+    _change_queue_domain(database, queue, to, check_owner, as_json=as_json)
 
 
 @domain.command
@@ -151,16 +151,16 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
             f"default has all unclaimed queues: use riverpy domain move {queue} --to default",
             param_hint="'--domain'",
         )
-    _change_domain(database, queue, to, check_owner, as_json=as_json)
+    _change_queue_domain(database, queue, to, check_owner, as_json=as_json)
 
 
-async def _read(database: DatabaseSettings) -> DomainMap:
-    async with connected(database) as found:
-        found.expect_version(DOMAINS_VERSION, "tables of domains")
-        return await found.read(read_domains)
+async def _read_domain_map(database: DatabaseSettings) -> DomainMap:
+    async with open_connection(database) as found:
+        found.expect_riverpy_version(DOMAINS_VERSION, "tables of domains")
+        return await found.run_read(read_domains)
 
 
-def _change_domain(
+def _change_queue_domain(
     database: DatabaseSettings,
     queue: str,
     to: str,
@@ -168,7 +168,7 @@ def _change_domain(
     *,
     as_json: bool,
 ) -> None:
-    before, new_leader = run(assign_queue, database, queue, to, check_owner)
+    before, new_leader = run_async(assign_queue_to_domain, database, queue, to, check_owner)
     if as_json:
         print_json({"queue": queue, "before": before, "after": to, "leader": new_leader})
         return
@@ -177,31 +177,32 @@ def _change_domain(
         leader = "it has no leader now"
         if to != DEFAULT_DOMAIN:
             leader += f": start a worker of it (riverpy worker --leader-domain {to})"
-    print_text(printable(f"queue {queue} moved from domain {before} to {to}; {leader}"))
+    print_text(make_printable(f"queue {queue} moved from domain {before} to {to}; {leader}"))
 
 
-async def assign_queue(
+async def assign_queue_to_domain(
     database: DatabaseSettings, queue: str, to: str, check_owner: Callable[[QueueOwnership], None]
 ) -> tuple[str, str | None]:
     """Assign a queue to a domain. Return its old domain, and the leader of the new domain (None: it
     has no leader)."""
-    async with connected(database) as found:
-        found.expect_version(DOMAINS_VERSION, "tables of domains")
+    async with open_connection(database) as found:
+        found.expect_riverpy_version(DOMAINS_VERSION, "tables of domains")
         before: str | None = None
         purpose = "waiting for the leaders' transactions"
         while before is None:
-            before = await with_timeout(purpose, _try_to_assign(found, queue, to, check_owner))
-        seen = await found.read(read_domains)
+            assignment = _try_to_assign_queue(found, queue, to, check_owner)
+            before = await wait_for_statement(purpose, assignment)
+        seen = await found.run_read(read_domains)
     leader = seen.last_leader(to)
     return before, None if leader is None or leader.has_lease_ended else leader.holder
 
 
-async def _try_to_assign(
-    found: CommandConnection, queue: str, to: str, check_owner: Callable[[QueueOwnership], None]
+async def _try_to_assign_queue(
+    database: CommandConnection, queue: str, to: str, check_owner: Callable[[QueueOwnership], None]
 ) -> str | None:
     """Assign the queue, and return its old domain. If another session moves the queue at the same
     time, change nothing and return None."""
-    connection, schema = found.connection, found.schema
+    connection, schema = database.connection, database.schema
     owner = await domain_queue_ownership(connection, schema, queue=queue, domain=to)
     before = owner.domain or DEFAULT_DOMAIN
     if before == to:
@@ -217,12 +218,12 @@ async def _try_to_assign(
     return before
 
 
-def _domain_object(seen: DomainMap, name: str) -> dict[str, object]:
+def _domain_to_json_object(domain_map: DomainMap, domain_name: str) -> dict[str, object]:
     """Return a domain for `--json` output. `queues` is None for domain `default`, which has all
     queues that no other domain has. A queue is orphaned if its domain has sent no heartbeat for 10
     minutes. Then the leader of `default` maintains it."""
-    members = seen.live_clients(name)
-    is_default = name == DEFAULT_DOMAIN
+    members = domain_map.live_clients(domain_name)
+    is_default = domain_name == DEFAULT_DOMAIN
     queues = [
         {
             "queue": owner.queue,
@@ -231,19 +232,19 @@ def _domain_object(seen: DomainMap, name: str) -> dict[str, object]:
             "last_seen_at": owner.last_seen_at,
             "orphaned": owner.is_orphaned,
         }
-        for owner in seen.owned_queues(name)
+        for owner in domain_map.owned_queues(domain_name)
     ]
     return {
-        "domain": name,
-        "lease": "river_leader" if is_default else domain_lease_name(name),
-        "leader": _leader_object(seen.last_leader(name)),
+        "domain": domain_name,
+        "lease": "river_leader" if is_default else domain_lease_name(domain_name),
+        "leader": _leader_to_json_object(domain_map.last_leader(domain_name)),
         "clients": [member.client_id for member in members],
         "candidates": [member.client_id for member in members if member.candidate],
         "queues": None if is_default else queues,
     }
 
 
-def _leader_object(leader: DomainLeader | None) -> dict[str, object] | None:
+def _leader_to_json_object(leader: DomainLeader | None) -> dict[str, object] | None:
     """Return a leader for `--json` output; None: the domain has no leader now. `held_for` and
     `expires_in` are in seconds."""
     if (
@@ -273,16 +274,17 @@ def _leader_cells(leader: DomainLeader | None) -> tuple[str, int | None, str | N
     return owner, leader.epoch, since, f"{format_seconds(leader.remaining or 0)} left"
 
 
-def _domain_row(seen: DomainMap, name: str) -> tuple[object, ...]:
-    members = seen.live_clients(name)
+def _domain_to_table_row(domain_map: DomainMap, domain_name: str) -> tuple[object, ...]:
+    members = domain_map.live_clients(domain_name)
     numbers = len(members), sum(member.candidate for member in members)
-    queues = ", ".join(owner.queue for owner in seen.owned_queues(name)) or "none"
-    if name == DEFAULT_DOMAIN:
+    queues = ", ".join(owner.queue for owner in domain_map.owned_queues(domain_name)) or "none"
+    if domain_name == DEFAULT_DOMAIN:
         queues = "all others"
-    return name, *_leader_cells(seen.last_leader(name)), *numbers, queues
+    return (domain_name, *_leader_cells(domain_map.last_leader(domain_name)), *numbers, queues)
 
 
-def _schema_row(seen: DomainMap) -> tuple[object, ...]:
-    if not seen.has_leader(SCHEMA_LEASE_NAME) and seen.has_leader_for_orphaned_queues():
+def _schema_leader_to_table_row(domain_map: DomainMap) -> tuple[object, ...]:
+    if not domain_map.has_leader(SCHEMA_LEASE_NAME) and domain_map.has_leader_for_orphaned_queues():
         return SCHEMA_LEASE_NAME, "as default", None, None, None, None, None, None
-    return SCHEMA_LEASE_NAME, *_leader_cells(seen.last_leader(SCHEMA_LEASE_NAME)), None, None, None
+    cells = _leader_cells(domain_map.last_leader(SCHEMA_LEASE_NAME))
+    return SCHEMA_LEASE_NAME, *cells, None, None, None

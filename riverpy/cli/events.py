@@ -21,8 +21,8 @@ from riverpy._tools.health.http_client import (
     parse_address,
 )
 from riverpy.cli._options import kinds_option, queues_option, states_option
-from riverpy.cli._output import drop_output, print_note, printable
-from riverpy.cli._run import CommandError, describe, run
+from riverpy.cli._output import make_printable, print_note, redirect_stdout_to_devnull
+from riverpy.cli._run import CommandError, error_to_one_line, run_async
 from riverpy.cli._types import ParsedType
 from riverpy.events import EventKind
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from riverpy._tools.health.http import Address
 
-SILENCE_MAX = 3 * KEEPALIVE_INTERVAL
+EVENT_LINE_TIMEOUT = 3 * KEEPALIVE_INTERVAL
 """If the worker sends no line for this many seconds, the connection counts as lost."""
 RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX = timedelta(milliseconds=200), timedelta(seconds=5)
-_END_ERRORS = (anyio.IncompleteRead, anyio.BrokenResourceError)
+_CONNECTION_END_ERRORS = (anyio.IncompleteRead, anyio.BrokenResourceError)
 
 
 @click.command
@@ -81,20 +81,20 @@ def events(
     ]
     target = f"/events?{urlencode(params)}" if params else "/events"
     try:
-        run(_follow_events, address, target, _print_json if as_json else _print_line)
+        run_async(_follow_events, address, target, _print_as_json if as_json else _print_as_text)
     except KeyboardInterrupt:
         sys.exit(0)
     except BrokenPipeError:  # the reader of stdout has ended
-        drop_output()
+        redirect_stdout_to_devnull()
         sys.exit(0)
 
 
-async def _follow_events(address: Address, target: str, show: Callable[[bytes], Any]) -> None:
+async def _follow_events(address: Address, path: str, print_line: Callable[[bytes], Any]) -> None:
     backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
     is_noted = False
     while True:
         try:
-            async with http_get(address, target) as answer:
+            async with http_get(address, path) as answer:
                 if answer.status == 400:
                     raise CommandError((await answer.read_body()).decode().strip())
                 if answer.status != 200:
@@ -103,10 +103,10 @@ async def _follow_events(address: Address, target: str, show: Callable[[bytes], 
                 is_noted = False
                 backoff.reset()
                 while True:
-                    with anyio.fail_after(SILENCE_MAX, reason="no line received"):
+                    with anyio.fail_after(EVENT_LINE_TIMEOUT, reason="no line received"):
                         line = await answer.body_stream.receive_until(b"\n", LINE_BYTES_MAX)
                     if line:
-                        show(line)
+                        print_line(line)
         except (OSError, ValueError, anyio.IncompleteRead, anyio.BrokenResourceError) as error:
             if isinstance(error, BrokenPipeError):
                 raise
@@ -117,16 +117,16 @@ async def _follow_events(address: Address, target: str, show: Callable[[bytes], 
 
 
 def _failure_reason(error: Exception) -> str:
-    if isinstance(error, _END_ERRORS):
+    if isinstance(error, _CONNECTION_END_ERRORS):
         return "the worker has ended"
-    return describe(error) if isinstance(error, OSError) else NO_HEALTH_SERVER_ERROR
+    return error_to_one_line(error) if isinstance(error, OSError) else NO_HEALTH_SERVER_ERROR
 
 
-def _print_json(line: bytes) -> None:
+def _print_as_json(line: bytes) -> None:
     click.echo(line.decode())
 
 
-def _print_line(line: bytes) -> None:
+def _print_as_text(line: bytes) -> None:
     event = msgspec.json.decode(line, type=EventLine)
     now = datetime.now().astimezone().strftime("%H:%M:%S")
     if event.event == "dropped":
@@ -143,10 +143,10 @@ def _print_line(line: bytes) -> None:
         parts.append(f"queue={event.queue}")
     if event.error:
         parts.append(f"error={event.error!r}")
-    click.echo(printable(" ".join(parts)))
+    click.echo(make_printable(" ".join(parts)))
 
 
-def _format_seconds(value: float | None) -> str:
-    if value is None:
+def _format_seconds(seconds: float | None) -> str:
+    if seconds is None:
         return "-"
-    return f"{value * 1000:.1f}ms" if value < 1 else f"{value:.1f}s"
+    return f"{seconds * 1000:.1f}ms" if seconds < 1 else f"{seconds:.1f}s"

@@ -18,10 +18,10 @@ from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.domain_map import TABLE_MISSING, read_domains
 from riverpy._tools.health.http_client import NO_HEALTH_SERVER_ERROR, http_get, parse_address
 from riverpy._tools.health.probes import CheckResult, ProbeResult, check_leaders
-from riverpy.cli._connected import connected, with_timeout
+from riverpy.cli._connected import open_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option
-from riverpy.cli._output import print_json, print_text, printable
-from riverpy.cli._run import EXIT_NOT_READY, describe, run, show_traceback
+from riverpy.cli._output import make_printable, print_json, print_text
+from riverpy.cli._run import EXIT_NOT_READY, error_to_one_line, run_async, show_traceback
 from riverpy.cli._types import DURATION, ParsedType
 from riverpy.errors import DatabaseError, SchemaMissingError
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
 
-QUEUES_MAX = 1_000
-MAX_LAG_DEFAULT = timedelta(seconds=60)
-NOT_KNOWN = CheckResult(
+CHECKED_QUEUES_MAX = 1_000
+QUEUE_LAG_MAX_DEFAULT = timedelta(seconds=60)
+TABLES_MISSING_CHECK = CheckResult(
     ok=True, reason="not known: riverpy's own tables are missing (riverpy migrate up)"
 )
 
@@ -71,10 +71,10 @@ def health(
     """
     try:
         if address is not None:
-            verdict = run(_read_worker, address, max_lag)
+            verdict = run_async(_probe_worker, address, max_lag)
         else:
-            limit = MAX_LAG_DEFAULT if max_lag is None else max_lag
-            verdict = run(_read_database, database, limit)
+            limit = QUEUE_LAG_MAX_DEFAULT if max_lag is None else max_lag
+            verdict = run_async(_probe_database, database, limit)
     except click.UsageError:
         raise
     except click.ClickException as error:
@@ -83,30 +83,32 @@ def health(
         print_json(verdict)
     else:
         reasons = "; ".join(f"{name}: {one.reason}" for name, one in verdict.checks.items())
-        print_text(printable(f"ok: {reasons}" if verdict.ok else f"not ready: {verdict.summary}"))
+        print_text(
+            make_printable(f"ok: {reasons}" if verdict.ok else f"not ready: {verdict.summary}")
+        )
     if not verdict.ok:
         raise click.exceptions.Exit(EXIT_NOT_READY)
 
 
-async def _read_worker(address: Address, max_lag: timedelta | None) -> ProbeResult:
+async def _probe_worker(address: Address, max_lag: timedelta | None) -> ProbeResult:
     query = "" if max_lag is None else f"?{urlencode({'max_lag': format_duration(max_lag)})}"
     try:
         async with http_get(address, f"/readyz{query}") as answer:
             return msgspec.json.decode(await answer.read_body(), type=ProbeResult)
     except (OSError, ValueError) as error:  # a DecodeError is a ValueError
         show_traceback(error)
-        why = describe(error) if isinstance(error, OSError) else NO_HEALTH_SERVER_ERROR
+        why = error_to_one_line(error) if isinstance(error, OSError) else NO_HEALTH_SERVER_ERROR
         reason = f"none from {address}: {why}"
         return ProbeResult.of({"answer": CheckResult(ok=False, reason=reason)})
 
 
-async def _read_database(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
-    url = database.required_url()
+async def _probe_database(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
+    url = database.require_url()
     try:
-        return await _read_checks(database, max_lag)
+        return await _run_database_checks(database, max_lag)
     except (DatabaseError, *DATABASE_ERRORS) as error:
         show_traceback(error)
-        failed, reason = "database", describe(error)
+        failed, reason = "database", error_to_one_line(error)
         if isinstance(error, SchemaMissingError):
             failed = "schema"
         elif getattr(error, "sqlstate", None) == TABLE_MISSING:
@@ -120,21 +122,21 @@ async def _read_database(database: DatabaseSettings, max_lag: timedelta) -> Prob
         return ProbeResult.of({failed: CheckResult(ok=False, reason=reason)})
 
 
-async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
-    async with connected(database) as found:
-        await with_timeout("reading the role of the server", expect_primary(found.connection))
+async def _run_database_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
+    async with open_connection(database) as found:
+        await wait_for_statement("reading the role of the server", expect_primary(found.connection))
         checks: dict[str, CheckResult] = {}
-        if found.has_version(CLIENTS_VERSION):
-            living = await found.read(client_count)
+        if found.has_riverpy_version(CLIENTS_VERSION):
+            living = await found.run_read(client_count)
             checks["workers"] = CheckResult(
                 ok=living > 0,
                 reason=f"{living} with heartbeats" if living else "none sends heartbeats",
             )
         else:
-            checks["workers"] = NOT_KNOWN
+            checks["workers"] = TABLES_MISSING_CHECK
         checks["leaders"] = await _check_leaders(found, max_lag)
-        names = await found.read(queue_waiting, QUEUES_MAX)
-        lags = await found.read(queue_lag, names)
+        names = await found.run_read(queue_waiting, CHECKED_QUEUES_MAX)
+        lags = await found.run_read(queue_lag, names)
     queue, lag = max(lags.items(), key=lambda one: one[1], default=(None, None))
     if queue is None or lag is None or not lag:
         checks["lag"] = CheckResult(ok=True, reason="no due job waits")
@@ -145,12 +147,12 @@ async def _read_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeR
     return ProbeResult.of(checks)
 
 
-async def _check_leaders(found: CommandConnection, max_lag: timedelta) -> CheckResult:
-    if not found.has_version(DOMAINS_VERSION):
-        return NOT_KNOWN
+async def _check_leaders(database: CommandConnection, max_lag: timedelta) -> CheckResult:
+    if not database.has_riverpy_version(DOMAINS_VERSION):
+        return TABLES_MISSING_CHECK
     try:
-        seen = await found.read(read_domains)
+        seen = await database.run_read(read_domains)
     except InsufficientPrivilegeError as error:
         show_traceback(error)
-        return CheckResult(ok=True, reason=f"not known: {describe(error)}")
+        return CheckResult(ok=True, reason=f"not known: {error_to_one_line(error)}")
     return check_leaders(max_lag, seen)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from riverpy import _json
-from riverpy.cli._job_output import job_object, print_job
+from riverpy.cli._job_output import job_to_json_object, print_job
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json
-from riverpy.cli._run import run
+from riverpy.cli._run import run_async
 from riverpy.cli._types import DURATION, NAME, TEXT, TIMESTAMP, IntegerType, ParsedType
 from riverpy.client import Client
 from riverpy.config import Config
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from riverpy.insert_opts import InsertResult
 
 
-def _split_list(text: str) -> list[str]:
+def _split_at_commas(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")] if text else []
 
 
 def _parse_states(text: str) -> list[JobState]:
     try:
-        return [JobState(name) for name in _split_list(text)]
+        return [JobState(name) for name in _split_at_commas(text)]
     except ValueError as error:
         raise ValueError(f"{error}; the states are {', '.join(JobState)}") from None
 
@@ -51,7 +51,7 @@ def _parse_states(text: str) -> list[JobState]:
 )
 @click.option(
     "--tags",
-    type=ParsedType("tags", _split_list),
+    type=ParsedType("tags", _split_at_commas),
     metavar="A,B",
     help="Tags of the job. Default: none.",
 )
@@ -101,14 +101,16 @@ def insert(database: DatabaseSettings, *, kind: str, args: str, as_json: bool, *
 
     The command prints the job, or the existing job if it is a duplicate.
     """
-    text = _read_stdin() if args == "-" else args
+    text = _read_args_from_stdin() if args == "-" else args
     raw = RawArgs(kind, _json.normalize_object(text, path="args", may_be_array=True))
-    result = run(_insert_job, database.required_url(), database.schema, raw, _insert_opts(**opts))
-    job = {**job_object(result.job), "duplicate": result.unique_skipped_as_duplicate}
+    result = run_async(
+        _insert_job, database.require_url(), database.schema, raw, _make_insert_opts(**opts)
+    )
+    job = {**job_to_json_object(result.job), "duplicate": result.unique_skipped_as_duplicate}
     (print_json if as_json else print_job)(job)
 
 
-def _read_stdin() -> str:
+def _read_args_from_stdin() -> str:
     try:
         text = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
@@ -125,19 +127,19 @@ async def _insert_job(
         return await client.insert(args, opts)
 
 
-def _insert_opts(
+def _make_insert_opts(
     *, at: datetime | None, delay: timedelta | None, metadata: str | None, **opts: Any
 ) -> InsertOpts:
     unique = UniqueOpts(**{name: opts.pop(name) for name in UniqueOpts.__struct_fields__})
     return InsertOpts(
-        scheduled_at=_scheduled_at(at, delay),
+        scheduled_at=_compute_scheduled_at(at, delay),
         metadata=None if metadata is None else _parse_metadata(metadata),
         unique_opts=unique,
         **opts,
     )
 
 
-def _scheduled_at(at: datetime | None, delay: timedelta | None) -> datetime | None:
+def _compute_scheduled_at(at: datetime | None, delay: timedelta | None) -> datetime | None:
     if delay is None:
         return at
     if at is not None:

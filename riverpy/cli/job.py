@@ -13,9 +13,9 @@ from riverpy._postgres.damaged_jobs import (
     read_jobs_in_parts,
     translate_damage_error,
 )
-from riverpy.cli._changes import ACTION_UNCHANGED, ItemResult, change_items
-from riverpy.cli._connected import connected
-from riverpy.cli._job_output import job_object, print_job, print_jobs
+from riverpy.cli._changes import ACTION_UNCHANGED, ItemChangeResult, change_items
+from riverpy.cli._connected import open_connection
+from riverpy.cli._job_output import job_to_json_object, print_job, print_job_table
 from riverpy.cli._options import (
     database_options,
     json_option,
@@ -25,7 +25,7 @@ from riverpy.cli._options import (
     states_option,
 )
 from riverpy.cli._output import print_json
-from riverpy.cli._run import convert_expected_errors, run
+from riverpy.cli._run import raise_command_errors, run_async
 from riverpy.cli._types import IntegerType
 from riverpy.errors import NotFoundError
 from riverpy.job import JobRow, JobState
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
-READ_TIMEOUT = 30.0
+JOB_READ_TIMEOUT = 30.0
 """The timeout for reading jobs, in seconds."""
 _ID_TYPE = IntegerType(1, 2**63 - 1)
 
@@ -73,7 +73,7 @@ def list_(
     listed.
     """
 
-    async def read(connection: Connection) -> tuple[list[JobRow], dict[int, str]]:
+    async def read_job_list(connection: Connection) -> tuple[list[JobRow], dict[int, str]]:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             ids = await jobs.job_list(
                 connection,
@@ -88,14 +88,14 @@ def list_(
             )
         return [JobRow(tuple(row)) for part in parts for row in part], damaged
 
-    found, damaged = run(_read_jobs, database, read)
+    found, damaged = run_async(_connect_and_read, database, read_job_list)
     if as_json:
         errors = [{"id": job_id, "error": error} for job_id, error in damaged.items()]
-        print_json({"jobs": list(map(job_object, found)), "damaged": errors})
+        print_json({"jobs": list(map(job_to_json_object, found)), "damaged": errors})
     else:
-        print_jobs(found)
+        print_job_table(found)
     if damaged:
-        with convert_expected_errors():
+        with raise_command_errors():
             raise damaged_jobs_error(damaged)
 
 
@@ -109,14 +109,14 @@ def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
     The exit code is 1 if the job does not exist, or if it is damaged: the server cannot read it.
     """
 
-    async def read(connection: Connection) -> JobRow:
+    async def read_one_job(connection: Connection) -> JobRow:
         with translate_damage_error(job_id):
             row = await jobs.job_get(connection, database.schema, job_id)
         if row is None:
             raise NotFoundError(f"there is no job {job_id}")
         return JobRow(tuple(row))
 
-    found = job_object(run(_read_jobs, database, read))
+    found = job_to_json_object(run_async(_connect_and_read, database, read_one_job))
     (print_json if as_json else print_job)(found)
 
 
@@ -147,38 +147,37 @@ def retry(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool) 
     change_items(database, "job", "id", job_ids, _retry_job, as_json=as_json)
 
 
-async def _cancel_job(client: Client, job_id: int, tx: Transaction) -> ItemResult:
+async def _cancel_job(client: Client, job_id: int, tx: Transaction) -> ItemChangeResult:
     before = await client.job_get(job_id, tx=tx)
     after = await client.job_cancel(job_id, tx=tx)
     if after.state is JobState.RUNNING:
         message = f"job {job_id} is running: its worker is notified to cancel it"
-        return ItemResult("cancel requested", message)
+        return ItemChangeResult("cancel requested", message)
     if before.finalized_at is not None or after.state is not JobState.CANCELLED:
-        return ItemResult(
+        return ItemChangeResult(
             ACTION_UNCHANGED, f"job {job_id} is {after.state} already: nothing was changed"
         )
-    return ItemResult("cancelled", f"job {job_id} is cancelled")
+    return ItemChangeResult("cancelled", f"job {job_id} is cancelled")
 
 
-async def _retry_job(client: Client, job_id: int, tx: Transaction) -> ItemResult:
+async def _retry_job(client: Client, job_id: int, tx: Transaction) -> ItemChangeResult:
     before = await client.job_get(job_id, tx=tx)
     after = await client.job_retry(job_id, tx=tx)
     if after.state is JobState.RUNNING:
-        return ItemResult(ACTION_UNCHANGED, f"job {job_id} is running: nothing was changed")
+        return ItemChangeResult(ACTION_UNCHANGED, f"job {job_id} is running: nothing was changed")
     if (before.state, before.scheduled_at) == (after.state, after.scheduled_at):
-        return ItemResult(
+        return ItemChangeResult(
             ACTION_UNCHANGED, f"job {job_id} is {after.state} already: nothing was changed"
         )
     one_more = ", with one more attempt" if after.max_attempts > before.max_attempts else ""
     message = f"job {job_id} was {before.state}: it is available now{one_more}"
-    return ItemResult("retried", message)
+    return ItemChangeResult("retried", message)
 
 
-async def _read_jobs(
+async def _connect_and_read(
     database: DatabaseSettings, read: Callable[[Connection], Awaitable[ResultT]]
 ) -> ResultT:
-    """Connect to the database, and return the result of `read`."""
-    async with connected(database) as found:
-        reason = f"reading jobs took longer than {READ_TIMEOUT:g} s"
-        with anyio.fail_after(READ_TIMEOUT, reason=reason):
+    async with open_connection(database) as found:
+        reason = f"reading jobs took longer than {JOB_READ_TIMEOUT:g} s"
+        with anyio.fail_after(JOB_READ_TIMEOUT, reason=reason):
             return await read(found.connection)

@@ -18,10 +18,10 @@ from riverpy._postgres.leaders import leader_get, leader_request_resign
 from riverpy._postgres.leases import lease_request_resign
 from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION
 from riverpy._tools.domain_map import read_domains
-from riverpy.cli._connected import connected, with_timeout
+from riverpy.cli._connected import open_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_table
-from riverpy.cli._run import EXIT_FAILURE, run
+from riverpy.cli._run import EXIT_FAILURE, run_async
 from riverpy.cli._types import DOMAIN, DURATION
 from riverpy.errors import NotFoundError
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
 
-WAIT_DEFAULT = timedelta(seconds=10)
-READ_INTERVAL = 0.1
+NEXT_LEADER_WAIT_DEFAULT = timedelta(seconds=10)
+LEADER_READ_INTERVAL = 0.1
 """Seconds between two reads of the leader's row after the request to resign."""
 
 _domain_option = click.option(
@@ -60,7 +60,7 @@ class LeaderOutput(msgspec.Struct, frozen=True):
     """The number of this term (time as leader). None for domain `default`, whose terms have no
     number."""
 
-    def is_term_of(self, other: LeaderOutput | None) -> bool:
+    def is_same_term(self, other: LeaderOutput | None) -> bool:
         """Whether `other` shows the same term of the same leader."""
         if other is None:
             return False
@@ -81,7 +81,7 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
 
     Candidates are the clients that take part in leader election. Times are UTC.
     """
-    found, candidates = run(_read_show, database, domain)
+    found, candidates = run_async(_read_leader_and_candidates, database, domain)
     if as_json:
         # `candidates` is None if the database lacks the table of clients.
         objects = None if candidates is None else [one._asdict() for one in candidates]
@@ -112,7 +112,7 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
 @click.option(
     "--wait",
     type=DURATION,
-    default=format_duration(WAIT_DEFAULT),
+    default=format_duration(NEXT_LEADER_WAIT_DEFAULT),
     show_default=True,
     help="How long to wait for the next leader.",
 )
@@ -125,52 +125,51 @@ def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json:
     Then another client becomes leader. The exit code is 1 if the domain is unknown, if it has no
     leader, or if the leader did not resign. A leader that only polls does not receive the request.
     """
-    before, after = run(_request_and_wait, database, domain, wait.total_seconds())
-    resigned = before is not None and not before.expired and not before.is_term_of(after)
+    before, after = run_async(_request_resign_and_wait, database, domain, wait.total_seconds())
+    resigned = before is not None and not before.expired and not before.is_same_term(after)
     if as_json:
         print_json({"resigned": resigned, "before": before, "after": after})
     else:
-        click.echo(_resign_text(before, after, wait))
+        click.echo(_describe_resignation(before, after, wait))
     if not resigned:
         raise click.exceptions.Exit(EXIT_FAILURE)
 
 
-async def _read_show(
+async def _read_leader_and_candidates(
     database: DatabaseSettings, domain: str
 ) -> tuple[LeaderOutput | None, list[Candidate] | None]:
-    async with connected(database) as found:
-        await _expect_domain(found, domain)
+    async with open_connection(database) as found:
+        await _check_domain_exists(found, domain)
         leader = await _read_leader(found, domain)
-        if not found.has_version(CLIENTS_VERSION):
+        if not found.has_riverpy_version(CLIENTS_VERSION):
             return leader, None
-        return leader, await found.read(client_candidates, domain=domain)
+        return leader, await found.run_read(client_candidates, domain=domain)
 
 
-async def _request_and_wait(
+async def _request_resign_and_wait(
     database: DatabaseSettings, domain: str, wait: float
 ) -> tuple[LeaderOutput | None, LeaderOutput | None]:
     """Request that the leader resigns, and wait for the next leader. Return the leader before the
     request and the leader at the end."""
-    async with connected(database) as found:
-        await _expect_domain(found, domain)
+    async with open_connection(database) as found:
+        await _check_domain_exists(found, domain)
         before = after = await _read_leader(found, domain)
         if before is None or before.expired:
             return before, after
-        await with_timeout("requesting a resignation", _request_resign(found, domain))
+        await wait_for_statement("requesting a resignation", _request_resign(found, domain))
         with anyio.move_on_after(wait):
-            while after is None or before.is_term_of(after):
-                await anyio.sleep(READ_INTERVAL)
+            while after is None or before.is_same_term(after):
+                await anyio.sleep(LEADER_READ_INTERVAL)
                 with anyio.CancelScope(shield=True):  # a read has a timeout: do not interrupt it
                     after = await _read_leader(found, domain)
         return before, after
 
 
-async def _expect_domain(found: CommandConnection, domain: str) -> None:
-    """Check that the domain exists."""
+async def _check_domain_exists(database: CommandConnection, domain: str) -> None:
     if domain == DEFAULT_DOMAIN:
         return
-    found.expect_version(DOMAINS_VERSION, "tables of domains")
-    seen = await found.read(read_domains)
+    database.expect_riverpy_version(DOMAINS_VERSION, "tables of domains")
+    seen = await database.run_read(read_domains)
     known = {*seen.non_default_domains, *(one.domain for one in seen.leaders)} - {SCHEMA_LEASE_NAME}
     if domain not in known:
         alike = get_close_matches(domain, known)
@@ -180,43 +179,45 @@ async def _expect_domain(found: CommandConnection, domain: str) -> None:
         )
 
 
-async def _request_resign(found: CommandConnection, domain: str) -> None:
+async def _request_resign(database: CommandConnection, domain: str) -> None:
     if domain == DEFAULT_DOMAIN:
-        await leader_request_resign(found.connection, found.schema)
+        await leader_request_resign(database.connection, database.schema)
     else:
         name = domain_lease_name(domain)
-        await lease_request_resign(found.connection, found.schema, name=name)
+        await lease_request_resign(database.connection, database.schema, name=name)
 
 
-async def _read_leader(found: CommandConnection, domain: str) -> LeaderOutput | None:
+async def _read_leader(database: CommandConnection, domain: str) -> LeaderOutput | None:
     if domain == DEFAULT_DOMAIN:
-        row = await found.read(leader_get)
-        return None if row is None else _leader_output(*row)
-    for row in await found.read(domain_leaders):
+        row = await database.run_read(leader_get)
+        return None if row is None else _make_leader_output(*row)
+    for row in await database.run_read(domain_leaders):
         if row.domain == domain and row.expires_at is not None and row.remaining is not None:
             times = (row.elected_at, row.expires_at, row.remaining)
-            return _leader_output(row.holder, *times, epoch=row.epoch)
+            return _make_leader_output(row.holder, *times, epoch=row.epoch)
     return None
 
 
-def _leader_output(
+def _make_leader_output(
     leader_id: str,
     elected_at: datetime,
     expires_at: datetime,
-    remaining: float,
+    expires_in: float,
     *,
     epoch: int | None = None,
 ) -> LeaderOutput:
-    expires_in = round(remaining, 3)
-    return LeaderOutput(leader_id, elected_at, expires_at, expires_in, remaining < 0, epoch)
+    expires_in = round(expires_in, 3)
+    return LeaderOutput(leader_id, elected_at, expires_at, expires_in, expires_in < 0, epoch)
 
 
-def _resign_text(before: LeaderOutput | None, after: LeaderOutput | None, wait: timedelta) -> str:
+def _describe_resignation(
+    before: LeaderOutput | None, after: LeaderOutput | None, wait: timedelta
+) -> str:
     if before is None:
         return "there is no leader"
     if before.expired:
         return f"there is no leader: the lease of {before.leader_id} has expired"
-    if before.is_term_of(after):
+    if before.is_same_term(after):
         return (
             f"{before.leader_id} is still the leader after {format_duration(wait)}: a client that "
             "only polls does not receive the request"

@@ -12,7 +12,7 @@ import msgspec
 from riverpy._postgres.schema import MAIN_LINE, migration_lines, migrations
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_note, print_table
-from riverpy.cli._run import EXIT_FAILURE, run
+from riverpy.cli._run import EXIT_FAILURE, run_async
 from riverpy.cli._types import DURATION, IntegerType
 from riverpy.migrate import Direction, Migrator
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
     from riverpy.migrate import MigrateResult, MigrationStatus, MigrationStep
 
-_line_option = click.option(
+_migration_line_option = click.option(
     "--line",
     type=click.Choice(migration_lines()),
     help="Line of migrations: `main` for River's tables, `riverpy` for riverpy's own.",
 )
 
 
-def _step_options(command: Callable[..., None]) -> Callable[..., None]:
+def _add_migration_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that `up` and `down` share."""
     for option in (
         database_options,
@@ -53,7 +53,7 @@ def _step_options(command: Callable[..., None]) -> Callable[..., None]:
             "--dry-run", is_flag=True, help="Print what would be done, and change nothing."
         ),
         click.option("--max-steps", type=IntegerType(min=0), help="Migrate at most N versions."),
-        _line_option,
+        _migration_line_option,
     ):
         command = option(command)
     return command
@@ -64,23 +64,23 @@ def migrate() -> None:
     """Create, update and check the tables of River and riverpy."""
 
 
-def _chosen_lines(line: str | None, *, of_one: bool) -> Sequence[str]:
+def _choose_migration_lines(line_name: str | None, *, is_single_line: bool) -> Sequence[str]:
     """Return the migration lines (`main`, `riverpy`) to use. Without `--line` these are both lines,
-    or only `main` if `of_one` is true."""
-    if line is not None:
-        return (line,)
-    return (MAIN_LINE,) if of_one else migration_lines()
+    or only `main` if `is_single_line` is true."""
+    if line_name is not None:
+        return (line_name,)
+    return (MAIN_LINE,) if is_single_line else migration_lines()
 
 
-def _print_lines(objects: Sequence[dict[str, object]]) -> None:
+def _print_line_objects(line_objects: Sequence[dict[str, object]]) -> None:
     """Print the JSON object of one migration line, or one object that has several migration
     lines."""
-    print_json(objects[0] if len(objects) == 1 else {"lines": objects})
+    print_json(line_objects[0] if len(line_objects) == 1 else {"lines": line_objects})
 
 
 @migrate.command
 @click.option("--to", "target", type=IntegerType(min=1), help="Last version to apply.")
-@_step_options
+@_add_migration_options
 def up(**options: Any) -> None:
     """Apply missing migrations.
 
@@ -99,7 +99,7 @@ def up(**options: Any) -> None:
     type=IntegerType(min=0),
     help="Last version that stays applied; 0 removes everything. Default: one step.",
 )
-@_step_options
+@_add_migration_options
 def down(**options: Any) -> None:
     """Undo the last migration of one line, or all above --to.
 
@@ -108,12 +108,12 @@ def down(**options: Any) -> None:
     _run_migrations(Direction.DOWN, **options)
 
 
-def _check_version(line: str, version: int | None, option: str) -> None:
-    known = migrations(line)
+def _check_version_exists(line_name: str, version: int | None, option_name: str) -> None:
+    known = migrations(line_name)
     if version and version not in known:
         raise click.BadParameter(
-            f"line {line!r} has no version {version}: riverpy knows 1 to {max(known)}",
-            param_hint=option,
+            f"line {line_name!r} has no version {version}: riverpy knows 1 to {max(known)}",
+            param_hint=option_name,
         )
 
 
@@ -129,12 +129,12 @@ def _run_migrations(
     as_json: bool,
     **timeouts: timedelta,
 ) -> None:
-    of_one = direction is Direction.DOWN or target is not None or max_steps is not None
-    chosen = _chosen_lines(line, of_one=of_one)
-    _check_version(chosen[0], target, "--to")
-    url = database.required_url()
+    is_single_line = direction is Direction.DOWN or target is not None or max_steps is not None
+    chosen = _choose_migration_lines(line, is_single_line=is_single_line)
+    _check_version_exists(chosen[0], target, "--to")
+    url = database.require_url()
 
-    async def migrate_now() -> None:
+    async def run_migrations() -> None:
         results: list[MigrateResult] = []
         for one in chosen:
             migrator = Migrator(url, schema=database.schema, line=one, **timeouts)
@@ -144,7 +144,7 @@ def _run_migrations(
             if not as_json:
                 _print_steps(result.line, result.steps, dry_run=dry_run, show_sql=show_sql)
         if as_json:
-            _print_lines(
+            _print_line_objects(
                 [
                     {
                         "line": result.line,
@@ -152,7 +152,7 @@ def _run_migrations(
                         "direction": direction,
                         "dry_run": dry_run,
                         "migrations": [
-                            _step_object(one, show_sql=show_sql) for one in result.steps
+                            _step_to_json_object(one, show_sql=show_sql) for one in result.steps
                         ],
                         "notices": result.notices,
                     }
@@ -165,21 +165,21 @@ def _run_migrations(
         for notice in dict.fromkeys(notice for result in results for notice in result.notices):
             print_note(notice)
 
-    run(migrate_now)
+    run_async(run_migrations)
 
 
-def _step_object(step: MigrationStep, show_sql: bool) -> dict[str, object]:
+def _step_to_json_object(step: MigrationStep, show_sql: bool) -> dict[str, object]:
     milliseconds = round(step.duration / timedelta(milliseconds=1), 3)
     sql = {"sql": step.sql} if show_sql else {}
     return {"version": step.version, "name": step.name, "duration_ms": milliseconds, **sql}
 
 
 def _print_steps(
-    line: str, steps: Sequence[MigrationStep], *, dry_run: bool, show_sql: bool
+    line_name: str, steps: Sequence[MigrationStep], *, dry_run: bool, show_sql: bool
 ) -> None:
     for step in steps:
         done = "applied" if step.direction is Direction.UP else "undone"
-        what = f"{line} {step.version:03} {step.direction} {step.name}"
+        what = f"{line_name} {step.version:03} {step.direction} {step.name}"
         if dry_run:
             click.echo(f"would be {done}: {what}")
         else:
@@ -189,20 +189,20 @@ def _print_steps(
 
 
 @migrate.command("list")
-@_line_option
+@_migration_line_option
 @json_option
 @database_options
 def list_(database: DatabaseSettings, *, line: str | None, as_json: bool) -> None:
     """List the versions of each migration line, and their times."""
-    url = database.required_url()
-    chosen = _chosen_lines(line, of_one=False)
+    url = database.require_url()
+    chosen = _choose_migration_lines(line, is_single_line=False)
 
-    async def list_now() -> list[Sequence[MigrationStatus]]:
+    async def read_line_statuses() -> list[Sequence[MigrationStatus]]:
         return [await Migrator(url, schema=database.schema, line=one).list() for one in chosen]
 
-    found = dict(zip(chosen, run(list_now), strict=True))
+    found = dict(zip(chosen, run_async(read_line_statuses), strict=True))
     if as_json:
-        _print_lines([{"line": one, "migrations": found[one]} for one in chosen])
+        _print_line_objects([{"line": one, "migrations": found[one]} for one in chosen])
         return
     print_table(
         ("LINE", "VERSION", "NAME", "APPLIED AT"),
@@ -226,24 +226,24 @@ def list_(database: DatabaseSettings, *, line: str | None, as_json: bool) -> Non
     type=IntegerType(min=1),
     help="Check only up to this version of one line: --line, or else `main`.",
 )
-@_line_option
+@_migration_line_option
 @json_option
 @database_options
 def validate(
     database: DatabaseSettings, *, target: int | None, line: str | None, as_json: bool
 ) -> None:
     """Check that all migrations are applied. The exit code is 1 if one is missing."""
-    chosen = _chosen_lines(line, of_one=target is not None)
-    _check_version(chosen[0], target, "--to")
-    url = database.required_url()
+    chosen = _choose_migration_lines(line, is_single_line=target is not None)
+    _check_version_exists(chosen[0], target, "--to")
+    url = database.require_url()
 
-    async def validate_now() -> bool:
+    async def validate_lines() -> bool:
         results = {
             one: await Migrator(url, schema=database.schema, line=one).validate(target=target)
             for one in chosen
         }
         if as_json:
-            _print_lines(
+            _print_line_objects(
                 [{"line": one, **msgspec.to_builtins(result)} for one, result in results.items()]
             )
         else:
@@ -254,7 +254,7 @@ def validate(
                     click.echo(f"line {one} is complete")
         return all(result.ok for result in results.values())
 
-    if not run(validate_now):
+    if not run_async(validate_lines):
         sys.exit(EXIT_FAILURE)
 
 
@@ -272,7 +272,7 @@ def validate(
     is_flag=True,
     help="Print the SQL that undoes migrations, the newest first.",
 )
-@_line_option
+@_migration_line_option
 @database_options
 def sql(
     database: DatabaseSettings, *, versions: tuple[int, ...], is_down: bool, line: str | None
@@ -281,9 +281,9 @@ def sql(
 
     Do not run the SQL in one transaction: commit after each version.
     """
-    chosen = _chosen_lines(line, of_one=bool(versions))
+    chosen = _choose_migration_lines(line, is_single_line=bool(versions))
     for version in versions:
-        _check_version(chosen[0], version, "--version")
+        _check_version_exists(chosen[0], version, "--version")
     direction = Direction.DOWN if is_down else Direction.UP
     texts = [
         Migrator.sql(

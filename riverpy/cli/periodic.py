@@ -10,10 +10,10 @@ from riverpy._postgres import periodic as table
 from riverpy._postgres.domains import domain_leaders
 from riverpy._postgres.leaders import leader_get
 from riverpy._postgres.schema import PERIODIC_VERSION
-from riverpy.cli._connected import connected
+from riverpy.cli._connected import open_connection
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
-from riverpy.cli._run import run
+from riverpy.cli._run import run_async
 from riverpy.cli._types import NAME, IntegerType
 from riverpy.schedules import CronSchedule, next_time, parse_schedule
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
-COUNT_DEFAULT = 5
-COUNT_MAX = 1000
+NEXT_TIME_COUNT_DEFAULT = 5
+NEXT_TIME_COUNT_MAX = 1000
 
-_id_argument = click.argument("job_id", metavar="ID", type=NAME)
+_periodic_job_id_argument = click.argument("job_id", metavar="ID", type=NAME)
 
 
 @click.group
@@ -44,7 +44,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
 
     RUN REQUESTED is the time of a `periodic run` whose job no leader has inserted yet.
     """
-    states = run(_run_statement, database, table.periodic_list)
+    states = run_async(_run_statement, database, table.periodic_list)
     if as_json:
         print_json({"periodic_jobs": states})
         return
@@ -65,12 +65,12 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
 
 
 @periodic.command("next")
-@_id_argument
+@_periodic_job_id_argument
 @click.option(
     "-n",
     "count",
-    type=IntegerType(1, COUNT_MAX),
-    default=COUNT_DEFAULT,
+    type=IntegerType(1, NEXT_TIME_COUNT_MAX),
+    default=NEXT_TIME_COUNT_DEFAULT,
     show_default=True,
     help="Number of slots.",
 )
@@ -81,7 +81,7 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
 
     For a schedule in your own code, only the next one is known.
     """
-    state = run(_run_statement, database, table.periodic_get, job_id)
+    state = run_async(_run_statement, database, table.periodic_get, job_id)
     schedule = parse_schedule(state.schedule)
     slots = [] if state.next_run_at is None else [state.next_run_at]
     while schedule is not None and slots and len(slots) < count:
@@ -109,7 +109,7 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
 
 
 @periodic.command("run")
-@_id_argument
+@_periodic_job_id_argument
 @json_option
 @database_options
 def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
@@ -119,7 +119,7 @@ def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
     does it within 5 seconds. If the leader does not have this periodic job, the next leader that
     has it inserts the job.
     """
-    leader_id = run(_run_statement, database, _request_run, job_id)
+    leader_id = run_async(_run_statement, database, _request_periodic_run, job_id)
     if as_json:
         print_json({"id": job_id, "action": "run requested", "leader_id": leader_id})
     elif leader_id is None:
@@ -131,40 +131,42 @@ def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
 
 
 @periodic.command
-@_id_argument
+@_periodic_job_id_argument
 @json_option
 @database_options
 def pause(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
     """Pause a periodic job: no leader inserts it until it is resumed."""
-    _change_job(database, table.periodic_pause, job_id, "paused", as_json=as_json)
+    _change_periodic_job(database, table.periodic_pause, job_id, "paused", as_json=as_json)
 
 
 @periodic.command
-@_id_argument
+@_periodic_job_id_argument
 @json_option
 @database_options
 def resume(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
     """Resume a paused periodic job. No job is inserted later for the times (slots) during the
     pause."""
-    _change_job(database, table.periodic_resume, job_id, "resumed", as_json=as_json)
+    _change_periodic_job(database, table.periodic_resume, job_id, "resumed", as_json=as_json)
 
 
-def _change_job(
+def _change_periodic_job(
     database: DatabaseSettings,
-    change: Callable[[Transaction, str | None, str], Awaitable[None]],
+    statement: Callable[[Transaction, str | None, str], Awaitable[None]],
     job_id: str,
     action: str,
     *,
     as_json: bool,
 ) -> None:
-    run(_run_statement, database, change, job_id)
+    run_async(_run_statement, database, statement, job_id)
     if as_json:
         print_json({"id": job_id, "action": action})
     else:
         click.echo(f"{job_id}: {action}")
 
 
-async def _request_run(connection: Connection, schema: str | None, job_id: str) -> str | None:
+async def _request_periodic_run(
+    connection: Connection, schema: str | None, job_id: str
+) -> str | None:
     """Request that a periodic job is inserted. Return the leader that inserts it; None: there is no
     leader now."""
     await table.periodic_run(connection, schema, job_id)
@@ -182,6 +184,6 @@ async def _run_statement(
     database: DatabaseSettings, statement: Callable[..., Awaitable[ResultT]], *args: str
 ) -> ResultT:
     """Connect to a database with periodic jobs, and return the result of a statement."""
-    async with connected(database) as found:
-        found.expect_version(PERIODIC_VERSION, "table of periodic jobs")
-        return await found.read(statement, *args)
+    async with open_connection(database) as found:
+        found.expect_riverpy_version(PERIODIC_VERSION, "table of periodic jobs")
+        return await found.run_read(statement, *args)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from riverpy.cli._changes import ACTION_UNCHANGED, ItemResult, change_items
-from riverpy.cli._connected import connected, with_timeout
+from riverpy.cli._changes import ACTION_UNCHANGED, ItemChangeResult, change_items
+from riverpy.cli._connected import open_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option, limit_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
-from riverpy.cli._run import run
+from riverpy.cli._run import run_async
 from riverpy.cli._types import NAME
 from riverpy.client import Client
 from riverpy.config import Config
@@ -43,7 +43,7 @@ def list_(database: DatabaseSettings, *, limit: int, as_json: bool) -> None:
     A queue is listed while clients work it and for some time afterwards. LAST USED is the last time
     that a client updated it or that it was changed. `riverpy top` shows the number of waiting jobs.
     """
-    found = run(_list_queues, database, limit + 1)
+    found = run_async(_list_queues, database, limit + 1)
     queues = found[:limit]
     if as_json:
         print_json({"queues": queues})
@@ -85,31 +85,31 @@ def resume(database: DatabaseSettings, *, names: Sequence[str], as_json: bool) -
 
 
 async def _list_queues(database: DatabaseSettings, limit: int) -> list[Queue]:
-    async with connected(database) as found, found.connection.transaction():
+    async with open_connection(database) as found, found.connection.transaction():
         client = Client(config=Config(schema=found.schema))
         reading = client.queue_list(limit=limit, tx=found.connection)
-        return await with_timeout("reading queues", reading)
+        return await wait_for_statement("reading queues", reading)
 
 
-async def _pause_queue(client: Client, name: str, tx: Transaction) -> ItemResult:
+async def _pause_queue(client: Client, name: str, tx: Transaction) -> ItemChangeResult:
     before = await _read_queue(client, name, tx)
     await client.queue_pause(name, tx=tx)
     if before is None:
-        return ItemResult("paused", "all queues are paused; running jobs keep running")
+        return ItemChangeResult("paused", "all queues are paused; running jobs keep running")
     if before.paused_at is not None:
         since = format_time(before.paused_at)
-        return ItemResult(ACTION_UNCHANGED, f"queue {name} has been paused since {since} UTC")
-    return ItemResult("paused", f"queue {name} is paused; running jobs keep running")
+        return ItemChangeResult(ACTION_UNCHANGED, f"queue {name} has been paused since {since} UTC")
+    return ItemChangeResult("paused", f"queue {name} is paused; running jobs keep running")
 
 
-async def _resume_queue(client: Client, name: str, tx: Transaction) -> ItemResult:
+async def _resume_queue(client: Client, name: str, tx: Transaction) -> ItemChangeResult:
     before = await _read_queue(client, name, tx)
     await client.queue_resume(name, tx=tx)
     if before is None:
-        return ItemResult("resumed", "all queues are resumed")
+        return ItemChangeResult("resumed", "all queues are resumed")
     if before.paused_at is None:
-        return ItemResult(ACTION_UNCHANGED, f"queue {name} is not paused")
-    return ItemResult("resumed", f"queue {name} is resumed")
+        return ItemChangeResult(ACTION_UNCHANGED, f"queue {name} is not paused")
+    return ItemChangeResult("resumed", f"queue {name} is resumed")
 
 
 async def _read_queue(client: Client, name: str, tx: Transaction) -> Queue | None:

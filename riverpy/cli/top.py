@@ -18,8 +18,8 @@ from riverpy._postgres.driver import DATABASE_ERRORS, is_statement_timeout
 from riverpy._tools.top.status import STATEMENT_TIMEOUT, FleetStatus, StatusReader
 from riverpy._tools.top.view import no_answer_line, render_frame, status_lines
 from riverpy.cli._options import database_options
-from riverpy.cli._output import drop_output, has_color
-from riverpy.cli._run import describe, run
+from riverpy.cli._output import redirect_stdout_to_devnull, should_use_color
+from riverpy.cli._run import error_to_one_line, run_async
 from riverpy.cli._types import DURATION
 from riverpy.errors import RiverError
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from riverpy._tools.top.view import ScreenLine
     from riverpy.cli._options import DatabaseSettings
 
-INTERVAL_MIN = timedelta(milliseconds=100)
-PAUSE_FACTOR = 9.0
+READ_INTERVAL_MIN = timedelta(milliseconds=100)
+READ_PAUSE_FACTOR = 9.0
 """The minimum pause after a read, as a multiple of the time that the read took. So reads use at
 most a tenth of the time."""
 
@@ -61,102 +61,100 @@ reads use at most a tenth of the time. During an outage the command shows the er
 @database_options
 def top(*, interval: timedelta, once: bool, as_json: bool, database: DatabaseSettings) -> None:
     """Watch queues, workers, rates, waiting times and the leader."""
-    if interval < INTERVAL_MIN:
+    if interval < READ_INTERVAL_MIN:
         raise click.BadParameter("must be 100ms or more", param_hint="--interval")
-    reader = StatusReader(database.required_url(), database.schema)
-    screen = _Screen(as_json=as_json, once=once)
+    reader = StatusReader(database.require_url(), database.schema)
+    screen = _StatusPrinter(as_json=as_json, once=once)
     try:
-        run(_watch_status, reader, screen, interval.total_seconds())
+        run_async(_watch_status, reader, screen, interval.total_seconds())
     except KeyboardInterrupt:
         sys.exit(0)
 
 
-class _Screen:
+class _StatusPrinter:
     """Shows the status. On a terminal the status is updated in place. Elsewhere each status is
     printed below the last one."""
 
     def __init__(self, *, as_json: bool, once: bool) -> None:
-        self._as_json, self.is_once = as_json, once
+        self._as_json, self.should_print_once = as_json, once
         is_screen = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-        self._is_live = is_screen and not as_json and not once
-        self._status: FleetStatus | None = None
-        self._read_at = 0.0
-        self._error: str | None = None
-        self._is_empty = True
-        self.is_closed = False
+        self._is_updated_in_place = is_screen and not as_json and not once
+        self._last_status: FleetStatus | None = None
+        self._last_read_at = 0.0
+        self._last_error: str | None = None
+        self._is_first_print = True
+        self.is_stdout_closed = False
         """Whether the reader of stdout has ended."""
 
-    def show(self, status: FleetStatus) -> None:
-        """Show a status."""
-        self._status, self._read_at, self._error = status, time.monotonic(), None
-        self._show(status, status_lines(status))
+    def print_status(self, status: FleetStatus) -> None:
+        self._last_status, self._last_read_at, self._last_error = status, time.monotonic(), None
+        self._print_json_or_text(status, status_lines(status))
 
-    def show_error(self, error: str) -> None:
-        """Show the error of a failed read."""
-        self._error = error
-        line = no_answer_line(error, time.monotonic() - self._read_at)
-        self._show({"at": datetime.now(UTC), "error": error}, [line])
+    def print_error(self, error: str) -> None:
+        self._last_error = error
+        line = no_answer_line(error, time.monotonic() - self._last_read_at)
+        self._print_json_or_text({"at": datetime.now(UTC), "error": error}, [line])
 
-    def _show(self, value: object, lines: Sequence[ScreenLine]) -> None:
+    def _print_json_or_text(self, json_value: object, text_lines: Sequence[ScreenLine]) -> None:
         if self._as_json:
-            self._write(f"{msgspec.json.encode(value).decode()}\n")
-        elif self._is_live:
-            self._repaint()
+            self._write_to_stdout(f"{msgspec.json.encode(json_value).decode()}\n")
+        elif self._is_updated_in_place:
+            self._repaint_terminal()
         else:
-            color = has_color(sys.stdout)
-            text = "".join(f"{line.render(None, color=color)}\n" for line in lines)
-            self._write(text if self._is_empty else f"\n{text}")
+            color = should_use_color(sys.stdout)
+            text = "".join(f"{line.render(None, color=color)}\n" for line in text_lines)
+            self._write_to_stdout(text if self._is_first_print else f"\n{text}")
 
-    async def follow_size(self) -> None:
+    async def repaint_on_resize(self) -> None:
         """Print the status again when the size of the terminal changes."""
-        if self._is_live and sys.platform != "win32":
+        if self._is_updated_in_place and sys.platform != "win32":
             with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
                 async for _ in changes:
-                    self._repaint()
+                    self._repaint_terminal()
 
-    def _repaint(self) -> None:
-        if self._status is None:
+    def _repaint_terminal(self) -> None:
+        if self._last_status is None:
             return
         width, height = shutil.get_terminal_size()
-        before = "\n" * height if self._is_empty else ""  # this scrolls older text off the screen
-        age = time.monotonic() - self._read_at
-        lines = status_lines(self._status, self._error, age, width=width)
-        color = has_color(sys.stdout)
-        self._write(before + render_frame(lines, width=width, height=height, color=color))
+        before = "\n" * height if self._is_first_print else ""  # scroll older text off the screen
+        age = time.monotonic() - self._last_read_at
+        lines = status_lines(self._last_status, self._last_error, age, width=width)
+        color = should_use_color(sys.stdout)
+        self._write_to_stdout(before + render_frame(lines, width=width, height=height, color=color))
 
-    def _write(self, text: str) -> None:
-        self._is_empty = False
+    def _write_to_stdout(self, text: str) -> None:
+        self._is_first_print = False
         try:
             sys.stdout.write(text)
             sys.stdout.flush()
         except BrokenPipeError:
-            self.is_closed = True
-            drop_output()
+            self.is_stdout_closed = True
+            redirect_stdout_to_devnull()
 
 
-async def _watch_status(reader: StatusReader, screen: _Screen, interval: float) -> None:
+async def _watch_status(reader: StatusReader, printer: _StatusPrinter, interval: float) -> None:
     try:
         status = await reader.read()  # an error of the first read ends the command
-        screen.show(status)
-        if screen.is_once:
+        printer.print_status(status)
+        if printer.should_print_once:
             return
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(screen.follow_size)
+            tasks.start_soon(printer.repaint_on_resize)
             busy = status.took
-            while not screen.is_closed:
-                await anyio.sleep(max(interval, PAUSE_FACTOR * busy))
-                busy = await _read_again(reader, screen)
+            while not printer.is_stdout_closed:
+                await anyio.sleep(max(interval, READ_PAUSE_FACTOR * busy))
+                busy = await _read_and_print_status(reader, printer)
             tasks.cancel_scope.cancel()
     finally:
         await reader.close()
 
 
-async def _read_again(reader: StatusReader, screen: _Screen) -> float:
+async def _read_and_print_status(reader: StatusReader, printer: _StatusPrinter) -> float:
     """Read and show the status. Return the seconds that the database needed."""
     try:
         status = await reader.read()
     except (RiverError, *DATABASE_ERRORS) as error:
-        screen.show_error(describe(error))
+        printer.print_error(error_to_one_line(error))
         return STATEMENT_TIMEOUT.total_seconds() if is_statement_timeout(error) else 0.0
-    screen.show(status)
+    printer.print_status(status)
     return status.took

@@ -45,22 +45,22 @@ from riverpy.cli._run import (
     EXIT_NOT_READY,
     CommandError,
     close_runner,
-    convert_expected_errors,
-    debug_flag,
-    describe,
-    new_runner,
+    error_to_one_line,
+    get_debug_flag,
+    make_asyncio_runner,
+    print_click_error,
+    raise_command_errors,
     run_until_complete,
-    show_error,
 )
 from riverpy.cli._settings import Setting, SettingsError, SettingSources, SettingValue
 from riverpy.cli._signals import (
     StoppedBeforeStart,
     StopPlan,
-    StopSignals,
+    StopSignalHandler,
     exit_process,
-    stopping_before_start,
+    raise_on_stop_signals,
 )
-from riverpy.cli._target import load_target, open_target
+from riverpy.cli._target import load_client_target, open_client
 from riverpy.cli._types import format_queues, parse_queues
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT, QueueConfig
 from riverpy.errors import SchemaMissingError
@@ -72,18 +72,18 @@ if TYPE_CHECKING:
     from riverpy._work.stop import StopReport
     from riverpy.cli._log_stream import LogStream
     from riverpy.cli._options import DatabaseSettings
-    from riverpy.cli._target import Target
+    from riverpy.cli._target import ClientTarget
     from riverpy.client import Client
     from riverpy.worker import WorkUnit
 
-_SettingValues = dict[Setting[Any], SettingValue[Any]]
+_ValueBySetting = dict[Setting[Any], SettingValue[Any]]
 """The value of each setting."""
 
-DATABASE_TIMEOUT = 10.0
+FIRST_CONNECTION_TIMEOUT = 10.0
 """The longest time that a starting worker waits for a writable database, in seconds."""
-EXIT_TIMEOUT = 3.0
+PROCESS_EXIT_TIMEOUT = 3.0
 """The longest time from the end of the client's run to the end of the process, in seconds."""
-_NOT_READY_SQLSTATES = frozenset({"57P03", "53300", "55000"})
+_SERVER_NOT_READY_SQLSTATES = frozenset({"57P03", "53300", "55000"})
 """SQLSTATEs of a server that is starting or stopping, or that has too many connections."""
 
 _EPILOG = """\b
@@ -111,19 +111,19 @@ def _parse_queues(
 
 @click.command(epilog=_EPILOG)
 @click.argument("target", metavar="MODULE:ATTR")
-@_settings.QUEUES.option("-q", multiple=True, type=click.STRING, callback=_parse_queues)
+@_settings.QUEUES.click_option("-q", multiple=True, type=click.STRING, callback=_parse_queues)
 @database_options
-@_settings.POLL_ONLY.option()
-@_settings.KNOWN_KINDS_ONLY.option()
-@_settings.CANDIDATE.option()
-@_settings.LEADER_DOMAIN.option()
-@_settings.SOFT_STOP.option()
-@_settings.DEAD_AFTER.option()
-@_settings.NAME.option()
-@_settings.HEALTH.option()
+@_settings.POLL_ONLY.click_option()
+@_settings.KNOWN_KINDS_ONLY.click_option()
+@_settings.CANDIDATE.click_option()
+@_settings.LEADER_DOMAIN.click_option()
+@_settings.SOFT_STOP.click_option()
+@_settings.DEAD_AFTER.click_option()
+@_settings.NAME.click_option()
+@_settings.HEALTH.click_option()
 @click.option("--drain", is_flag=True, help="Stop when the queues have no more jobs to work.")
-@_settings.LOG.option()
-@_settings.LOG_LEVEL.option()
+@_settings.LOG.click_option()
+@_settings.LOG_LEVEL.click_option()
 @click.option("--print-config", is_flag=True, help="Print each setting and its source, and exit.")
 def worker(
     target: str,
@@ -140,13 +140,13 @@ def worker(
     tried. The current directory is on Python's path.
     """
     sources = SettingSources()
-    settings: _SettingValues = {
+    settings: _ValueBySetting = {
         _settings.DATABASE_URL: SettingValue(database.url or UNSET, database.url_source),
         _settings.SCHEMA: SettingValue(database.schema or UNSET, database.schema_source),
     }
     for setting in _settings.SETTINGS[len(settings) :]:
-        flag = debug_flag() if setting is _settings.DEBUG else flags[setting.parameter]
-        settings[setting] = sources.value(setting, flag)
+        flag = get_debug_flag() if setting is _settings.DEBUG else flags[setting.parameter_name]
+        settings[setting] = sources.find_value(setting, flag)
     if print_config:
         rows = [
             (
@@ -162,9 +162,9 @@ def worker(
         settings[_settings.LOG].or_none() or "console",
         settings[_settings.LOG_LEVEL].or_none() or "info",
     )
-    with stopping_before_start():
+    with raise_on_stop_signals():
         try:
-            loaded = load_target(target)
+            loaded = load_client_target(target)
             code = _WorkerProcess(settings, stream, drain=drain).run(loaded)
         except StoppedBeforeStart:
             code = 0
@@ -174,57 +174,57 @@ def worker(
 class _WorkerProcess:
     """Runs the client of a loaded target in this process, until it stops."""
 
-    def __init__(self, settings: _SettingValues, stream: LogStream, *, drain: bool) -> None:
+    def __init__(self, settings: _ValueBySetting, stream: LogStream, *, drain: bool) -> None:
         self._settings = settings
-        self._stream = stream
-        self._is_draining = drain
+        self._log_stream = stream
+        self._should_drain = drain
         self._log = get_logger()
-        self._runner = new_runner()
-        self._loop = self._runner.get_loop()
-        self._start_scope: anyio.CancelScope | None = None
-        self._has_started = False
+        self._asyncio_runner = make_asyncio_runner()
+        self._loop = self._asyncio_runner.get_loop()
+        self._start_cancel_scope: anyio.CancelScope | None = None
+        self._has_client_started = False
         self._abandoned_claims: tuple[ClaimKey, ...] = ()
         address = settings[_settings.HEALTH].or_none()
         self._health_server = None if address is None else HealthRequestHandler(address)
         self._systemd = SystemdNotifier(os.environ)
         self._client: Client | None = None
-        self._signals = StopSignals(
+        self._signal_handler = StopSignalHandler(
             StopPlan(
-                soft=self._cancel_start,
-                hard=self._cancel_start,
-                soft_limit=timedelta(0),
-                hard_limit=HARD_STOP_TIMEOUT_DEFAULT,
-                force_end=partial(
+                soft_stop=self._cancel_start,
+                hard_stop=self._cancel_start,
+                soft_stop_timeout=timedelta(0),
+                hard_stop_timeout=HARD_STOP_TIMEOUT_DEFAULT,
+                force_exit=partial(
                     exit_process, EXIT_ABANDONED, "riverpy: the start could not be stopped in time"
                 ),
             ),
             self._loop,
         )
 
-    def run(self, target: Target) -> int:
+    def run(self, target: ClientTarget) -> int:
         """Work until stopped, and return the exit code. After the run, threads and tasks of the
-        user's code can delay the end of the process by at most `EXIT_TIMEOUT`."""
-        self._stream.on_broken = self._signals.request_stop
-        self._signals.start()
+        user's code can delay the end of the process by at most `PROCESS_EXIT_TIMEOUT`."""
+        self._log_stream.on_reader_ended = self._signal_handler.request_stop
+        self._signal_handler.start()
         code = EXIT_FAILURE
         try:
-            with convert_expected_errors():
-                main = self._run_target(target)
-                code = run_until_complete(main, self._loop, self._signals.install_wakeup_fd)
+            with raise_command_errors():
+                main = self._serve_health_and_work(target)
+                code = run_until_complete(main, self._loop, self._signal_handler.install_wakeup_fd)
         except click.ClickException as error:
-            code = show_error(error)
+            code = print_click_error(error)
         except asyncio.CancelledError:  # only the user's code can cancel this task
             self._log.error(WORKER_CANCELLED, effect="the worker stops")
         except Exception as error:
             # Print now, because threads of the user's code may delay the end of the process.
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
-            self._signals.finish(code, EXIT_TIMEOUT)
-        close_runner(self._runner)
+            self._signal_handler.exit_within(code, PROCESS_EXIT_TIMEOUT)
+        close_runner(self._asyncio_runner)
         return code
 
-    async def _run_target(self, target: Target) -> int:
-        with anyio.CancelScope() as self._start_scope:
+    async def _serve_health_and_work(self, target: ClientTarget) -> int:
+        with anyio.CancelScope() as self._start_cancel_scope:
             async with (
                 self._health_server.server.serve() if self._health_server else nullcontext(),
                 self._systemd.ping_watchdog(self._is_alive),
@@ -236,25 +236,25 @@ class _WorkerProcess:
         return self._client is None or check_liveness(self._client.stats()).ok
 
     def _cancel_start(self) -> None:
-        if self._start_scope is None:
+        if self._start_cancel_scope is None:
             self._loop.call_soon(self._cancel_start)  # try again in the next event loop step
         else:
-            self._start_scope.cancel()
+            self._start_cancel_scope.cancel()
 
-    async def _work_jobs(self, target: Target) -> int:
-        async with open_target(target) as client:
+    async def _work_jobs(self, target: ClientTarget) -> int:
+        async with open_client(target) as client:
             self._configure_client(client)
             self._client = client
             if self._health_server is not None:
                 self._health_server.client = client
-            await _wait_for_database(client.database_url, pooled=client.config.pooler)
-            self._signals.set_plan(
+            await _wait_for_writable_database(client.database_url, pooled=client.config.pooler)
+            self._signal_handler.set_stop_plan(
                 StopPlan(
-                    soft=self._stop_client,
-                    hard=client.stop_and_cancel,
-                    soft_limit=client.config.soft_stop_timeout,
-                    hard_limit=client.config.hard_stop_timeout,
-                    force_end=lambda: self._exit_from_blocked_loop(client),
+                    soft_stop=self._stop_client,
+                    hard_stop=client.stop_and_cancel,
+                    soft_stop_timeout=client.config.soft_stop_timeout,
+                    hard_stop_timeout=client.config.hard_stop_timeout,
+                    force_exit=lambda: self._exit_from_blocked_loop(client),
                 )
             )
             report = await self._run_client(client)
@@ -298,18 +298,18 @@ class _WorkerProcess:
 
     async def _run_client(self, client: Client) -> StopReport:
         try:
-            return await client.run(drain=self._is_draining, task_status=self)
+            return await client.run(drain=self._should_drain, task_status=self)
         except (SchemaMissingError, *DATABASE_ERRORS) as error:
-            if self._has_started:
+            if self._has_client_started:
                 raise
-            raise CommandError(describe(error), exit_code=EXIT_NOT_READY) from error
+            raise CommandError(error_to_one_line(error), exit_code=EXIT_NOT_READY) from error
 
     def started(self, value: None = None) -> None:
         """Log the start, and notify systemd. The client calls this, as `started` of anyio's
         TaskStatus."""
         client = self._client
         assert client is not None  # noqa: S101 (set before the start)
-        self._has_started = True
+        self._has_client_started = True
         config = client.config
         self._log.info(
             WORKER_STARTED,
@@ -318,7 +318,7 @@ class _WorkerProcess:
             database=mask_passwords(client.database_url or ""),
             schema=config.schema or "(search path)",
             queues=format_queues({name: q.max_workers for name, q in client.queues.items()}),
-            kinds={unit.kind: _limits_text(unit, client) for unit in client.workers.units()}
+            kinds={unit.kind: _describe_job_limits(unit, client) for unit in client.workers.units()}
             if client.workers
             else {},
             known_kinds_only=config.known_kinds_only,
@@ -334,35 +334,35 @@ class _WorkerProcess:
     async def _exit_after_abandoned_jobs(self, client: Client, report: StopReport) -> NoReturn:
         """Release the jobs that did not end, and end the process. Otherwise the code of these jobs
         would keep running."""
-        self._signals.finish(EXIT_ABANDONED, EXIT_TIMEOUT)
+        self._signal_handler.exit_within(EXIT_ABANDONED, PROCESS_EXIT_TIMEOUT)
         self._log.warning(
             WORKER_STOPPED_WITH_ABANDONED_JOBS,
             effect="the jobs are released, and the process exits",
             count=len(report.abandoned),
         )
-        await _release_and_exit(client, report.abandoned)
+        await _release_jobs_and_exit(client, report.abandoned)
 
     def _exit_from_blocked_loop(self, client: Client) -> None:
         """Release the jobs and exit. Called in a separate thread, because the event loop is
         blocked."""
         claim_keys = self._abandoned_claims or client.running_claims()
-        anyio.run(_release_and_exit, client, claim_keys, "the stop took too long; ")
+        anyio.run(_release_jobs_and_exit, client, claim_keys, "the stop took too long; ")
 
 
-async def _release_and_exit(
-    client: Client, claim_keys: Sequence[ClaimKey], why: str = ""
+async def _release_jobs_and_exit(
+    client: Client, claim_keys: Sequence[ClaimKey], note_prefix: str = ""
 ) -> NoReturn:
     """Release jobs, print a note, and exit without closing the event loop, because closing it could
     wait for a thread."""
     try:
         count = await client.release_claims(claim_keys)
-        note = f"{why}released {count} of {len(claim_keys)} running jobs"
+        note = f"{note_prefix}released {count} of {len(claim_keys)} running jobs"
     except DATABASE_ERRORS as error:
-        note = f"{why}could not release the abandoned jobs: {describe(error)}"
+        note = f"{note_prefix}could not release the abandoned jobs: {error_to_one_line(error)}"
     exit_process(EXIT_ABANDONED, f"riverpy: {note}")
 
 
-def _limits_text(unit: WorkUnit, client: Client) -> str:
+def _describe_job_limits(unit: WorkUnit, client: Client) -> str:
     """Return the default timeout and number of attempts of a kind."""
     timeout = unit.resolve_timeout(client.config.job_timeout)
     text = "by job" if unit.job_timeout is not None else format_duration(timeout)
@@ -370,34 +370,35 @@ def _limits_text(unit: WorkUnit, client: Client) -> str:
     return f"timeout {text}{default}, {client.config.max_attempts} attempts"
 
 
-async def _wait_for_database(url: str | None, *, pooled: bool) -> None:
+async def _wait_for_writable_database(url: str | None, *, pooled: bool) -> None:
     """Wait until the database accepts connections and writes.
 
     Raises:
-        CommandError: the database refused the connection, or was not ready in `DATABASE_TIMEOUT`.
+        CommandError: the database refused the connection, or was not ready in time.
     """
-    give_up_at = time.monotonic() + DATABASE_TIMEOUT
+    give_up_at = time.monotonic() + FIRST_CONNECTION_TIMEOUT
     backoff = Backoff(timedelta(milliseconds=100), timedelta(seconds=1))
     failures = RepeatedFailureLog(get_logger())
     while True:
         try:
-            await _check_database(url, pooled=pooled)
+            await _check_database_writable(url, pooled=pooled)
         except DATABASE_ERRORS as error:
             if not _is_temporary_error(error) or time.monotonic() >= give_up_at:
                 raise CommandError(
-                    f"the database cannot be used: {describe(error)}", exit_code=EXIT_NOT_READY
+                    f"the database cannot be used: {error_to_one_line(error)}",
+                    exit_code=EXIT_NOT_READY,
                 ) from error
             failures.log_failure(
                 FIRST_DATABASE_CONNECTION_FAILED,
                 effect="the worker tries again",
-                error=describe(error),
+                error=error_to_one_line(error),
             )
             await anyio.sleep(backoff.next_delay())
         else:
             return
 
 
-async def _check_database(url: str | None, *, pooled: bool) -> None:
+async def _check_database_writable(url: str | None, *, pooled: bool) -> None:
     """Raise one of DATABASE_ERRORS if the database does not accept writes now."""
     connection = await connect(url, application_name="riverpy start", through_pooler=pooled)
     try:
@@ -411,4 +412,4 @@ def _is_temporary_error(error: BaseException) -> bool:
     sqlstate = getattr(error, "sqlstate", None)
     if sqlstate is None:
         return isinstance(error, OSError | TimeoutError | EOFError)
-    return sqlstate in _NOT_READY_SQLSTATES or sqlstate.startswith("08")
+    return sqlstate in _SERVER_NOT_READY_SQLSTATES or sqlstate.startswith("08")

@@ -17,8 +17,8 @@ import pytest
 
 from riverpy._log_events import NEWER_MIGRATIONS_FOUND
 from riverpy.cli import main
-from riverpy.cli._output import has_color, print_json, print_table
-from riverpy.cli._run import CommandError, convert_expected_errors, one_line, run
+from riverpy.cli._output import print_json, print_table, should_use_color
+from riverpy.cli._run import CommandError, raise_command_errors, run_async, text_to_one_line
 from riverpy.errors import ConfigError
 from tests.cli.invoking import invoke
 
@@ -160,19 +160,19 @@ def test_run_translates_expected_errors() -> None:
     expected = [(ConfigError("wrong"), 2), (OSError("down"), 1), (TimeoutError(), 1)]
     for error, code in expected:
         with pytest.raises(CommandError) as caught:
-            run(fail, error)
+            run_async(fail, error)
         assert caught.value.exit_code == code
     with pytest.raises(CommandError, match="TimeoutError"):
-        run(fail, ExceptionGroup("one", [TimeoutError()]))
+        run_async(fail, ExceptionGroup("one", [TimeoutError()]))
     with pytest.raises(ExceptionGroup):
-        run(fail, ExceptionGroup("two", [TimeoutError(), OSError()]))
+        run_async(fail, ExceptionGroup("two", [TimeoutError(), OSError()]))
     with pytest.raises(ZeroDivisionError):
-        run(fail, ZeroDivisionError())
+        run_async(fail, ZeroDivisionError())
 
 
 def test_message_is_one_line_without_password() -> None:
     """Line breaks become spaces, passwords stars."""
-    with pytest.raises(CommandError) as caught, convert_expected_errors():
+    with pytest.raises(CommandError) as caught, raise_command_errors():
         raise OSError("cannot reach\npostgres://u:s3cret@h/d")
     assert caught.value.message == "cannot reach postgres://u:***@h/d"
 
@@ -198,7 +198,7 @@ def test_nothing_commands_the_terminal(capsys: pytest.CaptureFixture[str]) -> No
     name = "a\x1b]0;b\x07\x9b2J\u202ec\nd"
     print_table(("KIND",), [(name,)])
     assert capsys.readouterr().out == "KIND\na?]0;b??2J?c?d\n"
-    assert one_line(name) == "a?]0;b??2J?c d"
+    assert text_to_one_line(name) == "a?]0;b??2J?c d"
 
 
 def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,11 +206,11 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     terminal = io.StringIO()
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert not has_color(terminal)
+    assert not should_use_color(terminal)
     monkeypatch.setattr(terminal, "isatty", lambda: True)
-    assert has_color(terminal)
+    assert should_use_color(terminal)
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not has_color(terminal)
+    assert not should_use_color(terminal)
 
 
 def test_closed_stdout_is_no_traceback() -> None:

@@ -13,7 +13,7 @@ from riverpy._postgres.leaders import leader_elect, leader_fence
 from riverpy._postgres.leases import lease_acquire, lease_fence
 from riverpy.cli import _connected
 from riverpy.cli._options import DatabaseSettings
-from riverpy.cli.domain import assign_queue
+from riverpy.cli.domain import assign_queue_to_domain
 from riverpy.migrate import Migrator
 from tests.cli.test_command import UNREACHABLE, invoke
 from tests.work.rig import PATIENCE
@@ -339,7 +339,7 @@ async def test_two_moves_at_once(schema: Schema) -> None:
         async with connection.transaction():
             await within(connection, "mail", epoch)
             moves = [
-                asyncio.create_task(assign_queue(database, "mail", to, lambda _: None))
+                asyncio.create_task(assign_queue_to_domain(database, "mail", to, lambda _: None))
                 for to in ("report", "archive")
             ]
             await waits(schema, "for update$", 2)

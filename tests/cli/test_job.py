@@ -162,7 +162,7 @@ async def test_retry(schema: Schema) -> None:
 async def test_json(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """stdout has one object with the result of each job; stderr shows the progress."""
     await schema.execute(ROWS)
-    monkeypatch.setattr(_changes, "PROGRESS_INTERVAL", 0)
+    monkeypatch.setattr(_changes, "PROGRESS_NOTE_INTERVAL", 0)
     result = await command(schema, "cancel", "2", "5", "6", "99", "--json")
     assert (result.exit_code, result.stdout.count("\n")) == (1, 1)
     assert json.loads(result.stdout) == {
@@ -260,13 +260,13 @@ async def test_locked_row(schema: Schema, *, as_json: bool) -> None:
 async def test_no_answer(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """A statement that gets no answer is waited for in bounds; its transaction ends in silence."""
     await schema.execute(ROWS)
-    bounded = _connected.with_timeout
+    bounded = _connected.wait_for_statement
 
     async def impatient(purpose: str, answer: Awaitable[Any]) -> Any:
         monkeypatch.setattr(_connected, "STATEMENT_TIMEOUT", 0.1)
         return await bounded(purpose, answer)
 
-    monkeypatch.setattr(_changes, "with_timeout", impatient)
+    monkeypatch.setattr(_changes, "wait_for_statement", impatient)
     async with schema.connected() as connection, connection.transaction():
         await connection.execute("SELECT FROM river_job WHERE id = 3 FOR UPDATE")
         result = await command(schema, "cancel", "3")

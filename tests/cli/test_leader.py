@@ -248,7 +248,7 @@ async def test_resigned_and_nobody_yet(
         return found
 
     monkeypatch.setattr(leader, "_read_leader", late)
-    monkeypatch.setattr(leader, "READ_INTERVAL", 0)
+    monkeypatch.setattr(leader, "LEADER_READ_INTERVAL", 0)
     rig = Rig(schema)
     rig.job(_nothing)
     async with rig.working(id="a", **LONG):

@@ -77,18 +77,20 @@ def test_order_of_sources(
 ) -> None:
     """The flag wins over the variable, over the file, over the default (LD-15)."""
     key = setting.name
-    assert sources(tmp_path).value(setting, None) == SettingValue()
+    assert sources(tmp_path).find_value(setting, None) == SettingValue()
 
     file = tmp_path / "pyproject.toml"
     file.write_text(f"[tool.riverpy]\n{key} = {toml}\n")
-    from_file = sources(tmp_path).value(setting, None)
+    from_file = sources(tmp_path).find_value(setting, None)
     assert from_file.source == str(file)
     assert from_file.value is not msgspec.UNSET
 
-    found = sources(tmp_path, **{setting.variable: env}).value(setting, None)
-    assert found == SettingValue(setting.type.convert(env, None, None), setting.variable)
+    found = sources(tmp_path, **{setting.environment_variable: env}).find_value(setting, None)
+    assert found == SettingValue(
+        setting.type.convert(env, None, None), setting.environment_variable
+    )
 
-    found = sources(tmp_path, **{setting.variable: env}).value(setting, flag)
+    found = sources(tmp_path, **{setting.environment_variable: env}).find_value(setting, flag)
     assert found == SettingValue(flag, f"--no-{key}" if flag is False else f"--{key}")
 
 
@@ -110,7 +112,7 @@ BOOLEAN_SETTINGS = sorted(
         setting.name
         for _, option in flags_of(main)
         for setting in SETTINGS
-        if setting.parameter in {option.name, option.opts[0].strip("-").replace("-", "_")}
+        if setting.parameter_name in {option.name, option.opts[0].strip("-").replace("-", "_")}
     }
 )
 """The settings that an option without a value sets, found among all commands."""
@@ -124,7 +126,7 @@ def test_boolean_options_say_both() -> None:
         for struct in (Config(), QueueConfig())
         for name, value in msgspec.structs.asdict(struct).items()
         if isinstance(value, bool)
-    } | {setting.parameter for setting in SETTINGS if setting.type is click.BOOL}
+    } | {setting.parameter_name for setting in SETTINGS if setting.type is click.BOOL}
     one_way = [
         (*path, option.opts[0])
         for path, option in flags_of(main)
@@ -179,7 +181,7 @@ def test_database_variables_of_others(tmp_path: Path) -> None:
     seen: list[tuple[object, str]] = []
     for leave_out in ("", "RIVERPY_DATABASE_URL", "DATABASE_URL", "PGHOST", "PGDATABASE"):
         environ.pop(leave_out, None)
-        value = sources(tmp_path, **environ).value(DATABASE_URL, None)
+        value = sources(tmp_path, **environ).find_value(DATABASE_URL, None)
         seen.append((value.value, value.source))
     assert seen == [
         ("postgres://ours/a", "RIVERPY_DATABASE_URL"),
@@ -192,7 +194,7 @@ def test_database_variables_of_others(tmp_path: Path) -> None:
 
 def test_empty_variable_is_none(tmp_path: Path) -> None:
     """An empty variable counts as not set."""
-    value = sources(tmp_path, RIVERPY_SCHEMA="", DATABASE_URL="").value(SCHEMA, None)
+    value = sources(tmp_path, RIVERPY_SCHEMA="", DATABASE_URL="").find_value(SCHEMA, None)
     assert value.source == "default"
 
 
@@ -202,9 +204,9 @@ def test_nearest_file(tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     (inner / "pyproject.toml").write_text("[project]\nname = 'x'\n")
-    assert sources(inner).value(SCHEMA, None).value == "far"
+    assert sources(inner).find_value(SCHEMA, None).value == "far"
     (tmp_path / "a" / "riverpy.toml").write_text("schema = 'near'\n")
-    assert sources(inner).value(SCHEMA, None).value == "near"
+    assert sources(inner).find_value(SCHEMA, None).value == "near"
 
 
 def test_tool_riverpy_is_a_table(tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ def test_wrong_file(tmp_path: Path, toml: str, message: str) -> None:
     def read_all() -> None:
         found = sources(tmp_path)
         for setting, *_ in SAMPLES:
-            found.value(setting, None)
+            found.find_value(setting, None)
 
     with pytest.raises(SettingsError) as caught:
         read_all()
@@ -292,7 +294,7 @@ def test_variables_of_kubernetes(tmp_path: Path) -> None:
 def test_wrong_variable_names_its_source(tmp_path: Path) -> None:
     """The error for a wrong value names the variable and contains no password."""
     with pytest.raises(SettingsError) as caught:
-        sources(tmp_path, DATABASE_URL="postgres://u:s3/cret@h:5x/d").value(DATABASE_URL, None)
+        sources(tmp_path, DATABASE_URL="postgres://u:s3/cret@h:5x/d").find_value(DATABASE_URL, None)
     assert caught.value.message.startswith("DATABASE_URL: ")
     assert "cret" not in caught.value.message
 

@@ -13,7 +13,7 @@ import pytest
 
 from riverpy import Client
 from riverpy.cli._run import CommandError
-from riverpy.cli._target import Target, TargetError, load_target, open_target
+from riverpy.cli._target import ClientTarget, TargetError, load_client_target, open_client
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -39,14 +39,14 @@ CLIENT = "from riverpy import Client\n"
 @pytest.mark.parametrize("name", ["client", "app", "riverpy"])
 def test_attribute_by_default(module: Callable[[str], str], name: str) -> None:
     """Without :ATTR it is `client`, `app` or `riverpy`, found in the current directory."""
-    found = load_target(module(f"{CLIENT}{name} = Client()\n"))
-    assert isinstance(found.value, Client)
+    found = load_client_target(module(f"{CLIENT}{name} = Client()\n"))
+    assert isinstance(found.imported_object, Client)
 
 
 def test_attribute_by_path(module: Callable[[str], str]) -> None:
     """ATTR may go through attributes."""
     name = module(f"{CLIENT}class Box:\n    inner = Client()\n")
-    assert isinstance(load_target(f"{name}:Box.inner").value, Client)
+    assert isinstance(load_client_target(f"{name}:Box.inner").imported_object, Client)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_attribute_by_path(module: Callable[[str], str]) -> None:
 def test_no_target(module: Callable[[str], str], spec: str, message: str) -> None:
     """The error for a wrong path has what was tried and what exists."""
     with pytest.raises(TargetError) as caught:
-        load_target(spec)
+        load_client_target(spec)
     assert message in caught.value.message
     assert caught.value.exit_code == 2
 
@@ -79,18 +79,18 @@ def test_near_names(module: Callable[[str], str]) -> None:
     """A slip of the pen in a module or an attribute is answered with the near match."""
     name = module(f"{CLIENT}main_client = Client()\n")
     with pytest.raises(TargetError, match=f"did you mean {name}"):
-        load_target(f"{name}x:client")
+        load_client_target(f"{name}x:client")
     with pytest.raises(TargetError, match="did you mean 'main_client'"):
-        load_target(f"{name}:main_cleint")
+        load_client_target(f"{name}:main_cleint")
     with pytest.raises(TargetError, match=f"give {name}:main_client"):
-        load_target(name)
+        load_client_target(name)
 
 
 def test_wrong_setting_inside_the_module(module: Callable[[str], str]) -> None:
     """What riverpy refuses in the user's code is a wrong setting, at the user's own line."""
     name = module("import riverpy\n\nriverpy.Config(max_attempts=0)\n")
     with pytest.raises(CommandError) as caught:
-        load_target(name)
+        load_client_target(name)
     assert caught.value.message.endswith(f"({name}.py, line 3)")
     assert caught.value.exit_code == 2
 
@@ -118,13 +118,13 @@ def test_error_inside_the_module(
     """An error in the user's code prints one line with its place; --debug shows the traceback."""
     name = module(text)
     with pytest.raises(CommandError) as caught:
-        load_target(name)
+        load_client_target(name)
     assert message.format(name=name) in caught.value.message
     assert capsys.readouterr().err == ""
 
     monkeypatch.setenv("RIVERPY_DEBUG", "1")
     with pytest.raises(CommandError):
-        load_target(name)
+        load_client_target(name)
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert "s3cret" not in err
@@ -132,7 +132,7 @@ def test_error_inside_the_module(
 
 async def client_of(target: object) -> Client:
     """What a target comes to."""
-    async with open_target(Target("jobs:target", target)) as client:
+    async with open_client(ClientTarget("jobs:target", target)) as client:
         return client
 
 
@@ -213,7 +213,7 @@ async def test_another_object(module: Callable[[str], str], attribute: str, foun
     name = module(APPLICATION)
     spec = f"{name}{attribute}"
     with pytest.raises(TargetError) as caught:
-        async with open_target(load_target(spec)):
+        async with open_client(load_client_target(spec)):
             pass
     text = caught.value.message
     assert f"{spec} {found}" in text or f"{spec}{found}" in text
@@ -225,7 +225,7 @@ async def test_another_object(module: Callable[[str], str], attribute: str, foun
 async def test_client_before_others(module: Callable[[str], str]) -> None:
     """Without :ATTR a client counts before another object that has one of the usual names."""
     name = module("import riverpy\nclient = None\napp = riverpy.Client()\n")
-    assert isinstance(load_target(name).value, Client)
+    assert isinstance(load_client_target(name).imported_object, Client)
 
 
 async def test_failing_targets() -> None:
@@ -263,6 +263,6 @@ async def test_error_of_the_block_is_passed_on() -> None:
             raise
 
     with pytest.raises(ValueError, match="while working"):
-        async with open_target(Target("jobs:target", manage)):
+        async with open_client(ClientTarget("jobs:target", manage)):
             raise ValueError("while working")
     assert len(seen) == 1

@@ -44,7 +44,7 @@ async def watching(*args: str, **streams: Any) -> AsyncGenerator[asyncio.subproc
     time of a read, which is long on a busy machine."""
     start = (
         "import sys, riverpy.cli.top\nfrom riverpy.cli import main\n"
-        "sys.modules['riverpy.cli.top'].PAUSE_FACTOR = 0.0\nmain(prog_name='riverpy')"
+        "sys.modules['riverpy.cli.top'].READ_PAUSE_FACTOR = 0.0\nmain(prog_name='riverpy')"
     )
     command = (sys.executable, "-c", start, "top", "--interval=100ms", *args)
     told = environment(TERM="xterm")

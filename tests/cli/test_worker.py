@@ -44,7 +44,7 @@ import riverpy._work.release
 import riverpy.cli._signals
 
 riverpy._work.release.RELEASE_TIMEOUT = 20.0
-riverpy.cli._signals.FORCED_END_TIMEOUT = 30.0
+riverpy.cli._signals.FORCED_EXIT_TIMEOUT = 30.0
 """
 """A busy machine may need longer to put a row back than a process at its end has."""
 UNREACHABLE = "postgres://u:s3cret@127.0.0.1:1/d"
@@ -551,7 +551,8 @@ def failing_worker(directory: Path, *args: str, code: str = JOBS) -> tuple[int, 
     (directory / "jobs.py").write_text(code)
     start = (
         "import sys, riverpy.cli.worker\nfrom riverpy.cli import main\n"
-        "sys.modules['riverpy.cli.worker'].DATABASE_TIMEOUT = 0.0\nmain(prog_name='riverpy')"
+        "sys.modules['riverpy.cli.worker'].FIRST_CONNECTION_TIMEOUT = 0.0\n"
+        "main(prog_name='riverpy')"
     )
     done = subprocess.run(
         [sys.executable, "-c", start, "worker", *args],

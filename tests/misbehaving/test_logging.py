@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from riverpy._log_events import LOG_LINES_DROPPED
-from riverpy.cli._log_stream import BUFFER_SIZE_MAX, LogStream
+from riverpy.cli._log_stream import LOG_BUFFER_BYTES_MAX, LogStream
 from tests.cli.worker_process import RIVERPY, environment
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ async def test_reader_of_the_log_has_stopped(
             os.close(reader)
     numbers = [int(entry["event"][:5]) for entry in entries if "xxx" in entry["event"]]
     assert numbers == list(range(len(numbers)))
-    assert len(numbers) * LENGTH > BUFFER_SIZE_MAX * 0.8
+    assert len(numbers) * LENGTH > LOG_BUFFER_BYTES_MAX * 0.8
     assert entries[-1]["lines"] >= LINES - len(numbers)
 
 
@@ -206,10 +206,10 @@ def test_descriptor_that_cannot_be_written(tmp_path: Path) -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
         stream = LogStream(full)
         stream.write("lost\n")
-        stream.drain(PATIENCE)
+        stream.wait_until_written(PATIENCE)
         with (tmp_path / "log").open("w", encoding="utf-8") as file:
             os.dup2(file.fileno(), full.fileno())
-    assert stream._dropped == 1
+    assert stream._dropped_line_count == 1
 
 
 def test_descriptor_that_others_made_unwaiting() -> None:
@@ -222,7 +222,7 @@ def test_descriptor_that_others_made_unwaiting() -> None:
         stream.write(text)
         with os.fdopen(reader, encoding="utf-8") as lines:
             assert lines.readline() == text
-        stream.drain(PATIENCE)
+        stream.wait_until_written(PATIENCE)
 
 
 @pytest.mark.parametrize("ends", [pipe, journal])
@@ -239,7 +239,7 @@ def test_reader_has_gone(ends: Callable[[], tuple[int, int]]) -> None:
 
     with os.fdopen(writer, "w", encoding="utf-8") as end:
         stream = LogStream(end)
-        stream.on_broken = broken
+        stream.on_reader_ended = broken
         stream.write("x" * 1_000_000)  # more than fits, so a thread continues to write
         os.close(reader)
         assert is_told.wait(PATIENCE)

@@ -54,20 +54,14 @@ class FailOnceArgs(msgspec.Struct, frozen=True):
 
 
 class SnoozeOnceArgs(msgspec.Struct, frozen=True):
-    """Snooze once, then complete."""
-
     kind: ClassVar[str] = "snooze_once"
 
 
 class CancelItselfArgs(msgspec.Struct, frozen=True):
-    """Cancel itself."""
-
     kind: ClassVar[str] = "cancel_itself"
 
 
 class RunUntilCancelledArgs(msgspec.Struct, frozen=True):
-    """Run until it is cancelled."""
-
     kind: ClassVar[str] = "run_until_cancelled"
 
 

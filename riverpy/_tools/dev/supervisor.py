@@ -94,7 +94,6 @@ class WorkerProcess:
             await self.ended_event.wait()
 
     def _kill_process_group(self) -> None:
-        """Kill the process group of the worker."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -187,7 +186,6 @@ class WorkerSupervisor:
 
 
 async def wait_for_any_event(*events: anyio.Event) -> None:
-    """Wait until one of the events is set."""
     async with anyio.create_task_group() as tasks:
 
         async def wait_for(event: anyio.Event) -> None:

@@ -64,7 +64,6 @@ class ServerAccount(NamedTuple):
             return False
 
     def set_directory_owner(self, directory: Path) -> None:
-        """Make this account the owner of a directory."""
         if self.user_id is not None and self.group_id is not None:
             os.chown(directory, self.user_id, self.group_id)
 

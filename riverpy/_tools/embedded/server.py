@@ -402,7 +402,6 @@ def _choose_socket_directory(server_directory: Path) -> Path:
 
 
 def default_base_directory() -> Path:
-    """Return the default parent directory of all clusters."""
     if chosen := os.environ.get(BASE_DIRECTORY_ENV_VARIABLE):
         return Path(chosen).expanduser()
     if os.geteuid() == 0:
