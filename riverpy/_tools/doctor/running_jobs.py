@@ -47,7 +47,7 @@ async def check_long_running_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
     if await snapshot.clients() is None:  # not known, so all clients count as alive
         live = {row.client_id for row in rows}
     long = [
-        row for row in rows if row.long_job_count and not row.is_stuck and row.client_id in live
+        one for one in rows if one.long_job_count and not one.is_stuck and one.client_id in live
     ]
     return [summary, *map(_long_running_jobs_finding, long)]
 

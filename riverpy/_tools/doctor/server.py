@@ -74,7 +74,7 @@ async def expect_primary(connection: Transaction) -> None:
 
 
 async def check_server(session: DoctorSession) -> tuple[ServerRow, Finding]:
-    """Connect, and report the server and its role. Raises the errors of `Session.connection`."""
+    """Connect, and report the server and its role. Raises the errors of `open_connection`."""
     server = await session.await_with_timeout(read_server(await session.open_connection()))
     latency, _ = await session.read(_measure_latency_and_skew)
     return server, _check_connection(server, latency)

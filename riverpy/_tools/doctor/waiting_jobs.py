@@ -9,12 +9,7 @@ from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.schema import PERIODIC_VERSION
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.snapshot import QUEUE_ROW_AGE_MAX
-from riverpy._tools.text import (
-    format_count,
-    format_names,
-    format_seconds,
-    format_waiting_count,
-)
+from riverpy._tools.text import format_count, format_names, format_seconds, format_waiting_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
