@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
     from riverpy._postgres.skipped_rows import SkippedRowReport
 
-FIRST_DELAY_MAX = 1.0
+FIRST_RUN_DELAY_MAX = 1.0
 """The longest random delay before the first pass of a service, in seconds."""
-READ_TIMEOUT = 5.0
+READ_STATEMENT_TIMEOUT = 5.0
 """The timeout of a statement that only reads, in seconds."""
-RETRY_MIN = timedelta(seconds=1)
-RETRY_MAX = timedelta(seconds=8)
+RETRY_DELAY_MIN = timedelta(seconds=1)
+RETRY_DELAY_MAX = timedelta(seconds=8)
 """The shortest and the longest delay after a failed pass. The delay doubles with each failure. The
 number of retries has no limit."""
 
@@ -46,12 +46,12 @@ class MaintenanceService(ABC):
         self.context, self.schema = context, context.schema
         self.log = get_logger(service=self.name)
         self._wake_event = asyncio.Event()
-        self._backoff = Backoff(RETRY_MIN, RETRY_MAX)
+        self._backoff = Backoff(RETRY_DELAY_MIN, RETRY_DELAY_MAX)
         self._failure_log = RepeatedFailureLog(self.log)
-        self.set_aside_reporters: list[Callable[[], list[SkippedRowReport]]] = []
+        self.skipped_row_reporters: list[Callable[[], list[SkippedRowReport]]] = []
         """Functions that return the rows that the service skips for a while, because their
         statements fail."""
-        self.pass_succeeded = TestSignal(f"{type(self).__name__}.pass_succeeded")
+        self.run_once_succeeded = TestSignal(f"{type(self).__name__}.run_once_succeeded")
         """A signal for tests, emitted after each successful pass."""
 
     async def prepare(self) -> None:  # noqa: B027 (most services prepare nothing)
@@ -60,7 +60,7 @@ class MaintenanceService(ABC):
 
     @abstractmethod
     async def run_once(self, scope: StopScope) -> float:
-        """Make one pass. Return the seconds until the next one.
+        """Run the service once. Return the seconds until the next run.
 
         Raises:
             FencedOutError: the term has ended.
@@ -74,31 +74,31 @@ class MaintenanceService(ABC):
     def read_connection(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
         """Return a context manager that provides a connection for reads. `purpose` is for the
         log."""
-        return self.context.connection.acquire(purpose, READ_TIMEOUT)
+        return self.context.connection.acquire(purpose, READ_STATEMENT_TIMEOUT)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Start, wait until the other services have started, and make passes until stopped."""
         await self.prepare()
         task_status.started()
         await self.context.all_services_started.wait()
-        await self.context.timer.sleep(random.uniform(0, FIRST_DELAY_MAX))  # noqa: S311 (no secret)
+        await self.context.timer.sleep(random.uniform(0, FIRST_RUN_DELAY_MAX))  # noqa: S311 (no secret)
         while True:
             self._wake_event.clear()
-            delay = await self._run_pass(scope)
+            delay = await self._run_once_and_log_errors(scope)
             await self.context.timer.wait_for_event(self._wake_event, delay)
 
-    async def _run_pass(self, scope: StopScope) -> float:
+    async def _run_once_and_log_errors(self, scope: StopScope) -> float:
         try:
             self.context.fence.expect_held()  # the term may have ended while the process was frozen
             delay = await self.run_once(scope)
         except FencedOutError:  # the election ends the term
-            return RETRY_MIN.total_seconds()
+            return RETRY_DELAY_MIN.total_seconds()
         except Exception as error:
             self._log_failure(error)
             return self._backoff.next_delay()
         self._failure_log.log_recovery(MAINTENANCE_RUN_SUCCEEDED_AGAIN)
         self._backoff.reset()
-        self.pass_succeeded.emit()
+        self.run_once_succeeded.emit()
         return delay
 
     def _log_failure(self, error: Exception) -> None:

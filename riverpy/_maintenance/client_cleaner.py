@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from riverpy._clients.observer import HeartbeatObserver
 from riverpy._log_events import DEAD_CLIENTS_DELETED
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batches import Batches
+from riverpy._maintenance.batch_runner import BatchRunner
 from riverpy._postgres.clients import client_delete_idle, client_heartbeats
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
 
-INTERVAL = 600.0
+RUN_INTERVAL = 600.0
 """Seconds between two passes."""
-RETENTION = 600.0
+DEAD_CLIENT_RETENTION = 600.0
 """Seconds for which the row of a dead client is kept."""
-DELETION_MARGIN = 1.0
+EXTRA_DELETION_DELAY = 1.0
 """Seconds between the time at which a row may be deleted and the pass that deletes it."""
 
 
@@ -34,25 +34,28 @@ class ClientCleaner(MaintenanceService):
         """Create the client cleaner. `contact_seconds` returns how long this process has had
         contact with the server without a break."""
         super().__init__(context)
-        self._observer = HeartbeatObserver(context.timer, contact_seconds)
-        self.batches: Batches[tuple[str, bytes]] = Batches(
-            self, "deleting dead clients", self._delete_clients, key=itemgetter(0)
+        self._heartbeat_observer = HeartbeatObserver(context.timer, contact_seconds)
+        self.batch_runner: BatchRunner[tuple[str, bytes]] = BatchRunner(
+            self, "deleting dead clients", self._delete_dead_clients, row_key=itemgetter(0)
         )
 
     async def run_once(self, scope: StopScope) -> float:
         """Delete the rows of dead clients. If no client is dead, the pass only reads the
         heartbeats."""
         async with self.read_connection("looking for dead clients") as connection:
-            self._observer.observe(*await client_heartbeats(connection, self.schema))
+            self._heartbeat_observer.observe(*await client_heartbeats(connection, self.schema))
         dead_after = self.context.config.dead_after.total_seconds()
-        stopped = self._observer.find_stopped_heartbeats(dead_after, extra_seconds=RETENTION)
+        stopped = self._heartbeat_observer.find_stopped_heartbeats(
+            dead_after, extra_seconds=DEAD_CLIENT_RETENTION
+        )
         if stopped.heartbeats:
-            await self.batches.handle_rows(stopped.heartbeats.items())
-        return self.batches.delay(min(INTERVAL, stopped.seconds_until_next_stop + DELETION_MARGIN))
+            await self.batch_runner.send_in_batches(stopped.heartbeats.items())
+        interval = min(RUN_INTERVAL, stopped.seconds_until_next_stop + EXTRA_DELETION_DELAY)
+        return self.batch_runner.seconds_until_next_run(interval)
 
-    async def _delete_clients(self, heartbeats: list[tuple[str, bytes]]) -> None:
+    async def _delete_dead_clients(self, last_heartbeats: list[tuple[str, bytes]]) -> None:
         """Delete the rows of clients that have written no heartbeat after those in `heartbeats`."""
-        async with self.batches.transaction() as connection:
-            deleted = await client_delete_idle(connection, self.schema, dict(heartbeats))
+        async with self.batch_runner.transaction() as connection:
+            deleted = await client_delete_idle(connection, self.schema, dict(last_heartbeats))
         if deleted:
             self.log.info(DEAD_CLIENTS_DELETED, client_ids=deleted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batches import Batches
+from riverpy._maintenance.batch_runner import BatchRunner
 from riverpy._postgres.executions import (
     ExpiredCursor,
     exec_delete_expired,
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
 
-INTERVAL = 3600.0
+RUN_INTERVAL = 3600.0
 """Seconds between two passes."""
 
 
@@ -29,8 +29,8 @@ class ExecutionCleaner(MaintenanceService):
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
-        self.batches: Batches[ExpiredCursor] = Batches(
-            self, "deleting expired keys", self._delete_keys, key=lambda row: row.key
+        self.batch_runner: BatchRunner[ExpiredCursor] = BatchRunner(
+            self, "deleting expired keys", self._delete_expired_keys, row_key=lambda row: row.key
         )
 
     async def run_once(self, scope: StopScope) -> float:
@@ -38,13 +38,13 @@ class ExecutionCleaner(MaintenanceService):
         async with self.read_connection("looking for the table of executions") as connection:
             has_table = await exec_exists(connection, self.schema)
         if has_table:
-            await self.batches.handle_pages(self._read_page)
-        return self.batches.delay(INTERVAL)
+            await self.batch_runner.send_pages(self._read_expired)
+        return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
-    async def _read_page(self, after: ExpiredCursor | None, limit: int) -> list[ExpiredCursor]:
+    async def _read_expired(self, after: ExpiredCursor | None, limit: int) -> list[ExpiredCursor]:
         async with self.read_connection("reading expired keys") as connection:
             return await exec_expired(connection, self.schema, after=after, limit=limit)
 
-    async def _delete_keys(self, rows: list[ExpiredCursor]) -> None:
-        async with self.batches.transaction() as connection:
-            await exec_delete_expired(connection, self.schema, keys=[row.key for row in rows])
+    async def _delete_expired_keys(self, executions: list[ExpiredCursor]) -> None:
+        async with self.batch_runner.transaction() as connection:
+            await exec_delete_expired(connection, self.schema, keys=[row.key for row in executions])

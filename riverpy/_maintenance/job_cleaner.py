@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._leading.queue_scope import NO_QUEUES
 from riverpy._log_events import FINISHED_JOBS_DELETED
-from riverpy._maintenance.base import READ_TIMEOUT, MaintenanceService
-from riverpy._maintenance.batches import PAGE_SIZE_MIN, Batches
+from riverpy._maintenance.base import READ_STATEMENT_TIMEOUT, MaintenanceService
+from riverpy._maintenance.batch_runner import PAGE_ROWS_MIN, BatchRunner
 from riverpy._postgres.job_maintenance import (
     EndedCursor,
     JobScope,
@@ -28,72 +28,72 @@ if TYPE_CHECKING:
     from riverpy._postgres.job_maintenance import EndedJob
     from riverpy.config import Config, JobRetention
 
-INTERVAL = 30.0
+RUN_INTERVAL = 30.0
 """Seconds between two passes."""
-FULL_READ_INTERVAL = 3600.0
+POSITION_RESET_INTERVAL = 3600.0
 """Seconds after which the cleaner reads the jobs of a rule from the beginning again. An earlier
 pass may have skipped jobs that were locked, or that another rule keeps longer."""
 _FINISHED_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
 
 
-class Rule(NamedTuple):
+class RetentionRule(NamedTuple):
     """How long some jobs of one state are kept."""
 
     state: JobState
     retention: timedelta
-    scope: JobScope | None
+    job_scope: JobScope | None
     """The queues and kinds of the jobs. None: all jobs of the state."""
 
 
-def retention_rules(config: Config, scope: QueueScope) -> list[Rule]:
+def make_retention_rules(config: Config, queue_scope: QueueScope) -> list[RetentionRule]:
     """Return the rules of a configuration for the queues of `scope`. Precedence: the retention of
     the job's kind, then the retention of its queue, then the default."""
-    if scope == NO_QUEUES:
+    if queue_scope == NO_QUEUES:
         return []
     return [
-        Rule(state, retention, jobs)
+        RetentionRule(state, retention, jobs)
         for state in _FINISHED_STATES
-        for retention, jobs in _scopes_by_retention(config, scope, state)
+        for retention, jobs in _iterate_retentions(config, queue_scope, state)
     ]
 
 
-def _scopes_by_retention(
-    config: Config, scope: QueueScope, state: JobState
+def _iterate_retentions(
+    config: Config, queue_scope: QueueScope, state: JobState
 ) -> Iterator[tuple[timedelta, JobScope | None]]:
     kinds = tuple(config.retention_by_kind)
-    for retention, names in _names_by_retention(config.retention_by_kind, state).items():
+    for retention, names in _group_names_by_retention(config.retention_by_kind, state).items():
         yield (
             retention,
-            JobScope(*scope.make_single_filter(), tuple(names), is_kind_allow_list=True),
+            JobScope(*queue_scope.make_single_filter(), tuple(names), is_kind_allow_list=True),
         )
-    for retention, names in _names_by_retention(config.retention_by_queue, state).items():
-        if within := tuple(name for name in names if name in scope):
+    for retention, names in _group_names_by_retention(config.retention_by_queue, state).items():
+        if within := tuple(name for name in names if name in queue_scope):
             yield retention, JobScope(within, True, kinds)
     retention: timedelta | None = getattr(config.retention, state.value)
-    others = scope.without_queues(config.retention_by_queue)
+    others = queue_scope.without_queues(config.retention_by_queue)
     if retention is None or others == NO_QUEUES:
         return
     jobs = JobScope(*others.make_single_filter(), kinds)
     yield retention, None if jobs == JobScope() else jobs
 
 
-def _names_by_retention(
-    retentions: Mapping[str, JobRetention], state: JobState
+def _group_names_by_retention(
+    retention_by_name: Mapping[str, JobRetention], state: JobState
 ) -> dict[timedelta, list[str]]:
     """Group names by retention: one statement handles all names with the same retention."""
     names: dict[timedelta, list[str]] = defaultdict(list)
-    for name, kept in retentions.items():
+    for name, kept in retention_by_name.items():
         retention: timedelta | None = getattr(kept, state.value)
         if retention is not None:
             names[retention].append(name)
     return names
 
 
-class CleanedJob(NamedTuple):
+class JobToDelete(NamedTuple):
     """A job to delete, and the rule that selects it."""
 
-    rule: Rule
-    id: int
+    retention_rule: RetentionRule
+    job_id: int
 
 
 class JobCleaner(MaintenanceService):
@@ -104,46 +104,46 @@ class JobCleaner(MaintenanceService):
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
-        self.batches: Batches[CleanedJob] = Batches(
+        self.batch_runner: BatchRunner[JobToDelete] = BatchRunner(
             self,
             "deleting ended jobs",
-            self._delete_jobs,
-            key=lambda job: job.id,
+            self._delete_finished_jobs,
+            row_key=lambda job: job.job_id,
             connection=context.long_statement_connection,
         )
-        self._cursors: dict[Rule, EndedCursor | None] = {}
+        self._read_positions: dict[RetentionRule, EndedCursor | None] = {}
         """The position up to which the jobs of each rule were read. A new rule starts at the
         beginning, because the rule may match jobs that were skipped."""
-        self._unfinished_rules: set[Rule] = set()
+        self._unfinished_rules: set[RetentionRule] = set()
         """The rules whose jobs were not yet read to the end."""
-        self._last_full_read_at = context.timer.seconds_since_boot()
+        self._positions_reset_at = context.timer.seconds_since_boot()
         """The time at which all positions were last set to the beginning."""
-        self._deleted_count = 0
+        self._deleted_job_count = 0
         """The number of jobs that were deleted for the current rule."""
 
     async def run_once(self, scope: StopScope) -> float:
         """Delete all jobs whose retention has ended."""
-        rules = retention_rules(self.context.config, await self.context.read_queue_scope())
-        self.batches.begin_pass(rules)
-        self._renew_cursors(rules)
-        states = await self._read_states_to_clean(rules)
+        rules = make_retention_rules(self.context.config, await self.context.read_queue_scope())
+        self.batch_runner.set_queue_scope(rules)
+        self._update_read_positions(rules)
+        states = await self._read_states_with_expired_jobs(rules)
         for rule in rules:
             if rule.state.value in states:
-                await self._apply_rule(rule)
-        await self.batches.handle_rows(())  # retries rows that are set aside
-        return self.batches.delay(INTERVAL)
+                await self._delete_jobs_of_rule(rule)
+        await self.batch_runner.send_in_batches(())  # retries rows that are set aside
+        return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
-    def _renew_cursors(self, rules: Sequence[Rule]) -> None:
+    def _update_read_positions(self, rules: Sequence[RetentionRule]) -> None:
         """Keep the position of each rule. Once an hour, set all positions to the beginning."""
         now = self.context.timer.seconds_since_boot()
-        cursors = self._cursors
-        if now - self._last_full_read_at >= FULL_READ_INTERVAL:
+        cursors = self._read_positions
+        if now - self._positions_reset_at >= POSITION_RESET_INTERVAL:
             cursors = {rule: cursors.get(rule) for rule in self._unfinished_rules}
-            self._last_full_read_at = now
-        self._cursors = {rule: cursors.get(rule) for rule in rules}
+            self._positions_reset_at = now
+        self._read_positions = {rule: cursors.get(rule) for rule in rules}
         self._unfinished_rules.intersection_update(rules)
 
-    async def _read_states_to_clean(self, rules: Sequence[Rule]) -> set[str]:
+    async def _read_states_with_expired_jobs(self, rules: Sequence[RetentionRule]) -> set[str]:
         """Return the states in which there may be jobs to delete. If there are no such states, the
         pass ends after this read."""
         shortest: dict[str, timedelta] = {}
@@ -155,56 +155,56 @@ class JobCleaner(MaintenanceService):
         async with self.read_connection("looking for jobs to delete") as connection:
             return await job_states_to_clean(connection, self.schema, shortest)
 
-    async def _apply_rule(self, rule: Rule) -> None:
+    async def _delete_jobs_of_rule(self, rule: RetentionRule) -> None:
         """Read the jobs of a rule page by page, and delete them. The jobs of a rule without a scope
         are always read from the beginning, since only jobs that are set aside are skipped. If too
         many jobs are set aside, reading continues at the position that was stored for the rule."""
-        if rule.scope is None and not self.batches.set_aside_rows.is_full:
-            self._cursors[rule] = None
+        if rule.job_scope is None and not self.batch_runner.skipped_rows.is_full:
+            self._read_positions[rule] = None
         self._unfinished_rules.add(rule)
-        self._deleted_count = 0
+        self._deleted_job_count = 0
         try:
             while True:
-                limit = max(self.batches.row_limit, PAGE_SIZE_MIN)
-                jobs = await self._read_ended_jobs(rule, limit)
-                in_scope = [CleanedJob(rule, job.cursor.id) for job in jobs if job.is_in_scope]
-                if not await self.batches.handle_rows(in_scope):
+                limit = max(self.batch_runner.next_batch_rows_max, PAGE_ROWS_MIN)
+                jobs = await self._read_finished_jobs(rule, limit)
+                in_scope = [JobToDelete(rule, job.cursor.id) for job in jobs if job.is_in_scope]
+                if not await self.batch_runner.send_in_batches(in_scope):
                     return
                 if jobs:
-                    self._cursors[rule] = jobs[-1].cursor
+                    self._read_positions[rule] = jobs[-1].cursor
                 if len(jobs) < limit:
                     self._unfinished_rules.discard(rule)
                     return
         finally:
-            if self._deleted_count:
+            if self._deleted_job_count:
                 self.log.info(
-                    FINISHED_JOBS_DELETED, state=rule.state.value, count=self._deleted_count
+                    FINISHED_JOBS_DELETED, state=rule.state.value, count=self._deleted_job_count
                 )
 
-    async def _read_ended_jobs(self, rule: Rule, limit: int) -> list[EndedJob]:
+    async def _read_finished_jobs(self, rule: RetentionRule, limit: int) -> list[EndedJob]:
         self.context.fence.expect_held()
         async with self.context.long_statement_connection.acquire(
-            "reading ended jobs", READ_TIMEOUT
+            "reading ended jobs", READ_STATEMENT_TIMEOUT
         ) as connection:
             return await job_ended(
                 connection,
                 self.schema,
                 state=rule.state,
                 retention=rule.retention,
-                scope=rule.scope or JobScope(),
-                after=self._cursors[rule],
+                scope=rule.job_scope or JobScope(),
+                after=self._read_positions[rule],
                 limit=limit,
             )
 
-    async def _delete_jobs(self, jobs: list[CleanedJob]) -> None:
+    async def _delete_finished_jobs(self, jobs: list[JobToDelete]) -> None:
         """Delete jobs of one rule."""
-        rule = jobs[0].rule
-        async with self.batches.transaction() as connection:
+        rule = jobs[0].retention_rule
+        async with self.batch_runner.transaction() as connection:
             deleted = await job_delete_ended(
                 connection,
                 self.schema,
-                ids=[job.id for job in jobs],
+                ids=[job.job_id for job in jobs],
                 state=rule.state,
                 retention=rule.retention,
             )
-        self._deleted_count += len(deleted)
+        self._deleted_job_count += len(deleted)

@@ -17,7 +17,7 @@ from riverpy._log_events import (
     STUCK_JOB_DECODING_FAILED,
 )
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batches import Batches
+from riverpy._maintenance.batch_runner import BatchRunner
 from riverpy._postgres.clients import client_heartbeats, client_lock_dead, client_registered
 from riverpy._postgres.damaged_jobs import DamagedJobTracker
 from riverpy._postgres.driver import UndefinedTableError, describe_error
@@ -44,24 +44,24 @@ if TYPE_CHECKING:
     from riverpy._postgres.sql_files import QueueFilter
     from riverpy.worker import WorkUnit
 
-INTERVAL_MAX = 30.0
-INTERVAL_SHARE_OF_DEAD_AFTER = 1 / 5
-"""The time between two reads of all heartbeats is this fraction of `dead_after`, but at most
-`INTERVAL_MAX` seconds. A dead client is found with at most this delay."""
-TIMER_MARGIN = 0.01
+HEARTBEAT_READ_INTERVAL_MAX = 30.0
+HEARTBEAT_READS_PER_DEAD_AFTER = 5
+"""The rescuer reads all heartbeats this number of times in `dead_after`, but at least once in
+`HEARTBEAT_READ_INTERVAL_MAX` seconds. A dead client is found with at most this delay."""
+TIMER_INACCURACY_MAX = 0.01
 """Seconds by which a timer may end too early."""
-STUCK_INTERVAL = 30.0
-INTERVAL_SHARE_OF_RESCUE_AFTER = 1 / 12
-"""The time between two searches for jobs that run for too long is `STUCK_INTERVAL` seconds, as in
-River. It is shorter if this fraction of `rescue_after` is shorter."""
-READ_SIZE = 1_000
+STUCK_JOB_SEARCH_INTERVAL_MAX = 30.0
+STUCK_JOB_SEARCHES_PER_RESCUE_AFTER = 12
+"""The rescuer searches for stuck jobs this number of times in `rescue_after`, but at least once in
+`STUCK_JOB_SEARCH_INTERVAL_MAX` seconds, which is River's interval."""
+STUCK_READ_MAX = 1_000
 """The largest number of stuck jobs (jobs that run for too long) that are read at a time, with all
 their columns."""
 _RUNNING_STATES = ("running",)
-REASON_CLIENT_DEAD = "its client is dead"
-REASON_RAN_TOO_LONG = "it ran for too long"
+RESCUE_REASON_CLIENT_DEAD = "its client is dead"
+RESCUE_REASON_RAN_TOO_LONG = "it ran for too long"
 """Reasons for a rescue, for the log."""
-_PURPOSE = "looking for jobs to rescue"
+_READ_PURPOSE = "looking for jobs to rescue"
 
 
 class _StuckJob(Job[Any]):
@@ -92,16 +92,16 @@ class _StuckJob(Job[Any]):
         except (ValueError, RecursionError):  # SQL can store metadata that Python cannot read
             return False
 
-    def decode(self, unit: WorkUnit) -> None:
-        self._args = unit.decode(self.encoded_args)
+    def decode_args(self, work_unit: WorkUnit) -> None:
+        self._args = work_unit.decode(self.encoded_args)
 
 
-class LostAttempt(NamedTuple):
+class AttemptToRescue(NamedTuple):
     """A job's attempt that must be ended, because its client is dead or the job runs for too
     long."""
 
     rescue: Rescue
-    heartbeat: bytes | None
+    dead_client_heartbeat: bytes | None
     """The last heartbeat of the attempt's client, if the client is dead. None: the job runs for too
     long."""
 
@@ -116,34 +116,35 @@ class JobRescuer(MaintenanceService):
         """Create the job rescuer. `contact_seconds` returns how long this process has had
         contact with the server without a break. None: the database has no table of clients."""
         super().__init__(context)
-        self._observer = (
+        self._heartbeat_observer = (
             None if contact_seconds is None else HeartbeatObserver(context.timer, contact_seconds)
         )
         self._config = context.config
         self._dead_after = self._config.dead_after.total_seconds()
-        self._interval = min(INTERVAL_MAX, self._dead_after * INTERVAL_SHARE_OF_DEAD_AFTER)
-        rescue_age = self._config.rescue_age.total_seconds()
-        self._stuck_interval = min(STUCK_INTERVAL, rescue_age * INTERVAL_SHARE_OF_RESCUE_AFTER)
-        self._next_stuck_search = 0.0
+        interval = self._dead_after / HEARTBEAT_READS_PER_DEAD_AFTER
+        self._heartbeat_read_interval = min(HEARTBEAT_READ_INTERVAL_MAX, interval)
+        interval = self._config.rescue_age.total_seconds() / STUCK_JOB_SEARCHES_PER_RESCUE_AFTER
+        self._stuck_job_search_interval = min(STUCK_JOB_SEARCH_INTERVAL_MAX, interval)
+        self._next_stuck_job_search_at = 0.0
         """The time (by `Timer.seconds_since_boot`) of the next search for stuck jobs."""
-        self.batches: Batches[LostAttempt] = Batches(
+        self.batch_runner: BatchRunner[AttemptToRescue] = BatchRunner(
             self,
             "rescuing jobs",
-            self._end_attempts,
-            key=lambda attempt: attempt.rescue.claim_key,
-            name=lambda attempt: attempt.rescue.claim_key.id,
+            self._rescue_attempts,
+            row_key=lambda attempt: attempt.rescue.claim_key,
+            row_name=lambda attempt: attempt.rescue.claim_key.id,
         )
-        self.stuck_job_reads: Batches[int] = Batches(
-            self, "reading stuck jobs", self._read_stuck_jobs, key=int, size=READ_SIZE
+        self.stuck_job_read_runner: BatchRunner[int] = BatchRunner(
+            self, "reading stuck jobs", self._read_stuck_jobs, row_key=int, rows_max=STUCK_READ_MAX
         )
-        self._damaged = DamagedJobTracker("finding jobs of dead clients", self.log)
-        self.set_aside_reporters.append(lambda: self._damaged.report_skipped_jobs)
-        self._stuck_attempts: list[LostAttempt] = []
+        self._damaged_jobs = DamagedJobTracker("finding jobs of dead clients", self.log)
+        self.skipped_row_reporters.append(lambda: self._damaged_jobs.report_skipped_jobs)
+        self._stuck_attempts: list[AttemptToRescue] = []
         """The attempts of stuck jobs that this pass has read and will end."""
-        self._unknown_kinds: Counter[str] = Counter()
+        self._job_count_by_unknown_kind: Counter[str] = Counter()
         """The kinds of stuck jobs for which this client has no worker, with the number of jobs that
         this pass has read."""
-        self._logged_kinds: set[str] = set()
+        self._logged_unknown_kinds: set[str] = set()
         """The kinds without a worker for which a warning was logged."""
         self._limited_log = self.log.with_rate_limit()
 
@@ -151,108 +152,113 @@ class JobRescuer(MaintenanceService):
         """Make one pass. Return the seconds until the next one."""
         now = self.context.timer.seconds_since_boot()
         filters = (await self.context.read_queue_scope()).make_statement_filters()
-        self.batches.begin_pass(filters)
-        self.stuck_job_reads.begin_pass(filters)
+        self.batch_runner.set_queue_scope(filters)
+        self.stuck_job_read_runner.set_queue_scope(filters)
         seconds_until_next = await self._rescue_jobs_of_dead_clients(filters)
-        if now >= self._next_stuck_search:
+        if now >= self._next_stuck_job_search_at:
             await self._rescue_stuck_jobs(filters)
-            self._next_stuck_search = now + self._stuck_interval
-        await self.batches.handle_rows(())  # retries rows that failed before
-        return min(seconds_until_next, self._next_stuck_search - now)
+            self._next_stuck_job_search_at = now + self._stuck_job_search_interval
+        await self.batch_runner.send_in_batches(())  # retries rows that failed before
+        return min(seconds_until_next, self._next_stuck_job_search_at - now)
 
     # -- by heartbeat
 
     async def _rescue_jobs_of_dead_clients(self, filters: Sequence[QueueFilter | None]) -> float:
         """Rescue the jobs of dead clients. Return the seconds until another client may count as
         dead."""
-        if self._observer is None or not filters:
-            return self._interval
-        async with self.read_connection(_PURPOSE) as connection:
-            self._observer.observe(*await client_heartbeats(connection, self.schema))
-        stopped = self._observer.find_stopped_heartbeats(self._dead_after)
+        if self._heartbeat_observer is None or not filters:
+            return self._heartbeat_read_interval
+        async with self.read_connection(_READ_PURPOSE) as connection:
+            self._heartbeat_observer.observe(*await client_heartbeats(connection, self.schema))
+        stopped = self._heartbeat_observer.find_stopped_heartbeats(self._dead_after)
         if stopped.heartbeats:
             for within in filters:
-                await self.batches.handle_pages(
-                    partial(self._read_lost_attempts, stopped.heartbeats, within)
+                await self.batch_runner.send_pages(
+                    partial(self._read_attempts_of_dead_clients, stopped.heartbeats, within)
                 )
-        return min(self._interval, stopped.seconds_until_next_stop + TIMER_MARGIN)
+        return min(
+            self._heartbeat_read_interval, stopped.seconds_until_next_stop + TIMER_INACCURACY_MAX
+        )
 
-    async def _read_lost_attempts(
+    async def _read_attempts_of_dead_clients(
         self,
         heartbeats: Mapping[str, bytes],
-        within: QueueFilter | None,
-        after: LostAttempt | None,
+        queue_filter: QueueFilter | None,
+        after: AttemptToRescue | None,
         limit: int,
-    ) -> list[LostAttempt]:
+    ) -> list[AttemptToRescue]:
         """Read a page of running attempts of dead clients. `heartbeats` has the last heartbeat of
         each one."""
-        async with self.read_connection(_PURPOSE) as connection:
+        async with self.read_connection(_READ_PURPOSE) as connection:
 
             async def read(skipped: list[int]) -> list[RunningClaim]:
                 return await job_running_of(
                     connection,
                     self.schema,
                     client_ids=list(heartbeats),
-                    within=within,
+                    within=queue_filter,
                     after=0 if after is None else after.rescue.claim_key.id,
                     limit=limit,
                     skipped=skipped,
                 )
 
-            claims = await self._damaged.read_jobs(connection, self.schema, _RUNNING_STATES, read)
+            claims = await self._damaged_jobs.read_jobs(
+                connection, self.schema, _RUNNING_STATES, read
+            )
         return [
-            LostAttempt(Rescue(claim.claim_key, claim.client_id), heartbeats[claim.client_id])
+            AttemptToRescue(Rescue(claim.claim_key, claim.client_id), heartbeats[claim.client_id])
             for claim in claims
         ]
 
     # -- by age
 
     async def _rescue_stuck_jobs(self, filters: Sequence[QueueFilter | None]) -> None:
-        self._unknown_kinds.clear()
+        self._job_count_by_unknown_kind.clear()
         for within in filters:
             self._stuck_attempts.clear()
-            await self.stuck_job_reads.handle_pages(partial(self._read_stuck_ids, within))
-            await self.batches.handle_rows(self._stuck_attempts)
-        for kind, count in sorted(self._unknown_kinds.items()):
-            if kind not in self._logged_kinds:
-                self._logged_kinds.add(kind)
+            await self.stuck_job_read_runner.send_pages(partial(self._read_stuck_job_ids, within))
+            await self.batch_runner.send_in_batches(self._stuck_attempts)
+        for kind, count in sorted(self._job_count_by_unknown_kind.items()):
+            if kind not in self._logged_unknown_kinds:
+                self._logged_unknown_kinds.add(kind)
                 self.log.warning(JOBS_OF_UNKNOWN_KIND_SKIPPED, kind=kind, count=count)
 
-    async def _read_stuck_ids(
-        self, within: QueueFilter | None, after: int | None, limit: int
+    async def _read_stuck_job_ids(
+        self, queue_filter: QueueFilter | None, after: int | None, limit: int
     ) -> list[int]:
-        async with self.read_connection(_PURPOSE) as connection:
+        async with self.read_connection(_READ_PURPOSE) as connection:
             return await job_stuck(
                 connection,
                 self.schema,
                 age=self._config.rescue_age,
-                within=within,
+                within=queue_filter,
                 after=after or 0,
                 limit=limit,
             )
 
-    async def _read_stuck_jobs(self, ids: list[int]) -> None:
+    async def _read_stuck_jobs(self, job_ids: list[int]) -> None:
         """Read all columns of stuck jobs, and choose the jobs to rescue. After an error,
-        `stuck_job_reads` calls this again with fewer ids, so that the other jobs are read despite a
+        `stuck_job_read_runner` calls this again with fewer ids, so that the other jobs are read despite a
         damaged job."""
-        async with self.read_connection(_PURPOSE) as connection:
+        async with self.read_connection(_READ_PURPOSE) as connection:
             rows = await job_stuck_rows(
-                connection, self.schema, ids=ids, age=self._config.rescue_age
+                connection, self.schema, ids=job_ids, age=self._config.rescue_age
             )
-        for job in await self._jobs_of_unregistered_clients([_StuckJob(row) for row in rows]):
-            delay = self._rescue_delay(job)
+        jobs = await self._select_jobs_of_unregistered_clients([_StuckJob(row) for row in rows])
+        for job in jobs:
+            delay = self._compute_delay_if_rescued(job)
             if delay is not None:
                 rescue = Rescue(job.claim_key, job.client_id, delay.total_seconds())
-                self._stuck_attempts.append(LostAttempt(rescue, None))
+                self._stuck_attempts.append(AttemptToRescue(rescue, None))
 
-    async def _jobs_of_unregistered_clients(self, jobs: list[_StuckJob]) -> list[_StuckJob]:
+    async def _select_jobs_of_unregistered_clients(self, jobs: list[_StuckJob]) -> list[_StuckJob]:
         """Return the jobs of clients that are not registered. Jobs of a registered client are
         rescued only if the client is dead."""
         ids = {job.client_id for job in jobs}
-        if self._observer is None or not ids:
+        if self._heartbeat_observer is None or not ids:
             return jobs
         try:
-            async with self.read_connection(_PURPOSE) as connection:
+            async with self.read_connection(_READ_PURPOSE) as connection:
                 registered = await client_registered(
                     connection, self.schema, client_ids=list(filter(None, ids))
                 )
@@ -260,52 +266,52 @@ class JobRescuer(MaintenanceService):
             return jobs
         return [job for job in jobs if job.client_id not in registered]
 
-    def _rescue_delay(self, job: _StuckJob) -> timedelta | None:
+    def _compute_delay_if_rescued(self, job: _StuckJob) -> timedelta | None:
         """Return the delay until the job runs again, or None if the job is not rescued."""
         if job.is_cancelled:
             return timedelta(0)
         unit = self.context.workers.get(job.kind)
         if unit is None:
-            self._unknown_kinds[job.kind] += 1
+            self._job_count_by_unknown_kind[job.kind] += 1
             return None
         try:
             with convert_base_exceptions(f"code of the worker of {job.kind!r}"):
-                job.decode(unit)
+                job.decode_args(unit)
                 own_timeout = UNSET if unit.job_timeout is None else unit.job_timeout(job)
         except Exception as error:  # the args do not fit the class, or the user's code has failed
             self.log.debug(STUCK_JOB_DECODING_FAILED, job_id=job.id, error=describe_error(error))
-            return self._retry_delay(job, None)
+            return self._compute_retry_delay(job, None)
         timeout = unit.resolve_timeout(self._config.job_timeout, own_timeout)
         if timeout is None or job.running_seconds < timeout.total_seconds():
             return None
-        return self._retry_delay(job, unit)
+        return self._compute_retry_delay(job, unit)
 
-    def _retry_delay(self, job: _StuckJob, unit: WorkUnit | None) -> timedelta:
-        return retry_delay(job, unit, self._config.retry_policy, self._limited_log)
+    def _compute_retry_delay(self, job: _StuckJob, work_unit: WorkUnit | None) -> timedelta:
+        return retry_delay(job, work_unit, self._config.retry_policy, self._limited_log)
 
     # -- by heartbeat or by age
 
-    async def _end_attempts(self, attempts: list[LostAttempt]) -> None:
+    async def _rescue_attempts(self, attempts: list[AttemptToRescue]) -> None:
         """End attempts. An attempt of a dead client is ended only if the client has written no
-        heartbeat after the one in `LostAttempt`."""
+        heartbeat after the one in `AttemptToRescue`."""
         heartbeats = {
-            attempt.rescue.client_id or "": attempt.heartbeat
+            attempt.rescue.client_id or "": attempt.dead_client_heartbeat
             for attempt in attempts
-            if attempt.heartbeat is not None
+            if attempt.dead_client_heartbeat is not None
         }
         dead: Container[str | None] = ()
-        async with self.batches.transaction() as connection:
-            if heartbeats and self._observer is not None:
+        async with self.batch_runner.transaction() as connection:
+            if heartbeats and self._heartbeat_observer is not None:
                 dead = await client_lock_dead(
                     connection,
                     self.schema,
                     dict(sorted(heartbeats.items())),
-                    server_start=self._observer.server_start,
+                    server_start=self._heartbeat_observer.server_start,
                 )
             rescues = [
                 attempt.rescue
                 for attempt in attempts
-                if attempt.heartbeat is None or attempt.rescue.client_id in dead
+                if attempt.dead_client_heartbeat is None or attempt.rescue.client_id in dead
             ]
             states = await job_rescue(connection, self.schema, rescues)
         if states:
@@ -313,7 +319,7 @@ class JobRescuer(MaintenanceService):
             self.log.warning(
                 JOBS_RESCUED,
                 count=len(states),
-                reason=REASON_CLIENT_DEAD if heartbeats else REASON_RAN_TOO_LONG,
+                reason=RESCUE_REASON_CLIENT_DEAD if heartbeats else RESCUE_REASON_RAN_TOO_LONG,
                 states=dict(Counter(states.values())),
                 client_ids=sorted(filter(None, clients)),
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._log_events import DUPLICATE_JOBS_DISCARDED
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batches import Batches
+from riverpy._maintenance.batch_runner import BatchRunner
 from riverpy._postgres.job_maintenance import job_due, job_lock_limit, job_schedule
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.sql_files import QueueFilter
 
-INTERVAL = 5.0
+RUN_INTERVAL = 5.0
 """Seconds between two passes."""
-SCHEDULE_AHEAD = timedelta(seconds=INTERVAL)
+SCHEDULE_AHEAD = timedelta(seconds=RUN_INTERVAL)
 """How far ahead jobs are made available: jobs that are due before the next pass are included.
 Workers do not claim a job before it is due."""
-LOCK_LIMIT = timedelta(milliseconds=50)
+LOCK_TIMEOUT = timedelta(milliseconds=50)
 """The longest time for which a statement waits for a lock. Another transaction may be inserting a
 job with the unique key of a due job."""
 
@@ -34,8 +34,8 @@ class JobScheduler(MaintenanceService):
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
-        self.batches: Batches[int] = Batches(
-            self, "making due jobs available", self._schedule_jobs, key=int
+        self.batch_runner: BatchRunner[int] = BatchRunner(
+            self, "making due jobs available", self._make_jobs_available, row_key=int
         )
         self._unchanged_job_ids: list[int] = []
         """The ids of jobs that this pass could not change, because they are locked, or another job
@@ -45,32 +45,32 @@ class JobScheduler(MaintenanceService):
         """Make all due jobs available."""
         self._unchanged_job_ids = []
         queues = await self.context.read_queue_scope()
-        self.batches.begin_pass(queues)
+        self.batch_runner.set_queue_scope(queues)
         for within in queues.make_statement_filters():
-            if not await self.batches.handle_pages(partial(self._read_due_jobs, within)):
+            if not await self.batch_runner.send_pages(partial(self._read_due_job_ids, within)):
                 break
-        return INTERVAL
+        return RUN_INTERVAL
 
-    async def _read_due_jobs(
-        self, within: QueueFilter | None, _after: int | None, limit: int
+    async def _read_due_job_ids(
+        self, queue_filter: QueueFilter | None, _after: int | None, limit: int
     ) -> list[int]:
         """Read the first due jobs. The jobs of earlier pages are not read again: they are available
         now, or skipped."""
         self.context.fence.expect_held()
-        set_aside_ids = [entry.row for entry in self.batches.set_aside_rows.rows]
+        skipped_ids = [entry.row for entry in self.batch_runner.skipped_rows.rows]
         async with self.read_connection("finding due jobs") as connection:
             return await job_due(
                 connection,
                 self.schema,
-                within=within,
+                within=queue_filter,
                 ahead=SCHEDULE_AHEAD,
-                skipped=self._unchanged_job_ids + set_aside_ids,
+                skipped=self._unchanged_job_ids + skipped_ids,
                 limit=limit,
             )
 
-    async def _schedule_jobs(self, ids: list[int]) -> None:
-        async with self.batches.transaction() as connection:
-            await job_lock_limit(connection, LOCK_LIMIT)
+    async def _make_jobs_available(self, ids: list[int]) -> None:
+        async with self.batch_runner.transaction() as connection:
+            await job_lock_limit(connection, LOCK_TIMEOUT)
             scheduled = await job_schedule(connection, self.schema, ids=ids, ahead=SCHEDULE_AHEAD)
         self._unchanged_job_ids += scheduled.unchanged
         if scheduled.discarded:

@@ -27,8 +27,8 @@ from riverpy._log_events import (
     UNUSED_PERIODIC_JOBS_DELETED,
 )
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batches import FAILURES_MAX, Batches
-from riverpy._maintenance.due_slots import due_slots, has_slots
+from riverpy._maintenance.batch_runner import CONSECUTIVE_FAILURES_MAX, BatchRunner
+from riverpy._maintenance.due_times import find_due_times, has_due_times
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._plugins import Plugins
 from riverpy._postgres.batch_sender import (
@@ -72,28 +72,28 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
     from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobState
 
-READ_INTERVAL = 5.0
+TABLE_READ_INTERVAL = 5.0
 """Seconds between two reads of the table, if no slot is due earlier."""
-LOCKED_RETRY_DELAY = 1.0
+LOCKED_ROW_RETRY_DELAY = 1.0
 """Seconds until the retry of a row that another transaction has locked or changed."""
-MISSING_TABLE_RETRY_DELAY = 60.0
+MISSING_TABLE_CHECK_INTERVAL = 60.0
 """Seconds until the next check for the table, while it is missing."""
-HOOK_TIMEOUT = 30.0
+START_HOOKS_TIMEOUT = 30.0
 """The timeout of all hooks `periodic_jobs_start` together, in seconds."""
-BATCH_MAX = 100
+PLANS_PER_TRANSACTION_MAX = 100
 """The largest number of periodic jobs whose slots are inserted in one transaction."""
-TRANSACTION_JOBS_MAX = 1000
+INSERTS_PER_TRANSACTION_MAX = 1000
 """When a transaction has this number of jobs, no other periodic job is added to it."""
-PLAN_TIME = 0.05
+PLANNING_TIME_MAX = 0.05
 """After this number of seconds, planning stops until the planned jobs are inserted."""
 MARK_USED_INTERVAL = 3600.0
 """Seconds between two updates that mark the rows as used."""
-DELETE_AFTER = timedelta(days=30)
+UNUSED_ROW_RETENTION = timedelta(days=30)
 """Time after which a row that no leader uses is deleted."""
-RETRY_MIN, RETRY_MAX = 1.0, 30.0
+RETRY_DELAY_MIN, RETRY_DELAY_MAX = 1.0, 30.0
 """The shortest and the longest delay before a periodic job that failed is retried, in seconds. The
 delay doubles with each failure."""
-SKIP_ADVICE = (
+UNIQUE_KEY_CONFLICT_ADVICE = (
     "the finished job keeps the unique key: leave completed out of UniqueOpts(by_state=…), so that "
     "a job is inserted whenever none is waiting or running"
 )
@@ -104,26 +104,26 @@ class PlannedJob(NamedTuple):
 
     row_id: str
     """The id of the periodic job's row."""
-    slot: datetime
+    due_at: datetime
     """The slot of the job, or the time at which an operator requested the job."""
-    job: PreparedJob
+    prepared_job: PreparedJob
 
 
-class Plan(NamedTuple):
+class JobPlan(NamedTuple):
     """The plan for one periodic job: the jobs to insert, and the change of the periodic job's
     row."""
 
-    slot_change: NextSlotChange
+    row_change: NextSlotChange
     jobs: list[PlannedJob]
-    error: Exception | None = None
+    next_job_error: Exception | None = None
     """Why the job of the next slot cannot be inserted. None: there was no error."""
 
 
-class NewJob(NamedTuple):
+class NewPeriodicJob(NamedTuple):
     """A periodic job to register, and its row."""
 
     row: PeriodicRegistration
-    job: PeriodicJob
+    periodic_job: PeriodicJob
 
 
 class PeriodicEnqueuer(MaintenanceService):
@@ -135,116 +135,119 @@ class PeriodicEnqueuer(MaintenanceService):
         super().__init__(context)
         self._jobs, self._inserter = jobs, inserter
         config = context.config
-        self._suffix = "" if config.domain == DEFAULT_DOMAIN else f"@{config.domain}"
-        self._hooks = Plugins(config.plugins, config.hooks).periodic_jobs_start
+        self._row_id_suffix = "" if config.domain == DEFAULT_DOMAIN else f"@{config.domain}"
+        self._start_hooks = Plugins(config.plugins, config.hooks).periodic_jobs_start
         jobs.wake = self.wake
-        self._registered: dict[str, PeriodicJob] = {}
+        self._registered_jobs: dict[str, PeriodicJob] = {}
         """The periodic jobs by the id of their row. The row's id contains the domain, since two
         domains may use the same id for a periodic job."""
-        self._postponed: SkippedRows[str] = SkippedRows(
-            retry_delay_min=RETRY_MIN,
-            retry_delay_max=RETRY_MAX,
+        self._postponed_rows: SkippedRows[str] = SkippedRows(
+            retry_delay_min=RETRY_DELAY_MIN,
+            retry_delay_max=RETRY_DELAY_MAX,
             read_clock=context.timer.seconds_since_boot,
         )
         """The periodic jobs that failed and wait for a retry, by the id of their row."""
-        self._row_ids_with_lost_slots: set[str] = set()
+        self._row_ids_with_skip_warning: set[str] = set()
         """The ids of rows for which the warning that slots get no job was logged."""
         self._moved_row_count = 0
         """The number of rows that this pass has moved to another slot."""
-        self._errors = RepeatedErrorDetector()
-        self._sender: BatchSender[Plan] = BatchSender(
+        self._statement_errors = RepeatedErrorDetector()
+        self._plan_sender: BatchSender[JobPlan] = BatchSender(
             BatchStatement(
                 self._send_plans,
-                row_id=lambda plan: plan.slot_change.id,
-                is_row_error=self._is_row_error,
+                row_id=lambda plan: plan.row_change.id,
+                is_row_error=self._is_caused_by_row,
             ),
-            batch_size=BatchSize(BATCH_MAX, context.fence.transaction_timeout.total_seconds()),
+            batch_size=BatchSize(
+                PLANS_PER_TRANSACTION_MAX, context.fence.transaction_timeout.total_seconds()
+            ),
             skipped_rows=None,
-            on_row_skipped=lambda plan, error: self._postpone(plan.slot_change.id, error),
-            failures_before_pause=FAILURES_MAX,
+            on_row_skipped=lambda plan, error: self._postpone_row(plan.row_change.id, error),
+            failures_before_pause=CONSECUTIVE_FAILURES_MAX,
         )
-        self._registration_batches: Batches[NewJob] = Batches(
-            self, "registering periodic jobs", self._register_rows, key=lambda new: new.row.id
+        self._registration_runner: BatchRunner[NewPeriodicJob] = BatchRunner(
+            self, "registering periodic jobs", self._register_rows, row_key=lambda new: new.row.id
         )
-        self._mark_batches: Batches[str] = Batches(
-            self, "marking periodic jobs as used", self._mark_rows_used, key=str
+        self._mark_used_runner: BatchRunner[str] = BatchRunner(
+            self, "marking periodic jobs as used", self._mark_rows_used, row_key=str
         )
-        self._deletion_batches: Batches[str] = Batches(
-            self, "deleting unused periodic jobs", self._delete_rows, key=str
+        self._deletion_runner: BatchRunner[str] = BatchRunner(
+            self, "deleting unused periodic jobs", self._delete_unused_rows, row_key=str
         )
         self._has_table = False
-        self._is_missing_logged = False
-        self._last_marked_at: float | None = None
+        self._is_missing_table_logged = False
+        self._marked_used_at: float | None = None
 
     async def prepare(self) -> None:
         """Call the hooks, and register the periodic jobs. Raise an error if a hook fails, if the
         hooks take longer than 30 s, or if the table of periodic jobs cannot be read."""
-        await self._find_table()
-        if self._hooks:
-            states = await self._read_states() if self._has_table else {}
+        await self._check_table_exists()
+        if self._start_hooks:
+            states = await self._read_periodic_job_states() if self._has_table else {}
             start = PeriodicJobsStart(jobs=self._jobs, states=states)
-            reason = f"the hook periodic_jobs_start took longer than {HOOK_TIMEOUT:g} s"
+            reason = f"the hook periodic_jobs_start took longer than {START_HOOKS_TIMEOUT:g} s"
             with (
-                anyio.fail_after(HOOK_TIMEOUT, reason=reason),
+                anyio.fail_after(START_HOOKS_TIMEOUT, reason=reason),
                 convert_base_exceptions("the hook periodic_jobs_start", is_awaited=True),
             ):
-                for hook in self._hooks:
+                for hook in self._start_hooks:
                     await hook.periodic_jobs_start(start)
         if self._has_table:
             try:
-                await self._register_jobs()
+                await self._register_new_jobs()
             except DATABASE_ERRORS as error:  # the next pass registers the jobs
                 self.log.debug(PERIODIC_JOB_REGISTRATION_FAILED, error=describe_error(error))
 
     async def run_once(self, scope: StopScope) -> float:
         """Insert the jobs of due slots. Return the seconds until the next pass."""
-        if not await self._find_table():
-            return MISSING_TABLE_RETRY_DELAY
-        await self._register_jobs()
-        await self._maintain_rows_hourly()
-        if not self._registered:
-            return READ_INTERVAL
+        if not await self._check_table_exists():
+            return MISSING_TABLE_CHECK_INTERVAL
+        await self._register_new_jobs()
+        await self._update_used_rows_hourly()
+        if not self._registered_jobs:
+            return TABLE_READ_INTERVAL
         async with self.read_connection("looking for due periodic jobs") as connection:
-            rows = await periodic_due(connection, self.schema, list(self._registered))
+            rows = await periodic_due(connection, self.schema, list(self._registered_jobs))
         self._moved_row_count = 0
-        self._sender.discard_unsent_rows()
+        self._plan_sender.discard_unsent_rows()
         await self._insert_due_jobs(rows)
-        return 0.0 if self._moved_row_count else self._seconds_until_next(rows)
+        return 0.0 if self._moved_row_count else self._seconds_until_next_run(rows)
 
     async def _insert_due_jobs(self, rows: Sequence[PeriodicRow]) -> None:
         """Plan and insert jobs in parts. The parts are small, so that they do not block the event
         loop or keep a transaction open for long. Periodic jobs that failed before come last."""
         count, began = 0, self.context.timer.seconds_since_boot()
-        for row in sorted(rows, key=lambda row: row.id in self._postponed):
+        for row in sorted(rows, key=lambda row: row.id in self._postponed_rows):
             if (plan := self._make_plan(row)) is not None:
-                self._sender.add_row(plan)
+                self._plan_sender.add_row(plan)
                 count += len(plan.jobs)
-            is_long = self.context.timer.seconds_since_boot() - began >= PLAN_TIME
-            if is_long or count >= TRANSACTION_JOBS_MAX or len(self._sender) >= BATCH_MAX:
-                await self._sender.send_all_due_rows()
+            is_long = self.context.timer.seconds_since_boot() - began >= PLANNING_TIME_MAX
+            is_full = len(self._plan_sender) >= PLANS_PER_TRANSACTION_MAX
+            if is_long or is_full or count >= INSERTS_PER_TRANSACTION_MAX:
+                await self._plan_sender.send_all_due_rows()
                 await anyio.lowlevel.checkpoint()
                 count, began = 0, self.context.timer.seconds_since_boot()
-        await self._sender.send_all_due_rows()
+        await self._plan_sender.send_all_due_rows()
 
-    def _seconds_until_next(self, rows: Sequence[PeriodicRow]) -> float:
-        seconds = [READ_INTERVAL]
+    def _seconds_until_next_run(self, rows: Sequence[PeriodicRow]) -> float:
+        seconds = [TABLE_READ_INTERVAL]
         for row in rows:
-            if held := self._postponed.seconds_until_retry(row.id):
+            if held := self._postponed_rows.seconds_until_retry(row.id):
                 seconds.append(held)
             elif row.run_requested_at is not None:
-                seconds.append(LOCKED_RETRY_DELAY)
+                seconds.append(LOCKED_ROW_RETRY_DELAY)
             elif row.due_in is not None:
-                seconds.append(row.due_in if row.due_in > 0 else LOCKED_RETRY_DELAY)
+                seconds.append(row.due_in if row.due_in > 0 else LOCKED_ROW_RETRY_DELAY)
         return min(seconds)
 
     # -- the table
 
-    async def _find_table(self) -> bool:
+    async def _check_table_exists(self) -> bool:
         if not self._has_table:
             async with self.read_connection("looking for the table of periodic jobs") as connection:
                 self._has_table = await periodic_exists(connection, self.schema)
-        if not self._has_table and self._jobs and not self._is_missing_logged:
-            self._is_missing_logged = True
+        if not self._has_table and self._jobs and not self._is_missing_table_logged:
+            self._is_missing_table_logged = True
             self.log.error(
                 PERIODIC_JOBS_DISABLED,
                 reason=TABLE_MISSING,
@@ -252,7 +255,7 @@ class PeriodicEnqueuer(MaintenanceService):
             )
         return self._has_table
 
-    async def _read_states(self) -> dict[str, PeriodicJobState]:
+    async def _read_periodic_job_states(self) -> dict[str, PeriodicJobState]:
         """Return the stored states of this domain's periodic jobs, by the id of the job."""
         async with self.read_connection("reading the periodic jobs") as connection:
             states = await periodic_list(connection, self.schema)
@@ -263,129 +266,128 @@ class PeriodicEnqueuer(MaintenanceService):
                 own_states[job_id] = msgspec.structs.replace(state, id=job_id)
         return own_states
 
-    def _row_id(self, job_id: str) -> str:
-        return job_id + self._suffix
+    def _make_row_id(self, periodic_job_id: str) -> str:
+        return periodic_job_id + self._row_id_suffix
 
-    async def _register_jobs(self) -> None:
+    async def _register_new_jobs(self) -> None:
         """Register new periodic jobs, and forget periodic jobs that the client has removed."""
-        self._registered = {
-            row_id: job for row_id, job in self._registered.items() if self._jobs.get(job.id) is job
-        }
+        jobs = self._registered_jobs.items()
+        self._registered_jobs = {key: job for key, job in jobs if self._jobs.get(job.id) is job}
         new = [
             job
             for job in self._jobs
-            if (row_id := self._row_id(job.id)) not in self._registered
-            and not self._postponed.seconds_until_retry(row_id)
+            if (row_id := self._make_row_id(job.id)) not in self._registered_jobs
+            and not self._postponed_rows.seconds_until_retry(row_id)
         ]
         if not new:
             return
         async with self.read_connection("registering periodic jobs") as connection:
             now = await periodic_now(connection)
-        await self._registration_batches.handle_rows(
-            NewJob(registration, job)
+        await self._registration_runner.send_in_batches(
+            NewPeriodicJob(registration, job)
             for job in new
             if (registration := self._make_registration(job, now)) is not None
         )
 
     def _make_registration(self, job: PeriodicJob, now: datetime) -> PeriodicRegistration | None:
-        row_id = self._row_id(job.id)
+        row_id = self._make_row_id(job.id)
         try:
             return PeriodicRegistration(row_id, job.schedule_text, next_time(job.schedule, now))
         except Exception as error:  # a user's schedule may raise any error
-            self._postpone(row_id, error)
+            self._postpone_row(row_id, error)
             return None
 
-    async def _register_rows(self, new: list[NewJob]) -> None:
-        jobs = {row.id: job for row, job in new}
+    async def _register_rows(self, new_jobs: list[NewPeriodicJob]) -> None:
+        jobs = {row.id: job for row, job in new_jobs}
 
-        def ids_to_start(when: str) -> list[str]:
-            return [row_id for row_id, job in jobs.items() if job.run_on_start == when]
+        def select_row_ids(run_on_start: str) -> list[str]:
+            return [row_id for row_id, job in jobs.items() if job.run_on_start == run_on_start]
 
-        async with self._registration_batches.transaction() as connection:
+        async with self._registration_runner.transaction() as connection:
             done = await periodic_register(
                 connection,
                 self.schema,
-                [row for row, _ in new],
-                first=ids_to_start("first_registration"),
-                each=ids_to_start("each_term"),
+                [row for row, _ in new_jobs],
+                first=select_row_ids("first_registration"),
+                each=select_row_ids("each_term"),
             )
-        self._registered.update({row_id: jobs[row_id] for row_id in done})
+        self._registered_jobs.update({row_id: jobs[row_id] for row_id in done})
 
-    async def _maintain_rows_hourly(self) -> None:
+    async def _update_used_rows_hourly(self) -> None:
         """Mark the rows as used, and delete unused rows, once an hour."""
         now = self.context.timer.seconds_since_boot()
-        if self._last_marked_at is not None and now - self._last_marked_at < MARK_USED_INTERVAL:
+        if self._marked_used_at is not None and now - self._marked_used_at < MARK_USED_INTERVAL:
             return
-        await self._mark_batches.handle_rows(list(self._registered))
-        await self._deletion_batches.handle_pages(self._read_unused_ids)
-        self._last_marked_at = now
+        await self._mark_used_runner.send_in_batches(list(self._registered_jobs))
+        await self._deletion_runner.send_pages(self._read_unused_row_ids)
+        self._marked_used_at = now
 
-    async def _mark_rows_used(self, ids: list[str]) -> None:
-        async with self._mark_batches.transaction() as connection:
-            await periodic_mark_used(connection, self.schema, ids)
+    async def _mark_rows_used(self, row_ids: list[str]) -> None:
+        async with self._mark_used_runner.transaction() as connection:
+            await periodic_mark_used(connection, self.schema, row_ids)
 
-    async def _read_unused_ids(self, after: str | None, limit: int) -> list[str]:
+    async def _read_unused_row_ids(self, after: str | None, limit: int) -> list[str]:
         async with self.read_connection("looking for unused periodic jobs") as connection:
             return await periodic_unused(
                 connection,
                 self.schema,
-                used=list(self._registered),
-                age=DELETE_AFTER,
+                used=list(self._registered_jobs),
+                age=UNUSED_ROW_RETENTION,
                 after=after or "",
                 limit=limit,
             )
 
-    async def _delete_rows(self, ids: list[str]) -> None:
-        async with self._deletion_batches.transaction() as connection:
+    async def _delete_unused_rows(self, row_ids: list[str]) -> None:
+        async with self._deletion_runner.transaction() as connection:
             deleted = await periodic_delete_unused(
-                connection, self.schema, ids=ids, age=DELETE_AFTER
+                connection, self.schema, ids=row_ids, age=UNUSED_ROW_RETENTION
             )
         if deleted:
             self.log.info(UNUSED_PERIODIC_JOBS_DELETED, periodic_job_ids=sorted(deleted))
 
     # -- planning
 
-    def _make_plan(self, row: PeriodicRow) -> Plan | None:
+    def _make_plan(self, row: PeriodicRow) -> JobPlan | None:
         """Return the plan for a periodic job, or None if no slot is due. This calls the user's
         code."""
-        job, slot = self._registered[row.id], row.next_run_at
-        if self._postponed.seconds_until_retry(row.id):
+        job, slot = self._registered_jobs[row.id], row.next_run_at
+        if self._postponed_rows.seconds_until_retry(row.id):
             return None
         try:
             if row.run_requested_at is not None:
-                plan = self._plan_request(job, row, row.run_requested_at)
+                plan = self._plan_requested_run(job, row, row.run_requested_at)
             elif slot is not None and slot <= row.read_at:
-                plan = self._plan_slots(job, row, slot)
+                plan = self._plan_due_times(job, row, slot)
             else:
                 return None
         except Exception as error:
-            self._postpone(row.id, error)
+            self._postpone_row(row.id, error)
             return None
-        if plan.error is not None and plan.slot_change.next_run_at == row.next_run_at:
-            self._postpone(row.id, plan.error)
+        if plan.next_job_error is not None and plan.row_change.next_run_at == row.next_run_at:
+            self._postpone_row(row.id, plan.next_job_error)
             return None
         return plan
 
-    def _plan_request(self, job: PeriodicJob, row: PeriodicRow, at: datetime) -> Plan:
+    def _plan_requested_run(self, job: PeriodicJob, row: PeriodicRow, time: datetime) -> JobPlan:
         """Plan a run that an operator requested. Due slots wait for the next pass."""
-        return Plan(_make_slot_change(row, row.next_run_at), self._make_jobs(job, row, at))
+        return JobPlan(_make_row_change(row, row.next_run_at), self._make_jobs(job, row, time))
 
-    def _plan_slots(self, job: PeriodicJob, row: PeriodicRow, first: datetime) -> Plan:
+    def _plan_due_times(self, job: PeriodicJob, row: PeriodicRow, due_at: datetime) -> JobPlan:
         """Plan the due slots, up to the first one whose job cannot be made."""
-        due = due_slots(job.schedule, job.missed, first, row.read_at)
+        due = find_due_times(job.schedule, job.missed, due_at, row.read_at)
         if row.is_paused:
-            return Plan(_make_slot_change(row, due.following), [])
-        if due.has_dropped_slots:
+            return JobPlan(_make_row_change(row, due.next_time), [])
+        if due.has_dropped_times:
             self.log.warning(MISSED_PERIODIC_SLOTS_DROPPED, periodic_job_id=job.id)
         jobs: list[PlannedJob] = []
-        for slot in due.slots:
+        for slot in due.times_with_job:
             if row.resumed_at is not None and slot <= row.resumed_at:
                 continue
             try:
                 jobs += self._make_jobs(job, row, slot)
             except Exception as error:
-                return Plan(_make_slot_change(row, slot), jobs, error)
-        return Plan(_make_slot_change(row, due.following), jobs)
+                return JobPlan(_make_row_change(row, slot), jobs, error)
+        return JobPlan(_make_row_change(row, due.next_time), jobs)
 
     def _make_jobs(self, job: PeriodicJob, row: PeriodicRow, due_at: datetime) -> list[PlannedJob]:
         """Return the job of a slot, or no job if the user's constructor returns None."""
@@ -398,50 +400,51 @@ class PeriodicEnqueuer(MaintenanceService):
         prepared = self._inserter.prepare_periodic_job(args, opts, due_at=due_at)
         return [PlannedJob(row.id, due_at, prepared)]
 
-    def _postpone(self, row_id: str, error: Exception) -> None:
+    def _postpone_row(self, row_id: str, error: Exception) -> None:
         """Postpone a periodic job that failed: retry it after a delay. The first failure is logged
         at level error, with a traceback unless it is an error of the database."""
-        is_first = row_id not in self._postponed
-        self._postponed.add_failure(row_id, row_id, error, 0.0)
+        is_first = row_id not in self._postponed_rows
+        self._postponed_rows.add_failure(row_id, row_id, error, 0.0)
         log = self.log.error if is_first else self.log.debug
         log(
             PERIODIC_JOB_INSERT_FAILED,
             periodic_job_id=row_id,
             error=describe_error(error),
-            retry_in=round(self._postponed.seconds_until_retry(row_id), 3),
+            retry_in=round(self._postponed_rows.seconds_until_retry(row_id), 3),
             exc_info=error if is_first and not isinstance(error, DATABASE_ERRORS) else None,
         )
 
     # -- the transactions
 
-    def _is_row_error(self, error: Exception) -> bool:
-        return isinstance(error, InsertError) or self._errors.may_be_caused_by_row(error)
+    def _is_caused_by_row(self, error: Exception) -> bool:
+        return isinstance(error, InsertError) or self._statement_errors.may_be_caused_by_row(error)
 
-    async def _send_plans(self, plans: list[Plan]) -> None:
-        done = await self._execute_plans(plans)
+    async def _send_plans(self, plans: list[JobPlan]) -> None:
+        done = await self._store_plans(plans)
         self._moved_row_count += len(done)
         for plan in plans:
-            row_id = plan.slot_change.id
+            row_id = plan.row_change.id
             if row_id not in done:
                 continue
-            if plan.error is not None:
-                self._postpone(row_id, plan.error)
-            elif row_id in self._postponed:
-                self._postponed.remove_row(row_id)
+            if plan.next_job_error is not None:
+                self._postpone_row(row_id, plan.next_job_error)
+            elif row_id in self._postponed_rows:
+                self._postponed_rows.remove_row(row_id)
                 self.log.info(PERIODIC_JOB_INSERTED_AGAIN, periodic_job_id=row_id)
 
-    async def _execute_plans(self, plans: Sequence[Plan]) -> set[str]:
+    async def _store_plans(self, plans: Sequence[JobPlan]) -> set[str]:
         """Move rows to their next slots, and insert the jobs of the due slots. Return the ids of
         the moved rows."""
-        changes = [plan.slot_change for plan in plans]
+        changes = [plan.row_change for plan in plans]
         async with self.context.fence.transaction(
             self.context.connection, "inserting periodic jobs"
         ) as connection:
             done = await periodic_store_next_slots(connection, self.schema, changes)
-            jobs = [job for plan in plans if plan.slot_change.id in done for job in plan.jobs]
-            results = await self._insert_jobs([job.job for job in jobs], connection) if jobs else []
+            jobs = [job for plan in plans if plan.row_change.id in done for job in plan.jobs]
+            prepared_jobs = [job.prepared_job for job in jobs]
+            results = await self._insert_jobs(prepared_jobs, connection) if jobs else []
             inserted = {
-                job.row_id: job.slot
+                job.row_id: job.due_at
                 for job, result in zip(jobs, results, strict=True)
                 if not result.unique_skipped_as_duplicate
             }
@@ -449,26 +452,27 @@ class PeriodicEnqueuer(MaintenanceService):
                 await periodic_store_last_runs(connection, self.schema, inserted)
         for job, result in zip(jobs, results, strict=True):
             if result.unique_skipped_as_duplicate:
-                self._log_skipped(job.row_id, job.slot, result.job)
+                self._log_skipped_job(job.row_id, job.due_at, result.job)
         return done
 
-    def _log_skipped(self, row_id: str, slot: datetime, existing: JobRow) -> None:
+    def _log_skipped_job(self, row_id: str, due_at: datetime, existing: JobRow) -> None:
         """Log that a slot got no job because a job with the same unique key exists. If that job has
         finished and belongs to an earlier slot, log one warning. In this case no slot gets a job
         until that job's row is deleted."""
-        job = self._registered[row_id]
-        is_lost = existing.finalized_at is not None and _has_slot(job, existing.scheduled_at, slot)
+        job = self._registered_jobs[row_id]
+        has_ended = existing.finalized_at is not None
+        is_lost = has_ended and _has_due_time(job, existing.scheduled_at, due_at)
         log = self.log.debug
-        if is_lost and row_id not in self._row_ids_with_lost_slots:
-            self._row_ids_with_lost_slots.add(row_id)
+        if is_lost and row_id not in self._row_ids_with_skip_warning:
+            self._row_ids_with_skip_warning.add(row_id)
             log = self.log.warning
         log(
             PERIODIC_SLOT_SKIPPED,
             periodic_job_id=job.id,
-            slot=slot.isoformat(),
+            slot=due_at.isoformat(),
             job_id=existing.id,
             state=existing.state.value,
-            advice=SKIP_ADVICE if is_lost else None,
+            advice=UNIQUE_KEY_CONFLICT_ADVICE if is_lost else None,
         )
 
     async def _insert_jobs(
@@ -481,13 +485,13 @@ class PeriodicEnqueuer(MaintenanceService):
             raise ConnectionError(describe_error(error.__cause__ or error)) from error
 
 
-def _make_slot_change(row: PeriodicRow, next_run_at: datetime | None) -> NextSlotChange:
+def _make_row_change(row: PeriodicRow, next_run_at: datetime | None) -> NextSlotChange:
     return NextSlotChange(row.id, row.next_run_at, row.run_requested_at, row.is_paused, next_run_at)
 
 
-def _has_slot(job: PeriodicJob, after: datetime, until: datetime) -> bool:
+def _has_due_time(job: PeriodicJob, after: datetime, until: datetime) -> bool:
     """Whether the schedule has a slot between `after` and `until`."""
     try:
-        return has_slots(job.schedule, after, until, 1)
+        return has_due_times(job.schedule, after, until, 1)
     except Exception:  # a user's schedule may fail for a time in the past
         return False

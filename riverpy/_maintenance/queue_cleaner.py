@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._log_events import UNUSED_QUEUES_DELETED
 from riverpy._maintenance.base import MaintenanceService
-from riverpy._maintenance.batches import Batches
+from riverpy._maintenance.batch_runner import BatchRunner
 from riverpy._postgres.queues import queue_delete_unused, queue_unused
 
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.sql_files import QueueFilter
 
-INTERVAL = 3600.0
+RUN_INTERVAL = 3600.0
 """Seconds between two passes."""
-RETENTION = timedelta(hours=24)
+QUEUE_RETENTION = timedelta(hours=24)
 """How long the row of an unused queue is kept. Clients update the rows of their queues every ten
 minutes."""
 
@@ -31,33 +31,35 @@ class QueueCleaner(MaintenanceService):
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
-        self.batches: Batches[str] = Batches(
-            self, "deleting unused queues", self._delete_queues, key=str
+        self.batch_runner: BatchRunner[str] = BatchRunner(
+            self, "deleting unused queues", self._delete_unused_queues, row_key=str
         )
 
     async def run_once(self, scope: StopScope) -> float:
         """Delete the rows of all unused queues."""
         queues = await self.context.read_queue_scope()
-        self.batches.begin_pass(queues)
+        self.batch_runner.set_queue_scope(queues)
         for within in queues.make_statement_filters():
-            await self.batches.handle_pages(partial(self._read_page, within))
-        return self.batches.delay(INTERVAL)
+            await self.batch_runner.send_pages(partial(self._read_unused_queues, within))
+        return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
-    async def _read_page(
-        self, within: QueueFilter | None, after: str | None, limit: int
+    async def _read_unused_queues(
+        self, queue_filter: QueueFilter | None, after: str | None, limit: int
     ) -> list[str]:
         async with self.read_connection("looking for unused queues") as connection:
             return await queue_unused(
                 connection,
                 self.schema,
-                within=within,
-                age=RETENTION,
+                within=queue_filter,
+                age=QUEUE_RETENTION,
                 after=after or "",
                 limit=limit,
             )
 
-    async def _delete_queues(self, names: list[str]) -> None:
-        async with self.batches.transaction() as connection:
-            deleted = await queue_delete_unused(connection, self.schema, names=names, age=RETENTION)
+    async def _delete_unused_queues(self, queue_names: list[str]) -> None:
+        async with self.batch_runner.transaction() as connection:
+            deleted = await queue_delete_unused(
+                connection, self.schema, names=queue_names, age=QUEUE_RETENTION
+            )
         if deleted:
             self.log.info(UNUSED_QUEUES_DELETED, count=len(deleted), queues=sorted(deleted)[:10])

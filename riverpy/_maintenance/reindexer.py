@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
-SCHEDULE_DEFAULT = cron("@daily")
+REINDEX_SCHEDULE_DEFAULT = cron("@daily")
 """The schedule of runs if the config has none: at midnight, UTC."""
 INDEX_NAMES_DEFAULT = (
     "river_job_args_index",
@@ -68,31 +68,31 @@ INDEX_NAMES_DEFAULT = (
     "river_job_unique_idx",
 )
 """The indexes of the table of jobs that River rebuilds."""
-STATEMENT_LIMIT = timedelta(seconds=5)
-LOCK_LIMIT = timedelta(seconds=1)
-IDLE_LIMIT = timedelta(seconds=30)
+STATEMENT_TIMEOUT = timedelta(seconds=5)
+LOCK_TIMEOUT = timedelta(seconds=1)
+IDLE_SESSION_TIMEOUT = timedelta(seconds=30)
 """The server's timeouts for the session: of a statement, of a wait for a lock, and of an idle
 session. They do not apply to a rebuild. If the process is frozen or unreachable, the server ends
 the idle session, which releases the session's lock."""
 CLIENT_TIMEOUT_MARGIN = 5.0
 """Our own timeout of a statement is this number of seconds longer than the server's. When our
 timeout expires, the session is closed."""
-CLEAN_UP_LIMIT = 15.0
+LEFTOVER_DROP_TIMEOUT = 15.0
 """The longest time for which a stop waits until the indexes of an interrupted rebuild are dropped,
 in seconds."""
-DROP_RETRY_DELAY = 0.1
+LEFTOVER_DROP_RETRY_DELAY = 0.1
 """Seconds between two attempts to drop the indexes that a rebuild left."""
-LOCKED_RETRY_DELAY = 5.0
+REINDEX_LOCK_RETRY_DELAY = 5.0
 """Seconds until the next attempt to acquire the reindexers' lock, while another reindexer has it.
 The server needs a moment to release the lock of a killed process."""
 CLOCK_READ_INTERVAL = 3600.0
 """The longest time between two reads of the server's clock, in seconds."""
-POSTPONED_DAYS = (1, 2, 4)
+REBUILD_POSTPONEMENT_DAYS = (1, 2, 4)
 """Days for which the rebuild of an index is postponed: after the first timeout, after the second
 consecutive one, and after each further one."""
 
 
-_POSTPONED = re.compile(
+_POSTPONEMENT_PATTERN = re.compile(
     r"\n?riverpy: (\d{1,6}) rebuilds timed out, next after (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z\Z"
 )
 
@@ -101,14 +101,14 @@ class Postponement(NamedTuple):
     """The delay of the next rebuild of an index whose last rebuild timed out. It is stored in the
     index's comment, where every leader and operator can read it."""
 
-    timeouts: int
+    timeout_count: int
     """The number of consecutive rebuilds that timed out."""
-    until: datetime
+    postponed_until: datetime
 
     @classmethod
     def parse_comment(cls, comment: str) -> Postponement | None:
         """Return the postponement in the comment of an index, or None."""
-        found = _POSTPONED.search(comment)
+        found = _POSTPONEMENT_PATTERN.search(comment)
         if found is None:
             return None
         try:
@@ -117,23 +117,23 @@ class Postponement(NamedTuple):
             return None
 
     @classmethod
-    def after_timeout(cls, comment: str, begin: datetime) -> Postponement:
+    def make_after_timeout(cls, comment: str, run_due_at: datetime) -> Postponement:
         """Return the postponement after another timeout in a run that was due at `begin`."""
         before = cls.parse_comment(comment)
-        timeouts = 1 if before is None else before.timeouts + 1
-        days = POSTPONED_DAYS[min(timeouts, len(POSTPONED_DAYS)) - 1]
-        return cls(timeouts, begin + timedelta(days=days))
+        timeouts = 1 if before is None else before.timeout_count + 1
+        days = REBUILD_POSTPONEMENT_DAYS[min(timeouts, len(REBUILD_POSTPONEMENT_DAYS)) - 1]
+        return cls(timeouts, run_due_at + timedelta(days=days))
 
-    def append_to(self, comment: str) -> str:
+    def append_to_comment(self, comment: str) -> str:
         """Return the comment with this postponement appended."""
-        until = self.until.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat()
-        line = f"riverpy: {self.timeouts} rebuilds timed out, next after {until}Z"
-        return "\n".join(filter(None, (without_postponement(comment), line)))
+        until = self.postponed_until.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat()
+        line = f"riverpy: {self.timeout_count} rebuilds timed out, next after {until}Z"
+        return "\n".join(filter(None, (remove_postponement(comment), line)))
 
 
-def without_postponement(comment: str) -> str:
+def remove_postponement(comment: str) -> str:
     """Remove the postponement from the comment of an index."""
-    return _POSTPONED.sub("", comment)
+    return _POSTPONEMENT_PATTERN.sub("", comment)
 
 
 class Reindexer(MaintenanceService):
@@ -144,58 +144,59 @@ class Reindexer(MaintenanceService):
     def __init__(
         self,
         context: TermContext,
-        names: Sequence[str],
+        index_names: Sequence[str],
         connect: Callable[[], Awaitable[Connection]],
     ) -> None:
         """Create the reindexer of the named indexes. `connect` must not connect to a pooler in
         transaction mode."""
         super().__init__(context)
         config = context.config
-        self._names = tuple(dict.fromkeys(names))
+        self._index_names = tuple(dict.fromkeys(index_names))
         self._connect = connect
-        self._schedule: PeriodicSchedule = config.reindexer_schedule or SCHEDULE_DEFAULT
-        self._timeout = config.reindexer_timeout
+        self._schedule: PeriodicSchedule = config.reindexer_schedule or REINDEX_SCHEDULE_DEFAULT
+        self._rebuild_timeout = config.reindexer_timeout
         self._next_run: datetime | None = None
-        self._run_at: datetime
+        self._run_due_at: datetime
         """When the run was due. A postponement of an index counts from this time, so that a
         postponement of one day has ended when the next daily run begins."""
-        self._pending_names: list[str] = []
-        self._has_begun = self._has_dropped_leftovers = False
-        self._lock_failures = RepeatedFailureLog(self.log)
-        self._missing_names: list[str] = []
+        self._pending_indexes: list[str] = []
+        self._has_first_run_begun = self._are_leftovers_dropped = False
+        self._lock_failure_log = RepeatedFailureLog(self.log)
+        self._missing_index_names: list[str] = []
 
     async def run_once(self, scope: StopScope) -> float:
         """Rebuild the indexes if a run is due. The first pass of a term only drops indexes that an
         earlier term left."""
         now = await self._read_server_time()
-        if not self._has_begun:
-            self._has_begun, self._run_at = True, now
+        if not self._has_first_run_begun:
+            self._has_first_run_begun, self._run_due_at = True, now
             self._next_run = next_time(self._schedule, now)
         elif self._next_run is not None and now >= self._next_run:  # one run replaces missed runs
-            self._run_at = max(self._next_run, now - timedelta(seconds=CLOCK_READ_INTERVAL))
-            self._pending_names = list(self._names)
+            self._run_due_at = max(self._next_run, now - timedelta(seconds=CLOCK_READ_INTERVAL))
+            self._pending_indexes = list(self._index_names)
             self._next_run = next_time(self._schedule, now)
-        if self._pending_names or not self._has_dropped_leftovers:
-            if not await self._rebuild_pending(scope):
-                return LOCKED_RETRY_DELAY
+        if self._pending_indexes or not self._are_leftovers_dropped:
+            if not await self._rebuild_pending_indexes(scope):
+                return REINDEX_LOCK_RETRY_DELAY
             now = await self._read_server_time()
         if self._next_run is None:
             return CLOCK_READ_INTERVAL
         return min(max((self._next_run - now).total_seconds(), 0.0), CLOCK_READ_INTERVAL)
 
-    async def _rebuild_pending(self, scope: StopScope) -> bool:
+    async def _rebuild_pending_indexes(self, scope: StopScope) -> bool:
         """Drop indexes that interrupted rebuilds left, and rebuild the pending indexes. Return
         False if another session holds the lock. After an error the next call continues after the
         index that failed."""
-        self._has_dropped_leftovers = False
+        self._are_leftovers_dropped = False
         async with self._open_session() as connection:
-            if not await self._try_lock(connection):
+            if not await self._try_acquire_reindex_lock(connection):
                 return False
-            indexes = await self._drop_all_leftovers(connection)
+            indexes = await self._drop_all_leftover_indexes(connection)
             self._skip_indexes_of_other_owners(indexes)
-            while self._pending_names:
-                await self._rebuild_if_possible(connection, self._pending_names.pop(0), scope)
-        self._has_dropped_leftovers = True
+            while self._pending_indexes:
+                name = self._pending_indexes.pop(0)
+                await self._rebuild_index_if_possible(connection, name, scope)
+        self._are_leftovers_dropped = True
         return True
 
     async def _read_server_time(self) -> datetime:
@@ -209,19 +210,19 @@ class Reindexer(MaintenanceService):
         with anyio.fail_after(CONNECT_TIMEOUT):
             connection = await self._connect()
         try:
-            await _set_limits(connection)
+            await _set_server_timeouts(connection)
             yield connection
         finally:
             await close_connection(connection)
 
-    async def _try_lock(self, connection: Connection) -> bool:
+    async def _try_acquire_reindex_lock(self, connection: Connection) -> bool:
         """Try to exclude other reindexers with a lock until the session ends. Return whether the
         lock was acquired."""
         is_locked = await _with_timeout(index_lock(connection, self.schema))
         if is_locked:
-            self._lock_failures.log_recovery()
+            self._lock_failure_log.log_recovery()
         else:
-            self._lock_failures.log_failure(REINDEXING_POSTPONED, level="info")
+            self._lock_failure_log.log_failure(REINDEXING_POSTPONED, level="info")
         return is_locked
 
     async def _read_indexes(self, connection: Connection, names: Sequence[str]) -> list[Index]:
@@ -229,30 +230,30 @@ class Reindexer(MaintenanceService):
 
     # -- leftovers: the indexes that an interrupted rebuild leaves
 
-    async def _drop_all_leftovers(self, connection: Connection) -> list[Index]:
+    async def _drop_all_leftover_indexes(self, connection: Connection) -> list[Index]:
         """Drop the indexes that interrupted rebuilds of any process left. Return the configured
         indexes that exist."""
-        indexes = await self._read_indexes(connection, self._names)
+        indexes = await self._read_indexes(connection, self._index_names)
         self._warn_of_missing_indexes({index.name for index in indexes})
         for index in indexes:
             if not index.is_table_busy:
-                await self._drop_leftovers(connection, index.name, must_lead=True)
+                await self._drop_leftover_indexes(connection, index.name, must_be_leader=True)
         return indexes
 
-    def _warn_of_missing_indexes(self, found: set[str]) -> None:
-        missing = [name for name in self._names if name not in found]
-        if missing and missing != self._missing_names:
+    def _warn_of_missing_indexes(self, found_names: set[str]) -> None:
+        missing = [name for name in self._index_names if name not in found_names]
+        if missing and missing != self._missing_index_names:
             self.log.warning(
                 CONFIGURED_INDEXES_NOT_FOUND, advice="check reindexer_index_names", indexes=missing
             )
-        self._missing_names = missing
+        self._missing_index_names = missing
 
     def _skip_indexes_of_other_owners(self, indexes: Sequence[Index]) -> None:
         """Do not rebuild the indexes that this role does not own."""
         not_owned = {index.name for index in indexes if not index.is_owner}
-        skipped = [name for name in self._pending_names if name in not_owned]
+        skipped = [name for name in self._pending_indexes if name in not_owned]
         if skipped:
-            self._pending_names = [name for name in self._pending_names if name not in not_owned]
+            self._pending_indexes = [n for n in self._pending_indexes if n not in not_owned]
             self.log.warning(
                 INDEXES_OF_ANOTHER_OWNER_SKIPPED,
                 advice="make the client's role the owner of the tables, or set "
@@ -260,7 +261,9 @@ class Reindexer(MaintenanceService):
                 indexes=skipped,
             )
 
-    async def _drop_leftovers(self, connection: Connection, name: str, *, must_lead: bool) -> bool:
+    async def _drop_leftover_indexes(
+        self, connection: Connection, name: str, *, must_be_leader: bool
+    ) -> bool:
         """Drop the indexes that interrupted rebuilds of this index left, except for those that a
         session is building. Return whether all drops succeeded. `must_lead`: raise FencedOutError
         if this process is not the leader any more."""
@@ -268,7 +271,7 @@ class Reindexer(MaintenanceService):
         for artifact in await _with_timeout(index_artifacts(connection, self.schema, name)):
             if not artifact.is_droppable:
                 continue
-            if must_lead:
+            if must_be_leader:
                 self.context.fence.expect_held()
             try:
                 await _with_timeout(index_drop(connection, artifact))
@@ -283,40 +286,40 @@ class Reindexer(MaintenanceService):
                 self.log.info(INDEX_ARTIFACT_DROPPED, index=artifact.name)
         return is_done
 
-    async def _drop_leftovers_after_stop(self, connection: Connection, name: str) -> None:
+    async def _drop_leftover_indexes_after_stop(self, connection: Connection, name: str) -> None:
         """Drop the indexes that a rebuild left because a stop interrupted the rebuild. This process
         may not be the leader any more, but its session still holds the lock against other
         reindexers."""
-        with anyio.move_on_after(CLEAN_UP_LIMIT, shield=True):
+        with anyio.move_on_after(LEFTOVER_DROP_TIMEOUT, shield=True):
             try:
-                await _set_limits(connection)  # returns when the rebuild has ended
+                await _set_server_timeouts(connection)  # returns when the rebuild has ended
                 while True:
-                    if await self._drop_leftovers(connection, name, must_lead=False):
+                    if await self._drop_leftover_indexes(connection, name, must_be_leader=False):
                         return
-                    await anyio.sleep(DROP_RETRY_DELAY)
+                    await anyio.sleep(LEFTOVER_DROP_RETRY_DELAY)
             except DATABASE_ERRORS as error:
                 self.log.debug(INDEX_CLEANUP_FAILED, index=name, error=describe_error(error))
         self.log.warning(INDEX_ARTIFACTS_LEFT_BEHIND, index=name)
 
     # -- rebuilding
 
-    async def _rebuild_if_possible(
+    async def _rebuild_index_if_possible(
         self, connection: Connection, name: str, scope: StopScope
     ) -> None:
         for index in await self._read_indexes(connection, [name]):
-            reason = await self._reason_to_skip(connection, index)
+            reason = await self._find_reason_to_skip(connection, index)
             if reason is None:
                 await self._rebuild_index(connection, index, scope)
             else:
                 self.log.warning(INDEX_REBUILD_FAILED, index=name, reason=reason)
 
-    async def _reason_to_skip(self, connection: Connection, index: Index) -> str | None:
+    async def _find_reason_to_skip(self, connection: Connection, index: Index) -> str | None:
         if index.is_table_busy:
             return "another session builds an index of its table"
         postponed = Postponement.parse_comment(index.comment)
-        if postponed is not None and index.read_at < postponed.until:
-            times = "once" if postponed.timeouts == 1 else f"{postponed.timeouts} times"
-            return f"its rebuild timed out {times}; next after {postponed.until}"
+        if postponed is not None and index.read_at < postponed.postponed_until:
+            times = "once" if postponed.timeout_count == 1 else f"{postponed.timeout_count} times"
+            return f"its rebuild timed out {times}; next after {postponed.postponed_until}"
         artifacts = await _with_timeout(index_artifacts(connection, self.schema, index.name))
         if artifacts:
             names = ", ".join(artifact.name for artifact in artifacts)
@@ -324,48 +327,48 @@ class Reindexer(MaintenanceService):
         return None
 
     async def _rebuild_index(self, connection: Connection, index: Index, scope: StopScope) -> None:
-        await _set_limits(connection, statement=self._timeout, lock=None)
+        await _set_server_timeouts(connection, statement=self._rebuild_timeout, lock=None)
         self.context.fence.expect_held()
         began = self.context.timer.seconds_since_boot()
         try:
-            await _with_timeout(index_rebuild(connection, index), self._timeout)
+            await _with_timeout(index_rebuild(connection, index), self._rebuild_timeout)
         except anyio.get_cancelled_exc_class():
             if scope.cause is not None:
-                await self._drop_leftovers_after_stop(connection, index.name)
+                await self._drop_leftover_indexes_after_stop(connection, index.name)
             raise
         except PostgresError as error:
             if connection.is_closed():
                 raise
-            await _set_limits(connection)
-            await self._handle_failure(
+            await _set_server_timeouts(connection)
+            await self._record_failure(
                 connection, index, error, self.context.timer.seconds_since_boot() - began
             )
         else:
-            await _set_limits(connection)
-            await self._handle_success(
+            await _set_server_timeouts(connection)
+            await self._record_success(
                 connection, index, self.context.timer.seconds_since_boot() - began
             )
 
-    async def _handle_failure(
+    async def _record_failure(
         self, connection: Connection, index: Index, error: PostgresError, seconds: float
     ) -> None:
         """Log a failed rebuild, and postpone the index if the rebuild timed out. The indexes that
         the rebuild left stay until the next run."""
-        limit = self._timeout
+        limit = self._rebuild_timeout
         if limit is None or not is_statement_timeout(error) or seconds < limit.total_seconds():
             self.log.warning(INDEX_REBUILD_FAILED, index=index.name, reason=describe_error(error))
             return
-        postponed = Postponement.after_timeout(index.comment, self._run_at)
+        postponed = Postponement.make_after_timeout(index.comment, self._run_due_at)
         self.log.warning(
             INDEX_REBUILD_TIMED_OUT,
             index=index.name,
             timeout=limit.total_seconds(),
-            timeouts=postponed.timeouts,
-            next_after=postponed.until.isoformat(),
+            timeouts=postponed.timeout_count,
+            next_after=postponed.postponed_until.isoformat(),
         )
-        await self._set_comment(connection, index, postponed.append_to(index.comment))
+        await self._set_index_comment(connection, index, postponed.append_to_comment(index.comment))
 
-    async def _handle_success(self, connection: Connection, index: Index, seconds: float) -> None:
+    async def _record_success(self, connection: Connection, index: Index, seconds: float) -> None:
         """Log a rebuild, and remove the postponement from the comment of the index."""
         found = await self._read_indexes(connection, [index.name])
         self.log.info(
@@ -375,16 +378,16 @@ class Reindexer(MaintenanceService):
             bytes_before=index.size,
             bytes_after=found[0].size if found else None,
         )
-        await self._set_comment(connection, index, without_postponement(index.comment))
+        await self._set_index_comment(connection, index, remove_postponement(index.comment))
 
-    async def _set_comment(self, connection: Connection, index: Index, comment: str) -> None:
+    async def _set_index_comment(self, connection: Connection, index: Index, comment: str) -> None:
         if comment != index.comment:
             await _with_timeout(
                 index_comment(connection, self.schema, name=index.name, comment=comment)
             )
 
 
-def reindexers(context: TermContext) -> list[Reindexer]:
+def make_reindexers(context: TermContext) -> list[Reindexer]:
     """Return the reindexer of a term, as a list. The list is empty if there are no indexes to
     rebuild, or if all URLs lead to a pooler in transaction mode."""
     names = context.config.reindexer_index_names
@@ -400,7 +403,7 @@ def reindexers(context: TermContext) -> list[Reindexer]:
 
 
 async def _with_timeout(
-    statement: Awaitable[ResultT], limit: timedelta | None = STATEMENT_LIMIT
+    statement: Awaitable[ResultT], limit: timedelta | None = STATEMENT_TIMEOUT
 ) -> ResultT:
     """Return the result of a statement. Our timeout is a little longer than `limit`, the server's
     timeout of the statement."""
@@ -408,12 +411,12 @@ async def _with_timeout(
         return await statement
 
 
-async def _set_limits(
+async def _set_server_timeouts(
     connection: Connection,
-    statement: timedelta | None = STATEMENT_LIMIT,
-    lock: timedelta | None = LOCK_LIMIT,
+    statement: timedelta | None = STATEMENT_TIMEOUT,
+    lock: timedelta | None = LOCK_TIMEOUT,
 ) -> None:
     """Set the server's timeouts for the next statements of the session."""
     await _with_timeout(
-        index_set_timeouts(connection, statement=statement, lock=lock, idle=IDLE_LIMIT)
+        index_set_timeouts(connection, statement=statement, lock=lock, idle=IDLE_SESSION_TIMEOUT)
     )

@@ -17,7 +17,7 @@ from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
 from riverpy._maintenance.queue_cleaner import QueueCleaner
-from riverpy._maintenance.reindexer import reindexers
+from riverpy._maintenance.reindexer import make_reindexers
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.domains import default_leader
 
@@ -48,7 +48,7 @@ class LeaderFunctionService(MaintenanceService):
         return math.inf
 
 
-class DefaultLeaderCheck(MaintenanceService):
+class DefaultDomainLeaderCheck(MaintenanceService):
     """Reads which client is the leader of `default`. The interval is that of lease renewals."""
 
     name = "default leader check"
@@ -76,46 +76,49 @@ class DefaultLeaderCheck(MaintenanceService):
         return self.context.config.elect_interval.total_seconds()
 
 
-def domain_services(
+def make_domain_services(
     context: TermContext, heartbeat: HeartbeatWriter, jobs: PeriodicJobs, inserter: Inserter
 ) -> list[MaintenanceService]:
     """Return the services of a leader of the client's domain, in the order of their starts."""
-    services = [*_queue_services(context, heartbeat), PeriodicEnqueuer(context, jobs, inserter)]
+    services = _make_queue_services(context, heartbeat)
+    services.append(PeriodicEnqueuer(context, jobs, inserter))
     if context.config.domain != DEFAULT_DOMAIN:
         return services
-    return [*services, *_riverpy_table_services(context, heartbeat), *reindexers(context)]
+    return [*services, *_make_cleaner_services(context, heartbeat), *make_reindexers(context)]
 
 
-def schema_services(
-    context: TermContext, heartbeat: HeartbeatWriter, *, may_reindex: bool
+def make_schema_services(
+    context: TermContext, heartbeat: HeartbeatWriter, *, should_reindex: bool
 ) -> list[MaintenanceService]:
-    """Return the services of a client that holds the schema lease. `may_reindex`: whether these
+    """Return the services of a client that holds the schema lease. `should_reindex`: whether these
     include the reindexer."""
     return [
-        *_queue_services(context, heartbeat),
-        *_riverpy_table_services(context, heartbeat),
-        *(reindexers(context) if may_reindex else []),
+        *_make_queue_services(context, heartbeat),
+        *_make_cleaner_services(context, heartbeat),
+        *(make_reindexers(context) if should_reindex else []),
     ]
 
 
-def _queue_services(context: TermContext, heartbeat: HeartbeatWriter) -> list[MaintenanceService]:
+def _make_queue_services(
+    context: TermContext, heartbeat: HeartbeatWriter
+) -> list[MaintenanceService]:
     return [
         JobScheduler(context),
-        JobRescuer(context, _contact_function(heartbeat)),
+        JobRescuer(context, _get_contact_function(heartbeat)),
         JobCleaner(context),
         QueueCleaner(context),
     ]
 
 
-def _riverpy_table_services(
+def _make_cleaner_services(
     context: TermContext, heartbeat: HeartbeatWriter
 ) -> list[MaintenanceService]:
     """Return the services for the tables of the migration line `riverpy`, which River does not
     have."""
-    contact_seconds = _contact_function(heartbeat)
+    contact_seconds = _get_contact_function(heartbeat)
     cleaners = [] if contact_seconds is None else [ClientCleaner(context, contact_seconds)]
     return [ExecutionCleaner(context), *cleaners]
 
 
-def _contact_function(heartbeat: HeartbeatWriter) -> Callable[[], float] | None:
+def _get_contact_function(heartbeat: HeartbeatWriter) -> Callable[[], float] | None:
     return None if heartbeat.registered_at is None else heartbeat.contact_duration

@@ -22,10 +22,10 @@ from riverpy._leading.term_runner import TermServicesRunner
 from riverpy._leases.engine import LeaseEngine
 from riverpy._leases.timing import LeaseTiming
 from riverpy._maintenance.services import (
-    DefaultLeaderCheck,
+    DefaultDomainLeaderCheck,
     LeaderFunctionService,
-    domain_services,
-    schema_services,
+    make_domain_services,
+    make_schema_services,
 )
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME, domain_lease_name
 from riverpy._postgres.connection import DedicatedConnection
@@ -153,7 +153,7 @@ class ElectionSetup:
         if not isinstance(self._store, SchemaLeaseStore):
             functions = client.singletons.leader_functions.values()
             return [
-                *domain_services(context, heartbeat, client.periodic_jobs, client.inserter),
+                *make_domain_services(context, heartbeat, client.periodic_jobs, client.inserter),
                 *(LeaderFunctionService(context, function) for function in functions),
             ]
         lease, has_foreign_leader = context.fence.lease, self._store.has_non_riverpy_leader
@@ -162,8 +162,8 @@ class ElectionSetup:
             self.engine.resign(lease, why, pause=self.engine.timing.interval)
 
         return [
-            DefaultLeaderCheck(context, resign, has_foreign_leader=has_foreign_leader),
-            *schema_services(context, heartbeat, may_reindex=not has_foreign_leader),
+            DefaultDomainLeaderCheck(context, resign, has_foreign_leader=has_foreign_leader),
+            *make_schema_services(context, heartbeat, should_reindex=not has_foreign_leader),
         ]
 
     def forget_owners(self) -> None:
@@ -176,7 +176,7 @@ class ElectionSetup:
         """The rows that this maintenance skips for a while, because their statements fail."""
         if self.election.lease is None:
             return []
-        reports = [report for service in self._services for report in service.set_aside_reporters]
+        reports = [report for service in self._services for report in service.skipped_row_reporters]
         return [row for report in reports for row in report()]
 
     def wake(self) -> None:

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from riverpy._maintenance.due_slots import due_slots
+from riverpy._maintenance.due_times import find_due_times
 from riverpy.schedules import cron, next_time
 from tests.interop.inserting import request
 from tests.interop.notifications import notifications
@@ -179,10 +179,10 @@ class Slots:
             return [slot for slot in self._in_go if slot == now]
         if now < self._stored:
             return []
-        due = due_slots(self._schedule, "one", self._stored, now)
-        assert due.following is not None
-        self._stored = due.following
-        return due.slots
+        due = find_due_times(self._schedule, "one", self._stored, now)
+        assert due.next_time is not None
+        self._stored = due.next_time
+        return due.times_with_job
 
 
 async def slots_in_go(go: RiverGo, text: str, after: str) -> list[datetime]:

@@ -126,7 +126,7 @@ class TermWriter(base.MaintenanceService):
         """Read the time before the validity of the term, since the process may be frozen between
         the two."""
         self._began_at = datetime.now(UTC)
-        return await super()._run_pass(scope)
+        return await super()._run_once_and_log_errors(scope)
 
     async def run_once(self, scope: StopScope) -> float:
         """Record the start of a pass, and write one row."""
@@ -202,10 +202,10 @@ async def _exhaust_pool(client: riverpy.Client) -> None:
 
 settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=WorkerSettings)
 recorder = Recorder(settings.history_url, settings.name)
-usual_services = candidacy.domain_services
-candidacy.domain_services = _with_term_writer
+usual_services = candidacy.make_domain_services
+candidacy.make_domain_services = _with_term_writer
 # Even a short term makes a pass.
-base.FIRST_DELAY_MAX = min(base.FIRST_DELAY_MAX, settings.leader_ttl / 15)
+base.FIRST_RUN_DELAY_MAX = min(base.FIRST_RUN_DELAY_MAX, settings.leader_ttl / 15)
 stepping_clock = SteppingClock()
 _log.EVENTS_PER_WINDOW_MAX = EVENTS_MAX
 workers = riverpy.Workers()

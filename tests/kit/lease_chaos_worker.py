@@ -56,9 +56,9 @@ DATABASE_URL = sys.argv[sys.argv.index("--database-url") + 1]
 notes = os.open(settings.notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 numbers = count(1)
 workers = riverpy.Workers()
-usual_services = candidacy.domain_services
+usual_services = candidacy.make_domain_services
 # Even a short term makes a pass.
-base.FIRST_DELAY_MAX = min(base.FIRST_DELAY_MAX, settings.leader_ttl / 15)
+base.FIRST_RUN_DELAY_MAX = min(base.FIRST_RUN_DELAY_MAX, settings.leader_ttl / 15)
 
 
 class Nothing(msgspec.Struct, frozen=True):
@@ -169,7 +169,7 @@ class LeadWriter(base.MaintenanceService):
         """Read the time before the validity of the term, since the process may be frozen between
         the two."""
         self._began_at = time.time()
-        return await super()._run_pass(scope)
+        return await super()._run_once_and_log_errors(scope)
 
     async def run_once(self, scope: StopScope) -> float:
         """Record that the term is valid, and write one row."""
@@ -214,7 +214,7 @@ async def hold_all(late: TaskGroup) -> None:
             await anyio.sleep(RETRY)
 
 
-candidacy.domain_services = with_lead_writer
+candidacy.make_domain_services = with_lead_writer
 
 
 def make_client(late: TaskGroup) -> riverpy.Client:

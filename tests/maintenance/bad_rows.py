@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from riverpy import Job
     from riverpy._leading.term_context import TermContext
     from riverpy._maintenance.base import MaintenanceService
-    from riverpy._maintenance.batches import Batches
+    from riverpy._maintenance.batch_runner import BatchRunner
     from tests._database import Schema
     from tests.leading.term_context import HeldTerm
 
@@ -103,9 +103,9 @@ class Case:
     """The statement that finds the keys of rows that are not handled."""
     key: str = "id"
 
-    def batches(self, service: Any) -> Batches[Any]:
-        """Those of the service."""
-        return service.batches
+    def batch_runner(self, service: Any) -> BatchRunner[Any]:
+        """Return the batch runner of the service."""
+        return service.batch_runner
 
     async def remaining(self, schema: Schema) -> set[str]:
         """The keys of the rows that are not handled."""

@@ -34,7 +34,7 @@ async def register(schema: Schema, client_id: str, *, dead_after: str = "1s") ->
 
 async def observed(held: HeldTerm, service: ObserverT, seconds: float) -> ObserverT:
     """Let the service read the heartbeats, so many seconds ago by its own clock."""
-    observer = service._observer
+    observer = service._heartbeat_observer
     assert observer is not None
     async with held.schema.connected() as connection:
         observer.observe(*await client_heartbeats(connection, held.schema.name))

@@ -54,7 +54,7 @@ async def until_done(held: HeldTerm, case: Case, service: MaintenanceService) ->
     """Passes until all rows are handled."""
     with anyio.fail_after(30):
         while await case.remaining(held.schema):
-            case.batches(service).set_aside_rows.make_all_rows_due()
+            case.batch_runner(service).skipped_rows.make_all_rows_due()
             await passes(held, service, 1)
             await anyio.sleep(0.02)
 
@@ -81,7 +81,7 @@ async def test_refused_rows(
         await passes(held, service, len(REFUSALS) + 1)
         assert await case.remaining(schema) == set(bad)
         for _ in range(2):
-            case.batches(service).set_aside_rows.make_all_rows_due()
+            case.batch_runner(service).skipped_rows.make_all_rows_due()
             await passes(held, service, len(REFUSALS))
     assert sorted(named(log)) == sorted(bad)
     await until_done(held, case, service)
@@ -116,7 +116,7 @@ async def test_row_slower_than_the_limit(
     async with triggered(schema, case.table, case.operation, sleeping(case, 15, keys[7:8])):
         await passes(held, service, 1)
         assert await case.remaining(schema) == {keys[7]}
-        case.batches(service).set_aside_rows.make_all_rows_due()
+        case.batch_runner(service).skipped_rows.make_all_rows_due()
         await passes(held, service, 1)
     assert named(log) == [keys[7]]
 
@@ -135,7 +135,7 @@ async def test_row_that_a_foreign_key_holds(
         await schema.execute("INSERT INTO invoice VALUES ($1)", ids[state])
         service = JobCleaner(held.context)
         for _ in range(2):
-            service.batches.set_aside_rows.make_all_rows_due()
+            service.batch_runner.skipped_rows.make_all_rows_due()
             await held.run(service)
         assert await ids_of(schema) == {ids[state]}
         lines = [entry["error"] for entry in log if entry["log_level"] == "warning"]
@@ -156,10 +156,10 @@ async def test_damaged_rows(
     await damage(schema, int(keys[7]), column)
     service = await case.make(held)
     for _ in range(3):
-        case.batches(service).set_aside_rows.make_all_rows_due()
+        case.batch_runner(service).skipped_rows.make_all_rows_due()
         if isinstance(service, JobRescuer):
-            service.stuck_job_reads.set_aside_rows.make_all_rows_due()
-            service._next_stuck_search = 0.0
+            service.stuck_job_read_runner.skipped_rows.make_all_rows_due()
+            service._next_stuck_job_search_at = 0.0
         await passes(held, service, 1)
     remaining = await case.remaining(schema)
     assert remaining <= {keys[7]}

@@ -16,7 +16,7 @@ from riverpy._log_events import (
     MAINTENANCE_RUN_FAILED,
     MAINTENANCE_RUN_SUCCEEDED_AGAIN,
 )
-from riverpy._maintenance.base import FIRST_DELAY_MAX, MaintenanceService
+from riverpy._maintenance.base import FIRST_RUN_DELAY_MAX, MaintenanceService
 from riverpy._postgres.leaders import leader_resign
 from riverpy.errors import FencedOutError
 from tests._time import VirtualTimer, settle
@@ -110,11 +110,11 @@ async def test_passes_at_its_interval(shop: Shop) -> None:
     asked for."""
     await shop.open()
     assert shop.service.passes == 0
-    await shop.advance(FIRST_DELAY_MAX)
+    await shop.advance(FIRST_RUN_DELAY_MAX)
     assert shop.service.passes == 1
-    await shop.advance(INTERVAL - 0.01 - FIRST_DELAY_MAX)
+    await shop.advance(INTERVAL - 0.01 - FIRST_RUN_DELAY_MAX)
     assert shop.service.passes == 1
-    await shop.advance(FIRST_DELAY_MAX + 0.01)
+    await shop.advance(FIRST_RUN_DELAY_MAX + 0.01)
     assert shop.service.passes == 2
 
 
@@ -131,7 +131,7 @@ async def test_stagger() -> None:
         await settle()
         assert [service.passes for service in services] == [0] * 50
         for _ in range(10):
-            await timer.advance(FIRST_DELAY_MAX / 10)
+            await timer.advance(FIRST_RUN_DELAY_MAX / 10)
             begun.append(sum(service.passes for service in services))
     assert begun[-1] == 50
     assert len(set(begun)) > 3
@@ -141,7 +141,7 @@ async def test_stir(shop: Shop) -> None:
     """A service that is stirred makes its next pass at once; stirred during a pass, right after
     it."""
     await shop.open()
-    await shop.advance(FIRST_DELAY_MAX)
+    await shop.advance(FIRST_RUN_DELAY_MAX)
     shop.service.wake()
     shop.service.wake()
     await settle()
@@ -220,7 +220,7 @@ async def test_fenced_out(shop: Shop, log: list[dict[str, object]]) -> None:
 async def test_frozen_process_begins_nothing(shop: Shop) -> None:
     """A process that was frozen for longer than its trust begins no pass when it goes on (P20)."""
     await shop.open()
-    await shop.advance(FIRST_DELAY_MAX)
+    await shop.advance(FIRST_RUN_DELAY_MAX)
     assert shop.service.passes == 1
     await shop.timer.stall(INTERVAL + TIMING.validity)
     await shop.timer.advance(60)

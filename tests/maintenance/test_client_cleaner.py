@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy._leading.queue_scope import NO_QUEUES
-from riverpy._maintenance.client_cleaner import INTERVAL, ClientCleaner
+from riverpy._maintenance.client_cleaner import RUN_INTERVAL, ClientCleaner
 from riverpy.errors import FencedOutError
 from tests.leading.term_context import held_term
 from tests.maintenance.dead_clients import BEAT, in_contact, observed, register
@@ -57,7 +57,7 @@ async def test_dead_for_long(quick: HeldTerm, log: list[dict[str, Any]]) -> None
         )
     cleaner = await observing(quick)
     await schema.execute(BEAT, "dead")
-    assert await quick.run(cleaner) == INTERVAL
+    assert await quick.run(cleaner) == RUN_INTERVAL
     assert await known(schema) == ["busy", "dead"]
     assert [entry["client_ids"] for entry in log] == [["gone"]]
 

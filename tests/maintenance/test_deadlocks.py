@@ -13,7 +13,7 @@ import msgspec
 
 from riverpy import Job, JobRetention, Workers
 from riverpy._leading.queue_scope import ALL_QUEUES, all_queues_except, only_queues
-from riverpy._maintenance import batches
+from riverpy._maintenance import batch_runner
 from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
@@ -143,7 +143,7 @@ async def test_leaders_at_once(schema: Schema, monkeypatch: pytest.MonkeyPatch) 
     """Cleaner, scheduler and rescuer of four processes that all act as leader, the same queues or
     some that overlap, beside workers that store results: no deadlock reaches any of them
     (LM-13)."""
-    monkeypatch.setattr(batches, "BATCH_SIZE", 40)
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 40)
     seed = random.randrange(1 << 30)
     print("seed", seed)
     settings: dict[str, Any] = {

@@ -12,8 +12,8 @@ from riverpy import JobRetention
 from riverpy._clock import Clock
 from riverpy._leading.queue_scope import NO_QUEUES, only_queues
 from riverpy._lifecycle import ServiceGroup
-from riverpy._maintenance import batches
-from riverpy._maintenance.job_cleaner import FULL_READ_INTERVAL, INTERVAL, JobCleaner
+from riverpy._maintenance import batch_runner
+from riverpy._maintenance.job_cleaner import POSITION_RESET_INTERVAL, RUN_INTERVAL, JobCleaner
 from riverpy.config import DURATION_MAX
 from riverpy.errors import FencedOutError
 from tests.leading.term_context import held_term
@@ -59,7 +59,7 @@ async def test_old_jobs(held: HeldTerm, schema: Schema, log: list[dict[str, Any]
         )
     for state, age in (("cancelled", "25 h"), ("completed", "25 h"), ("discarded", "8 days")):
         await insert_ended(schema, state, age, 2)
-    assert await held.run(JobCleaner(held.context)) == INTERVAL
+    assert await held.run(JobCleaner(held.context)) == RUN_INTERVAL
     assert await ids_of(schema) == kept
     assert [(entry["state"], entry["count"]) for entry in log] == [(one, 2) for one in ENDED]
     assert {entry["log_level"] for entry in log} == {"info"}
@@ -183,7 +183,7 @@ async def test_some_queues(schema: Schema) -> None:
 
 async def test_batches(held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """MC7: more jobs than a batch has are all deleted, each batch in a transaction of its own."""
-    monkeypatch.setattr(batches, "BATCH_SIZE", 10)
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 10)
     await insert_ended(schema, "completed", "25 hours", 35)
     await refuse_many(schema, 10)
     try:
@@ -195,7 +195,7 @@ async def test_batches(held: HeldTerm, schema: Schema, monkeypatch: pytest.Monke
 
 async def test_batches_of_a_sweep(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """MC7: so are those of a scope, also where many ended in one moment and most are kept."""
-    monkeypatch.setattr(batches, "BATCH_SIZE", 4)
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 4)
     await insert_ended(
         schema, "completed", "25 hours", 50, kind="case when i % 5 = 0 then 'kk' else 'kept' end"
     )
@@ -218,7 +218,7 @@ async def test_sweeps(schema: Schema) -> None:
         ids = await ids_of(schema)
         assert hidden in ids
         assert newer not in ids
-        held.timer.skipped = FULL_READ_INTERVAL
+        held.timer.skipped = POSITION_RESET_INTERVAL
         await held.run(cleaner)
         assert hidden not in await ids_of(schema)
 
@@ -251,7 +251,7 @@ async def test_skewed_clock(
 
 async def test_two_leaders(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """MC11: two cleaners at once do no harm to each other, and delete all."""
-    monkeypatch.setattr(batches, "BATCH_SIZE", 20)
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 20)
     await insert_ended(schema, "completed", "25 hours", 400)
     async with (
         held_term(schema) as held,
@@ -276,7 +276,7 @@ async def test_lost_between_batches(
     held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LeaseValidity is looked at before each batch: the batch after its end is not sent."""
-    monkeypatch.setattr(batches, "BATCH_SIZE", 10)
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 10)
     await insert_ended(schema, "completed", "25 hours", 35)
 
     async def sleep(_seconds: float) -> None:
@@ -296,7 +296,7 @@ async def test_slow_deletes(
 ) -> None:
     """Where a batch does not fit into the statement's limit, the first pass continues with smaller
     ones and deletes all (LM-12)."""
-    monkeypatch.setattr(batches, "BATCH_SIZE", 100)
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 100)
     await insert_ended(schema, "completed", "25 hours", 95)
     await refuse_many(schema, 10)
     try:
@@ -337,7 +337,7 @@ async def test_stop_between_batches(
     held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stop between two batches begins no other (LM-16)."""
-    monkeypatch.setattr(batches, "BATCH_SIZE", 10)
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 10)
     await insert_ended(schema, "completed", "25 hours", 35)
     paused = anyio.Event()
 

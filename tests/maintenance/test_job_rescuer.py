@@ -17,7 +17,7 @@ from riverpy import Job, JobRow, Worker, Workers
 from riverpy._leading.queue_scope import only_queues
 from riverpy._leading.term_fence import FenceTimeoutError
 from riverpy._log_events import JOBS_OF_UNKNOWN_KIND_SKIPPED, JOBS_RESCUED, ROW_SET_ASIDE
-from riverpy._maintenance import batches, job_rescuer
+from riverpy._maintenance import batch_runner, job_rescuer
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._postgres import clients, job_maintenance
 from riverpy._postgres.driver import use_raw_timestamps
@@ -134,7 +134,7 @@ async def test_outcomes(quick: HeldTerm, log: list[dict[str, Any]]) -> None:
     (entry,) = [entry for entry in log if entry["event"] == JOBS_RESCUED]
     assert entry["client_ids"] == ["dead"]
     assert entry["states"] == {"available": 2, "discarded": 1, "cancelled": 1}
-    assert entry["reason"] == job_rescuer.REASON_CLIENT_DEAD
+    assert entry["reason"] == job_rescuer.RESCUE_REASON_CLIENT_DEAD
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ async def test_server_restarted(quick: HeldTerm) -> None:
     await register(quick.schema, "silent")
     await insert(quick.schema, by="silent", age=OLD)
     rescuer = await observing(quick)
-    assert rescuer._observer is not None
-    rescuer._observer.server_start = b"before"
+    assert rescuer._heartbeat_observer is not None
+    rescuer._heartbeat_observer.server_start = b"before"
     await quick.run(rescuer)
     assert await states(quick.schema) == ["running"]
 
@@ -369,7 +369,7 @@ async def test_refused_row(
             rescuer = await observing(held)
             for _ in range(2):
                 await held.run(rescuer)
-                rescuer.batches.set_aside_rows.make_all_rows_due()
+                rescuer.batch_runner.skipped_rows.make_all_rows_due()
     finally:
         await schema.execute("DROP FUNCTION refuse CASCADE")
     rows = await schema.jobs()
@@ -482,7 +482,7 @@ async def test_unknown_kind(schema: Schema, log: list[dict[str, Any]]) -> None:
         assert isinstance(held.timer, QuickTimer)
         for _ in range(2):
             await held.run(rescuer)
-            held.timer.skipped += job_rescuer.STUCK_INTERVAL
+            held.timer.skipped += job_rescuer.STUCK_JOB_SEARCH_INTERVAL_MAX
         await schema.execute("UPDATE river_job SET state = 'available' WHERE state = 'running'")
         await held.run(rescuer)
     assert await states(schema) == ["available"] * 3
@@ -503,8 +503,8 @@ async def test_old_jobs_of_registered_clients(quick: HeldTerm) -> None:
 async def test_ignored_jobs_hide_nothing(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole pages of jobs that must not be rescued do not hide later ones that must (JR3), nor do
     those of registered clients and of unknown kinds (LD-04)."""
-    monkeypatch.setattr(job_rescuer, "READ_SIZE", 10)
-    monkeypatch.setattr(batches, "PAGE_SIZE_MIN", 10)
+    monkeypatch.setattr(job_rescuer, "STUCK_READ_MAX", 10)
+    monkeypatch.setattr(batch_runner, "PAGE_ROWS_MIN", 10)
     workers = registry()
 
     class Endless(msgspec.Struct, frozen=True):
@@ -529,8 +529,8 @@ async def test_ignored_jobs_hide_nothing(schema: Schema, monkeypatch: pytest.Mon
 
 async def test_pages_of_the_dead(quick: HeldTerm, monkeypatch: pytest.MonkeyPatch) -> None:
     """All jobs of a dead client are rescued in one pass, however many pages they fill."""
-    monkeypatch.setattr(batches, "BATCH_SIZE", 10)
-    monkeypatch.setattr(batches, "PAGE_SIZE_MIN", 10)
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 10)
+    monkeypatch.setattr(batch_runner, "PAGE_ROWS_MIN", 10)
     await register(quick.schema, "dead")
     for _ in range(20):
         await insert(quick.schema)

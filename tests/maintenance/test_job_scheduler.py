@@ -14,8 +14,8 @@ import pytest
 from riverpy import Job, JobSnooze
 from riverpy._clock import Clock
 from riverpy._leading.queue_scope import NO_QUEUES, only_queues
-from riverpy._maintenance import batches
-from riverpy._maintenance.job_scheduler import INTERVAL, JobScheduler
+from riverpy._maintenance import batch_runner
+from riverpy._maintenance.job_scheduler import RUN_INTERVAL, JobScheduler
 from riverpy.errors import FencedOutError
 from tests.leading.term_context import held_term
 from tests.maintenance.rows import accept_many, insert_jobs, refuse_many, states_of
@@ -102,7 +102,7 @@ async def test_due_jobs(held: HeldTerm, schema: Schema) -> None:
     }
     pending = await waiting(schema, "pending", DUE)
     before = {row["id"]: dict(row) for row in await schema.jobs()}
-    assert await held.run(JobScheduler(held.context)) == INTERVAL
+    assert await held.run(JobScheduler(held.context)) == RUN_INTERVAL
     after = {row["id"]: dict(row) for row in await schema.jobs()}
     assert {job_id for job_id, row in after.items() if row["state"] == "available"} == due
     assert after == {
@@ -224,7 +224,7 @@ async def test_keys_across_batches(
     held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So is it where they are in different batches."""
-    monkeypatch.setattr(batches, "BATCH_SIZE", 2)
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 2)
     ids = [await keyed(schema, at=f"now() - interval '{9 - n} min'") for n in range(5)]
     await held.run(JobScheduler(held.context))
     states = await states_of(schema)
@@ -278,7 +278,7 @@ async def test_uncommitted_rival(
             rf" VALUES ('task', 25, '{{}}', '\xaa', B'{REQUIRED}')"
         )
         for _ in range(2):
-            scheduler.batches.set_aside_rows.make_all_rows_due()
+            scheduler.batch_runner.skipped_rows.make_all_rows_due()
             await held.run(scheduler)
             states = await states_of(schema)
             assert states.pop(contended) == "retryable"
@@ -286,7 +286,7 @@ async def test_uncommitted_rival(
         await (transaction.commit() if commits else transaction.rollback())
     with anyio.fail_after(30):
         while (await states_of(schema))[contended] == "retryable":
-            scheduler.batches.set_aside_rows.make_all_rows_due()
+            scheduler.batch_runner.skipped_rows.make_all_rows_due()
             await held.run(scheduler)
     assert (await states_of(schema))[contended] == ("discarded" if commits else "available")
     warnings = [entry for entry in log if entry["log_level"] == "warning"]
@@ -311,7 +311,7 @@ async def test_locked_batch(
     held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A whole batch of locked rows does not hide those behind it."""
-    monkeypatch.setattr(batches, "BATCH_SIZE", 3)
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 3)
     locked = [await waiting(schema, at="now() - interval '1 hour'") for _ in range(7)]
     other = await waiting(schema)
     async with schema.connected() as user, user.transaction():
@@ -323,7 +323,7 @@ async def test_locked_batch(
 
 async def test_slow_moves(held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a batch does not fit into the statement's limit, the pass goes on in smaller ones."""
-    monkeypatch.setattr(batches, "BATCH_SIZE", 100)
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 100)
     await insert_jobs(schema, 35, state="'scheduled'", scheduled_at=DUE)
     await refuse_many(schema, 10)
     try:
@@ -371,7 +371,7 @@ async def test_batches_in_order(
 ) -> None:
     """MC7: more jobs than a batch has all become available, the first ones first: in the order of
     priority, due time and id, over states and queues."""
-    monkeypatch.setattr(batches, "BATCH_SIZE", 5)
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 5)
     await insert_jobs(
         schema,
         60,
@@ -394,7 +394,7 @@ async def test_batches_in_order(
 async def test_two_leaders(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """MC11: two schedulers at once do no harm: each job becomes available, of those with one key
     one."""
-    monkeypatch.setattr(batches, "BATCH_SIZE", 10)
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 10)
     await insert_jobs(
         schema,
         200,

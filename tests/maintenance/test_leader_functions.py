@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Services begin, and begin again, without a delay."""
-    monkeypatch.setattr(base, "FIRST_DELAY_MAX", 0.0)
-    monkeypatch.setattr(base, "RETRY_MIN", timedelta(milliseconds=50))
+    monkeypatch.setattr(base, "FIRST_RUN_DELAY_MAX", 0.0)
+    monkeypatch.setattr(base, "RETRY_DELAY_MIN", timedelta(milliseconds=50))
 
 
 def make_client(

@@ -31,7 +31,7 @@ from tests.periodic.enqueuing import MINUTELY, Grid, Tick, enqueuing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._maintenance.periodic_enqueuer import Plan
+    from riverpy._maintenance.periodic_enqueuer import JobPlan
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.inserts import InsertRow
     from riverpy.periodic import Missed, PeriodicJobsStart, PeriodicRun, RunOnStart
@@ -467,16 +467,16 @@ async def test_lost_answer(schema: Schema) -> None:
     """A commit whose answer was lost has inserted its slot; it is not inserted again."""
     async with enqueuing(schema, ticks()) as one:
         slot = await one.move("ticks", SECOND)
-        transact = one.enqueuer._execute_plans
+        transact = one.enqueuer._store_plans
 
-        async def lose_answer(firings: Sequence[Plan]) -> set[str]:
+        async def lose_answer(firings: Sequence[JobPlan]) -> set[str]:
             await transact(firings)
             raise ConnectionError("the answer was lost")
 
-        one.enqueuer._execute_plans = lose_answer
+        one.enqueuer._store_plans = lose_answer
         with pytest.raises(ConnectionError):
             await one.run()
-        one.enqueuer._execute_plans = transact
+        one.enqueuer._store_plans = transact
         one.wait_out_holds()
         await one.run()
         assert await one.slots("ticks") == [slot]
@@ -722,7 +722,7 @@ async def test_start_hook_that_seems_to_end_all(schema: Schema, raised: BaseExce
 
 async def test_hanging_start_hook(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook that does not end makes the start fail at its limit, by its name."""
-    monkeypatch.setattr(periodic_enqueuer, "HOOK_TIMEOUT", 0.01)
+    monkeypatch.setattr(periodic_enqueuer, "START_HOOKS_TIMEOUT", 0.01)
 
     async def hang(start: PeriodicJobsStart) -> None:
         del start

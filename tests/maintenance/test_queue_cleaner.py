@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from riverpy._leading.queue_scope import NO_QUEUES, only_queues
-from riverpy._maintenance import batches
-from riverpy._maintenance.queue_cleaner import INTERVAL, QueueCleaner
+from riverpy._maintenance import batch_runner
+from riverpy._maintenance.queue_cleaner import RUN_INTERVAL, QueueCleaner
 from riverpy.errors import FencedOutError
 from tests.leading.term_context import held_term
 
@@ -39,14 +39,14 @@ async def test_stale_queues(held: HeldTerm, schema: Schema, log: list[dict[str, 
     await insert_queue(schema, "fresh", "23 hours 59 min")
     await insert_queue(schema, "stale", "24 hours 1 min")
     await insert_queue(schema, "older", "1 year")
-    assert await held.run(QueueCleaner(held.context)) == INTERVAL
+    assert await held.run(QueueCleaner(held.context)) == RUN_INTERVAL
     assert await names_of(schema) == ["fresh"]
     assert [(entry["count"], sorted(entry["queues"])) for entry in log] == [(2, ["older", "stale"])]
 
 
 async def test_batches(held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """QC2: more queues than a batch has are all forgotten."""
-    monkeypatch.setattr(batches, "BATCH_SIZE", 4)
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 4)
     for number in range(11):
         await insert_queue(schema, f"q{number}", "25 hours")
     await held.run(QueueCleaner(held.context))
@@ -90,7 +90,7 @@ async def test_touched_meanwhile(held: HeldTerm, schema: Schema) -> None:
 
 async def test_two_leaders(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """MC11: two cleaners at once do no harm to each other."""
-    monkeypatch.setattr(batches, "BATCH_SIZE", 3)
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 3)
     for number in range(40):
         await insert_queue(schema, f"q{number}", "25 hours")
     async with (

@@ -28,11 +28,11 @@ from riverpy._maintenance import reindexer as module
 from riverpy._maintenance.reindexer import (
     CLOCK_READ_INTERVAL,
     INDEX_NAMES_DEFAULT,
-    LOCKED_RETRY_DELAY,
-    SCHEDULE_DEFAULT,
+    REINDEX_LOCK_RETRY_DELAY,
+    REINDEX_SCHEDULE_DEFAULT,
     Postponement,
-    reindexers,
-    without_postponement,
+    make_reindexers,
+    remove_postponement,
 )
 from riverpy._postgres.connection import set_statement_timeout
 from riverpy._postgres.driver import close_connection, connect, terminate_on_error
@@ -105,7 +105,7 @@ def reindexer_of(
         when_connected()
         return connection
 
-    (reindexer,) = reindexers(replace(held.context, open_direct_connection=direct))
+    (reindexer,) = make_reindexers(replace(held.context, open_direct_connection=direct))
     return reindexer
 
 
@@ -203,9 +203,9 @@ async def test_off(schema: Schema, log: Log) -> None:
     """Without names, or if only a pooler in transaction mode leads to the database, there is no
     reindexer; the latter is said, with what to set."""
     async with contexts(schema) as held:
-        assert reindexers(held.context) == []
+        assert make_reindexers(held.context) == []
         assert log == []
-        assert reindexers(replace(held.context, config=Config(pooler=True))) == []
+        assert make_reindexers(replace(held.context, config=Config(pooler=True))) == []
     (entry,) = log
     assert "listen_url" in entry["advice"]
 
@@ -253,7 +253,9 @@ async def test_next_time_is_by_the_servers_clock(
 )
 def test_midnight(after: str, expected: str) -> None:
     """The default schedule is the next midnight in UTC, at midnight that of the next day."""
-    assert SCHEDULE_DEFAULT.next(datetime.fromisoformat(after)) == datetime.fromisoformat(expected)
+    assert REINDEX_SCHEDULE_DEFAULT.next(datetime.fromisoformat(after)) == datetime.fromisoformat(
+        expected
+    )
 
 
 class Wrong:
@@ -444,7 +446,7 @@ async def test_clean_up_is_bounded(
 ) -> None:
     """What cannot be dropped within the limit of a stop is left, said, and dropped by the next
     term."""
-    monkeypatch.setattr(module, "CLEAN_UP_LIMIT", 0.2)
+    monkeypatch.setattr(module, "LEFTOVER_DROP_TIMEOUT", 0.2)
     async with contexts(schema, KIND) as held:
         async with reader(schema), running(held, READERS) as (scope, task):
             scope.stop(StopCause.CLIENT_STOP)
@@ -504,7 +506,7 @@ async def days_until(schema: Schema, index: str) -> tuple[int, int]:
     found = await postponed(schema, index)
     assert found is not None
     now = await schema.fetchval("SELECT now()")
-    return found.timeouts, round((found.until - now) / timedelta(days=1))
+    return found.timeout_count, round((found.postponed_until - now) / timedelta(days=1))
 
 
 async def let_rest_end(schema: Schema, index: str) -> None:
@@ -512,7 +514,7 @@ async def let_rest_end(schema: Schema, index: str) -> None:
     found = await postponed(schema, index)
     assert found is not None
     past = found._replace(until=datetime(2026, 1, 1, tzinfo=UTC))
-    comment = past.append_to(await comment_on(schema, index) or "")
+    comment = past.append_to_comment(await comment_on(schema, index) or "")
     await schema.execute(f"""COMMENT ON INDEX "{index}" IS '{comment}'""")
 
 
@@ -602,11 +604,14 @@ async def test_rest_is_counted_from_when_the_run_was_due(
 def test_postponement(comment: str) -> None:
     """What a comment says beside the time of rest is kept, however often it changes."""
     now = datetime(2026, 1, 1, 12, 0, 1, 999, tzinfo=UTC)
-    once = Postponement.after_timeout(comment, now)
-    twice = Postponement.after_timeout(once.append_to(comment), now)
-    written = twice.append_to(once.append_to(comment))
-    assert Postponement.parse_comment(written) == (2, datetime(2026, 1, 3, 12, 0, 1, tzinfo=UTC))
-    assert without_postponement(written) == comment
+    once = Postponement.make_after_timeout(comment, now)
+    twice = Postponement.make_after_timeout(once.append_to_comment(comment), now)
+    written = twice.append_to_comment(once.append_to_comment(comment))
+    assert Postponement.parse_comment(written) == (
+        2,
+        datetime(2026, 1, 3, 12, 0, 1, tzinfo=UTC),
+    )
+    assert remove_postponement(written) == comment
     assert Postponement.parse_comment(comment) is None
     assert Postponement.parse_comment(written.replace("-03T", "-33T")) is None
 
@@ -645,7 +650,7 @@ async def test_two_at_once(schema: Schema, log: Log) -> None:
     async with contexts(schema, KIND) as held:
         second = reindexer_of(held)
         async with snapshot(schema), running(held, SNAPSHOTS) as (_, task):
-            assert [await held.run(second) for _ in range(3)] == [LOCKED_RETRY_DELAY] * 3
+            assert [await held.run(second) for _ in range(3)] == [REINDEX_LOCK_RETRY_DELAY] * 3
             assert await artifacts(schema) == ["river_job_kind_ccnew"]
             postponed = [entry for entry in log if entry["event"] == REINDEXING_POSTPONED]
             assert [entry["log_level"] for entry in postponed] == ["info", "debug", "debug"]

@@ -181,9 +181,11 @@ async def done_in(schema: Schema, case: Case, queues: frozenset[str] = QUEUES) -
 async def run(held: HeldTerm, service: MaintenanceService) -> None:
     """A pass, a minute after the last one, which has read the heartbeats."""
     assert isinstance(held.timer, QuickTimer)
-    if isinstance(service, JobRescuer) and service._observer is not None:
+    if isinstance(service, JobRescuer) and service._heartbeat_observer is not None:
         async with held.schema.connected() as connection:
-            service._observer.observe(*await client_heartbeats(connection, held.schema.name))
+            service._heartbeat_observer.observe(
+                *await client_heartbeats(connection, held.schema.name)
+            )
     held.timer.skipped += 60
     await held.run(service)
 

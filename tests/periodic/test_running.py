@@ -16,7 +16,7 @@ from riverpy import Client, Config, HookPeriodicJobsStartFunc, Job, QueueConfig,
 from riverpy._clock import Timer
 from riverpy._lifecycle import ServiceGroup
 from riverpy._log_events import PERIODIC_JOBS_IGNORED
-from riverpy._maintenance.periodic_enqueuer import PLAN_TIME
+from riverpy._maintenance.periodic_enqueuer import PLANNING_TIME_MAX
 from riverpy.errors import ConfigError, NotFoundError, SchemaMissingError
 from riverpy.periodic import PeriodicJob
 from riverpy.schedules import every
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator, Sequence
 
-    from riverpy._maintenance.periodic_enqueuer import Plan
+    from riverpy._maintenance.periodic_enqueuer import JobPlan
     from riverpy.periodic import Missed, PeriodicJobsStart
     from tests._database import Schema
     from tests.periodic.enqueuing import Enqueuing
@@ -64,7 +64,7 @@ class WrongTimer(Timer):
 @asynccontextmanager
 async def running(one: Enqueuing) -> AsyncGenerator[None]:
     """The enqueuer's own loop."""
-    one.enqueuer.pass_succeeded.init()
+    one.enqueuer.run_once_succeeded.init()
     async with ServiceGroup() as group:
         await group.start(one.enqueuer)
         yield
@@ -74,7 +74,7 @@ async def until(one: Enqueuing, job_id: str, count: int) -> None:
     """Wait until so many jobs are inserted."""
     with anyio.fail_after(40):
         while len(await one.slots(job_id)) < count:
-            await one.enqueuer.pass_succeeded.wait()
+            await one.enqueuer.run_once_succeeded.wait()
 
 
 @pytest.mark.parametrize(("least", "most"), [(-0.02, -0.001), (0.0, 0.05)])
@@ -101,19 +101,19 @@ async def test_slow_plans_are_inserted_in_turn(
     order: list[str] = []
 
     def slow() -> Tick:
-        time.sleep(PLAN_TIME)
+        time.sleep(PLANNING_TIME_MAX)
         order.append("planned")
         return Tick()
 
     jobs = [PeriodicJob(HOURLY, slow, id=f"slow-{n}") for n in range(3)]
     async with enqueuing(schema, *jobs) as one:
-        transact = one.enqueuer._execute_plans
+        transact = one.enqueuer._store_plans
 
-        async def noted(plans: Sequence[Plan]) -> set[str]:
+        async def noted(plans: Sequence[JobPlan]) -> set[str]:
             order.append("inserted")
             return await transact(plans)
 
-        monkeypatch.setattr(one.enqueuer, "_execute_plans", noted)
+        monkeypatch.setattr(one.enqueuer, "_store_plans", noted)
         for job in jobs:
             await one.move(job.id, timedelta(seconds=1))
         await one.held.run(one.enqueuer)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from riverpy._maintenance.due_slots import due_slots
+from riverpy._maintenance.due_times import find_due_times
 from riverpy.errors import ConfigError
 from riverpy.schedules import (
     ClockChangePolicy,
@@ -172,9 +172,9 @@ def test_clock_changes_as_in_river(zone: str, expression: str, start: str, expec
 def test_slots_of_an_interval_text(days: int) -> None:
     """After a gap, `@every` has the same times as without the gap."""
     first = datetime(2026, 1, 1, 0, 0, 7, tzinfo=UTC)
-    due = due_slots(cron("@every 90s"), "one", first, first + timedelta(days=days, seconds=50))
-    assert due.slots == [first + timedelta(days=days)]
-    assert due.following == first + timedelta(days=days, seconds=90)
+    due = find_due_times(cron("@every 90s"), "one", first, first + timedelta(days=days, seconds=50))
+    assert due.times_with_job == [first + timedelta(days=days)]
+    assert due.next_time == first + timedelta(days=days, seconds=90)
 
 
 @pytest.mark.parametrize(
@@ -339,10 +339,10 @@ def test_interval_is_added_to_the_given_time() -> None:
 def test_slot_of_the_first_year(zone: str) -> None:
     """A time in the year 1, and the rare times since, are computed."""
     first, now = datetime(1, 1, 2, tzinfo=UTC), datetime(2026, 11, 29, tzinfo=UTC)
-    due = due_slots(cron("0 0 29 2 *", timezone=zone), "all", first, now)
-    assert 480 < len(due.slots) < 500
-    assert due.following is not None
-    assert due.following.year == 2028
+    due = find_due_times(cron("0 0 29 2 *", timezone=zone), "all", first, now)
+    assert 480 < len(due.times_with_job) < 500
+    assert due.next_time is not None
+    assert due.next_time.year == 2028
 
 
 def test_end_of_calendar() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from riverpy import InsertManyParams, Job, JobCancel, PeriodicJob, PeriodicJobs, every
 from riverpy._lifecycle import StopScope
-from riverpy._maintenance.services import domain_services
+from riverpy._maintenance.services import make_domain_services
 from riverpy._postgres.driver import close_connection, connect
 from tests.leading.term_context import held_term
 from tests.periodic.enqueuing import enqueuing
@@ -78,7 +78,7 @@ async def test_maintenance(rig: Rig, asked: list[set[int]]) -> None:
         " FROM unnest(array['completed', 'running', 'retryable']) AS given (state)"
     )
     async with held_term(rig.schema, reindexer_index_names=[]) as held:
-        for service in domain_services(held.context, heartbeat, PeriodicJobs(), no_inserter):
+        for service in make_domain_services(held.context, heartbeat, PeriodicJobs(), no_inserter):
             await service.prepare()
             await service.run_once(StopScope())
     await rig.schema.execute("DELETE FROM river_leader")

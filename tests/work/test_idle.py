@@ -14,7 +14,7 @@ from riverpy._clients.heartbeat import HEARTBEATS_WITHIN_DEAD_AFTER
 from riverpy._leading import leader_watch
 from riverpy._leading.domain_queues import NO_OWNED_QUEUES_READ_INTERVAL
 from riverpy._lifecycle import ServiceGroup, StopScope
-from riverpy._maintenance.services import domain_services
+from riverpy._maintenance.services import make_domain_services
 from riverpy._work.client_status import ClientStatusReporter
 from riverpy._work.producer import CLAIM_TIMEOUT, FOLLOW_UP_DELAYS
 from tests._statements import record_statements
@@ -93,7 +93,7 @@ async def rate_of_maintenance(schema: Schema, sent: list[Sent], inserter: Insert
     rate = 0.0
     heartbeat: Any = InContact()
     async with held_term(schema, reindexer_index_names=[]) as held:
-        for service in domain_services(held.context, heartbeat, PeriodicJobs(), inserter):
+        for service in make_domain_services(held.context, heartbeat, PeriodicJobs(), inserter):
             await service.prepare()
             interval = await service.run_once(StopScope())
             before, seconds = len(sent), 0.0

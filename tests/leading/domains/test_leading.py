@@ -101,11 +101,11 @@ async def passed(one: Member, slot: int = 0) -> None:
     while scheduler is None:
         await asyncio.sleep(0.01)
         scheduler = services_of(one, slot).get("job scheduler")
-    scheduler.pass_succeeded.init()
+    scheduler.run_once_succeeded.init()
     scheduler.wake()
     for _ in range(2):  # one may be in progress
         with anyio.fail_after(PATIENCE, reason="the scheduler does not pass"):
-            await scheduler.pass_succeeded.wait()
+            await scheduler.run_once_succeeded.wait()
         scheduler.wake()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from riverpy._maintenance import batches
+from riverpy._maintenance import batch_runner
 from riverpy._tools.doctor.finding import PROBLEMS_PER_CHECK_MAX
 from riverpy._tools.top.status import StatusReader
 from riverpy.migrate import Migrator
@@ -127,7 +127,7 @@ async def test_set_aside_rows_of_a_worker(
     """Rows that the server refuses to a claim, a result or a maintenance service are shown until
     they succeed."""
     monkeypatch.setattr("riverpy._postgres.skipped_rows.RETRY_DELAY_MIN", 0.05)
-    monkeypatch.setattr(batches, "SET_ASIDE_DELAY_MIN", 0.05)
+    monkeypatch.setattr(batch_runner, "ROW_RETRY_DELAY_MIN", 0.05)
     rig = Rig(schema)
 
     @rig.job

@@ -1,0 +1,189 @@
+"""BatchRunner: sends rows in batches for a maintenance service. A transaction has as
+many rows as its time limit allows, and fails if the leader's term (its time as leader) has ended.
+
+A row that the database refuses, or that takes longer than the limit, is skipped: the row is
+retried later, alone, and delays no other row.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from riverpy._log_events import MAINTENANCE_RUN_CUT_SHORT, ROW_RECOVERED, ROW_SET_ASIDE
+from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
+from riverpy._postgres.driver import describe_error
+from riverpy._postgres.skipped_rows import SkippedRows, report_skipped_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Hashable, Iterable
+    from contextlib import AbstractAsyncContextManager
+
+    from riverpy._maintenance.base import MaintenanceService
+    from riverpy._postgres.connection import DedicatedConnection
+    from riverpy._postgres.driver import Connection
+
+BATCH_ROWS_MAX = 10_000
+"""The largest number of rows in one statement."""
+BATCH_PAUSE_MIN = 0.05
+BATCH_PAUSE_MAX = 5.0
+"""The shortest and the longest pause between two batches, in seconds. The pause gives the database
+time for the workers. A pause is never longer than the time that the batch before it took."""
+SKIPPED_ROWS_MAX = 1_000
+"""The largest number of rows that are skipped. At this limit the oldest row is forgotten, and a
+later run reads that row again."""
+ROW_RETRY_DELAY_MIN = 5.0
+ROW_RETRY_DELAY_MAX = 300.0
+"""The shortest and the longest delay before a row that is skipped is retried, in seconds. The
+delay doubles with each failure."""
+RUN_INTERVAL_MIN = 1.0
+"""The shortest time between two runs, in seconds."""
+PAGE_ROWS_MIN = 100
+"""The smallest page, in rows. A statement may handle fewer rows than a page has."""
+CONSECUTIVE_FAILURES_MAX = 1_000
+"""The number of consecutive failed statements that ends a run. The remaining rows wait for the
+next run."""
+
+Row = TypeVar("Row")
+
+
+class BatchRunner(Generic[Row]):
+    """Sends rows in batches with one kind of statement, for one service in one term."""
+
+    def __init__(
+        self,
+        service: MaintenanceService,
+        purpose: str,
+        send_rows: Callable[[list[Row]], Awaitable[None]],
+        *,
+        row_key: Callable[[Row], Hashable],
+        row_name: Callable[[Row], int | str] | None = None,
+        connection: DedicatedConnection | None = None,
+        rows_max: int | None = None,
+    ) -> None:
+        """Create the batch runner of one service.
+
+        Args:
+            service: the maintenance service that owns the runner.
+            purpose: the purpose of the statement, for logs and error texts.
+            send_rows: handles rows in a `transaction`. An error means that no row was handled.
+            row_key: returns the key of a row.
+            row_name: returns the name of a row for the log. None: the key of the row.
+            connection: runs the transactions. None: the connection for short statements.
+            rows_max: the largest number of rows in one statement. None: `BATCH_ROWS_MAX`.
+        """
+        self._context, self._log = service.context, service.log
+        self._purpose, self._row_name = purpose, row_name or row_key
+        self._connection = connection or self._context.connection
+        self._send_rows = send_rows
+        self.skipped_rows: SkippedRows[Row] = SkippedRows(
+            SKIPPED_ROWS_MAX,
+            retry_delay_min=ROW_RETRY_DELAY_MIN,
+            retry_delay_max=ROW_RETRY_DELAY_MAX,
+        )
+        self._batch_sender = BatchSender(
+            BatchStatement(self._send_and_count_failures, row_id=row_key),
+            batch_size=BatchSize(
+                rows_max or BATCH_ROWS_MAX, self._context.fence.limit.total_seconds()
+            ),
+            skipped_rows=self.skipped_rows,
+            on_row_skipped=self._log_skipped_row,
+            on_row_recovered=self._log_recovered_row,
+            failures_before_pause=CONSECUTIVE_FAILURES_MAX,
+        )
+        self._queue_scope: object = None
+        self._consecutive_failures = 0
+        """The number of consecutive failed statements."""
+        self._limited_log = self._log.with_rate_limit()
+        service.skipped_row_reporters.append(
+            lambda: report_skipped_rows(purpose, self.skipped_rows.rows, self._row_name)
+        )
+
+    def seconds_until_next_run(self, interval: float) -> float:
+        """Return the seconds until the next run: `interval`, or the shorter time until a row that
+        is skipped must be retried."""
+        return min(
+            interval, max(self.skipped_rows.next_retry_at - time.monotonic(), RUN_INTERVAL_MIN)
+        )
+
+    @property
+    def next_batch_rows_max(self) -> int:
+        """The largest number of rows of the next statement."""
+        return self._batch_sender.batch_size.rows
+
+    def set_queue_scope(self, queue_scope: object) -> None:
+        """Set the queues to maintain. If they have changed, forget the skipped rows, because another
+        leader may maintain them now."""
+        if queue_scope != self._queue_scope:
+            self._queue_scope = queue_scope
+            for entry in self.skipped_rows.rows:
+                self._batch_sender.forget_skipped_row(entry.row)
+
+    async def send_in_batches(self, rows: Iterable[Row]) -> bool:
+        """Send rows, except for those that are skipped and not due. Return False if too many
+        consecutive statements have failed, and the run should end.
+
+        Raises:
+            FencedOutError: the term has ended.
+            Exception: one of DATABASE_ERRORS that no row has caused.
+        """
+        # A run that failed may have left rows. This run reads them again.
+        self._batch_sender.discard_unsent_rows()
+        for row in rows:
+            self._batch_sender.add_row(row)
+        while self._batch_sender.can_send_now:
+            began = self._context.timer.seconds_since_boot()
+            await self._batch_sender.send_batch()
+            if self._consecutive_failures >= CONSECUTIVE_FAILURES_MAX:
+                self._consecutive_failures = 0
+                self._batch_sender.discard_unsent_rows()
+                self._log.warning(
+                    MAINTENANCE_RUN_CUT_SHORT,
+                    effect="the remaining rows wait for the next pass",
+                    purpose=self._purpose,
+                )
+                return False
+            await self.pause_after_statement(self._context.timer.seconds_since_boot() - began)
+        return True
+
+    async def send_pages(self, read: Callable[[Row | None, int], Awaitable[list[Row]]]) -> bool:
+        """Read rows page by page, and send each page. `read` gets the last row of the previous page,
+        and the size of a page."""
+        after: Row | None = None
+        while True:
+            limit = max(self.next_batch_rows_max, PAGE_ROWS_MIN)
+            page = await read(after, limit)
+            if not await self.send_in_batches(page):
+                return False
+            if len(page) < limit:
+                return True
+            after = page[-1]
+
+    async def pause_after_statement(self, seconds: float) -> None:
+        """Wait after a statement that took this many seconds, so that the database has time for the
+        workers."""
+        first, last = min(seconds, BATCH_PAUSE_MIN), min(seconds, BATCH_PAUSE_MAX)
+        await self._context.timer.sleep(random.uniform(first, last))  # noqa: S311 (no secret)
+
+    def transaction(self) -> AbstractAsyncContextManager[Connection]:
+        """Return a transaction that fails if the term has ended; see `TermFence.transaction`."""
+        return self._context.fence.transaction(self._connection, self._purpose)
+
+    async def _send_and_count_failures(self, rows: list[Row]) -> None:
+        self._consecutive_failures += 1
+        await self._send_rows(rows)
+        self._consecutive_failures = 0
+
+    def _log_skipped_row(self, row: Row, error: Exception) -> None:
+        self._limited_log.warning(
+            ROW_SET_ASIDE,
+            purpose=self._purpose,
+            row=self._row_name(row),
+            error=describe_error(error),
+        )
+        if len(self.skipped_rows) > SKIPPED_ROWS_MAX:
+            self._batch_sender.forget_skipped_row(self.skipped_rows.rows[0].row)
+
+    def _log_recovered_row(self, row: Row) -> None:
+        self._log.info(ROW_RECOVERED, purpose=self._purpose, row=self._row_name(row))

@@ -1,0 +1,90 @@
+"""Due times: finds the times of a schedule that are due, and chooses those that get a job."""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy.schedules import CronSchedule, IntervalSchedule, next_time
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from riverpy.periodic import Missed
+    from riverpy.schedules import PeriodicSchedule
+
+MISSED_TIME_DELAY_MIN = timedelta(seconds=30)
+"""A time counts as missed if its delay is longer than this. A change of leader takes less time."""
+MISSED_JOBS_MAX = 1000
+"""The largest number of missed times of one periodic job that get a job."""
+SINGLE_STEPS_MAX = 10_000
+"""The largest number of times of a user's own schedule that are computed one by one."""
+_SEARCH_PERIOD_MIN = timedelta(milliseconds=1)
+
+
+class DueTimes(NamedTuple):
+    """The due times that get a job, and the first time that is not due yet."""
+
+    times_with_job: list[datetime]
+    """The times that get a job, oldest first."""
+    next_time: datetime | None
+    """The first time that is not due yet. None: the schedule has ended."""
+    has_dropped_times: bool
+    """Whether some times get no job although `missed` is `all`, because too many times were
+    missed."""
+
+
+def find_due_times(
+    schedule: PeriodicSchedule, missed: Missed, first_due_at: datetime, now: datetime
+) -> DueTimes:
+    """Return the due times from `first_due_at`, which is due, to `now`.
+
+    Raises:
+        Exception: the schedule failed, or returned a wrong value.
+    """
+    count = MISSED_JOBS_MAX if missed == "all" else 1
+    times: deque[datetime] = deque(maxlen=count)
+    due: datetime | None = _skip_old_due_times(schedule, first_due_at, now, count)
+    while due is not None and due <= now:
+        times.append(due)
+        due = next_time(schedule, due)
+    has_dropped_times = missed == "all" and bool(times) and times[0] != first_due_at
+    if missed == "skip" and times and now - times[-1] > MISSED_TIME_DELAY_MIN:
+        times.clear()
+    return DueTimes(list(times), due, has_dropped_times)
+
+
+def _skip_old_due_times(
+    schedule: PeriodicSchedule, first_due_at: datetime, now: datetime, times_to_keep: int
+) -> datetime | None:
+    """Return a time that is followed by at least the newest `times_to_keep` due times, and by few
+    others. After a long gap there are too many times to compute each one.
+
+    The function searches backwards from `now`. This is correct only if times do not depend on
+    earlier times. The times of an interval schedule do depend on earlier times. The times of a
+    user's schedule may depend on them too, so up to `SINGLE_STEPS_MAX` times are computed one by
+    one.
+    """
+    if isinstance(schedule, IntervalSchedule):
+        passed = (now - first_due_at) // schedule.interval
+        return first_due_at + max(passed + 1 - times_to_keep, 0) * schedule.interval
+    is_cron = isinstance(schedule, CronSchedule)
+    if not is_cron and not has_due_times(schedule, first_due_at, now, SINGLE_STEPS_MAX):
+        return first_due_at
+    span = _SEARCH_PERIOD_MIN
+    while now - first_due_at > span:  # `now - span` must stay in datetime's range
+        if has_due_times(schedule, now - span, now, times_to_keep):
+            return next_time(schedule, now - span)
+        span *= 2
+    return first_due_at
+
+
+def has_due_times(schedule: PeriodicSchedule, after: datetime, until: datetime, count: int) -> bool:
+    """Whether at least `count` times of the schedule lie between `after` and `until`."""
+    due: datetime | None = after
+    for _ in range(count):
+        due = next_time(schedule, due)
+        if due is None or due > until:
+            return False
+    return True
