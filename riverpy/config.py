@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from riverpy.schedules import PeriodicSchedule
 
 MAX_WORKERS_MAX = 10_000
-_QUEUES_FORM = 'queues={"default": QueueConfig(max_workers=100)}'
-DURATION_MAX = timedelta(days=365_000)
+_QUEUES_EXAMPLE = 'queues={"default": QueueConfig(max_workers=100)}'
+SETTING_DURATION_MAX = timedelta(days=365_000)
 """The longest duration. A longer duration would lead to times that PostgreSQL cannot store."""
-ConflictPolicy: TypeAlias = Literal["error", "warn", "takeover"]
+DomainConflictPolicy: TypeAlias = Literal["error", "warn", "takeover"]
 JOB_TIMEOUT_DEFAULT = timedelta(minutes=1)
 SOFT_STOP_TIMEOUT_DEFAULT = timedelta(seconds=30)
 HARD_STOP_TIMEOUT_DEFAULT = timedelta(seconds=10)
 LEASE_TTL_MAX = timedelta(days=1)
 """The longest TTL of a lease in riverpy's table."""
-LEADER_DURATION_MIN = timedelta(milliseconds=100)
+LEASE_DURATION_MIN = timedelta(milliseconds=100)
 """The shortest duration for leases and heartbeats. With a shorter duration, a slow round trip or a
 busy event loop would make a leader lose its lease."""
 _ZERO_MINIMUM = (timedelta(0), "zero")  # a minimum, and its text in errors
 _MILLISECOND_MINIMUM = (timedelta(milliseconds=1), "one millisecond")
-_LEADER_MINIMUM = (LEADER_DURATION_MIN, "100 milliseconds")
-_DURATION_MINIMUMS = {
+_LEADER_MINIMUM = (LEASE_DURATION_MIN, "100 milliseconds")
+_MINIMUM_BY_SETTING = {
     "fetch_cooldown": _ZERO_MINIMUM,
     "soft_stop_timeout": _ZERO_MINIMUM,
     "elect_interval": _LEADER_MINIMUM,
@@ -56,17 +56,17 @@ _DURATION_MINIMUMS = {
 }
 """The shortest values of some durations. The other durations are at least
 `_MILLISECOND_MINIMUM`."""
-_NUMBER_MAXIMA = {
+_MAXIMUM_BY_SETTING = {
     "max_workers": MAX_WORKERS_MAX,
     "max_attempts": MAX_ATTEMPTS_MAX,
     "pool_size": 1000,
 }
 """The largest values of settings that are numbers. The smallest value is 1."""
-ELECT_JITTER_SHARE = 0.2
+ELECT_JITTER_FRACTION = 0.2
 """The largest random time that a client adds to `elect_interval` before it tries again to become
 leader, as a fraction of `elect_interval`."""
 RESCUE_AFTER_DEFAULT = timedelta(hours=1)
-RETENTION_DEFAULT = timedelta(hours=24)
+JOB_RETENTION_DEFAULT = timedelta(hours=24)
 
 
 class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,9 +92,9 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
 class JobRetention(msgspec.Struct, frozen=True, kw_only=True):
     """How long finished jobs are kept. None: forever."""
 
-    cancelled: timedelta | None = RETENTION_DEFAULT
+    cancelled: timedelta | None = JOB_RETENTION_DEFAULT
     """How long a cancelled job is kept. Default 24 hours."""
-    completed: timedelta | None = RETENTION_DEFAULT
+    completed: timedelta | None = JOB_RETENTION_DEFAULT
     """How long a completed job is kept. Default 24 hours."""
     discarded: timedelta | None = timedelta(days=7)
     """How long a discarded job is kept. Default 7 days."""
@@ -192,7 +192,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     domain_queues: Sequence[str] | None = None
     """The queues that this client claims for its `leader_domain`. Default None: the queues that it
     works."""
-    on_domain_conflict: ConflictPolicy = "error"
+    on_domain_conflict: DomainConflictPolicy = "error"
     """What to do at start if a queue belongs to another domain. "error": refuse to start. "warn":
     work the queue, and leave its maintenance to the other domain. "takeover": claim the queue, or
     refuse to start if the other domain has a live client. Default "error"."""
@@ -242,7 +242,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             return self.rescue_after
         if self.job_timeout is None or self.job_timeout == JOB_TIMEOUT_DEFAULT:
             return RESCUE_AFTER_DEFAULT
-        return min(RESCUE_AFTER_DEFAULT + self.job_timeout, DURATION_MAX)
+        return min(RESCUE_AFTER_DEFAULT + self.job_timeout, SETTING_DURATION_MAX)
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -267,11 +267,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Plugins(self.plugins, self.hooks, self.middleware)  # the constructor checks the objects
         if self.max_leases is not None and self.max_leases < 1:
             raise ConfigError(f"max_leases must be 1 or more, or None, got {self.max_leases}")
-        self._check_leading()
-        self._check_maintenance()
+        self._check_leader_settings()
+        self._check_maintenance_settings()
 
-    def _check_leading(self) -> None:
-        minimum = 2 * (1 + ELECT_JITTER_SHARE) * self.elect_interval
+    def _check_leader_settings(self) -> None:
+        minimum = 2 * (1 + ELECT_JITTER_FRACTION) * self.elect_interval
         if self.leader_ttl < minimum:
             raise ConfigError(
                 "leader_ttl must be at least 2.4 times elect_interval, so one renewal may fail: at "
@@ -281,7 +281,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         _expect_type("leader_domain", self.domain, str)
         validate_domain(self.domain)
         queues = self.domain_queues
-        if queues is not None and not _are_names(queues):
+        if queues is not None and not _is_list_of_names(queues):
             raise ConfigError(f"domain_queues must be a list of queue names, got {queues!r}")
         for queue in queues or ():
             validate_queue(queue)
@@ -295,9 +295,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
                 f"leader_ttl must be {LEASE_TTL_MAX} or less in a leader_domain, got "
                 f"{self.leader_ttl}"
             )
-        expect_literal_value("on_domain_conflict", self.on_domain_conflict, ConflictPolicy)
+        expect_literal_value("on_domain_conflict", self.on_domain_conflict, DomainConflictPolicy)
 
-    def _check_maintenance(self) -> None:
+    def _check_maintenance_settings(self) -> None:
         rescue_after, job_timeout = self.rescue_after, self.job_timeout
         if rescue_after is not None and job_timeout is not None and rescue_after < job_timeout:
             raise ConfigError(
@@ -307,10 +307,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         _check_retentions("retention_by_queue", self.retention_by_queue, validate_queue)
         _check_retentions("retention_by_kind", self.retention_by_kind, validate_kind)
         names = self.reindexer_index_names
-        if names is not None and not _are_names(names):
+        if names is not None and not _is_list_of_names(names):
             raise ConfigError(f"reindexer_index_names must be a list of index names, got {names!r}")
         if self.reindexer_schedule is not None:
-            _check_schedule(self.reindexer_schedule)
+            _check_reindexer_schedule(self.reindexer_schedule)
 
     def __repr__(self) -> str:
         text = super().__repr__()
@@ -323,28 +323,28 @@ def check_queues(queues: Mapping[str, QueueConfig]) -> None:
     """Raise ConfigError unless `queues` maps queue names to QueueConfigs."""
     if not isinstance(queues, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
-            f"queues must map names to QueueConfigs, as in {_QUEUES_FORM}, got "
+            f"queues must map names to QueueConfigs, as in {_QUEUES_EXAMPLE}, got "
             f"{type(queues).__name__}"
         )
     for queue, config in queues.items():
         validate_queue(queue)
         if not isinstance(config, QueueConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
-                f"queue {queue!r} must have a QueueConfig, as in {_QUEUES_FORM}, got "
+                f"queue {queue!r} must have a QueueConfig, as in {_QUEUES_EXAMPLE}, got "
                 f"{type(config).__name__}"
             )
 
 
 def _check_retentions(
-    field: str, values: Mapping[str, JobRetention], validate: Callable[[str], None]
+    setting: str, retentions: Mapping[str, JobRetention], validate_name: Callable[[str], None]
 ) -> None:
-    _expect_type(field, values, Mapping)
-    for name, retention in values.items():
-        validate(name)
-        _expect_type(f"{field}[{name!r}]", retention, JobRetention)
+    _expect_type(setting, retentions, Mapping)
+    for name, retention in retentions.items():
+        validate_name(name)
+        _expect_type(f"{setting}[{name!r}]", retention, JobRetention)
 
 
-def _check_schedule(schedule: PeriodicSchedule) -> None:
+def _check_reindexer_schedule(schedule: PeriodicSchedule) -> None:
     try:
         first = next_time(schedule, datetime.now(UTC))
     except Exception as error:
@@ -358,7 +358,7 @@ def _check_schedule(schedule: PeriodicSchedule) -> None:
         )
 
 
-def _are_names(values: object) -> bool:
+def _is_list_of_names(values: object) -> bool:
     if isinstance(values, str) or not isinstance(values, Iterable):
         return False
     names = cast("Iterable[object]", values)
@@ -372,12 +372,12 @@ def _expect_type(name: str, value: object, expected: type[Any]) -> None:
         raise ConfigError(f"{name} must be {expected.__name__}, got {type(value).__name__}{hint}")
 
 
-def _expect_method(name: str, value: object, method: str) -> None:
+def _expect_method(name: str, value: object, method_name: str) -> None:
     if isinstance(value, type):
         raise ConfigError(f"{name} takes an object, got the class {value.__name__}: call it")
-    if not callable(getattr(value, method, None)):
+    if not callable(getattr(value, method_name, None)):
         raise ConfigError(
-            f"{name} must be an object with a method {method}, got {type(value).__name__}"
+            f"{name} must be an object with a method {method_name}, got {type(value).__name__}"
         )
 
 
@@ -386,8 +386,8 @@ def _check_duration(name: str, value: timedelta, minimum: tuple[timedelta, str])
     shortest, text = minimum
     if value < shortest:
         raise ConfigError(f"{name} must be {text} or more, got {value}")
-    if value > DURATION_MAX:
-        raise ConfigError(f"{name} must be {DURATION_MAX.days} days or less, got {value}")
+    if value > SETTING_DURATION_MAX:
+        raise ConfigError(f"{name} must be {SETTING_DURATION_MAX.days} days or less, got {value}")
 
 
 def _check_fields(settings: QueueConfig | Config) -> None:
@@ -398,10 +398,10 @@ def _check_fields(settings: QueueConfig | Config) -> None:
             continue
         value: Any = getattr(settings, name)
         if type_name == "timedelta":
-            _check_duration(name, value, _DURATION_MINIMUMS.get(name, _MILLISECOND_MINIMUM))
+            _check_duration(name, value, _MINIMUM_BY_SETTING.get(name, _MILLISECOND_MINIMUM))
         elif type_name == "int":
             _expect_type(name, value, int)
-            maximum = _NUMBER_MAXIMA.get(name)
+            maximum = _MAXIMUM_BY_SETTING.get(name)
             if maximum is not None and not 1 <= value <= maximum:
                 raise ConfigError(f"{name} must be between 1 and {maximum}, got {value}")
         elif type_name == "bool" and not isinstance(value, bool):

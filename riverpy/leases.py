@@ -21,7 +21,7 @@ from riverpy._leases.store import UserLeaseTable
 from riverpy._leases.timing import LeaseTiming, validate_wait
 from riverpy._lifecycle import StopCause
 from riverpy._names import make_unique_id, validate_client_id, validate_lease_name, validate_schema
-from riverpy.config import ELECT_JITTER_SHARE, LEASE_TTL_MAX
+from riverpy.config import ELECT_JITTER_FRACTION, LEASE_TTL_MAX
 from riverpy.errors import ClientStateError, ConfigError
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _make_timing(ttl: timedelta, renew_interval: timedelta) -> LeaseTiming:
     for name, value in (("ttl", ttl), ("renew_interval", renew_interval)):
         if not isinstance(value, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"{name} takes a timedelta, got {type(value).__name__}")
-    least = 2 * (1 + ELECT_JITTER_SHARE) * min(renew_interval, LEASE_TTL_MAX)
+    least = 2 * (1 + ELECT_JITTER_FRACTION) * min(renew_interval, LEASE_TTL_MAX)
     if renew_interval <= timedelta(0) or ttl < least:
         raise ConfigError(
             f"ttl must be at least 2.4 times renew_interval, which is more than zero, so that a "

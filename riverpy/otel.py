@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from riverpy.job import Job
     from riverpy.middleware import InsertInner, WorkInner
 
-NAMES_MAX = 1000
+METRIC_LABELS_MAX = 1000
 """The maximum number of kinds, and of queues, in metrics. Further names become `_OTHER`."""
-ERROR_TYPES_MAX = 10
+KIND_ERROR_TYPES_MAX = 10
 """The maximum number of error types in the metrics of one kind."""
-_OTHER_NAME = "_OTHER"
+_OTHER_LABEL = "_OTHER"
 _INSERT_ATTRIBUTES, _CLAIM_ATTRIBUTES, _WORK_ATTRIBUTES = (
     {
         "messaging.system": "river",
@@ -58,10 +58,10 @@ _INSERT_ATTRIBUTES, _CLAIM_ATTRIBUTES, _WORK_ATTRIBUTES = (
 )
 _QUEUE_KEY, _ERROR_TYPE_KEY = "messaging.destination.name", "error.type"
 _KIND_KEY, _OUTCOME_KEY = "river.job.kind", "river.job.outcome"
-_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_BUCKET_LIMITS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """The limits of the histogram buckets in OpenTelemetry's conventions, in seconds."""
-_LONG_BUCKETS = (*_BUCKETS, 30.0, 60.0, 300.0, 1800.0, 3600.0)
-_propagator = TraceContextTextMapPropagator()
+_LONG_BUCKET_LIMITS = (*_BUCKET_LIMITS, 30.0, 60.0, 300.0, 1800.0, 3600.0)
+_trace_propagator = TraceContextTextMapPropagator()
 
 
 class OpenTelemetryPlugin:
@@ -91,7 +91,7 @@ class OpenTelemetryPlugin:
             parent: make the span of an attempt a child of the insert's span, in the same trace.
                 Default False: each attempt starts a new trace.
         """
-        self._makes_child_spans = parent
+        self._should_make_child_spans = parent
         self._start_span = partial(
             get_tracer("riverpy", tracer_provider=tracer_provider).start_as_current_span,
             record_exception=False,
@@ -99,30 +99,33 @@ class OpenTelemetryPlugin:
         )
         meter = get_meter("riverpy", meter_provider=meter_provider)
 
-        def histogram(name: str, description: str, bounds: Sequence[float]) -> Histogram:
+        def create_histogram(name: str, description: str, bounds: Sequence[float]) -> Histogram:
             return meter.create_histogram(
                 name, "s", description, explicit_bucket_boundaries_advisory=bounds
             )
 
-        self._operation_duration = histogram(
-            "messaging.client.operation.duration", "How long an insert or a claim took.", _BUCKETS
+        self._operation_duration = create_histogram(
+            "messaging.client.operation.duration",
+            "How long an insert or a claim took.",
+            _BUCKET_LIMITS,
         )
-        self._attempt_duration = histogram(
-            "messaging.process.duration", "How long an attempt took.", _LONG_BUCKETS
+        self._attempt_duration = create_histogram(
+            "messaging.process.duration", "How long an attempt took.", _LONG_BUCKET_LIMITS
         )
-        self._queue_wait = histogram(
+        self._queue_wait_duration = create_histogram(
             "river.job.queue_wait.duration",
             "How long a job waited from its due time to its claim.",
-            _LONG_BUCKETS,
+            _LONG_BUCKET_LIMITS,
         )
-        self._inserted_jobs = meter.create_counter(
+        self._inserted_job_counter = meter.create_counter(
             "messaging.client.sent.messages", "{message}", "Inserted jobs."
         )
-        self._claimed_jobs = meter.create_counter(
+        self._claimed_job_counter = meter.create_counter(
             "messaging.client.consumed.messages", "{message}", "Claimed jobs."
         )
-        self._queue_names, self._kind_names = _NameLimit(NAMES_MAX), _NameLimit(NAMES_MAX)
-        self._error_types: dict[str, _NameLimit] = {}
+        self._queue_names = _LabelLimiter(METRIC_LABELS_MAX)
+        self._kind_names = _LabelLimiter(METRIC_LABELS_MAX)
+        self._error_type_labels: dict[str, _LabelLimiter] = {}
         """The types of errors by job kind. The key `""` has the types of insert errors."""
 
     async def insert_many(
@@ -140,7 +143,7 @@ class OpenTelemetryPlugin:
         started = time.monotonic()
         with self._start_span(name, kind=SpanKind.PRODUCER, attributes=attributes) as span:
             carrier: dict[str, str] = {}
-            _propagator.inject(carrier)
+            _trace_propagator.inject(carrier)
             for job in params:
                 if "traceparent" not in job.metadata:
                     job.metadata.update(carrier)
@@ -148,12 +151,12 @@ class OpenTelemetryPlugin:
             inserted = params
             try:
                 results = await do_inner()
-                _set_results(span, results)
+                _set_result_attributes(span, results)
                 if results:
-                    inserted = _without_duplicates(params, results)
+                    inserted = _remove_duplicates(params, results)
             except BaseException as raised:
                 error = raised
-                _set_error(span, raised)
+                _set_error_status(span, raised)
                 raise
             finally:
                 self._record_insert(inserted, queues, time.monotonic() - started, error)
@@ -161,7 +164,7 @@ class OpenTelemetryPlugin:
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
         """Create the span of an attempt."""
-        insert_context = _propagator.extract(_string_values(job.metadata), context=Context())
+        insert_context = _trace_propagator.extract(_string_values(job.metadata), context=Context())
         insert_span = get_current_span(insert_context).get_span_context()
         attributes: dict[str, AttributeValue] = {
             **_WORK_ATTRIBUTES,
@@ -174,7 +177,7 @@ class OpenTelemetryPlugin:
         started = time.monotonic()
         with self._start_span(
             f"work {job.queue}",
-            context=insert_context if self._makes_child_spans else Context(),
+            context=insert_context if self._should_make_child_spans else Context(),
             kind=SpanKind.CONSUMER,
             attributes=attributes,
             links=[Link(insert_span)] if insert_span.is_valid else [],
@@ -185,7 +188,7 @@ class OpenTelemetryPlugin:
             except BaseException as raised:
                 error = raised
                 if classify_attempt_ending(raised) == "failed":
-                    _set_error(span, raised)
+                    _set_error_status(span, raised)
                 raise
             finally:
                 span.set_attribute(_OUTCOME_KEY, classify_attempt_ending(error))
@@ -198,22 +201,22 @@ class OpenTelemetryPlugin:
         if not isinstance(metric, JobGetAvailableCount):
             self._operation_duration.record(metric.duration.total_seconds(), attributes)
         elif metric.count:
-            self._claimed_jobs.add(metric.count, attributes)
+            self._claimed_job_counter.add(metric.count, attributes)
 
     def _record_insert(
         self,
-        inserted: Sequence[JobInsertParams],
+        inserted_jobs: Sequence[JobInsertParams],
         queues: Sequence[str],
         seconds: float,
         error: BaseException | None,
     ) -> None:
-        """Record an insert. `inserted` has the inserted jobs or, after an error, all jobs. `queues`
-        has the queues of all jobs, including duplicates."""
+        """Record an insert. After an error `inserted_jobs` has all jobs. `queues` has the queues of
+        all jobs, including duplicates."""
         attributes: dict[str, AttributeValue] = dict(_INSERT_ATTRIBUTES)
         if error is not None:
-            attributes[_ERROR_TYPE_KEY] = self._error_type("", error)
-        for queue, count in Counter(self._queue_names(job.queue) for job in inserted).items():
-            self._inserted_jobs.add(count, {**attributes, _QUEUE_KEY: queue})
+            attributes[_ERROR_TYPE_KEY] = self._limit_error_type("", error)
+        for queue, count in Counter(self._queue_names(job.queue) for job in inserted_jobs).items():
+            self._inserted_job_counter.add(count, {**attributes, _QUEUE_KEY: queue})
         if len(queues) == 1:
             attributes[_QUEUE_KEY] = self._queue_names(queues[0])
         self._operation_duration.record(seconds, attributes)
@@ -223,21 +226,22 @@ class OpenTelemetryPlugin:
         attributes = {**_WORK_ATTRIBUTES, _QUEUE_KEY: self._queue_names(job.queue), _KIND_KEY: kind}
         if (claimed_at := job.attempted_at) is not None:
             wait = (claimed_at - max(job.scheduled_at, job.created_at)).total_seconds()
-            self._queue_wait.record(max(wait, 0.0), attributes)
+            self._queue_wait_duration.record(max(wait, 0.0), attributes)
         attributes[_OUTCOME_KEY] = outcome = classify_attempt_ending(error)
         if error is not None and outcome == "failed":
-            attributes[_ERROR_TYPE_KEY] = self._error_type(kind, error)
+            attributes[_ERROR_TYPE_KEY] = self._limit_error_type(kind, error)
         self._attempt_duration.record(seconds, attributes)
 
-    def _error_type(self, kind: str, error: BaseException) -> str:
-        return self._error_types.setdefault(kind, _NameLimit(ERROR_TYPES_MAX))(_type_name(error))
+    def _limit_error_type(self, kind: str, error: BaseException) -> str:
+        labels = self._error_type_labels.setdefault(kind, _LabelLimiter(KIND_ERROR_TYPES_MAX))
+        return labels(_get_type_name(error))
 
 
 def _string_values(metadata: Mapping[str, object]) -> dict[str, str]:
     return {key: value for key, value in metadata.items() if isinstance(value, str)}
 
 
-def _set_results(span: Span, results: Sequence[InsertResult]) -> None:
+def _set_result_attributes(span: Span, results: Sequence[InsertResult]) -> None:
     if len(results) == 1:
         span.set_attribute("messaging.message.id", str(results[0].job.id))
     duplicates = sum(result.unique_skipped_as_duplicate for result in results)
@@ -245,35 +249,35 @@ def _set_results(span: Span, results: Sequence[InsertResult]) -> None:
         span.set_attribute("river.unique_skipped_as_duplicate_count", duplicates)
 
 
-def _without_duplicates(
+def _remove_duplicates(
     params: Sequence[JobInsertParams], results: Sequence[InsertResult]
 ) -> list[JobInsertParams]:
     pairs = zip(params, results, strict=True)
     return [job for job, result in pairs if not result.unique_skipped_as_duplicate]
 
 
-def _set_error(span: Span, error: BaseException) -> None:
+def _set_error_status(span: Span, error: BaseException) -> None:
     with suppress(Exception):  # the error's text comes from user code, which may fail
         span.record_exception(error)
-    span.set_attribute(_ERROR_TYPE_KEY, _type_name(error))
-    span.set_status(StatusCode.ERROR, _type_name(error))
+    span.set_attribute(_ERROR_TYPE_KEY, _get_type_name(error))
+    span.set_status(StatusCode.ERROR, _get_type_name(error))
 
 
-def _type_name(error: BaseException) -> str:
+def _get_type_name(error: BaseException) -> str:
     cls = type(error)
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
 
 
-class _NameLimit:
+class _LabelLimiter:
     """Limits the number of names in metrics, because users may choose any number of them."""
 
     def __init__(self, maximum: int) -> None:
-        self._maximum = maximum
-        self._names: set[str] = set()
+        self._labels_max = maximum
+        self._labels: set[str] = set()
 
     def __call__(self, name: str) -> str:
-        if name not in self._names:
-            if len(self._names) >= self._maximum:
-                return _OTHER_NAME
-            self._names.add(name)
+        if name not in self._labels:
+            if len(self._labels) >= self._labels_max:
+                return _OTHER_LABEL
+            self._labels.add(name)
         return name

@@ -21,11 +21,11 @@ from riverpy.insert_opts import InsertOpts
 from riverpy.job import JobArgs, RawArgs
 from riverpy.schedules import PeriodicSchedule, format_schedule, next_time
 
-Missed: TypeAlias = Literal["skip", "one", "all"]
+MissedPolicy: TypeAlias = Literal["skip", "one", "all"]
 RunOnStart: TypeAlias = Literal["never", "first_registration", "each_term"]
-PeriodicRun: TypeAlias = JobArgs | RawArgs | tuple[JobArgs | RawArgs, InsertOpts]
+ConstructorResult: TypeAlias = JobArgs | RawArgs | tuple[JobArgs | RawArgs, InsertOpts]
 """The job for one time of a schedule: args, or args with options."""
-_ASYNC_OR_GENERATOR_TESTS = (
+_ASYNC_OR_GENERATOR_CHECKS = (
     inspect.iscoroutinefunction,
     inspect.isgeneratorfunction,
     inspect.isasyncgenfunction,
@@ -38,11 +38,11 @@ class PeriodicJob:
     def __init__(
         self,
         schedule: PeriodicSchedule,
-        constructor: Callable[[], PeriodicRun | None] | JobArgs | RawArgs,
+        constructor: Callable[[], ConstructorResult | None] | JobArgs | RawArgs,
         *,
         id: str | None = None,  # noqa: A002 (River's name)
         run_on_start: RunOnStart | bool = "never",
-        missed: Missed = "one",
+        missed: MissedPolicy = "one",
     ) -> None:
         """Create a periodic job. `Client(periodic_jobs=…)` or `PeriodicJobs.add` registers it.
 
@@ -72,20 +72,20 @@ class PeriodicJob:
         if isinstance(run_on_start, bool):
             run_on_start = "each_term" if run_on_start else "never"
         expect_literal_value("run_on_start", run_on_start, RunOnStart)
-        expect_literal_value("missed", missed, Missed)
+        expect_literal_value("missed", missed, MissedPolicy)
         self.schedule = schedule
         text = format_schedule(schedule).replace("\0", "")
         self.schedule_text = text.encode(errors="replace").decode()
         """The text of the schedule, without characters that PostgreSQL cannot store."""
         self.run_on_start: RunOnStart = run_on_start
-        self.missed: Missed = missed
+        self.missed: MissedPolicy = missed
         if not callable(constructor) and not hasattr(constructor, "kind"):
             raise ConfigError(
                 "constructor must be job args, or a function that returns them, got "
                 f"{type(constructor).__name__}"
             )
         self._constructor = constructor
-        self.id = id if id is not None else _default_id(constructor, self.schedule_text)
+        self.id = id if id is not None else _make_default_id(constructor, self.schedule_text)
         validate_kind(self.id, subject="the id of a periodic job")
         if callable(constructor):
             _check_constructor(self.id, constructor)
@@ -109,7 +109,7 @@ class PeriodicJob:
             close = getattr(cast("object", run), "close", None)
             if close is not None:
                 close()
-            raise ConfigError(_not_plain_error(self.id))
+            raise ConfigError(_make_constructor_error_text(self.id))
         if not isinstance(run, tuple):
             return run, InsertOpts()
         parts = cast("tuple[object, ...]", run)
@@ -128,8 +128,8 @@ class PeriodicJob:
 def _check_constructor(job_id: str, constructor: Callable[..., object]) -> None:
     """Raise ConfigError for a constructor that would fail at each run."""
     codes = (constructor, type(constructor).__call__)
-    if any(test(code) for test in _ASYNC_OR_GENERATOR_TESTS for code in codes):
-        raise ConfigError(_not_plain_error(job_id))
+    if any(test(code) for test in _ASYNC_OR_GENERATOR_CHECKS for code in codes):
+        raise ConfigError(_make_constructor_error_text(job_id))
     try:
         signature = inspect.signature(constructor)
     except (TypeError, ValueError):  # the constructor has no signature
@@ -142,18 +142,18 @@ def _check_constructor(job_id: str, constructor: Callable[..., object]) -> None:
         ) from None
 
 
-def _not_plain_error(job_id: str) -> str:
+def _make_constructor_error_text(job_id: str) -> str:
     return (
         f"the constructor of periodic job {job_id!r} must be a plain function that returns the "
         "args, neither an `async def` nor a generator"
     )
 
 
-def _default_id(constructor: object, schedule: str) -> str:
+def _make_default_id(constructor: object, schedule_text: str) -> str:
     name = getattr(constructor, "kind", None) or getattr(constructor, "__qualname__", None)
     if not isinstance(name, str) or "<lambda>" in name:
         raise ConfigError("the constructor of this periodic job has no name: set id=")
-    digits = hashlib.sha256(f"{name}\0{schedule}".encode()).hexdigest()[:8]
+    digits = hashlib.sha256(f"{name}\0{schedule_text}".encode()).hexdigest()[:8]
     return f"{name}:{digits}"
 
 

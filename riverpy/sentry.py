@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from riverpy.job import Job
     from riverpy.middleware import InsertInner, WorkInner
 
-_ORIGIN = "auto.queue.riverpy"
-_PERIODIC_KEY = "river:periodic_job_id"
-_TRACE_HEADERS = ("sentry-trace", "baggage")
+_SPAN_ORIGIN = "auto.queue.riverpy"
+_PERIODIC_JOB_ID_KEY = "river:periodic_job_id"
+_TRACE_HEADER_NAMES = ("sentry-trace", "baggage")
 _STATUS_OF_ENDING: dict[AttemptEnding, str] = {
     "completed": "ok",
     "snoozed": "ok",
@@ -66,14 +66,14 @@ class SentryPlugin:
         queues = sorted({job.queue for job in params})
         name = ", ".join(queues)
         with (
-            _trace_for(params),
-            sentry_sdk.start_span(op="queue.publish", name=name, origin=_ORIGIN) as span,
+            _start_trace_if_periodic(params),
+            sentry_sdk.start_span(op="queue.publish", name=name, origin=_SPAN_ORIGIN) as span,
         ):
             span.set_data("messaging.system", "river")
             span.set_data("messaging.destination.name", name)
             for job in params:
-                if _TRACE_HEADERS[0] not in job.metadata:
-                    job.metadata.update(_current_trace_headers())
+                if _TRACE_HEADER_NAMES[0] not in job.metadata:
+                    job.metadata.update(_get_current_trace_headers())
             await do_inner()
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
@@ -82,16 +82,16 @@ class SentryPlugin:
             scope.set_tag("river.kind", job.kind)
             scope.set_tag("river.queue", job.queue)
             scope.set_tag("river.attempt", job.attempt)
-            scope.set_context("river_job", self._context(job))
+            scope.set_context("river_job", self._make_job_context(job))
             transaction = sentry_sdk.continue_trace(
-                _stored_trace_headers(job.metadata),
+                _get_stored_trace_headers(job.metadata),
                 op="queue.process",
                 name=job.kind,
                 source="task",
-                origin=_ORIGIN,
+                origin=_SPAN_ORIGIN,
             )
             with sentry_sdk.start_transaction(transaction) as trace:
-                for key, value in _queue_data(job).items():
+                for key, value in _make_span_data(job).items():
                     trace.set_data(key, value)
                 error: BaseException | None = None
                 try:
@@ -103,14 +103,14 @@ class SentryPlugin:
                 end = classify_attempt_ending(error)
                 trace.set_status(_STATUS_OF_ENDING[end])
                 if error is not None and end == "failed":
-                    self._report(job, error)
+                    self._report_error(job, error)
             try:
                 if error is not None:
                     raise error
             finally:
                 error = None  # the traceback of the error would keep this frame alive
 
-    def _context(self, job: Job[Any]) -> dict[str, Any]:
+    def _make_job_context(self, job: Job[Any]) -> dict[str, Any]:
         context: dict[str, Any] = {
             "id": job.id,
             "kind": job.kind,
@@ -124,7 +124,7 @@ class SentryPlugin:
             context["args"] = job.encoded_args
         return context
 
-    def _report(self, job: Job[Any], error: BaseException) -> None:
+    def _report_error(self, job: Job[Any], error: BaseException) -> None:
         if self._final_only and job.attempt < job.max_attempts:
             return
         # Omit the first frame, `work`: if Sentry read its variables, the error would stay alive.
@@ -135,15 +135,15 @@ class SentryPlugin:
                 client_options=sentry_sdk.get_client().options,
                 mechanism={"type": "riverpy", "handled": False},
             )
-            _drop_variables_of_riverpy(event)
+            _remove_riverpy_variables(event)
             sentry_sdk.capture_event(event, hint=hint)
 
 
 @contextmanager
-def _trace_for(params: Sequence[JobInsertParams]) -> Generator[None]:
+def _start_trace_if_periodic(params: Sequence[JobInsertParams]) -> Generator[None]:
     """Start a new trace if the jobs are periodic. Otherwise all periodic jobs of a process would be
     in one trace."""
-    if not all(_PERIODIC_KEY in job.metadata for job in params):
+    if not all(_PERIODIC_JOB_ID_KEY in job.metadata for job in params):
         yield
         return
     with sentry_sdk.isolation_scope() as scope:
@@ -151,17 +151,17 @@ def _trace_for(params: Sequence[JobInsertParams]) -> Generator[None]:
         yield
 
 
-def _current_trace_headers() -> dict[str, str]:
+def _get_current_trace_headers() -> dict[str, str]:
     values = (sentry_sdk.get_traceparent(), sentry_sdk.get_baggage())
-    return {name: value for name, value in zip(_TRACE_HEADERS, values, strict=True) if value}
+    return {name: value for name, value in zip(_TRACE_HEADER_NAMES, values, strict=True) if value}
 
 
-def _stored_trace_headers(metadata: dict[str, Any]) -> dict[str, str]:
-    values = {name: metadata.get(name) for name in _TRACE_HEADERS}
+def _get_stored_trace_headers(metadata: dict[str, Any]) -> dict[str, str]:
+    values = {name: metadata.get(name) for name in _TRACE_HEADER_NAMES}
     return {name: value for name, value in values.items() if isinstance(value, str)}
 
 
-def _queue_data(job: Job[Any]) -> dict[str, Any]:
+def _make_span_data(job: Job[Any]) -> dict[str, Any]:
     """Return the data that Sentry shows for queues."""
     data: dict[str, Any] = {
         "messaging.system": "river",
@@ -175,7 +175,7 @@ def _queue_data(job: Job[Any]) -> dict[str, Any]:
     return data
 
 
-def _drop_variables_of_riverpy(event: Event) -> None:
+def _remove_riverpy_variables(event: Event) -> None:
     exceptions: Any = event.get("exception") or {}
     values: list[dict[str, Any]] = exceptions.get("values", [])
     for exception in values:

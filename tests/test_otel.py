@@ -312,7 +312,7 @@ async def test_kinds_are_bounded(
     rig: Rig, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many kinds and queues create a limited number of series (OP-06)."""
-    monkeypatch.setattr(riverpy.otel, "NAMES_MAX", 2)
+    monkeypatch.setattr(riverpy.otel, "METRIC_LABELS_MAX", 2)
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...

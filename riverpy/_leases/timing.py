@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from riverpy.config import ELECT_JITTER_SHARE
+from riverpy.config import ELECT_JITTER_FRACTION
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class LeaseTiming(msgspec.Struct, frozen=True):
     def seconds_until_next_attempt(self, remaining: float | None) -> float:
         """Return the time from a denied attempt to acquire a lease to the next attempt. `remaining`
         is the time until the holder's lease expires; None: unknown."""
-        usual = self.interval * (1 + random.uniform(0, ELECT_JITTER_SHARE))  # noqa: S311 (no secret)
+        usual = self.interval * (1 + random.uniform(0, ELECT_JITTER_FRACTION))  # noqa: S311 (no secret)
         if remaining is None:
             return usual
         return min(usual, remaining + random.uniform(0, ACQUIRE_JITTER_MAX))  # noqa: S311 (no secret)

@@ -27,18 +27,17 @@ if TYPE_CHECKING:
     from riverpy._postgres.skipped_rows import SkippedRowReport
 
 FIRST_RUN_DELAY_MAX = 1.0
-"""The longest random delay before the first pass of a service, in seconds."""
+"""The longest random delay before the first run of a service, in seconds."""
 READ_STATEMENT_TIMEOUT = 5.0
 """The timeout of a statement that only reads, in seconds."""
 RETRY_DELAY_MIN = timedelta(seconds=1)
 RETRY_DELAY_MAX = timedelta(seconds=8)
-"""The shortest and the longest delay after a failed pass. The delay doubles with each failure. The
+"""The shortest and the longest delay after a failed run. The delay doubles with each failure. The
 number of retries has no limit."""
 
 
 class MaintenanceService(ABC):
-    """One maintenance service during one term (a client's time as leader). A service makes repeated
-    passes over its tables."""
+    """One maintenance service during one term (a client's time as leader). It runs repeatedly."""
 
     name: str
 
@@ -52,10 +51,10 @@ class MaintenanceService(ABC):
         """Functions that return the rows that the service skips for a while, because their
         statements fail."""
         self.run_once_succeeded = TestSignal(f"{type(self).__name__}.run_once_succeeded")
-        """A signal for tests, emitted after each successful pass."""
+        """A signal for tests, emitted after each successful run."""
 
     async def prepare(self) -> None:  # noqa: B027 (most services prepare nothing)
-        """Prepare the service, once, before its first pass. An error makes the start of the term's
+        """Prepare the service, once, before its first run. An error makes the start of the term's
         maintenance fail."""
 
     @abstractmethod
@@ -64,11 +63,11 @@ class MaintenanceService(ABC):
 
         Raises:
             FencedOutError: the term has ended.
-            Exception: one of DATABASE_ERRORS. `run` retries the pass after a short delay.
+            Exception: one of DATABASE_ERRORS. `run` retries the run after a short delay.
         """
 
     def wake(self) -> None:
-        """Begin the next pass now."""
+        """Begin the next run now."""
         self._wake_event.set()
 
     def read_connection(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
@@ -77,7 +76,7 @@ class MaintenanceService(ABC):
         return self.context.connection.acquire(purpose, READ_STATEMENT_TIMEOUT)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Start, wait until the other services have started, and make passes until stopped."""
+        """Start, wait until the other services have started, and run repeatedly until stopped."""
         await self.prepare()
         task_status.started()
         await self.context.all_services_started.wait()

@@ -85,7 +85,7 @@ class BatchRunner(Generic[Row]):
         self._batch_sender = BatchSender(
             BatchStatement(self._send_and_count_failures, row_id=row_key),
             batch_size=BatchSize(
-                rows_max or BATCH_ROWS_MAX, self._context.fence.limit.total_seconds()
+                rows_max or BATCH_ROWS_MAX, self._context.fence.transaction_timeout.total_seconds()
             ),
             skipped_rows=self.skipped_rows,
             on_row_skipped=self._log_skipped_row,
@@ -113,8 +113,8 @@ class BatchRunner(Generic[Row]):
         return self._batch_sender.batch_size.rows
 
     def set_queue_scope(self, queue_scope: object) -> None:
-        """Set the queues to maintain. If they have changed, forget the skipped rows, because another
-        leader may maintain them now."""
+        """Set the queues to maintain. If they have changed, forget the skipped rows, because
+        another leader may maintain them now."""
         if queue_scope != self._queue_scope:
             self._queue_scope = queue_scope
             for entry in self.skipped_rows.rows:
@@ -148,8 +148,8 @@ class BatchRunner(Generic[Row]):
         return True
 
     async def send_pages(self, read: Callable[[Row | None, int], Awaitable[list[Row]]]) -> bool:
-        """Read rows page by page, and send each page. `read` gets the last row of the previous page,
-        and the size of a page."""
+        """Read rows page by page, and send each page. `read` gets the last row of the previous
+        page, and the size of a page."""
         after: Row | None = None
         while True:
             limit = max(self.next_batch_rows_max, PAGE_ROWS_MIN)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
 
 RUN_INTERVAL = 600.0
-"""Seconds between two passes."""
+"""Seconds between two runs."""
 DEAD_CLIENT_RETENTION = 600.0
 """Seconds for which the row of a dead client is kept."""
 EXTRA_DELETION_DELAY = 1.0
-"""Seconds between the time at which a row may be deleted and the pass that deletes it."""
+"""Seconds between the time at which a row may be deleted and the run that deletes it."""
 
 
 class ClientCleaner(MaintenanceService):
@@ -40,7 +40,7 @@ class ClientCleaner(MaintenanceService):
         )
 
     async def run_once(self, scope: StopScope) -> float:
-        """Delete the rows of dead clients. If no client is dead, the pass only reads the
+        """Delete the rows of dead clients. If no client is dead, the run only reads the
         heartbeats."""
         async with self.read_connection("looking for dead clients") as connection:
             self._heartbeat_observer.observe(*await client_heartbeats(connection, self.schema))
@@ -54,7 +54,7 @@ class ClientCleaner(MaintenanceService):
         return self.batch_runner.seconds_until_next_run(interval)
 
     async def _delete_dead_clients(self, last_heartbeats: list[tuple[str, bytes]]) -> None:
-        """Delete the rows of clients that have written no heartbeat after those in `heartbeats`."""
+        """Delete the rows of clients that have written no heartbeat after `last_heartbeats`."""
         async with self.batch_runner.transaction() as connection:
             deleted = await client_delete_idle(connection, self.schema, dict(last_heartbeats))
         if deleted:

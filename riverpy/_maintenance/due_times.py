@@ -11,7 +11,7 @@ from riverpy.schedules import CronSchedule, IntervalSchedule, next_time
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from riverpy.periodic import Missed
+    from riverpy.periodic import MissedPolicy
     from riverpy.schedules import PeriodicSchedule
 
 MISSED_TIME_DELAY_MIN = timedelta(seconds=30)
@@ -36,7 +36,7 @@ class DueTimes(NamedTuple):
 
 
 def find_due_times(
-    schedule: PeriodicSchedule, missed: Missed, first_due_at: datetime, now: datetime
+    schedule: PeriodicSchedule, missed: MissedPolicy, first_due_at: datetime, now: datetime
 ) -> DueTimes:
     """Return the due times from `first_due_at`, which is due, to `now`.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
 
 RUN_INTERVAL = 3600.0
-"""Seconds between two passes."""
+"""Seconds between two runs."""
 
 
 class ExecutionCleaner(MaintenanceService):

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from riverpy.config import Config, JobRetention
 
 RUN_INTERVAL = 30.0
-"""Seconds between two passes."""
+"""Seconds between two runs."""
 POSITION_RESET_INTERVAL = 3600.0
 """Seconds after which the cleaner reads the jobs of a rule from the beginning again. An earlier
-pass may have skipped jobs that were locked, or that another rule keeps longer."""
+run may have skipped jobs that were locked, or that another rule keeps longer."""
 _FINISHED_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
 
 
@@ -98,7 +98,7 @@ class JobToDelete(NamedTuple):
 
 class JobCleaner(MaintenanceService):
     """Deletes finished jobs in batches. A job that cannot be deleted, for example because a foreign
-    key refers to it, is set aside: it is retried later, alone."""
+    key refers to it, is skipped: it is retried later, alone."""
 
     name = "job cleaner"
 
@@ -130,7 +130,7 @@ class JobCleaner(MaintenanceService):
         for rule in rules:
             if rule.state.value in states:
                 await self._delete_jobs_of_rule(rule)
-        await self.batch_runner.send_in_batches(())  # retries rows that are set aside
+        await self.batch_runner.send_in_batches(())  # retries rows that are skipped
         return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
     def _update_read_positions(self, rules: Sequence[RetentionRule]) -> None:
@@ -145,7 +145,7 @@ class JobCleaner(MaintenanceService):
 
     async def _read_states_with_expired_jobs(self, rules: Sequence[RetentionRule]) -> set[str]:
         """Return the states in which there may be jobs to delete. If there are no such states, the
-        pass ends after this read."""
+        run ends after this read."""
         shortest: dict[str, timedelta] = {}
         for rule in rules:
             known = shortest.get(rule.state.value, rule.retention)
@@ -157,8 +157,8 @@ class JobCleaner(MaintenanceService):
 
     async def _delete_jobs_of_rule(self, rule: RetentionRule) -> None:
         """Read the jobs of a rule page by page, and delete them. The jobs of a rule without a scope
-        are always read from the beginning, since only jobs that are set aside are skipped. If too
-        many jobs are set aside, reading continues at the position that was stored for the rule."""
+        are always read from the beginning, since few jobs are skipped. If too many
+        jobs are skipped, reading continues at the position that was stored for the rule."""
         if rule.job_scope is None and not self.batch_runner.skipped_rows.is_full:
             self._read_positions[rule] = None
         self._unfinished_rules.add(rule)

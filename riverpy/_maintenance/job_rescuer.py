@@ -140,16 +140,16 @@ class JobRescuer(MaintenanceService):
         self._damaged_jobs = DamagedJobTracker("finding jobs of dead clients", self.log)
         self.skipped_row_reporters.append(lambda: self._damaged_jobs.report_skipped_jobs)
         self._stuck_attempts: list[AttemptToRescue] = []
-        """The attempts of stuck jobs that this pass has read and will end."""
+        """The attempts of stuck jobs that this run has read and will end."""
         self._job_count_by_unknown_kind: Counter[str] = Counter()
         """The kinds of stuck jobs for which this client has no worker, with the number of jobs that
-        this pass has read."""
+        this run has read."""
         self._logged_unknown_kinds: set[str] = set()
         """The kinds without a worker for which a warning was logged."""
         self._limited_log = self.log.with_rate_limit()
 
     async def run_once(self, scope: StopScope) -> float:
-        """Make one pass. Return the seconds until the next one."""
+        """Run the service once. Return the seconds until the next run."""
         now = self.context.timer.seconds_since_boot()
         filters = (await self.context.read_queue_scope()).make_statement_filters()
         self.batch_runner.set_queue_scope(filters)
@@ -238,8 +238,8 @@ class JobRescuer(MaintenanceService):
 
     async def _read_stuck_jobs(self, job_ids: list[int]) -> None:
         """Read all columns of stuck jobs, and choose the jobs to rescue. After an error,
-        `stuck_job_read_runner` calls this again with fewer ids, so that the other jobs are read despite a
-        damaged job."""
+        `stuck_job_read_runner` calls this again with fewer ids, so that a damaged job does not
+        prevent the read of the others."""
         async with self.read_connection(_READ_PURPOSE) as connection:
             rows = await job_stuck_rows(
                 connection, self.schema, ids=job_ids, age=self._config.rescue_age

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from riverpy._postgres.sql_files import QueueFilter
 
 RUN_INTERVAL = 5.0
-"""Seconds between two passes."""
+"""Seconds between two runs."""
 SCHEDULE_AHEAD = timedelta(seconds=RUN_INTERVAL)
-"""How far ahead jobs are made available: jobs that are due before the next pass are included.
+"""How far ahead jobs are made available: jobs that are due before the next run are included.
 Workers do not claim a job before it is due."""
 LOCK_TIMEOUT = timedelta(milliseconds=50)
 """The longest time for which a statement waits for a lock. Another transaction may be inserting a
@@ -27,7 +27,7 @@ job with the unique key of a due job."""
 
 
 class JobScheduler(MaintenanceService):
-    """Makes due jobs available, in batches. A job that the database refuses is set aside: it is
+    """Makes due jobs available, in batches. A job that the database refuses is skipped: it is
     retried later, alone."""
 
     name = "job scheduler"
@@ -38,7 +38,7 @@ class JobScheduler(MaintenanceService):
             self, "making due jobs available", self._make_jobs_available, row_key=int
         )
         self._unchanged_job_ids: list[int] = []
-        """The ids of jobs that this pass could not change, because they are locked, or another job
+        """The ids of jobs that this run could not change, because they are locked, or another job
         has their unique key."""
 
     async def run_once(self, scope: StopScope) -> float:

@@ -1,10 +1,9 @@
 """PeriodicEnqueuer: inserts the due jobs of this client's periodic jobs.
 
-A slot is a time of a schedule. The server's clock decides which slots are due. The row of a
-periodic job stores its next slot.
-The transaction that inserts a slot's job also moves the row to the next slot, if no other session
-has changed the row. So no slot is inserted twice, and no slot is lost. A periodic job that fails
-keeps its slot and is retried later, without delay for the others.
+A slot is a due time of a schedule. The server's clock decides which slots are due. The row of a
+periodic job stores its next slot. The transaction that inserts a slot's job also moves the row to
+the next slot, if no other session has changed the row. So no slot is inserted twice or lost. A
+periodic job that fails keeps its slot and is retried later, without delay for the others.
 """
 
 from __future__ import annotations
@@ -441,8 +440,8 @@ class PeriodicEnqueuer(MaintenanceService):
         ) as connection:
             done = await periodic_store_next_slots(connection, self.schema, changes)
             jobs = [job for plan in plans if plan.row_change.id in done for job in plan.jobs]
-            prepared_jobs = [job.prepared_job for job in jobs]
-            results = await self._insert_jobs(prepared_jobs, connection) if jobs else []
+            prepared = [job.prepared_job for job in jobs]
+            results = await self._insert_jobs(prepared, connection) if prepared else []
             inserted = {
                 job.row_id: job.due_at
                 for job, result in zip(jobs, results, strict=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.sql_files import QueueFilter
 
 RUN_INTERVAL = 3600.0
-"""Seconds between two passes."""
+"""Seconds between two runs."""
 QUEUE_RETENTION = timedelta(hours=24)
 """How long the row of an unused queue is kept. Clients update the rows of their queues every ten
 minutes."""

@@ -90,8 +90,6 @@ CLOCK_READ_INTERVAL = 3600.0
 REBUILD_POSTPONEMENT_DAYS = (1, 2, 4)
 """Days for which the rebuild of an index is postponed: after the first timeout, after the second
 consecutive one, and after each further one."""
-
-
 _POSTPONEMENT_PATTERN = re.compile(
     r"\n?riverpy: (\d{1,6}) rebuilds timed out, next after (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z\Z"
 )
@@ -118,7 +116,7 @@ class Postponement(NamedTuple):
 
     @classmethod
     def make_after_timeout(cls, comment: str, run_due_at: datetime) -> Postponement:
-        """Return the postponement after another timeout in a run that was due at `begin`."""
+        """Return the postponement after another timeout in a run that was due at `run_due_at`."""
         before = cls.parse_comment(comment)
         timeouts = 1 if before is None else before.timeout_count + 1
         days = REBUILD_POSTPONEMENT_DAYS[min(timeouts, len(REBUILD_POSTPONEMENT_DAYS)) - 1]
@@ -265,8 +263,8 @@ class Reindexer(MaintenanceService):
         self, connection: Connection, name: str, *, must_be_leader: bool
     ) -> bool:
         """Drop the indexes that interrupted rebuilds of this index left, except for those that a
-        session is building. Return whether all drops succeeded. `must_lead`: raise FencedOutError
-        if this process is not the leader any more."""
+        session is building. Return whether all drops succeeded. `must_be_leader`: raise
+        FencedOutError if this process is not the leader any more."""
         is_done = True
         for artifact in await _with_timeout(index_artifacts(connection, self.schema, name)):
             if not artifact.is_droppable:

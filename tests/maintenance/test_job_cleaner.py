@@ -14,7 +14,7 @@ from riverpy._leading.queue_scope import NO_QUEUES, only_queues
 from riverpy._lifecycle import ServiceGroup
 from riverpy._maintenance import batch_runner
 from riverpy._maintenance.job_cleaner import POSITION_RESET_INTERVAL, RUN_INTERVAL, JobCleaner
-from riverpy.config import DURATION_MAX
+from riverpy.config import SETTING_DURATION_MAX
 from riverpy.errors import FencedOutError
 from tests.leading.term_context import held_term
 from tests.maintenance.rows import (
@@ -101,7 +101,7 @@ async def test_one_state_kept(schema: Schema, state: str) -> None:
     assert await ids_of(schema) == {ids[state]}
 
 
-@pytest.mark.parametrize("retention", [timedelta(0), DURATION_MAX])
+@pytest.mark.parametrize("retention", [timedelta(0), SETTING_DURATION_MAX])
 async def test_extremes(schema: Schema, retention: timedelta) -> None:
     """No retention at all deletes what has ended; the longest that there is, nothing."""
     old = await insert_ended(schema, "completed", "1 s")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from riverpy._maintenance.periodic_enqueuer import JobPlan
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.inserts import InsertRow
-    from riverpy.periodic import Missed, PeriodicJobsStart, PeriodicRun, RunOnStart
+    from riverpy.periodic import ConstructorResult, MissedPolicy, PeriodicJobsStart, RunOnStart
     from riverpy.schedules import PeriodicSchedule
     from tests._database import Schema
 
@@ -43,7 +43,7 @@ UNIQUE = InsertOpts(unique_opts=UniqueOpts(by_args=True))
 WAITING = ("available", "pending", "retryable", "running", "scheduled")
 
 
-def ticks(job_id: str = "ticks", *, missed: Missed = "one") -> PeriodicJob:
+def ticks(job_id: str = "ticks", *, missed: MissedPolicy = "one") -> PeriodicJob:
     """A tick each minute."""
     return PeriodicJob(MINUTELY, Tick(), id=job_id, missed=missed)
 
@@ -190,7 +190,7 @@ async def test_slots_are_skipped_while_a_job_runs(schema: Schema, log: list[Any]
         ("all", 150, [0, 60, 120]),
     ],
 )
-async def test_missed(schema: Schema, missed: Missed, ago: int, inserted: list[int]) -> None:
+async def test_missed(schema: Schema, missed: MissedPolicy, ago: int, inserted: list[int]) -> None:
     """After a gap one job, none, or one for each slot, at its own time, as the policy says; then
     the schedule goes on. A skipped slot may be 30 s late (SK-05)."""
     async with enqueuing(schema, ticks(missed=missed)) as one:
@@ -411,7 +411,7 @@ async def test_many_with_failing_ones(schema: Schema) -> None:
     def fail() -> Tick:
         raise ValueError("number 7")
 
-    def constructor(number: int) -> PeriodicRun:
+    def constructor(number: int) -> ConstructorResult:
         return RawArgs("numbered", f'{{"number": {number}}}'), UNIQUE
 
     jobs = [

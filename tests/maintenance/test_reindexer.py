@@ -479,7 +479,7 @@ async def test_leftovers_do_not_pile_up(
             await until_no_session(schema)
         assert said(log, INDEX_REBUILT) == [KIND] * 3
         await mend(schema)
-        monkeypatch.setattr(module, "close", spy)
+        monkeypatch.setattr(module, "close_connection", spy)
         await run(held)
     assert said(log, INDEX_REBUILT)[-2:] == [KIND, slow]
     assert await artifacts(schema) == []
@@ -535,7 +535,7 @@ async def test_timeout(schema: Schema, log: Log, monkeypatch: pytest.MonkeyPatch
             await connection.execute("SET statement_timeout = '10s'")
         await rebuild(connection, index)
 
-    monkeypatch.setattr(module, "close", spy)
+    monkeypatch.setattr(module, "close_connection", spy)
     monkeypatch.setattr(module, "index_rebuild", limited_if_slow)
     monkeypatch.setattr(module, "CLIENT_TIMEOUT_MARGIN", 20.0)
     limit = timedelta(seconds=1)

@@ -22,7 +22,7 @@ from riverpy import (
 )
 from riverpy._names import SCHEMA_TOO_LONG_ERROR, validate_client_id
 from riverpy.cli import main
-from riverpy.config import DURATION_MAX
+from riverpy.config import SETTING_DURATION_MAX
 from riverpy.migrate import Migrator, migrate_all
 from tests._database import connected
 from tests.tools.doctor.conftest import run_doctor
@@ -110,5 +110,5 @@ def test_limits_hold_for_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
         validate_client_id(Client().id)
         validate_client_id(LeaseManager(MemoryLeases()).holder)
-    most = Config(job_timeout=DURATION_MAX).rescue_age
-    assert Config(rescue_after=most, job_timeout=DURATION_MAX).rescue_age == most
+    most = Config(job_timeout=SETTING_DURATION_MAX).rescue_age
+    assert Config(rescue_after=most, job_timeout=SETTING_DURATION_MAX).rescue_age == most

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from riverpy._maintenance.periodic_enqueuer import JobPlan
-    from riverpy.periodic import Missed, PeriodicJobsStart
+    from riverpy.periodic import MissedPolicy, PeriodicJobsStart
     from tests._database import Schema
     from tests.periodic.enqueuing import Enqueuing
 
@@ -213,7 +213,7 @@ async def test_calls(schema: Schema) -> None:
 
 
 @pytest.mark.parametrize("missed", ["all", "one", "skip"])
-async def test_resume_skips_missed_runs(schema: Schema, missed: Missed) -> None:
+async def test_resume_skips_missed_runs(schema: Schema, missed: MissedPolicy) -> None:
     """Runs that were due during a pause are skipped, even if there was no leader. Later runs are
     inserted."""
     job = PeriodicJob(every(timedelta(minutes=1)), Tick(), id="ticks", missed=missed)
