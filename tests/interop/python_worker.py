@@ -84,7 +84,7 @@ async def client() -> AsyncGenerator[Client]:
             await insert_effect(connection, f'"{schema}".effects', job_id, attempt)
 
     conform = ConformWorker(emit, effect)
-    steps = StepWorker(emit, conform.signal, lambda: made._open_pool().acquire())
+    steps = StepWorker(emit, conform.signal, lambda: made._get_open_pool().acquire())
     made = PrintingClient(
         workers=Workers().add(conform).add(steps),
         queues={name: QueueConfig(max_workers=n) for name, n in settings.queues.items()},

@@ -138,7 +138,7 @@ async def test_release_wakes_other_clients(schema: Schema) -> None:
         clients.append(client)
     async with running(clients[0]), clients[1]:
         await soon(tasks[0].began)
-        engine = await clients[1]._leases.open()
+        engine = await clients[1]._lease_engine.open()
         engine.denied.init()
         async with running(clients[1]):
             await engine.denied.wait()
@@ -227,7 +227,7 @@ async def test_returning(schema: Schema, log: list[Any]) -> None:
 async def test_raising(schema: Schema, log: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """If a function raises, its lease is released and another process runs it. This process tries
     again after a delay (S5)."""
-    monkeypatch.setattr(singleton_runner, "RETRY_DELAY_MIN", timedelta(milliseconds=50))
+    monkeypatch.setattr(singleton_runner, "FUNCTION_RETRY_DELAY_MIN", timedelta(milliseconds=50))
     tasks, clients = [Task(), Task()], [make_client(schema, "a"), make_client(schema, "b")]
     for client, task in zip(clients, tasks, strict=True):
         client.singleton("s", task)
