@@ -22,6 +22,7 @@ from riverpy.errors import (
     InsertError,
     JobCancel,
     JobDamagedError,
+    JobRunningError,
     JobSnooze,
     LeaseLostError,
     MigrationError,
@@ -61,6 +62,7 @@ from riverpy.insert_opts import (
     UniqueOpts,
 )
 from riverpy.job import AttemptError, CancelFlag, Job, JobArgs, JobRow, JobState, RawArgs
+from riverpy.job_list import JobChanges, JobFilters, JobOrder, JobPage
 from riverpy.leases import Lease, LeaseManager, MemoryLeases, MemoryTransaction
 from riverpy.middleware import (
     InsertInner,
@@ -128,14 +130,19 @@ __all__ = [
     "Job",
     "JobArgs",
     "JobCancel",
+    "JobChanges",
     "JobDamagedError",
+    "JobFilters",
     "JobGetAvailableCount",
     "JobGetAvailableDuration",
     "JobInsertMiddleware",
     "JobInsertMiddlewareFunc",
     "JobInsertParams",
+    "JobOrder",
+    "JobPage",
     "JobRetention",
     "JobRow",
+    "JobRunningError",
     "JobSnooze",
     "JobState",
     "JobStatistics",

@@ -13,6 +13,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from riverpy._calls.executions import ExecutionMethods
+from riverpy._calls.job_batches import JobBatchMethods
+from riverpy._calls.job_lists import JobListMethods
 from riverpy._calls.jobs import JobMethods
 from riverpy._calls.leases import LeaseMethods
 from riverpy._calls.periodic_jobs import PeriodicJobMethods
@@ -63,7 +65,15 @@ STATEMENT_TIMEOUT = 30.0
 """Seconds for one statement on the client's own pool."""
 
 
-class Client(JobMethods, QueueMethods, PeriodicJobMethods, ExecutionMethods, LeaseMethods):
+class Client(
+    JobMethods,
+    JobListMethods,
+    JobBatchMethods,
+    QueueMethods,
+    PeriodicJobMethods,
+    ExecutionMethods,
+    LeaseMethods,
+):
     """A River client. `async with client:` opens its pool; `client.working()` works jobs while your
     other code runs.
 
@@ -302,7 +312,7 @@ class Client(JobMethods, QueueMethods, PeriodicJobMethods, ExecutionMethods, Lea
         self,
         tx: Transaction | None,
         *,
-        isolation: Literal["read_committed"] | None = "read_committed",
+        isolation: Literal["read_committed", "repeatable_read"] | None = "read_committed",
     ) -> AsyncGenerator[Transaction]:
         """Open a savepoint in the caller's transaction `tx`. Without `tx`, open a transaction with
         this `isolation`."""

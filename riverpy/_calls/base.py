@@ -48,7 +48,7 @@ class ClientMethods(ABC):
         self,
         tx: Transaction | None,
         *,
-        isolation: Literal["read_committed"] | None = "read_committed",
+        isolation: Literal["read_committed", "repeatable_read"] | None = "read_committed",
     ) -> AbstractAsyncContextManager[Transaction]:
         """Open a savepoint in `tx` or, without `tx`, a transaction on the client's pool.
 

@@ -14,14 +14,17 @@ name: job_insert`. In a block
 - A line `-- queues: column` makes two more blocks. In `NAME_in_queues` the line is a condition for
   the queues of the parameter `@queues`, in `NAME_except_queues` for all other queues. (With one
   text for all three cases, a generic plan would not use the index on the queue.)
+- A line `-- when NAME: SQL` is part of the statement only if the caller names this part. `-- when
+  NAME, NAME: SQL` needs one of these parts. So a statement has exactly the conditions that its
+  caller needs, and every plan can use their indexes.
 
-A block without includes can be run in psql without changes.
+A block without includes and conditional parts can be run in psql without changes.
 """
 
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,7 +46,8 @@ _QUEUE_CONDITIONS = {
     "_in_queues": r"and \1 = any(@queues::text[])",
     "_except_queues": r"and \1 <> all(@queues::text[])",
 }
-_COMMENT_LINE = re.compile(r"^\s*--.*\n", re.MULTILINE)
+_WHEN_LINE = re.compile(r"^\s*-- when ([\w, ]+): (.*)\n", re.MULTILINE)
+_COMMENT_LINE = re.compile(r"^\s*--(?! when [\w, ]+: ).*\n", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![\w@])@([a-z_]\w*)")
 _SCHEMA_MARK = re.compile(r"/\* schema \*/\s*")
 _SCHEMA_OF_MARK = re.compile(r"/\* schema of (\w+) \*/ current_schema\(\)::text")
@@ -58,6 +62,11 @@ _MIN = "timestamptz '0001-01-02 00:00:00+00'"
 _MAX = "timestamptz '9999-12-30 00:00:00+00'"
 _FINITE = rf"(case when \1 < {_MIN} then {_MIN} when \1 > {_MAX} then {_MAX} else \1 end)"
 """The SQL expression that limits a timestamp to the years that Python can have."""
+
+
+COMPOSED_QUERIES_MAX = 1_000
+"""The maximum number of cached statements with conditional parts. The least recently used one is
+dropped."""
 
 
 class Query(NamedTuple):
@@ -153,13 +162,31 @@ def _expand_marks(body: str) -> str:
 @cache
 def query(file: str, name: str, schema: str | None) -> Query:
     """Return the block `name` of `sql/queries/<file>.sql` for this schema."""
+    return _numbered(splice_schema(blocks(file)[name], schema))
+
+
+@lru_cache(maxsize=COMPOSED_QUERIES_MAX)
+def query_with(file: str, name: str, schema: str | None, parts: frozenset[str]) -> Query:
+    """Return the block `name` of `sql/queries/<file>.sql` for this schema, with these of its
+    conditional parts."""
+
+    def choose(match: re.Match[str]) -> str:
+        is_chosen = not parts.isdisjoint(match[1].split(", "))
+        return f"{match[2]}\n" if is_chosen else ""
+
+    # The end of a block has no line end, but may be a conditional line.
+    text = _WHEN_LINE.sub(choose, f"{blocks(file)[name]}\n").strip()
+    return _numbered(splice_schema(text, schema))
+
+
+def _numbered(text: str) -> Query:
+    """Return the query with numbers in place of the names of its parameters."""
     names: dict[str, int] = {}
 
     def number(match: re.Match[str]) -> str:
         return f"${names.setdefault(match[1], len(names) + 1)}"
 
-    text = _PARAMETER.sub(number, splice_schema(blocks(file)[name], schema))
-    return Query(text, tuple(names))
+    return Query(_PARAMETER.sub(number, text), tuple(names))
 
 
 class QueueFilter(NamedTuple):

@@ -24,6 +24,11 @@ reads the next: {"result": …}, or {"error": TEXT, "kind": "not_found" | "runni
   {"do": "insert_many", "requests": […]}   the rows
   {"do": "insert_many_fast", "requests": […]}   the count
   {"do": "get" | "cancel" | "retry" | "delete", "id": N}   the row
+  {"do": "list", "params": P}      {"jobs": [rows], "cursor": TEXT or null}
+  {"do": "delete_many", "params": P}       the rows
+      P: {"ids", "kinds", "queues", "priorities", "states", "tags_all", "tags_any": lists,
+      "metadata": TEXT, "order": FIELD, "descending": BOOL, "limit": N, "after": CURSOR,
+      "unsafe_all": BOOL}
   {"do": "output", "id": N, "value": JSON}   set the job's output; the row
   {"do": "queue_get", "queue": NAME}, {"do": "queue_list"}
   {"do": "queue_update", "queue": NAME, "value": JSON}   set its metadata; the queue
@@ -37,6 +42,7 @@ type command struct {
 	Queue    string          `json:"queue"`
 	Value    json.RawMessage `json:"value"`
 	Requests []request       `json:"requests"`
+	Params   listParams      `json:"params"`
 }
 
 // session executes commands, in a transaction while one is open.
@@ -96,6 +102,10 @@ func (s *session) do(ctx context.Context, c *command) (any, error) {
 			return nil, err
 		}
 		return rowOf(job), nil
+	case "list":
+		return s.list(ctx, &c.Params)
+	case "delete_many":
+		return s.deleteMany(ctx, &c.Params)
 	case "request_resign":
 		if s.tx != nil {
 			return nil, s.client.Notify().RequestResignTx(ctx, s.tx)

@@ -1,0 +1,169 @@
+"""JobBatchMethods: the methods that delete jobs, and that retry or cancel many jobs in batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Unpack
+
+from riverpy._calls.base import ClientMethods
+from riverpy._calls.batched_change import BatchedChange
+from riverpy._calls.job_filters import check_filters, expect_filter
+from riverpy._calls.job_page import LIMIT_DEFAULT, check_limit
+from riverpy._postgres import job_lists
+from riverpy._postgres.damaged_jobs import translate_damage_error
+from riverpy._postgres.driver import PostgresError, describe_error, is_unreadable_value_error
+from riverpy.errors import JobDamagedError, JobRunningError, NotFoundError
+from riverpy.job import JobColumn, JobRow, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from riverpy._calls.batched_change import BatchStatement
+    from riverpy._calls.job_filters import CheckedFilters
+    from riverpy._postgres.driver import Transaction
+    from riverpy.job_list import JobChanges, JobFilters
+
+
+class JobBatchMethods(ClientMethods):
+    """The methods that delete jobs, and that retry or cancel many jobs in batches."""
+
+    async def job_delete(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
+        """Delete a job. Returns the job as it was.
+
+        Raises:
+            NotFoundError: there is no job with this id.
+            JobRunningError: the job is running. Nothing was changed.
+            JobDamagedError: the server cannot read the job. Nothing was changed.
+        """
+        with translate_damage_error(job_id):
+            async with self._transaction(tx) as connection:
+                row = await job_lists.job_delete(connection, self._config.schema, job_id)
+        if row is None:
+            raise NotFoundError(f"there is no job {job_id}")
+        job = JobRow(tuple(row))
+        if job.state is JobState.RUNNING:
+            raise JobRunningError(
+                f"job {job_id} is running, so it was not deleted: cancel it, and delete it when it "
+                "has ended"
+            )
+        return job
+
+    async def job_delete_many(
+        self,
+        *,
+        limit: int = LIMIT_DEFAULT,
+        unsafe_all: bool = False,
+        tx: Transaction | None = None,
+        **filters: Unpack[JobFilters],
+    ) -> list[JobRow]:
+        """Delete the first jobs, by id, that pass all filters. Returns the jobs as they were, in
+        the order of their ids.
+
+        Running jobs and jobs that another session has locked are left out. They do not count for
+        `limit`.
+
+        Args:
+            limit: the maximum number of jobs, from 1 to 10,000. Default 100. To delete more jobs,
+                call this method until it returns fewer jobs than `limit`.
+            unsafe_all: allow a call without a filter, which deletes jobs of all kinds.
+            tx: as for `insert`.
+            filters: see `riverpy.JobFilters`.
+
+        Raises:
+            ConfigError: a filter or the limit is not allowed; or no filter is given, and
+                `unsafe_all` is False.
+            JobDamagedError: the server cannot read one of the jobs. Nothing was changed.
+        """
+        checked = check_filters(filters)
+        check_limit(limit)
+        if not unsafe_all:
+            expect_filter(checked, "job_delete_many")
+        try:
+            async with self._transaction(tx) as connection:
+                rows = await job_lists.job_delete_many(
+                    connection, self._config.schema, checked.values, limit
+                )
+        except PostgresError as error:
+            if not is_unreadable_value_error(error):
+                raise
+            raise JobDamagedError(
+                f"the server cannot read one of the jobs to delete ({describe_error(error)}), so "
+                "nothing was deleted: job_list with the same filters names it"
+            ) from error
+        return [JobRow(tuple(row)) for row in sorted(rows, key=lambda row: row[JobColumn.ID])]
+
+    async def job_retry_many(
+        self,
+        *,
+        on_progress: Callable[[JobChanges], object] | None = None,
+        tx: Transaction | None = None,
+        **filters: Unpack[JobFilters],
+    ) -> JobChanges:
+        """Make all jobs that pass all filters available now, each as `job_retry` does. Returns what
+        was done.
+
+        The jobs are changed in batches of 1,000, in the order of their ids. Each batch is a
+        transaction of its own, and notifies each queue once. Jobs that were inserted after the call
+        are left out. If the call is cancelled, the current batch is finished first, and stays.
+
+        A job whose unique key another job has is refused; the others are retried. A job that
+        another session has locked is tried again for 5 seconds, and then refused.
+
+        Args:
+            on_progress: called with what was done so far, after each batch. If it raises, the call
+                ends with its error, and no further batch begins.
+            tx: your connection, in a transaction. All batches are part of it. If the call fails,
+                nothing was changed.
+            filters: see `riverpy.JobFilters`. At least one is needed. `ids` takes at most 1,000,000
+                ids.
+
+        Raises:
+            ConfigError: no filter is given, or a filter is not allowed.
+        """
+        checked = check_filters(filters)
+        expect_filter(checked, "job_retry_many")
+        return await self._change_many(job_lists.job_retry_batch, checked, on_progress, tx)
+
+    async def job_cancel_many(
+        self,
+        *,
+        on_progress: Callable[[JobChanges], object] | None = None,
+        tx: Transaction | None = None,
+        **filters: Unpack[JobFilters],
+    ) -> JobChanges:
+        """Cancel all jobs that pass all filters, each as `job_cancel` does. Returns what was done.
+
+        The workers of running jobs are notified. Batches, `on_progress`, `tx`, `filters` and locked
+        jobs: as for `job_retry_many`.
+
+        Raises:
+            ConfigError: no filter is given, or a filter is not allowed.
+        """
+        checked = check_filters(filters)
+        expect_filter(checked, "job_cancel_many")
+        return await self._change_many(job_lists.job_cancel_batch, checked, on_progress, tx)
+
+    async def _delete_in_batches(
+        self,
+        filters: JobFilters,
+        on_progress: Callable[[JobChanges], object] | None = None,
+    ) -> JobChanges:
+        """Delete all jobs that pass the filters, without returning them, for the command line."""
+        checked = check_filters(filters)
+        expect_filter(checked, "deleting")
+        return await self._change_many(job_lists.job_delete_batch, checked, on_progress, None)
+
+    async def _change_many(
+        self,
+        statement: BatchStatement,
+        filters: CheckedFilters,
+        on_progress: Callable[[JobChanges], object] | None,
+        tx: Transaction | None,
+    ) -> JobChanges:
+        if tx is None:
+            change = BatchedChange(self._transaction, self._config.schema, statement, filters, None)
+            return await change.run(on_progress)
+        async with self._transaction(tx) as connection:
+            change = BatchedChange(
+                self._transaction, self._config.schema, statement, filters, connection
+            )
+            return await change.run(on_progress)

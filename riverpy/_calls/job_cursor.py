@@ -1,0 +1,155 @@
+"""The text of a cursor: the position of a job in a list. River has the same format.
+
+The text is base64 (URL-safe, with padding) of a JSON object with the keys `id`, `kind`, `queue`,
+`sort_field` and `time`, in this order. `time` is the zero time of Go if the order is by id, or if
+the job has no time."""
+
+from __future__ import annotations
+
+import base64
+import re
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple, get_args
+
+import msgspec
+
+from riverpy._attempt_errors import format_json_time
+from riverpy._json import encode_string
+from riverpy._timestamps import raw_timestamp, timestamp
+from riverpy.errors import ConfigError
+from riverpy.job_list import JobOrder
+
+TEXT_LENGTH_MAX = 8_192
+"""The maximum number of characters of a cursor."""
+ZERO_TIME = "0001-01-01T00:00:00Z"
+"""The time of a cursor without a time."""
+_INT64 = range(-(2**63), 2**63)
+_INFINITIES = {2**63 - 1: "infinity", -(2**63): "-infinity"}
+"""The names of PostgreSQL for its largest and smallest time."""
+_JULIAN_DAY_2000 = 2_451_545
+_DAY_MICROSECONDS = 86_400_000_000
+_TIME_PATTERN = re.compile(
+    r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.(\d{1,30}))?(?:Z|([+-])(\d\d):(\d\d))", re.ASCII
+)
+_POSTGRES_TIME_PATTERN = re.compile(r"-?infinity|J\d{1,9} (\d\d:\d\d:\d\d\.\d{6})\+00", re.ASCII)
+
+
+class JobPosition(NamedTuple):
+    """The position of a job in a list."""
+
+    order: JobOrder
+    id: int
+    kind: str
+    queue: str
+    time: int | None
+    """The time by which the list is ordered, in microseconds since 2000. None: the order is by id,
+    or the job has no time."""
+
+
+class CursorTime(NamedTuple):
+    """A position as the statements need it."""
+
+    id: int
+    time: str | None
+    """The time as text for PostgreSQL. None: as in `JobPosition`."""
+
+
+def write_cursor(position: JobPosition) -> str:
+    """Return the text of a position."""
+    time = ZERO_TIME if position.time is None else _json_time(position.time)
+    text = (
+        f'{{"id":{position.id},"kind":{encode_string(position.kind)},'
+        f'"queue":{encode_string(position.queue)},"sort_field":"{position.order}","time":"{time}"}}'
+    )
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def read_cursor(text: str, order: JobOrder) -> CursorTime:
+    """Return the position of a cursor for a list in this order. Both alphabets of base64 are read,
+    with or without padding. Unknown keys are ignored.
+
+    Raises:
+        ConfigError: the text is not a cursor, or the cursor of another order.
+    """
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"a cursor must be a string, got {type(text).__name__}")
+    if len(text) > TEXT_LENGTH_MAX:
+        raise _cursor_error(text, f"it has more than {TEXT_LENGTH_MAX} characters")
+    try:
+        plain = text.rstrip("=").replace("-", "+").replace("_", "/")
+        padded = plain + "=" * (-len(plain) % 4)
+        members = msgspec.json.decode(
+            base64.b64decode(padded, validate=True), type=dict[str, msgspec.Raw]
+        )
+    except (ValueError, msgspec.DecodeError, RecursionError):
+        raise _cursor_error(text, "it is not base64 of a JSON object") from None
+    job_id = _decode(members, "id")
+    if not isinstance(job_id, int) or isinstance(job_id, bool) or job_id not in _INT64:
+        raise _cursor_error(text, "`id` is not an integer of 64 bits")
+    sort_field = _decode(members, "sort_field")
+    if sort_field not in get_args(JobOrder):
+        raise _cursor_error(text, f"`sort_field` is not one of {', '.join(get_args(JobOrder))}")
+    if sort_field != order:
+        raise _cursor_error(text, f"it is of a list ordered by {sort_field}, not by {order}")
+    time = _decode(members, "time")
+    if "time" not in members or time == ZERO_TIME:
+        return CursorTime(job_id, None)
+    raw = _postgres_time(time) if isinstance(time, str) else None
+    if raw is None:
+        raise _cursor_error(text, "`time` is not a time of RFC 3339")
+    return CursorTime(job_id, raw)
+
+
+def _decode(members: dict[str, msgspec.Raw], key: str) -> object:
+    try:
+        return msgspec.json.decode(members.get(key, b"null"))
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _cursor_error(text: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{text[:80]!r} is not a cursor of this list: {reason}; use `page.cursor` of a list with "
+        "the same order"
+    )
+
+
+def _json_time(raw: int) -> str:
+    """Return a time for a cursor. A time that RFC 3339 cannot have is in PostgreSQL's format; River
+    in Go cannot read the row of such a job either."""
+    time = timestamp(raw)
+    if time is None or raw_timestamp(time) != raw:
+        return postgres_time(raw)
+    text = format_json_time(time)
+    return postgres_time(raw) if text == ZERO_TIME else text
+
+
+def postgres_time(raw: int) -> str:
+    """Return a time as text for PostgreSQL. Its year may be outside of Python's years, so the day
+    is a Julian day."""
+    if raw in _INFINITIES:
+        return _INFINITIES[raw]
+    days, microseconds = divmod(raw, _DAY_MICROSECONDS)
+    clock = (datetime(2000, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)).time()
+    return f"J{_JULIAN_DAY_2000 + days} {clock.isoformat('microseconds')}+00"
+
+
+def _postgres_time(text: str) -> str | None:
+    """Return the time of a cursor as text for PostgreSQL, in microseconds. Return None if it is no
+    time. Further digits are cut off, as PostgreSQL's drivers for Go do."""
+    if _POSTGRES_TIME_PATTERN.fullmatch(text):
+        return text
+    match = _TIME_PATTERN.fullmatch(text)
+    if match is None:
+        return None
+    day, clock, fraction, sign, hours, minutes = match.groups()
+    try:
+        time = datetime.fromisoformat(f"{day}T{clock}").replace(tzinfo=UTC)
+        offset = timedelta(hours=int(hours or 0), minutes=int(minutes or 0))
+        if offset >= timedelta(days=1):
+            return None
+        raw = raw_timestamp(time) + int((fraction or "0")[:6].ljust(6, "0"))
+    except ValueError:
+        return None
+    shift = offset // timedelta(microseconds=1)
+    return postgres_time(raw + shift if sign == "-" else raw - shift)

@@ -1,0 +1,153 @@
+"""CheckedFilters: the filters of a list of jobs, checked, as parts and values of statements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from riverpy import _json
+from riverpy.errors import ConfigError
+from riverpy.job import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from riverpy.job_list import JobFilters
+
+VALUES_MAX = 10_000
+"""The maximum number of values of one filter."""
+IDS_MAX = 1_000_000
+"""The maximum number of ids."""
+PRIORITY_MAX = 4
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+
+class CheckedFilters(NamedTuple):
+    """Filters that were checked."""
+
+    values: dict[str, object]
+    """The values for the statements, by the name of the filter. It is also the name of the part of
+    the statements that needs it."""
+
+    @property
+    def states(self) -> list[str]:
+        """The states, in the given order. Empty: no state is given."""
+        return cast("list[str]", self.values.get("states", []))
+
+    @property
+    def ids(self) -> list[int] | None:
+        """The ids, sorted. None: no ids are given."""
+        return cast("list[int] | None", self.values.get("ids"))
+
+    def without(self, name: str) -> CheckedFilters:
+        """Return the other filters."""
+        return CheckedFilters({key: value for key, value in self.values.items() if key != name})
+
+
+def check_filters(filters: JobFilters) -> CheckedFilters:
+    """Check filters. Repeated values are dropped.
+
+    Raises:
+        ConfigError: a filter is unknown, has no values or too many, or a value is not allowed.
+    """
+    given = cast("Mapping[str, object]", filters)
+    if unknown := given.keys() - _CHECKS.keys():
+        raise ConfigError(
+            f"there is no filter {', '.join(map(repr, sorted(unknown)))}: the filters are "
+            f"{', '.join(_CHECKS)}"
+        )
+    return CheckedFilters({name: _CHECKS[name](name, value) for name, value in given.items()})
+
+
+def expect_filter(filters: CheckedFilters, call: str) -> None:
+    """Raise ConfigError if no filter is given. `call` is the name of the method."""
+    if not filters.values:
+        raise ConfigError(
+            f"{call} without a filter would change all jobs: give at least one of "
+            f"{', '.join(_CHECKS)}"
+        )
+
+
+def _items(name: str, value: object) -> list[object]:
+    """Return the different values of a filter, in their order."""
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence | set | frozenset):
+        raise ConfigError(
+            f"the filter {name} must be a list of values, got {type(value).__name__}: write "
+            f"{name}=[…]"
+        )
+    items = cast("Sequence[object]", value)
+    if not items:
+        raise ConfigError(f"the filter {name} is empty: leave it out, or give at least one value")
+    limit = IDS_MAX if name == "ids" else VALUES_MAX
+    if len(items) > limit:
+        raise ConfigError(f"the filter {name} has at most {limit:,} values, got {len(items):,}")
+    try:
+        return list(dict.fromkeys(items))
+    except TypeError:
+        raise ConfigError(f"the filter {name} has a value that is no single value") from None
+
+
+def _check_ids(name: str, value: object) -> list[int]:
+    return sorted(_check_integer(name, item, 1, 2**63 - 1) for item in _items(name, value))
+
+
+def _check_priorities(name: str, value: object) -> list[int]:
+    return [_check_integer(name, item, 1, PRIORITY_MAX) for item in _items(name, value)]
+
+
+def _check_integer(name: str, item: object, first: int, last: int) -> int:
+    if isinstance(item, bool) or not isinstance(item, int) or not first <= item <= last:
+        raise ConfigError(
+            f"the filter {name} takes whole numbers from {first} to {last}, got {item!r}"
+        )
+    return item
+
+
+def _check_states(name: str, value: object) -> list[str]:
+    states: list[str] = []
+    for item in _items(name, value):
+        try:
+            states.append(JobState(cast("str", item)).value)
+        except ValueError:
+            raise ConfigError(
+                f"the filter {name} takes {', '.join(JobState)}, got {item!r}"
+            ) from None
+    return states
+
+
+def _check_texts(name: str, value: object) -> list[str]:
+    return [_check_text(name, item) for item in _items(name, value)]
+
+
+def _check_text(name: str, item: object) -> str:
+    if not isinstance(item, str) or not item:
+        raise ConfigError(f"the filter {name} takes texts that are not empty, got {item!r}")
+    if (match := _UNSTORABLE.search(item)) is not None:
+        raise ConfigError(
+            f"the filter {name}: no job has the character {match[0]!a}, which PostgreSQL cannot "
+            "store"
+        )
+    return item
+
+
+def _check_metadata(name: str, value: object) -> str:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"the filter {name} must be an object, got {type(value).__name__}")
+    if not value:
+        raise ConfigError(f"the filter {name} is empty: leave it out, or give at least one key")
+    return _json.encode(cast("Mapping[str, object]", value), path="metadata")
+
+
+_CHECKS: dict[str, Callable[[str, object], object]] = {
+    "ids": _check_ids,
+    "kinds": _check_texts,
+    "queues": _check_texts,
+    "priorities": _check_priorities,
+    "states": _check_states,
+    "tags_all": _check_texts,
+    "tags_any": _check_texts,
+    "metadata": _check_metadata,
+    "error": _check_text,
+}
+"""The filters, each with the function that checks it and returns its value for the statements."""

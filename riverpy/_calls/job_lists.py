@@ -1,0 +1,172 @@
+"""JobListMethods: the methods that list and count jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Unpack
+
+from riverpy._calls.base import ClientMethods
+from riverpy._calls.job_filters import check_filters
+from riverpy._calls.job_page import LIMIT_DEFAULT, check_limit, plan_page
+from riverpy._postgres import job_lists, jobs
+from riverpy._postgres.damaged_jobs import damaged_jobs_error, read_jobs_in_parts
+from riverpy._postgres.driver import PostgresError, describe_error, is_unreadable_value_error
+from riverpy._timestamps import wire_timestamp
+from riverpy.errors import JobDamagedError
+from riverpy.job import JobColumn, JobRow
+from riverpy.job_list import JobPage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from riverpy._calls.job_page import PagePlan
+    from riverpy._postgres.driver import Transaction
+    from riverpy.job_list import JobFilters, JobOrder
+
+PAGE_SIZE_DEFAULT = 1_000
+"""The default number of jobs that `Client.jobs` reads at a time."""
+DAMAGED_IDS_MAX = 100
+"""The maximum number of damaged jobs in the error of `Client.jobs`."""
+
+
+class JobListMethods(ClientMethods):
+    """The methods that list and count jobs."""
+
+    async def job_list(
+        self,
+        *,
+        order_by: JobOrder = "id",
+        descending: bool = False,
+        limit: int = LIMIT_DEFAULT,
+        after: str | None = None,
+        tx: Transaction | None = None,
+        **filters: Unpack[JobFilters],
+    ) -> JobPage:
+        """Return one page of the jobs that pass all filters. Without a filter, all jobs pass.
+
+        Args:
+            order_by: the order, see `riverpy.JobOrder`. Default: by id.
+            descending: whether the order is reversed.
+            limit: the maximum number of jobs, from 1 to 10,000. Default 100.
+            after: the `cursor` of an earlier page: the page starts behind it. Use the same filters
+                and order. Cursors of River in Go are accepted too.
+            tx: as for `insert`.
+            filters: see `riverpy.JobFilters`.
+
+        Raises:
+            ConfigError: a filter, the order, the limit or the cursor is not allowed.
+            JobDamagedError: a filter on metadata or errors meets a job that the server cannot read.
+                Without such filters, damaged jobs are listed in `damaged` of the page.
+        """
+        plan = plan_page(
+            check_filters(filters),
+            order_by,
+            descending=descending,
+            limit=limit,
+            after=after,
+        )
+        return await self._read_page(plan, tx)
+
+    def jobs(
+        self,
+        *,
+        order_by: JobOrder = "id",
+        descending: bool = False,
+        page_size: int = PAGE_SIZE_DEFAULT,
+        after: str | None = None,
+        tx: Transaction | None = None,
+        **filters: Unpack[JobFilters],
+    ) -> AsyncGenerator[JobRow]:
+        """Iterate over all jobs that pass all filters, as in `async for job in client.jobs(…)`.
+
+        The jobs are read in pages. Without `tx`, no transaction is open between two pages. So a job
+        that changes in the meantime may be left out or returned twice if the change moves it in the
+        order. The order by id never returns a job twice.
+
+        Args:
+            page_size: the number of jobs to read at a time, from 1 to 10,000. Default 1,000.
+            order_by, descending, after, tx, filters: as for `job_list`.
+
+        Raises:
+            ConfigError: as `job_list`. It is raised by this call, before the first job.
+            JobDamagedError: the server cannot read some of the jobs. It is raised after the last
+                readable job.
+        """
+        checked = check_filters(filters)
+        check_limit(page_size, "page_size")
+
+        def plan(cursor: str | None) -> PagePlan:
+            return plan_page(
+                checked, order_by, descending=descending, limit=page_size, after=cursor
+            )
+
+        return self._iterate(plan(after), plan, page_size, tx)
+
+    async def _iterate(
+        self,
+        first: PagePlan,
+        plan: Callable[[str | None], PagePlan],
+        page_size: int,
+        tx: Transaction | None,
+    ) -> AsyncGenerator[JobRow]:
+        damaged: dict[int, str] = {}
+        page = await self._read_page(first, tx)
+        while True:
+            for job in page.jobs:
+                yield job
+            for job_id, error in page.damaged.items():
+                if len(damaged) < DAMAGED_IDS_MAX:
+                    damaged[job_id] = error
+            if len(page.jobs) + len(page.damaged) < page_size:
+                break
+            page = await self._read_page(plan(page.cursor), tx)
+        if damaged:
+            raise damaged_jobs_error(damaged)
+
+    async def job_count(
+        self, *, tx: Transaction | None = None, **filters: Unpack[JobFilters]
+    ) -> int:
+        """Return the number of jobs that pass all filters. The server reads all of them.
+
+        Raises:
+            ConfigError: a filter is not allowed.
+        """
+        checked = check_filters(filters)
+        async with self._transaction(tx) as connection:
+            return await job_lists.job_count(connection, self._config.schema, checked.values)
+
+    async def _read_page(self, plan: PagePlan, tx: Transaction | None) -> JobPage:
+        schema = self._config.schema
+        try:
+            async with self._transaction(tx) as connection:
+                rows = plan.sort(await job_lists.job_list(connection, schema, plan.statement))
+        except PostgresError as error:
+            if not is_unreadable_value_error(error):
+                raise
+            return await self._read_page_in_parts(plan, tx)
+        return JobPage(
+            [JobRow(tuple(row)) for row in rows], plan.cursor_of(rows[-1]) if rows else None
+        )
+
+    async def _read_page_in_parts(self, plan: PagePlan, tx: Transaction | None) -> JobPage:
+        """Read a page with a damaged job: first its ids, then the jobs in smaller and smaller
+        parts."""
+        schema = self._config.schema
+        try:
+            async with self._transaction(tx, isolation="repeatable_read") as connection:
+                places = await job_lists.job_page(connection, schema, plan.statement)
+                parts, damaged = await read_jobs_in_parts(
+                    connection,
+                    [place[0] for place in places],
+                    lambda part: jobs.job_get_many(connection, schema, part),
+                )
+        except PostgresError as error:
+            if not is_unreadable_value_error(error):
+                raise
+            raise JobDamagedError(
+                "the server cannot read a value that a filter on metadata or errors needs "
+                f"({describe_error(error)}): leave out this filter to find the damaged job"
+            ) from error
+        rows = {row[JobColumn.ID]: JobRow(tuple(row)) for part in parts for row in part}
+        job_id, kind, queue, time = places[-1]
+        cursor = plan.cursor(job_id, kind, queue, None if time is None else wire_timestamp(time))
+        return JobPage([rows[one[0]] for one in places if one[0] in rows], cursor, damaged)

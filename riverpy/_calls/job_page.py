@@ -1,0 +1,122 @@
+"""PagePlan: the statement for one page of a list of jobs, and the order of its rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from riverpy._calls.job_cursor import JobPosition, read_cursor, write_cursor
+from riverpy._names import expect_literal_value
+from riverpy._postgres.job_lists import PageStatement
+from riverpy._postgres.jobs import FINAL_STATES
+from riverpy._timestamps import wire_timestamp
+from riverpy.errors import ConfigError
+from riverpy.job import JobColumn
+from riverpy.job_list import JobOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._calls.job_filters import CheckedFilters
+    from riverpy._postgres.job_lists import PageBlock
+
+LIMIT_DEFAULT = 100
+LIMIT_MAX = 10_000
+"""The maximum number of jobs of a page. River has the same limit."""
+
+_TIME_COLUMNS = {
+    "scheduled_at": JobColumn.SCHEDULED_AT,
+    "attempted_at": JobColumn.ATTEMPTED_AT,
+    "finalized_at": JobColumn.FINALIZED_AT,
+}
+
+
+class PagePlan(NamedTuple):
+    """How one page of a list is read."""
+
+    order: JobOrder
+    descending: bool
+    time_field: str | None
+    """The column with the time of the order. None: the order is by id."""
+    statement: PageStatement
+
+    def sort(self, rows: list[Any]) -> list[Any]:
+        """Return whole rows in the order of the list."""
+        return sorted(rows, key=self._sort_key, reverse=self.descending)
+
+    def _sort_key(self, row: Sequence[Any]) -> tuple[bool, int, int]:
+        time = self.time_of(row)
+        return time is None, time or 0, row[JobColumn.ID]
+
+    def time_of(self, row: Sequence[Any]) -> int | None:
+        """Return the time of the order, in microseconds since 2000. None: the row has none, or the
+        order is by id."""
+        raw = None if self.time_field is None else row[_TIME_COLUMNS[self.time_field]]
+        return None if raw is None else wire_timestamp(raw)
+
+    def cursor_of(self, row: Sequence[Any]) -> str:
+        """Return the cursor of a whole row."""
+        kind, queue = row[JobColumn.KIND], row[JobColumn.QUEUE]
+        return self.cursor(row[JobColumn.ID], kind, queue, self.time_of(row))
+
+    def cursor(self, job_id: int, kind: str, queue: str, time: int | None) -> str:
+        """Return the cursor of a job."""
+        return write_cursor(JobPosition(self.order, job_id, kind, queue, time))
+
+
+def check_limit(limit: int, name: str = "limit") -> int:
+    """Raise ConfigError unless the limit is a whole number from 1 to 10,000. Return it."""
+    is_integer = isinstance(limit, int) and not isinstance(limit, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_integer or not 1 <= limit <= LIMIT_MAX:
+        raise ConfigError(f"{name} must be a whole number from 1 to {LIMIT_MAX:,}, got {limit!r}")
+    return limit
+
+
+def plan_page(
+    filters: CheckedFilters, order: JobOrder, *, descending: bool, limit: int, after: str | None
+) -> PagePlan:
+    """Return how a page is read.
+
+    Raises:
+        ConfigError: the order, the limit or the cursor is not allowed.
+    """
+    expect_literal_value("order_by", order, JobOrder)
+    check_limit(limit)
+    states = filters.states
+    field = _time_field(order, states)
+    values = {**filters.values, "limit": limit}
+    direction = "descending" if descending else "ascending"
+    parts = {*filters.values, direction}
+    block: PageBlock = "by_id" if field is None else "by_time"
+    if field == "finalized_at" and FINAL_STATES.issuperset(states):
+        block = "by_finalized_at"
+        values["states"] = states or sorted(FINAL_STATES)
+        parts.discard("states")
+    elif field is not None:
+        parts.add(f"by_{field}")
+    if after is not None:
+        cursor = read_cursor(after, order)
+        values |= {"after_id": cursor.id, "after_time": cursor.time}
+        may_lack_time = field == "attempted_at" or (field, block) == ("finalized_at", "by_time")
+        if field is not None and cursor.time is not None:
+            parts.add(f"after_time_{direction}")
+        else:
+            parts.add(f"after_{'empty' if may_lack_time else 'id'}_{direction}")
+    return PagePlan(order, descending, field, PageStatement(block, frozenset(parts), values))
+
+
+def _time_field(order: JobOrder, states: Sequence[str]) -> str | None:
+    """Return the column with the time of an order. None: the order is by id."""
+    if order == "id":
+        return None
+    if order == "finalized_at":
+        if unfinished := [state for state in states if state not in FINAL_STATES]:
+            raise ConfigError(
+                "order_by='finalized_at' takes only the states cancelled, completed and discarded, "
+                f"got {', '.join(unfinished)}: such jobs have not ended; use order_by='time'"
+            )
+        return order
+    if order == "scheduled_at" or not states:
+        return "scheduled_at"
+    if states[0] in FINAL_STATES:
+        return "finalized_at"
+    return "attempted_at" if states[0] == "running" else "scheduled_at"
