@@ -22,6 +22,9 @@ RIVER = "github.com/riverqueue/river"
 COMMAND_TIMEOUT = 300
 """Timeout of a command of Go, in seconds. It may have to download modules, and Go itself."""
 EXIT_UNUSABLE = 2
+STEPS_VERSION = 0, 51
+"""The first version with River's current form of steps. The Go program for older versions has no
+job with steps."""
 NO_GO = "Go is needed, and there is no `go` on the PATH"
 HELP_END = """
 The pinned version is in tests/interop/go/go.mod. Another one is built from a copy of that
@@ -79,6 +82,8 @@ def copy_with(version: str, directory: Path) -> str:
         version = f"v{version}"
     shutil.copytree(SOURCES, directory, dirs_exist_ok=True)
     found = run_go(directory, "list", "-mod=mod", "-m", "-f", "{{.Version}}", f"{RIVER}@{version}")
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < STEPS_VERSION:
+        (directory / "steps.go").unlink()
     for module in versions_of((directory / "go.mod").read_text("utf-8")):
         run_go(directory, "mod", "edit", f"-require={module}@{found}")
     run_go(directory, "mod", "tidy")

@@ -19,7 +19,6 @@ WAITS_FOR = {
     "job_delete": (24, 104),
     "job_delete_many": (25,),
     "queues at run time": (29, 105),
-    "resumable steps": (52, 88, 101),
     "a clock and a random source that tests can set": (45,),
 }
 """Missing features of riverpy, and the cases that need them."""
@@ -44,6 +43,7 @@ DIFFERENT = {
     65: "paused queues and those with metadata are kept, where River deletes them after a day",
     94: "max_attempts above 32,767 is refused, where River cuts it down",
     98: "a claim drops the mark of a cancel that an older River left, where River keeps it",
+    101: "any exception leaves the steps in the row, where a panic of River leaves none",
 }
 """Cases in which riverpy differs from River on purpose. Their tests show riverpy's rule; docs/go.md
 describes it for users."""

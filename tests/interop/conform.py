@@ -17,6 +17,7 @@ from tests.interop.inserting import request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from tests.interop.inserting import Request
     from tests.interop.river_go import Row
@@ -58,12 +59,21 @@ class InsertEffect(Protocol):
     def __call__(self, job_id: int, attempt: int, /) -> Awaitable[object]: ...
 
 
+class Connect(Protocol):
+    """Returns a connection to the database of the job."""
+
+    def __call__(self) -> AbstractAsyncContextManager[Any]: ...
+
+
 class ConformWorker(Worker[Conform]):
     """Worker of the kind. `emit` gets each event as a line in the form of Go."""
 
-    def __init__(self, emit: Callable[[Row], None], insert_effect: InsertEffect) -> None:
+    def __init__(
+        self, emit: Callable[[Row], None], insert_effect: InsertEffect, connect: Connect
+    ) -> None:
         self._emit = emit
         self._insert_effect = insert_effect
+        self._connect = connect
         self._released: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     def release(self, message: str) -> None:
@@ -133,6 +143,9 @@ class ConformWorker(Worker[Conform]):
                 await self._insert_effect(job.id, job.attempt)
             case "print":
                 self._print("effect", job)
+            case "complete":
+                async with self._connect() as connection, connection.transaction():
+                    await job.complete_tx(connection)
             case "log":
                 pass  # riverpy has no job log
             case "reserved":

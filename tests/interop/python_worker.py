@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
@@ -22,6 +22,7 @@ from tests.interop.working import SETTINGS_VARIABLE, Settings, event_line, inser
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from contextlib import AbstractAsyncContextManager
 
     from anyio.abc import TaskStatus
 
@@ -83,8 +84,11 @@ async def client() -> AsyncGenerator[Client]:
         async with made._get_open_pool().acquire() as connection:
             await insert_effect(connection, f'"{schema}".effects', job_id, attempt)
 
-    conform = ConformWorker(emit, effect)
-    steps = StepWorker(emit, conform.signal, lambda: made._get_open_pool().acquire())
+    def connect() -> AbstractAsyncContextManager[Any]:
+        return made._get_open_pool().acquire()
+
+    conform = ConformWorker(emit, effect, connect)
+    steps = StepWorker(emit, conform.signal, connect)
     made = PrintingClient(
         workers=Workers().add(conform).add(steps),
         queues={name: QueueConfig(max_workers=n) for name, n in settings.queues.items()},

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -16,10 +16,8 @@ from tests.interop.inserting import request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
 
-    import asyncpg
-
+    from tests.interop.conform import Connect
     from tests.interop.inserting import Request
     from tests.interop.river_go import Row
 
@@ -47,12 +45,6 @@ def steps(*specs: Spec, then: str = "", message: str = "no luck", **opts: Any) -
     """Return a request for a job with these steps."""
     args = StepArgs(message, list(specs), then)
     return request(msgspec.json.encode(args).decode(), kind=KIND, **opts)
-
-
-class Connect(Protocol):
-    """Returns a connection to the database of the job."""
-
-    def __call__(self) -> AbstractAsyncContextManager[asyncpg.Connection[Any]]: ...
 
 
 class Rollback(Exception):
@@ -113,8 +105,9 @@ class StepWorker(Worker[StepArgs]):
                 raise Boom(message)
             case "cancel":
                 raise JobCancel(message)
-            case "snooze":
-                raise JobSnooze(timedelta(hours=1))
+            case "snooze-once":
+                if not job.metadata.get("snoozes"):
+                    raise JobSnooze(timedelta(hours=1))
             case "end":
                 raise asyncio.CancelledError
             case _:

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from tests.interop.stepping import Spec, steps
-from tests.interop.working import LANGUAGES
+from tests.interop.test_jobs import same_row
+from tests.interop.working import LANGUAGES, OTHER
 
 if TYPE_CHECKING:
     from tests._database import Schema
@@ -67,7 +68,7 @@ CASES = {
     "cursor of the first step": Case([rows("a", "set=5 fail")], "", {}, ["a"], {CURSOR: {"a": 5}}),
     "used cursor": Case([rows("a", "set=5")], "fail", {}, ["a"], {STEP: "a", CURSOR: None}),
     "snooze": Case(
-        [plain("a"), rows("b", "set=5 snooze")],
+        [plain("a"), rows("b", "set=5 snooze-once")],
         "",
         {},
         ["a", "b"],
@@ -306,3 +307,123 @@ async def _outcome(
     ]
     errors = [msgspec.json.decode(text)["error"] for text in row["errors"] or ()]
     return ran, json.loads(row["metadata"]), errors[-1] if errors else None
+
+
+@EITHER
+async def test_retry(language: str, callers: Callers, fleet: Fleet, schema: Schema) -> None:
+    """A step that completed at attempt 1 is not run at attempt 2, and its name stays in the row
+    after the job has completed (CF-052, resumable_retry)."""
+    async with fleet.worker(language, poll=0.2) as worker:
+        job = await callers[OTHER[language]].insert(
+            steps(plain("first"), plain("second", "fail@1"), max_attempts=2)
+        )
+        await worker.until("job_failed", id=job["id"])
+        await worker.until("job_completed", id=job["id"])
+    row = await same_row(callers, schema, job["id"])
+    assert (row["state"], row["attempt"], len(row["errors"])) == ("completed", 2, 1)
+    assert json.loads(row["metadata"]) == {STEP: "first"}
+    ran = [(line["attempt"], line["name"]) for line in worker.passed("step", id=job["id"])]
+    assert ran == [(1, "first"), (1, "second"), (2, "second")]
+
+
+@EITHER
+async def test_interruption(language: str, callers: Callers, fleet: Fleet, schema: Schema) -> None:
+    """A job that is interrupted by a hard stop, cancelled or snoozed leaves its step and cursor,
+    and the other language continues there. An exception leaves them too, but a panic of Go does
+    not (CF-101)."""
+    later = {"retry_ms": 3_600_000}
+    words = {
+        "stop": "signal",
+        "cancel": "signal",
+        "snooze": "snooze-once",
+        "panic": "panic@1",
+    }
+    async with fleet.worker(language) as worker:
+        ids = {
+            name: (
+                await callers[OTHER[language]].insert(
+                    steps(plain("one"), rows("two", f"set=5 {word}"), message="go", metadata=later)
+                )
+            )["id"]
+            for name, word in words.items()
+        }
+        for job_id in ids.values():
+            await worker.until("step", id=job_id, name="two")
+        await callers[OTHER[language]].cancel(ids["cancel"])
+        await worker.until("job_cancelled", id=ids["cancel"])
+        await worker.until("job_snoozed", id=ids["snooze"])
+        await worker.until("job_failed", id=ids["panic"])
+        worker.stop_hard()
+        await worker.until("job_interrupted", id=ids["stop"])
+        await worker.stopped()
+    left = {STEP: "one", CURSOR: {"two": 5}} | later
+    found = {name: await same_row(callers, schema, job_id) for name, job_id in ids.items()}
+    metadata = {name: json.loads(row["metadata"]) for name, row in found.items()}
+    metadata["cancel"].pop("cancel_attempted_at")
+    assert metadata == {
+        "stop": left,
+        "cancel": left,
+        "snooze": {"snoozes": 1} | left,
+        "panic": later if language == "go" else left,
+    }
+    states = {name: (row["state"], row["attempt"], row["errors"]) for name, row in found.items()}
+    assert states["stop"] == ("available", 0, [])
+    assert states["snooze"] == ("scheduled", 0, [])
+    assert (states["cancel"][0], states["panic"][0]) == ("cancelled", "retryable")
+    async with fleet.worker(OTHER[language]) as other:
+        other.release("go")
+        for name, job_id in ids.items():
+            if name != "stop":
+                await callers["python"].retry(job_id)
+            await other.until("job_completed", id=job_id)
+            ran = [[line["name"], line["cursor"]] for line in other.passed("step", id=job_id)]
+            begins_again = [["one", None], ["two", None]]
+            is_lost = name == "panic" and language == "go"
+            assert ran == (begins_again if is_lost else [["two", 5]]), name
+
+
+async def test_attempts_that_go_round(callers: Callers, fleet: Fleet, schema: Schema) -> None:
+    """The attempts of one job go round three processes, and one of them is in Go. Each step
+    completes once, and each attempt gets the cursor that the last one has set (CF-088,
+    multi_engine_resumable_cursor)."""
+    async with (
+        fleet.process("python", queues={"q0": 1}) as first,
+        fleet.process("go", queues={"q1": 1}) as second,
+        fleet.process("python", queues={"q2": 1}) as third,
+    ):
+        workers = (first, second, third)
+        job = await callers["go"].insert(
+            steps(
+                plain("a", "fail@1"),
+                rows("b", "set=1 fail@2"),
+                rows("c", "set=2 fail@3", cursor="int"),
+                plain("d", "fail@4"),
+                queue="q0",
+                metadata={"retry_ms": 3_600_000},
+            )
+        )
+        ran: list[Any] = []
+        for attempt in range(1, 6):
+            worker = workers[(attempt - 1) % len(workers)]
+            await worker.until("job_completed" if attempt == 5 else "job_failed", id=job["id"])
+            ran += [
+                (attempt, line["name"], line["cursor"])
+                for line in worker.passed("step", id=job["id"], attempt=attempt)
+            ]
+            queue = f"q{attempt % len(workers)}"
+            await schema.execute("UPDATE river_job SET queue = $1 WHERE state = 'retryable'", queue)
+            if attempt < 5:
+                await callers["python"].retry(job["id"])
+    row = await same_row(callers, schema, job["id"])
+    assert (row["state"], row["attempt"], len(row["errors"])) == ("completed", 5, 4)
+    assert row["attempted_by"] == [one.id for one in (*workers, first, second)]
+    assert ran == [
+        (1, "a", None),
+        (2, "a", None),
+        (2, "b", None),
+        (3, "b", 1),
+        (3, "c", None),
+        (4, "c", 2),
+        (4, "d", None),
+        (5, "d", None),
+    ]

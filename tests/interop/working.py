@@ -290,7 +290,7 @@ class PythonWorker(Worker):
         self._lines = asyncio.Queue[Any]()
         self._stopped = anyio.Event()
         emit = self._lines.put_nowait
-        self._conform = conform = ConformWorker(emit, self._insert_effect)
+        self._conform = conform = ConformWorker(emit, self._insert_effect, schema.connected)
         steps = StepWorker(emit, conform.signal, schema.connected)
         self.client = Client(
             schema.url,

@@ -27,7 +27,7 @@ func init() { optionalKinds = append(optionalKinds, addSteps) }
 //	             set, or "begin" and then fail
 //	signal       wait for the job's message, or end with the error of the context
 //	nest         run a step inside of this one
-//	fail, panic, cancel, snooze, end    as in the kind "conform"
+//	fail, panic, cancel, snooze-once, end    as in the kind "conform"
 //
 // Then is done after the last step, in the same words, outside of any step.
 type stepArgs struct {
@@ -136,7 +136,10 @@ func (r *stepRun) word(ctx context.Context, word string) error {
 		panic(r.job.Args.Message)
 	case "cancel":
 		return river.JobCancel(errors.New(r.job.Args.Message))
-	case "snooze":
+	case "snooze-once":
+		if workerSettingsOf(r.job.Metadata).Snoozes > 0 {
+			return nil
+		}
 		return river.JobSnooze(time.Hour)
 	case "end":
 		return ctx.Err()
