@@ -103,6 +103,24 @@ client = riverpy.Client(
 )
 
 
+async def fetch(path: str) -> Mutable: ...
+
+
+async def copy(cursor: int | None) -> None: ...
+
+
+@workers.job(kind="steps")
+async def steps(job: riverpy.Job[Resize]) -> None:
+    assert_type(await job.step("a", fetch, "x"), Mutable | None)
+    assert_type(await job.step("b", fetch, "x", keep=True, result_type=Mutable), Mutable)
+    assert_type(await job.step("c", copy, cursor=int), None)
+    await job.step("d", fetch, "x", keep=True)  # pyright: ignore
+    await job.step("e", fetch)  # pyright: ignore
+    await job.step("f", fetch, 1)  # pyright: ignore
+    await job.step("g", copy, cursor=str)  # pyright: ignore
+    await job.step("h", copy, cursor=int, keep=True)  # pyright: ignore
+
+
 async def insert(
     connection: asyncpg.Connection[asyncpg.Record], pool: asyncpg.Pool[asyncpg.Record]
 ) -> None:

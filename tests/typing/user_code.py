@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, assert_type
 
+import asyncpg
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -78,6 +79,36 @@ async def resize_later(job: riverpy.Job[Resize]) -> None:
 @workers.blocking_job(executor="process", kind="crunch")
 def crunch(job: riverpy.Job[dict[str, int]]) -> None:
     assert_type(job.args["n"], int)
+
+
+async def fetch(path: str, size: int) -> list[str]:
+    """A step with a result."""
+    return [path] * size
+
+
+async def copy(cursor: dict[str, int] | None, job: riverpy.Job[Resize]) -> None:
+    """A step with a cursor."""
+    job.set_cursor({"page": 1})
+    assert_type(await job.checkpoint(now=True), bool)
+
+
+@workers.job(kind="long")
+async def resize_in_steps(job: riverpy.Job[Resize]) -> None:
+    assert_type(await job.step("plain", fetch, "x", 1), list[str] | None)
+    assert_type(await job.step("none", copy, None, job), None)
+    assert_type(await job.step("sync", len, "abc"), int | None)
+    assert_type(await job.step("kept", fetch, "x", 1, keep=True), list[str])
+    assert_type(await job.step("kept sync", lambda: 1, keep=True), int)
+    resize = await job.step("made", Resize, "/x", keep=True, result_type=Resize)
+    assert_type(resize, Resize)
+    assert_type(await job.step("rows", copy, job, cursor=dict[str, int]), None)
+
+
+@workers.job(kind="billed")
+async def complete(job: riverpy.Job[Resize]) -> None:
+    connection = await asyncpg.connect()
+    async with connection.transaction():
+        assert_type(await job.complete_tx(connection), riverpy.JobRow)
 
 
 class ResizeWorker(riverpy.Worker[Resize]):

@@ -208,6 +208,20 @@ async def test_job_any_available(large: asyncpg.Connection[Any]) -> None:
     assert scans_of(nodes) == {FETCH}
 
 
+@pytest.mark.parametrize("name", ["job_merge_running", "job_complete_running"])
+async def test_running_job(large: asyncpg.Connection[Any], name: str) -> None:
+    """Writes of a running attempt read its row by the primary key."""
+    values = {
+        "updates": "'{}'",
+        "id": "'17'",
+        "attempt": "'1'",
+        "attempted_at": "'844000000000000'",
+    }
+    names = query("river_job", name, None).parameters
+    nodes = await plan_of(large, name, *(values[name] for name in names))
+    assert scans_of(nodes) == {"river_job_pkey"}
+
+
 @pytest.mark.parametrize("name", ["job_get", "job_cancel", "job_retry"])
 async def test_one_job(large: asyncpg.Connection[Any], name: str) -> None:
     """Calls on one job read it by its primary key."""
