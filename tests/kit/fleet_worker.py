@@ -122,7 +122,7 @@ class TermWriter(base.MaintenanceService):
     number = 0
     _began_at: datetime
 
-    async def _run_pass(self, scope: StopScope) -> float:
+    async def _run_once_and_log_errors(self, scope: StopScope) -> float:
         """Read the time before the validity of the term, since the process may be frozen between
         the two."""
         self._began_at = datetime.now(UTC)

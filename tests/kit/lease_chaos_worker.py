@@ -165,7 +165,7 @@ class LeadWriter(base.MaintenanceService):
     name = "lead writer"
     _began_at: float
 
-    async def _run_pass(self, scope: StopScope) -> float:
+    async def _run_once_and_log_errors(self, scope: StopScope) -> float:
         """Read the time before the validity of the term, since the process may be frozen between
         the two."""
         self._began_at = time.time()

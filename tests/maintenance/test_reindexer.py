@@ -513,7 +513,7 @@ async def let_rest_end(schema: Schema, index: str) -> None:
     """Let the time be over that an index rests."""
     found = await postponed(schema, index)
     assert found is not None
-    past = found._replace(until=datetime(2026, 1, 1, tzinfo=UTC))
+    past = found._replace(postponed_until=datetime(2026, 1, 1, tzinfo=UTC))
     comment = past.append_to_comment(await comment_on(schema, index) or "")
     await schema.execute(f"""COMMENT ON INDEX "{index}" IS '{comment}'""")
 
