@@ -204,6 +204,7 @@ class Client(
         leader_domain: str | UnsetType | None = UNSET,
         soft_stop_timeout: timedelta | UnsetType | None = UNSET,
         dead_after: timedelta | UnsetType = UNSET,
+        max_processes: int | UnsetType | None = UNSET,
     ) -> None:
         """Change settings of a client that is not open yet. UNSET leaves a setting as it is.
 
@@ -222,6 +223,7 @@ class Client(
             "leader_domain": leader_domain,
             "soft_stop_timeout": soft_stop_timeout,
             "dead_after": dead_after,
+            "max_processes": max_processes,
         }
         given = {key: value for key, value in changes.items() if value is not UNSET}
         if given:

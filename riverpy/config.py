@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from riverpy.schedules import PeriodicSchedule
 
 MAX_WORKERS_MAX = 10_000
+MAX_PROCESSES_MAX = 1000
 _QUEUES_EXAMPLE = 'queues={"default": QueueConfig(max_workers=100)}'
 SETTING_DURATION_MAX = timedelta(days=365_000)
 """The longest duration. A longer duration would lead to times that PostgreSQL cannot store."""
@@ -60,6 +61,7 @@ _MAXIMUM_BY_SETTING = {
     "max_workers": MAX_WORKERS_MAX,
     "max_attempts": MAX_ATTEMPTS_MAX,
     "pool_size": 1000,
+    "max_processes": MAX_PROCESSES_MAX,
 }
 """The largest values of settings that are numbers. The smallest value is 1."""
 ELECT_JITTER_FRACTION = 0.2
@@ -137,6 +139,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     hard_stop_timeout: timedelta = HARD_STOP_TIMEOUT_DEFAULT
     """How long a stop waits for cancelled jobs to end and for results to be stored. Default 10
     seconds."""
+    max_processes: int | None = None
+    """How many jobs with `executor="process"` run at a time in this client, 1 to 1,000. Further
+    such jobs wait for a process, and their timeout does not start while they wait. Default None:
+    the number of CPU cores that this process may use."""
     fetch_poll_interval: timedelta = timedelta(seconds=1)
     """How often an idle queue is polled. Default 1 second."""
     quiet_interval: timedelta | None = None

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import anyio
 
-from riverpy._work.child_process import get_type_name, pack_job, unpack_result
+from riverpy._work.child_process import count_usable_cores, get_type_name, pack_job, unpack_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from riverpy._work.attempt import Attempt
     from riverpy._work.child_process import ChildProcess, ChildProcessPool
+    from riverpy._work.running_attempts import RunningAttempts
     from riverpy.job import Job
 
 ArgsT = TypeVarTuple("ArgsT")
@@ -27,13 +28,23 @@ thread."""
 
 
 class BlockingJobRunner:
-    """Runs the blocking jobs of one client. Each job gets a thread or a process at once, because
-    `max_workers` of the queues limits the number of jobs."""
+    """Runs the blocking jobs of one client. Each job in a thread gets its thread at once, because
+    `max_workers` of the queues limits the number of jobs. Jobs in processes wait in their order for
+    one of `max_processes` processes, and their timeout does not start while they wait."""
 
-    def __init__(self, child_processes: ChildProcessPool, cancel_grace_period: float) -> None:
-        """`cancel_grace_period`: a cancelled job that runs in a process and uses `job.cancelled`
-        gets this number of seconds to end. Then its process is killed."""
+    def __init__(
+        self,
+        child_processes: ChildProcessPool,
+        running: RunningAttempts,
+        max_processes: int | None,
+        cancel_grace_period: float,
+    ) -> None:
+        """`max_processes`: how many jobs run in processes at a time; None: the number of cores.
+        `cancel_grace_period`: a cancelled job that runs in a process and uses `job.cancelled` gets
+        this number of seconds to end. Then its process is killed."""
         self._child_processes = child_processes
+        self._running = running
+        self._process_slots = asyncio.Semaphore(max_processes or count_usable_cores())
         self._cancel_grace_period = cancel_grace_period
         self._thread_pool: ThreadPoolExecutor | None = None
 
@@ -61,6 +72,23 @@ class BlockingJobRunner:
         A cancellation kills the process: at once, or after `cancel_grace_period` if the code uses
         `job.cancelled`. If the function ends before that, its result is used.
         """
+        await self._acquire_process_slot(attempt)
+        try:
+            return await self._run_in_child(function, attempt)
+        finally:
+            self._process_slots.release()
+
+    async def _acquire_process_slot(self, attempt: Attempt) -> None:
+        if not self._process_slots.locked():
+            await self._process_slots.acquire()  # this does not wait
+            return
+        self._running.pause_timeout(attempt)
+        await self._process_slots.acquire()
+        self._running.restart_timeout(attempt)
+
+    async def _run_in_child(
+        self, function: Callable[[Job[Any]], object], attempt: Attempt
+    ) -> str | None:
         job, claim_key = pack_job(function, attempt), attempt.claim_key
         child = self._child_processes.assign_child(claim_key)
         future = self._submit_to_thread(child.run_job, job)

@@ -195,6 +195,13 @@ class ChildProcessPool:
             await anyio.sleep(CHILD_EXIT_POLL_INTERVAL)
 
 
+def count_usable_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _describe_exit(exit_code: int) -> str:
     if exit_code >= 0:
         return f"the process of the job exited with code {exit_code}"

@@ -89,7 +89,7 @@ class Executor:
         self._store = store
         hard_stop = config.hard_stop_timeout.total_seconds()
         grace = min(CANCEL_GRACE_MAX, hard_stop * CANCEL_GRACE_SHARE)
-        self._blocking = BlockingJobRunner(children, grace)
+        self._blocking = BlockingJobRunner(children, running, config.max_processes, grace)
         self._context = contextvars.copy_context()
         """The context that is copied for each job, so that no job sees the context variables of
         another job."""

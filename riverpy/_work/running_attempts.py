@@ -170,6 +170,17 @@ class RunningAttempts:
         attempt.deadline = time.monotonic() + seconds
         self.check_deadlines_at(attempt.deadline)
 
+    def pause_timeout(self, attempt: Attempt) -> None:
+        """Let no time count until `restart_timeout`: the code of the job cannot start yet."""
+        if attempt.stop_cause is None:
+            attempt.deadline = math.inf
+
+    def restart_timeout(self, attempt: Attempt) -> None:
+        """Count the whole timeout from now, because the code of the job starts now."""
+        if attempt.stop_cause is None:
+            attempt.started_at = time.monotonic()
+            self.set_deadline(attempt, attempt.timeout)
+
     def check_deadlines_at(self, deadline: float) -> None:
         """Start the timer, so that the deadlines of all attempts are checked at `deadline`."""
         if deadline >= self._next_check_at:

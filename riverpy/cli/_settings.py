@@ -41,6 +41,7 @@ from riverpy.cli._types import (
     make_validated_type,
     parse_queues,
 )
+from riverpy.config import MAX_PROCESSES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -190,6 +191,14 @@ DEAD_AFTER = Setting(
     default="the client's, else 1m",
     format_value=format_duration,
 )
+MAX_PROCESSES = Setting(
+    "max-processes",
+    click.IntRange(1, MAX_PROCESSES_MAX),
+    "How many jobs run in processes at the same time. Default: the client's, else the number of CPU"
+    " cores.",
+    metavar="NUMBER",
+    default="the client's, else the CPU cores",
+)
 NAME = Setting(
     "name",
     make_validated_type("name", validate_client_id),
@@ -229,6 +238,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     LEADER_DOMAIN,
     SOFT_STOP,
     DEAD_AFTER,
+    MAX_PROCESSES,
     NAME,
     HEALTH,
     LOG,
@@ -293,6 +303,10 @@ def _toml_value_as_text(setting: Setting[Any], value: object, source: str) -> st
         if isinstance(value, bool):
             return setting.format_value(value)
         expected = "true or false"
+    elif isinstance(setting.type, click.IntRange):
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        expected = "a number"
     elif setting is QUEUES:
         if isinstance(value, dict):
             return format_queues(cast("dict[str, object]", value))

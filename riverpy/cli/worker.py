@@ -119,6 +119,7 @@ def _parse_queues(
 @_settings.LEADER_DOMAIN.click_option()
 @_settings.SOFT_STOP.click_option()
 @_settings.DEAD_AFTER.click_option()
+@_settings.MAX_PROCESSES.click_option()
 @_settings.NAME.click_option()
 @_settings.HEALTH.click_option()
 @click.option("--drain", is_flag=True, help="Stop when the queues have no more jobs to work.")
@@ -286,6 +287,7 @@ class _WorkerProcess:
             leader_domain=settings[_settings.LEADER_DOMAIN].value,
             soft_stop_timeout=settings[_settings.SOFT_STOP].value,
             dead_after=settings[_settings.DEAD_AFTER].value,
+            max_processes=settings[_settings.MAX_PROCESSES].value,
             queues=slots
             if slots is UNSET
             else {

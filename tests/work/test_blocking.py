@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import os
 import subprocess
@@ -27,6 +28,8 @@ from riverpy._work import child_process
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from riverpy.middleware import WorkInner
     from tests.work.rig import Rig
 
@@ -325,16 +328,53 @@ def test_reuse_of_children(monkeypatch: pytest.MonkeyPatch) -> None:
         children.end_idle_children()
 
 
-async def test_as_many_processes_as_slots(rig: Rig, tmp_path: Path) -> None:
-    """As many process jobs run at a time as there are slots, even with fewer CPUs."""
-    count = 2 * (os.cpu_count() or 1) + 1
-    register_apart(rig, timedelta(seconds=60))
-    files = [tmp_path / str(n) for n in range(count)]
-    async with rig.working(slots=count, soft_stop_timeout=timedelta(0)) as client:
-        for file in files:
-            await client.insert(Apart("hang", str(file)))
-        for file in files:
-            await until_exists(file)
+@pytest.mark.timeout(120)
+async def test_limit_of_processes(rig: Rig, tmp_path: Path) -> None:
+    """Only `max_processes` jobs run in processes at a time, the others wait in their order with
+    their whole timeout left, and a cancel, a stop and the end of another job reach them."""
+    register_apart(rig, timedelta(minutes=1))
+    async with rig.working(slots=20, max_processes=1) as client:
+        first = await client.insert(Apart("hang", str(tmp_path / "first")))
+        await until_exists(tmp_path / "first")
+        inserted = [await client.insert(Apart("return")) for _ in range(3)]
+        await rig.until_state("running", 4)
+        assert client._run is not None
+        waiting = {one.id: one for one in client._run.running if one.id in ids_of(inserted)}
+        await wait_until(lambda: all(one.deadline == math.inf for one in waiting.values()))
+        await client.job_cancel(inserted[1].job.id)
+        assert (await rig.event()).kind is EventKind.JOB_CANCELLED
+        await end_by("timeout", client, first.job.id)
+        events = await rig.take(3)
+        assert [event.kind for event in events] == [
+            EventKind.JOB_FAILED,
+            EventKind.JOB_COMPLETED,
+            EventKind.JOB_COMPLETED,
+        ]
+        done = [event.job.id for event in events[1:] if event.job is not None]
+        assert done == [inserted[0].job.id, inserted[2].job.id]
+        for one in waiting.values():
+            assert one.stop_cause or one.deadline == pytest.approx(one.started_at + 60, abs=0.1)
+        await client.insert(Apart("hang", str(tmp_path / "second")))
+        await until_exists(tmp_path / "second")
+        last = await client.insert(Apart("return"))
+        await rig.until_state("running", 2)
+        client.stop_and_cancel()
+        kinds = [event.kind for event in await rig.take(2)]
+        assert kinds == [EventKind.JOB_INTERRUPTED] * 2
+    row = await rig.row(last.job.id)
+    assert (row["state"], row["attempt"]) == ("available", 0)
+
+
+def ids_of(inserted: list[riverpy.InsertResult]) -> set[int]:
+    """Return the ids of the inserted jobs."""
+    return {one.job.id for one in inserted}
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 async def end_by(how: str, client: riverpy.Client, job_id: int) -> None:
@@ -347,6 +387,8 @@ async def end_by(how: str, client: riverpy.Client, job_id: int) -> None:
         assert client._run is not None
         running = client._run.running
         for attempt in running:  # the timeout has passed
+            if attempt.id != job_id:
+                continue
             attempt.timeout, attempt.deadline = 0.0, time.monotonic()
             running.check_deadlines_at(attempt.deadline)
 
