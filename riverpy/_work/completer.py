@@ -357,7 +357,7 @@ class Completer:
             return
         self._limited_log.warning(
             RESULT_BATCH_SIZE_REDUCED,
-            row_count=row_count,
+            rows=row_count,
             error=describe_error(error),
         )
 
