@@ -63,7 +63,7 @@ class JobBatchMethods(ClientMethods):
 
         Args:
             limit: the maximum number of jobs, from 1 to 10,000. Default 100. To delete more jobs,
-                call this method until it returns fewer jobs than `limit`.
+                use `job_delete_in_batches`.
             unsafe_all: allow a call without a filter, which deletes jobs of all kinds.
             tx: as for `insert`.
             filters: see `riverpy.JobFilters`.
@@ -142,15 +142,24 @@ class JobBatchMethods(ClientMethods):
         expect_filter(checked, "job_cancel_many")
         return await self._change_many(job_lists.job_cancel_batch, checked, on_progress, tx)
 
-    async def _delete_in_batches(
+    async def job_delete_in_batches(
         self,
-        filters: JobFilters,
+        *,
         on_progress: Callable[[JobChanges], object] | None = None,
+        tx: Transaction | None = None,
+        **filters: Unpack[JobFilters],
     ) -> JobChanges:
-        """Delete all jobs that pass the filters, without returning them, for the command line."""
+        """Delete all jobs that pass all filters, without reading them. Returns what was done.
+
+        Running jobs are left alone. Batches, `on_progress`, `tx`, `filters` and locked jobs: as for
+        `job_retry_many`.
+
+        Raises:
+            ConfigError: no filter is given, or a filter is not allowed.
+        """
         checked = check_filters(filters)
-        expect_filter(checked, "deleting")
-        return await self._change_many(job_lists.job_delete_batch, checked, on_progress, None)
+        expect_filter(checked, "job_delete_in_batches")
+        return await self._change_many(job_lists.job_delete_batch, checked, on_progress, tx)
 
     async def _change_many(
         self,

@@ -26,7 +26,7 @@ _COMMANDS = {
     "events": "Follow the events of a worker on this machine.",
     "health": "Report whether jobs are being worked, for probes and scripts.",
     "insert": "Insert one job with JSON args.",
-    "job": "List, show, cancel and retry jobs.",
+    "job": "List, show, retry, cancel and delete jobs.",
     "leader": "Show the leader, and request that it resigns.",
     "migrate": "Create, update and check the tables of River and riverpy.",
     "periodic": "List periodic jobs, show their next times, run, pause and resume them.",

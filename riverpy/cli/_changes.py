@@ -19,7 +19,12 @@ from riverpy.cli._run import (
 )
 from riverpy.client import Client
 from riverpy.config import Config
-from riverpy.errors import JobDamagedError, NotFoundError, UniqueConflictError
+from riverpy.errors import (
+    JobDamagedError,
+    JobRunningError,
+    NotFoundError,
+    UniqueConflictError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -121,7 +126,7 @@ async def _change_item(
 
     try:
         return await wait_for_statement("it", change_in_transaction())
-    except (JobDamagedError, NotFoundError, UniqueConflictError) as error:
+    except (JobDamagedError, JobRunningError, NotFoundError, UniqueConflictError) as error:
         return ItemChangeResult(ACTION_FAILED, str(error))
     except DATABASE_ERRORS as error:
         if not _is_row_change_refused(error):

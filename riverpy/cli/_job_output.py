@@ -13,6 +13,7 @@ from riverpy._attempt_errors import (
     iterate_error_entries,
     parse_error_entry,
 )
+from riverpy._tools.text import format_seconds
 from riverpy.cli._output import make_printable, print_table, print_text
 from riverpy.job import JobColumn
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from riverpy.job import JobRow
+
+JSON_LINE_LENGTH_MAX = 80
+"""The maximum number of characters of args or metadata that are shown in one line."""
 
 
 def job_to_json_object(job: JobRow) -> dict[str, object]:
@@ -55,21 +59,53 @@ def job_to_json_object(job: JobRow) -> dict[str, object]:
     }
 
 
-def print_job(job: dict[str, object]) -> None:
-    """Print the columns of a job that are not empty, then its errors, the oldest first."""
-    rows = [(name, _format_cell(value)) for name, value in job.items() if name != "errors"]
-    print_table(("COLUMN", "VALUE"), [row for row in rows if row[1]])
+def print_job(job: dict[str, object], now: datetime | None = None) -> None:
+    """Print the columns of a job that are not empty, then its errors, the oldest first. With the
+    server's time `now`, other times are also shown relative to it."""
+    cells = {name: _cell_to_lines(value, now) for name, value in job.items() if name != "errors"}
+    shown = {name: lines for name, lines in cells.items() if any(lines)}
+    width = max(map(len, shown))
+    texts = [
+        f"{name if number == 0 else '':{width}}  {make_printable(line)}".rstrip()
+        for name, lines in shown.items()
+        for number, line in enumerate(lines)
+    ]
+    print_text("\n".join(texts))
     for entry in cast("list[msgspec.Raw]", job["errors"]):
-        print_text("\n".join(("", *map(make_printable, _error_to_lines(bytes(entry).decode())))))
+        lines = _error_to_lines(bytes(entry).decode(), now)
+        print_text("\n".join(("", *map(make_printable, lines))))
 
 
-def _error_to_lines(encoded_error: str) -> list[str]:
+def _cell_to_lines(value: object, now: datetime | None) -> list[str]:
+    if isinstance(value, datetime):
+        return [_format_cell(value) + _format_relative_time(value, now)]
+    if isinstance(value, list):
+        return [str(item) for item in cast("list[object]", value)]
+    if isinstance(value, msgspec.Raw):
+        text = bytes(value).decode()
+        is_short = len(text) <= JSON_LINE_LENGTH_MAX
+        return [text] if is_short else msgspec.json.format(text, indent=2).splitlines()
+    return [_format_cell(value)]
+
+
+def _format_relative_time(moment: datetime, now: datetime | None) -> str:
+    """Return how far a time is from now, such as ` (5m ago)` or ` (in 1h5m)`."""
+    if now is None:
+        return ""
+    seconds = (moment - now).total_seconds()
+    text = format_seconds(abs(seconds))
+    return f" (in {text})" if seconds > 0 else f" ({text} ago)"
+
+
+def _error_to_lines(encoded_error: str, now: datetime | None) -> list[str]:
     error = parse_error_entry(encoded_error)
     if not error.error and error.at == GO_ZERO_TIME:  # the error is not in River's format
         return [f"error {encoded_error}"]
     first, *others = error.error.splitlines() or [""]
     number = f" of attempt {error.attempt}" if error.attempt else ""
-    at = "" if error.at == GO_ZERO_TIME else f" at {format_json_time(error.at)}"
+    at = ""
+    if error.at != GO_ZERO_TIME:
+        at = f" at {format_json_time(error.at)}{_format_relative_time(error.at, now)}"
     lines = [f"error{number}{at}: {first}", *others, *error.trace.splitlines()]
     return [lines[0], *(f"  {line}" for line in lines[1:])]
 

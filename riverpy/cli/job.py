@@ -1,150 +1,263 @@
-"""`riverpy job`: list, show, cancel and retry jobs."""
+"""`riverpy job`: list, show, retry, cancel and delete jobs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+import sys
+from typing import TYPE_CHECKING, TypeVar, cast, get_args
 
 import anyio
 import click
 
-from riverpy._postgres import jobs
-from riverpy._postgres.damaged_jobs import (
-    damaged_jobs_error,
-    read_jobs_in_parts,
-    translate_damage_error,
-)
+from riverpy._postgres import job_lists
+from riverpy._postgres.damaged_jobs import damaged_jobs_error
+from riverpy._tools.text import format_count
 from riverpy.cli._changes import ACTION_UNCHANGED, ItemChangeResult, change_items
 from riverpy.cli._connected import open_connection
+from riverpy.cli._job_batches import change_matching_jobs
+from riverpy.cli._job_filters import ID_TYPE, ids_option, job_filter_options
 from riverpy.cli._job_output import job_to_json_object, print_job, print_job_table
-from riverpy.cli._options import (
-    database_options,
-    json_option,
-    kinds_option,
-    limit_option,
-    queues_option,
-    states_option,
-)
-from riverpy.cli._output import print_json
+from riverpy.cli._options import database_options, json_option, limit_option
+from riverpy.cli._output import print_json, print_note
 from riverpy.cli._run import raise_command_errors, run_async
-from riverpy.cli._types import IntegerType
-from riverpy.errors import NotFoundError
-from riverpy.job import JobRow, JobState
+from riverpy.cli._types import NAME
+from riverpy.client import Client
+from riverpy.config import Config
+from riverpy.job import JobState
+from riverpy.job_list import JobFilters, JobOrder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from datetime import datetime
 
-    from riverpy._postgres.driver import Connection, Transaction
+    from riverpy._postgres.driver import Transaction
+    from riverpy.cli._job_batches import BatchVerb
     from riverpy.cli._options import DatabaseSettings
-    from riverpy.client import Client
+    from riverpy.job import JobRow
+    from riverpy.job_list import JobPage
 
 ResultT = TypeVar("ResultT")
 
 JOB_READ_TIMEOUT = 30.0
 """The timeout for reading jobs, in seconds."""
-_ID_TYPE = IntegerType(1, 2**63 - 1)
 
-_ids_argument = click.argument("job_ids", metavar="ID...", type=_ID_TYPE, nargs=-1, required=True)
+_ids_argument = click.argument("job_ids", metavar="ID...", type=ID_TYPE, nargs=-1)
+_yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.group
 def job() -> None:
-    """List, show, cancel and retry jobs."""
+    """List, show, retry, cancel and delete jobs."""
 
 
 @job.command("list")
-@states_option
-@kinds_option
-@queues_option
+@ids_option
+@job_filter_options
+@click.option(
+    "--order",
+    type=click.Choice(get_args(JobOrder)),
+    default="id",
+    show_default=True,
+    help="Sort by this. `time` is attempted_at for running jobs, finalized_at for ended ones, "
+    "otherwise scheduled_at; the first --state decides.",
+)
+@click.option("--ascending", is_flag=True, help="The oldest first. Default: the newest first.")
 @limit_option
+@click.option(
+    "--after", type=NAME, metavar="CURSOR", help="Continue behind the cursor of an earlier list."
+)
 @json_option
 @database_options
 def list_(
     database: DatabaseSettings,
     *,
-    states: Sequence[str],
-    kinds: Sequence[str],
-    queues: Sequence[str],
+    ids: Sequence[int],
+    filters: JobFilters,
+    order: JobOrder,
+    ascending: bool,
     limit: int,
+    after: str | None,
     as_json: bool,
 ) -> None:
     """List jobs, the newest first.
 
+    A job is listed if it passes all filters. Of a filter that is repeated, one value is enough.
+    Without --kind, --state, --metadata or --id, the other filters may read the whole table.
+
+    If there may be more jobs, stderr has the option for the next page. `--json` has it as `cursor`.
+
+    \b
+    riverpy job list --state discarded --kind welcome
+    riverpy job list --state retryable --error TimeoutError --order scheduled_at
+    riverpy job list --metadata '{"tenant": 7}' --limit 10 --json
+
     The exit code is 1 if some jobs are damaged: the server cannot read them. The other jobs are
     listed.
     """
+    chosen = cast("JobFilters", {**filters, **({"ids": ids} if ids else {})})
 
-    async def read_job_list(connection: Connection) -> tuple[list[JobRow], dict[int, str]]:
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
-            ids = await jobs.job_list(
-                connection,
-                database.schema,
-                states=[JobState(state) for state in states] or list(JobState),
-                kinds=kinds or None,
-                queues=queues or None,
-                limit=limit,
-            )
-            parts, damaged = await read_jobs_in_parts(
-                connection, ids, lambda part: jobs.job_get_many(connection, database.schema, part)
-            )
-        return [JobRow(tuple(row)) for part in parts for row in part], damaged
+    async def read(client: Client, tx: Transaction) -> JobPage:
+        return await client.job_list(
+            order_by=order, descending=not ascending, limit=limit, after=after, tx=tx, **chosen
+        )
 
-    found, damaged = run_async(_connect_and_read, database, read_job_list)
+    page = run_async(_connect_and_read, database, read)
     if as_json:
-        errors = [{"id": job_id, "error": error} for job_id, error in damaged.items()]
-        print_json({"jobs": list(map(job_to_json_object, found)), "damaged": errors})
+        errors = [{"id": job_id, "error": error} for job_id, error in page.damaged.items()]
+        jobs = [*map(job_to_json_object, page.jobs)]
+        print_json({"jobs": jobs, "damaged": errors, "cursor": page.cursor})
     else:
-        print_job_table(found)
-    if damaged:
+        print_job_table(page.jobs)
+        if len(page.jobs) + len(page.damaged) == limit:
+            print_note(f"riverpy: there may be more jobs: add --after {page.cursor}")
+    if page.damaged:
         with raise_command_errors():
-            raise damaged_jobs_error(damaged)
+            raise damaged_jobs_error(page.damaged)
 
 
 @job.command
-@click.argument("job_id", metavar="ID", type=_ID_TYPE)
+@click.argument("job_id", metavar="ID", type=ID_TYPE)
 @json_option
 @database_options
 def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
-    """Show all columns of one job.
+    """Show one job, with the tracebacks of its failed attempts.
 
     The exit code is 1 if the job does not exist, or if it is damaged: the server cannot read it.
     """
 
-    async def read_one_job(connection: Connection) -> JobRow:
-        with translate_damage_error(job_id):
-            row = await jobs.job_get(connection, database.schema, job_id)
-        if row is None:
-            raise NotFoundError(f"there is no job {job_id}")
-        return JobRow(tuple(row))
+    async def read(client: Client, tx: Transaction) -> tuple[JobRow, datetime]:
+        found = await client.job_get(job_id, tx=tx)
+        return found, await job_lists.job_now(tx)
 
-    found = job_to_json_object(run_async(_connect_and_read, database, read_one_job))
-    (print_json if as_json else print_job)(found)
+    found, now = run_async(_connect_and_read, database, read)
+    shown = job_to_json_object(found)
+    if as_json:
+        print_json(shown)
+    else:
+        print_job(shown, now)
 
 
 @job.command
 @_ids_argument
+@job_filter_options
+@_yes_option
 @json_option
 @database_options
-def cancel(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool) -> None:
+def cancel(
+    database: DatabaseSettings,
+    *,
+    job_ids: Sequence[int],
+    filters: JobFilters,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """Cancel jobs, so that they are not worked (again).
 
     The worker of a running job is notified. The worker cancels the attempt, and stores the job as
     cancelled when the job's code has ended. A job that has already ended is not changed. The exit
     code is 1 if a job does not exist; the others are cancelled.
+
+    Without ids, the options choose the jobs. The command counts the jobs and asks first. It changes
+    1,000 jobs at a time. After Ctrl-C it finishes these, prints what was done, and exits with code
+    130. The exit code is 1 if jobs were refused.
+
+    \b
+    riverpy job cancel 12 13
+    riverpy job cancel --state available --kind report --yes
     """
-    change_items(database, "job", "id", job_ids, _cancel_job, as_json=as_json)
+    if _is_by_ids(job_ids, filters):
+        change_items(database, "job", "id", job_ids, _cancel_job, as_json=as_json)
+    else:
+        _change_matching(database, "cancel", filters, yes, as_json)
 
 
 @job.command
 @_ids_argument
+@job_filter_options
+@_yes_option
 @json_option
 @database_options
-def retry(database: DatabaseSettings, *, job_ids: Sequence[int], as_json: bool) -> None:
+def retry(
+    database: DatabaseSettings,
+    *,
+    job_ids: Sequence[int],
+    filters: JobFilters,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """Make waiting or ended jobs available now.
 
     A job without attempts left gets one more. A running job is not changed. The exit code is 1 if a
     job does not exist, or if another job has the same unique key; the others are retried.
+
+    Without ids, the options choose the jobs. The command counts the jobs and asks first. It changes
+    1,000 jobs at a time. After Ctrl-C it finishes these, prints what was done, and exits with code
+    130. The exit code is 1 if jobs were refused.
+
+    \b
+    riverpy job retry 12 13
+    riverpy job retry --state discarded --kind welcome
+    riverpy job retry --state retryable --error TimeoutError --yes --json
     """
-    change_items(database, "job", "id", job_ids, _retry_job, as_json=as_json)
+    if _is_by_ids(job_ids, filters):
+        change_items(database, "job", "id", job_ids, _retry_job, as_json=as_json)
+    else:
+        _change_matching(database, "retry", filters, yes, as_json)
+
+
+@job.command
+@_ids_argument
+@job_filter_options
+@_yes_option
+@json_option
+@database_options
+def delete(
+    database: DatabaseSettings,
+    *,
+    job_ids: Sequence[int],
+    filters: JobFilters,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Delete jobs. A running job is not deleted: cancel it first.
+
+    The command asks first. The exit code is 1 if a job does not exist or is running; the others are
+    deleted.
+
+    Without ids, the options choose the jobs, and running jobs are left out. The command counts the
+    jobs and asks first. It deletes 1,000 jobs at a time. After Ctrl-C it finishes these, prints
+    what was done, and exits with code 130. The exit code is 1 if jobs were refused.
+
+    \b
+    riverpy job delete 12 13 --yes
+    riverpy job delete --state discarded --kind welcome
+    """
+    if not _is_by_ids(job_ids, filters):
+        _change_matching(database, "delete", filters, yes, as_json)
+        return
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError(
+            "this deletes jobs, and there is no terminal to ask for confirmation: add --yes"
+        )
+    if not yes:
+        click.confirm(f"Delete {format_count(len(job_ids), 'job')}?", abort=True, err=True)
+    change_items(database, "job", "id", job_ids, _delete_job, as_json=as_json)
+
+
+def _is_by_ids(job_ids: Sequence[int], filters: JobFilters) -> bool:
+    """Whether the jobs are given by their ids, and not by filters."""
+    if job_ids and filters:
+        raise click.UsageError("give either ids or options that choose jobs, not both")
+    if not job_ids and not filters:
+        raise click.UsageError(
+            "Missing argument 'ID...': give ids, or options that choose jobs, such as --kind"
+        )
+    return bool(job_ids)
+
+
+def _change_matching(
+    database: DatabaseSettings, verb: BatchVerb, filters: JobFilters, yes: bool, as_json: bool
+) -> None:
+    change_matching_jobs(database, verb, filters, is_confirmed=yes, as_json=as_json)
 
 
 async def _cancel_job(client: Client, job_id: int, tx: Transaction) -> ItemChangeResult:
@@ -174,10 +287,18 @@ async def _retry_job(client: Client, job_id: int, tx: Transaction) -> ItemChange
     return ItemChangeResult("retried", message)
 
 
+async def _delete_job(client: Client, job_id: int, tx: Transaction) -> ItemChangeResult:
+    deleted = await client.job_delete(job_id, tx=tx)
+    return ItemChangeResult("deleted", f"job {job_id} was {deleted.state}: it is deleted")
+
+
 async def _connect_and_read(
-    database: DatabaseSettings, read: Callable[[Connection], Awaitable[ResultT]]
+    database: DatabaseSettings, read: Callable[[Client, Transaction], Awaitable[ResultT]]
 ) -> ResultT:
+    """Connect to the database, and return the result of `read`, which reads in one transaction."""
     async with open_connection(database) as found:
+        client = Client(config=Config(schema=found.schema))
         reason = f"reading jobs took longer than {JOB_READ_TIMEOUT:g} s"
         with anyio.fail_after(JOB_READ_TIMEOUT, reason=reason):
-            return await read(found.connection)
+            async with found.connection.transaction(isolation="repeatable_read", readonly=True):
+                return await read(client, found.connection)

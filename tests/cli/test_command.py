@@ -266,5 +266,5 @@ async def test_warnings_do_not_mix_with_data(schema: Schema) -> None:
     command = [RIVERPY, "job", "list", "--json", "--database-url", schema.url]
     done = subprocess.run([*command, "--schema", schema.name], capture_output=True, text=True)
     await schema.execute("DELETE FROM river_migration WHERE version = 999")
-    assert json.loads(done.stdout) == {"jobs": [], "damaged": []}
+    assert json.loads(done.stdout) == {"jobs": [], "damaged": [], "cursor": None}
     assert NEWER_MIGRATIONS_FOUND in done.stderr

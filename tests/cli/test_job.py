@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -64,9 +65,12 @@ async def test_show_prints_tracebacks_as_lines(schema: Schema) -> None:
     )
     result = await command(schema, "show", "1")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.endswith(
+    lines = [line.split(None, 1) for line in result.stdout.splitlines()]
+    assert ["kind", "task"] in lines
+    assert re.search(r"^scheduled_at +2\S+ \S+ \(\d\S* ago\)$", result.stdout, re.MULTILINE)
+    assert re.sub(r"Z \(\w+ ago\)", "Z (… ago)", result.stdout).endswith(
         """
-error of attempt 1 at 2026-01-01T00:00:00Z: ValueError: no
+error of attempt 1 at 2026-01-01T00:00:00Z (… ago): ValueError: no
   Traceback (most recent call last):
     File "jobs.py", line 3
   ValueError: no?[2J

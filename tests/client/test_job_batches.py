@@ -275,7 +275,10 @@ async def test_locked_changed_and_damaged_rows(client: Client, schema: Schema) -
     assert reports[-1].done == 25
 
 
-@pytest.mark.parametrize("call", ["job_retry_many", "job_cancel_many", "job_delete_many"])
+@pytest.mark.parametrize(
+    "call",
+    ["job_retry_many", "job_cancel_many", "job_delete_many", "job_delete_in_batches"],
+)
 async def test_refusals(call: str) -> None:
     """Without a filter, or with one that is not allowed, nothing is sent (CF-025)."""
     client = Client("postgres://nowhere")
@@ -327,7 +330,7 @@ async def test_delete_many(client: Client, schema: Schema) -> None:
         ids=[8, 4, 3], metadata={"kept": 1}, unsafe_all=True, queues=["q0"]
     )
     assert [job.id for job in jobs] == [4, 8]
-    changes = await client._delete_in_batches({"ids": [1, 5, 6, 9]})
+    changes = await client.job_delete_in_batches(ids=[1, 5, 6, 9])
     assert changes == JobChanges(changed=2, unchanged=1, missing=1)
     assert [job.id for job in await client.job_delete_many(unsafe_all=True)] == [3, 7]
     assert [job.id for job in (await client.job_list()).jobs] == [5]

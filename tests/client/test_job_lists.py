@@ -119,7 +119,7 @@ async def test_filters(client: Client) -> None:
 
 async def test_order_and_pages(client: Client, schema: Schema) -> None:
     """Pages of every size join to the whole list, in each order, also with equal, empty and very
-    late times. The reverse order is the exact reverse (CF-103)."""
+    late times. The reverse order is the exact reverse (CF-103, PF-09)."""
     times = {row["id"]: dict(row) for row in await schema.fetch(TIMES)}
     states = {job.id: job.state for job in (await client.job_list()).jobs}
     cases: list[tuple[JobOrder, Sequence[JobState], str]] = [

@@ -4,11 +4,12 @@ results in the same form."""
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import asyncpg
+import msgspec
 
-from riverpy import Client, Config, NotFoundError, RiverError
+from riverpy import Client, Config, JobRunningError, NotFoundError, RiverError
 from tests.interop.inserting import params_of
 from tests.interop.read_rows import (
     queue_read_by_go,
@@ -32,6 +33,22 @@ class Refused(Exception):
 
 class NotThere(Refused):
     """The job or the queue does not exist."""
+
+
+class Running(Refused):
+    """The job is running."""
+
+
+class Page(NamedTuple):
+    """A page of a list of jobs."""
+
+    rows: list[Row]
+    cursor: str | None
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of the jobs."""
+        return [row["id"] for row in self.rows]
 
 
 class Caller(Protocol):
@@ -61,6 +78,12 @@ class Caller(Protocol):
     async def get(self, job_id: int, /) -> Row: ...
     async def cancel(self, job_id: int, /) -> Row: ...
     async def retry(self, job_id: int, /) -> Row: ...
+    async def delete(self, job_id: int, /) -> Row: ...
+    async def list_jobs(self, **params: Any) -> Page:
+        """List jobs with the params of `go/session.go`."""
+        ...
+
+    async def delete_many(self, **params: Any) -> list[Row]: ...
     async def set_output(self, job_id: int, value: Any, /) -> Row: ...
     async def queue_get(self, name: str, /) -> Row: ...
     async def queue_list(self) -> list[Row]: ...
@@ -82,7 +105,8 @@ class GoCaller:
         answer = await self._process.line()
         if "error" not in answer:
             return answer["result"]
-        raise (NotThere if answer["kind"] == "not_found" else Refused)(answer["error"])
+        kinds = {"not_found": NotThere, "running": Running}
+        raise kinds.get(answer["kind"], Refused)(answer["error"])
 
     async def _job(self, do: str, job_id: int, **command: Any) -> Row:
         return read_by_go(await self._do(do, id=job_id, **command))
@@ -122,6 +146,18 @@ class GoCaller:
 
     async def retry(self, job_id: int, /) -> Row:
         return await self._job("retry", job_id)
+
+    async def delete(self, job_id: int, /) -> Row:
+        return await self._job("delete", job_id)
+
+    async def list_jobs(self, **params: Any) -> Page:
+        if "metadata" in params:
+            params["metadata"] = msgspec.json.encode(params["metadata"]).decode()
+        page = await self._do("list", params=params)
+        return Page([read_by_go(row) for row in page["jobs"]], page["cursor"])
+
+    async def delete_many(self, **params: Any) -> list[Row]:
+        return [read_by_go(row) for row in await self._do("delete_many", params=params)]
 
     async def set_output(self, job_id: int, value: Any, /) -> Row:
         return await self._job("output", job_id, value=value)
@@ -226,6 +262,23 @@ class PythonCaller:
         with refusals():
             return read_by_python(await self._client.job_retry(job_id, tx=self._tx))
 
+    async def delete(self, job_id: int, /) -> Row:
+        with refusals():
+            return read_by_python(await self._client.job_delete(job_id, tx=self._tx))
+
+    async def list_jobs(self, **params: Any) -> Page:
+        if "order" in params:
+            params["order_by"] = params.pop("order")
+        with refusals():
+            page = await self._client.job_list(**params, tx=self._tx)
+            assert page.damaged == {}
+            return Page([read_by_python(job) for job in page.jobs], page.cursor)
+
+    async def delete_many(self, **params: Any) -> list[Row]:
+        with refusals():
+            jobs = await self._client.job_delete_many(**params, tx=self._tx)
+            return [read_by_python(job) for job in jobs]
+
     async def set_output(self, job_id: int, value: Any, /) -> Row:
         with refusals():
             job: JobRow = await self._client.job_update(job_id, output=value, tx=self._tx)
@@ -261,6 +314,8 @@ def refusals() -> Generator[None]:
         yield
     except NotFoundError as error:
         raise NotThere(str(error)) from error
+    except JobRunningError as error:
+        raise Running(str(error)) from error
     except RiverError as error:
         raise Refused(str(error)) from error
 

@@ -15,9 +15,6 @@ from pathlib import Path
 CASES = set(range(1, 112))
 
 WAITS_FOR = {
-    "job_list": (24, 30, 82, 102, 103),
-    "job_delete": (24, 104),
-    "job_delete_many": (25,),
     "queues at run time": (29, 105),
     "a clock and a random source that tests can set": (45,),
 }

@@ -126,6 +126,9 @@ func (p *listParams) riverDelete() (params *river.JobDeleteManyParams, err error
 		}
 	}()
 	params = river.NewJobDeleteManyParams()
+	if p.UnsafeAll { // River refuses it behind a filter, and takes filters behind it
+		params = params.UnsafeAll()
+	}
 	if p.IDs != nil {
 		params = params.IDs(p.IDs...)
 	}
@@ -143,9 +146,6 @@ func (p *listParams) riverDelete() (params *river.JobDeleteManyParams, err error
 	}
 	if p.Limit != nil {
 		params = params.First(*p.Limit)
-	}
-	if p.UnsafeAll {
-		params = params.UnsafeAll()
 	}
 	return params, nil
 }

@@ -1,0 +1,220 @@
+"""Commands that change all jobs which pass filters: a question, progress, and what was done."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+import click
+
+from riverpy._tools.text import format_count, format_seconds
+from riverpy.cli._connected import open_connection
+from riverpy.cli._job_filters import describe_filters
+from riverpy.cli._output import make_printable, print_json, print_note
+from riverpy.cli._run import EXIT_FAILURE, run_async
+from riverpy.client import Client
+from riverpy.config import Config
+from riverpy.job_list import JobChanges
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+
+    from riverpy.cli._options import DatabaseSettings
+    from riverpy.job_list import JobFilters
+
+BatchVerb: TypeAlias = Literal["retry", "cancel", "delete"]
+
+NOTE_INTERVAL = 2.0
+"""Seconds between two notes about the progress if stderr is no terminal."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PAST = {"retry": "retried", "cancel": "cancelled", "delete": "deleted"}
+
+
+class _StopRequested(Exception):
+    """A signal has asked for the end of the command."""
+
+
+class _Interruption:
+    """The signal that asked for the end of the command."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        """The number of the signal. None: no signal has arrived."""
+
+    def stop_if_requested(self) -> None:
+        """Raise _StopRequested if a signal has arrived."""
+        if self.signal_number is not None:
+            raise _StopRequested
+
+    @contextmanager
+    def watched(self) -> Generator[None]:
+        """Record the first signal during the block. The second one cancels the task."""
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+
+        def handle(number: int) -> None:
+            if self.signal_number is None:
+                self.signal_number = number
+                print_note("riverpy: stopping after this batch")
+            elif task is not None:
+                task.cancel()
+
+        added: list[int] = []
+        for number in _SIGNALS:
+            with suppress(NotImplementedError, ValueError, RuntimeError):  # Windows, or a thread
+                loop.add_signal_handler(number, handle, number)
+                added.append(number)
+        try:
+            yield
+        finally:
+            for number in added:
+                loop.remove_signal_handler(number)
+
+
+class _Change(NamedTuple):
+    """A change of all jobs that pass filters."""
+
+    verb: BatchVerb
+    filters: JobFilters
+    is_confirmed: bool
+    as_json: bool
+
+
+def change_matching_jobs(
+    database: DatabaseSettings,
+    verb: BatchVerb,
+    filters: JobFilters,
+    *,
+    is_confirmed: bool,
+    as_json: bool,
+) -> None:
+    """Count the jobs, ask, change them in batches, and print what was done.
+
+    Raises:
+        UsageError: there is no terminal for the question.
+        Exit: with code 1, if jobs were refused; with 128 and the number of the signal, if a signal
+            has ended the change.
+    """
+    if not is_confirmed and not sys.stdin.isatty():
+        raise click.UsageError(
+            f"this can {verb} many jobs, and there is no terminal to ask for confirmation: add "
+            "--yes"
+        )
+    run_async(_change, database, _Change(verb, filters, is_confirmed, as_json))
+
+
+async def _change(database: DatabaseSettings, change: _Change) -> None:
+    async with open_connection(database) as found:
+        url, schema = found.database_url, found.schema
+    config = Config(schema=schema, pool_size=2)
+    async with Client(url, config=config) as client:
+        count = await client.job_count(**change.filters)
+        if count and not change.is_confirmed:
+            question = (
+                f"{change.verb.capitalize()} {format_count(count, 'job')} "
+                f"({make_printable(describe_filters(change.filters))})?"
+            )
+            click.confirm(question, abort=True, err=True)
+        await _run_batches(client, change, count)
+
+
+async def _run_batches(client: Client, change: _Change, count: int) -> None:
+    interruption = _Interruption()
+    last = JobChanges()
+    started_at = time.monotonic()
+    failure: BaseException | None = None
+    try:
+        with interruption.watched(), _progress(change.verb, count) as show:
+
+            def note(changes: JobChanges) -> None:
+                nonlocal last
+                last = changes
+                show(changes)
+                interruption.stop_if_requested()
+
+            if count:
+                last = await _method(client, change)(note)
+    except _StopRequested:
+        pass
+    except (asyncio.CancelledError, Exception) as error:
+        failure = error
+        raise
+    finally:
+        is_stopped = interruption.signal_number is not None and last.done < count
+        is_complete = failure is None and not is_stopped
+        seconds = time.monotonic() - started_at
+        _print_result(change, count, last, seconds, is_complete=is_complete)
+    if interruption.signal_number is not None and not is_complete:
+        raise click.exceptions.Exit(128 + interruption.signal_number)
+    if last.refused:
+        raise click.exceptions.Exit(EXIT_FAILURE)
+
+
+def _method(
+    client: Client, change: _Change
+) -> Callable[[Callable[[JobChanges], object]], Awaitable[JobChanges]]:
+    """Return the method of the client that changes the jobs."""
+    if change.verb == "retry":
+        return lambda note: client.job_retry_many(on_progress=note, **change.filters)
+    if change.verb == "cancel":
+        return lambda note: client.job_cancel_many(on_progress=note, **change.filters)
+    return lambda note: client.job_delete_in_batches(on_progress=note, **change.filters)
+
+
+@contextmanager
+def _progress(verb: BatchVerb, count: int) -> Generator[Callable[[JobChanges], None]]:
+    """Yield a function that shows the progress on stderr: as a bar on a terminal, otherwise as a
+    line from time to time."""
+    if sys.stderr.isatty():
+        with click.progressbar(length=count, label=verb.capitalize(), file=sys.stderr) as bar:
+            yield lambda changes: bar.update(min(changes.done, count) - bar.pos)
+        return
+    noted_at = time.monotonic()
+
+    def show(changes: JobChanges) -> None:
+        nonlocal noted_at
+        if time.monotonic() - noted_at >= NOTE_INTERVAL:
+            noted_at = time.monotonic()
+            print_note(f"{changes.done:,} of {format_count(count, 'job')}")
+
+    yield show
+
+
+def _print_result(
+    change: _Change, count: int, changes: JobChanges, seconds: float, *, is_complete: bool
+) -> None:
+    if change.as_json:
+        reasons = [{"id": job_id, "reason": text} for job_id, text in changes.reasons.items()]
+        print_json(
+            {
+                "action": _PAST[change.verb],
+                "matched": count,
+                "complete": is_complete,
+                "changed": changes.changed,
+                "running": changes.running,
+                "unchanged": changes.unchanged,
+                "missing": changes.missing,
+                "refused": changes.refused,
+                "reasons": reasons,
+            }
+        )
+        return
+    for job_id, text in changes.reasons.items():
+        print_note(f"riverpy: job {job_id} was refused: {make_printable(text)}")
+    parts = [f"{_PAST[change.verb]} {format_count(changes.changed, 'job')}"]
+    if changes.running:
+        parts[0] += f" ({changes.running:,} running: the workers are notified)"
+    for number, text in (
+        (changes.unchanged, "unchanged"),
+        (changes.missing, "deleted by others"),
+        (changes.refused, "refused"),
+    ):
+        if number:
+            parts.append(f"{number:,} {text}")
+    if not is_complete:
+        parts.append(f"interrupted: {max(count - changes.done, 0):,} left")
+    click.echo(f"{', '.join(parts)} in {format_seconds(seconds)}")
