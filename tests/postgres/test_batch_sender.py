@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from riverpy._postgres import batch_sender, set_aside
+from riverpy._postgres import batch_sender, skipped_rows
 from riverpy._postgres.batch_sender import (
     BatchSender,
     BatchSize,
@@ -393,7 +393,7 @@ def test_locked_row_is_tried_again_soon() -> None:
     aside = SkippedRows[int](retry_delay_min=1.0, retry_delay_max=60.0)
     for _ in range(5_000):
         aside.add_failure(7, 7, LOCKED, 0.0)
-    assert aside.next_retry_at - time.monotonic() <= set_aside.LOCKED_ROW_RETRY_DELAY_MAX
+    assert aside.next_retry_at - time.monotonic() <= skipped_rows.LOCKED_ROW_RETRY_DELAY_MAX
 
 
 def test_causes() -> None:
