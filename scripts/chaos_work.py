@@ -19,7 +19,7 @@ import msgspec
 
 import riverpy
 from riverpy._postgres.driver import DATABASE_ERRORS
-from riverpy._postgres.job_maintenance import RESCUE_ERROR
+from riverpy._postgres.job_maintenance import RESCUE_ERROR_TEXT
 from tests.kit import server_faults
 from tests.kit.bad_rows import JOBS, refused_rows, slow_rows
 from tests.kit.chaos_jobs import Blocking, ChaosSettings, PoolExhausting, Processed
@@ -564,7 +564,7 @@ def figures(history: History) -> dict[str, Any]:
         "completed": states["completed"],
         "cancelled": states["cancelled"],
         "attempts": sum(act.what == "begin" for act in history.acts),
-        "rescues": sum(text == RESCUE_ERROR for job in history.jobs for text in job.errors),
+        "rescues": sum(text == RESCUE_ERROR_TEXT for job in history.jobs for text in job.errors),
         "rolled_back": len(history.rolled_back),
         "halted_s": round(sum(until - since for since, until in history.halts()), 1),
         "longest_stall_s": round(max(stalls, default=0.0), 3),

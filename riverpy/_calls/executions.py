@@ -26,12 +26,12 @@ from riverpy._postgres.driver import (
 )
 from riverpy._postgres.executions import (
     ExecutionRow,
-    exec_check_transaction,
-    exec_claim,
-    exec_complete,
-    exec_get,
-    exec_insert,
-    exec_release,
+    execution_check_transaction,
+    execution_claim,
+    execution_complete,
+    execution_get,
+    execution_insert_completed,
+    execution_release,
 )
 from riverpy._postgres.schema import RIVERPY_LINE, migrate_command
 from riverpy.errors import ConfigError, SchemaMissingError
@@ -131,16 +131,16 @@ class ExecutionMethods(ClientMethods):
         schema = self._config.schema
         async with self._transaction(tx, isolation=None) as connection:
             with self._limit_key_wait(wait, can_retry_conflicts=tx is None):
-                transaction_id = await exec_insert(
-                    connection, schema, key=key, claimed_by=self.id, kept=kept
+                transaction_id = await execution_insert_completed(
+                    connection, schema, key=key, claimed_by=self.id, retention=kept
                 )
             if transaction_id is None:
-                return _existing_execution(await exec_get(connection, schema, key=key))
+                return _existing_execution(await execution_get(connection, schema, key=key))
             value = await fn(connection)
             # With `tx`, no check is needed: the release of the savepoint fails if the transaction
             # has ended.
             if tx is None:
-                await exec_check_transaction(connection, transaction_id)
+                await execution_check_transaction(connection, transaction_id)
         return Execution(ExecutionState.RAN, value, self.id)
 
     async def run_at_most_once(
@@ -248,16 +248,16 @@ class ExecutionMethods(ClientMethods):
         try:
             async with self._transaction(None) as connection:
                 with self._limit_key_wait(wait, can_retry_conflicts=True):
-                    epoch = await exec_claim(
+                    epoch = await execution_claim(
                         connection,
                         schema,
                         key=key,
                         claimed_by=self.id,
                         expires_after=expires_after,
-                        kept=kept,
+                        retention=kept,
                     )
                 if epoch is None:
-                    return _existing_execution(await exec_get(connection, schema, key=key))
+                    return _existing_execution(await execution_get(connection, schema, key=key))
                 claim = Claim(key, epoch)
         except anyio.get_cancelled_exc_class():
             if claim is not None:
@@ -281,8 +281,8 @@ class ExecutionMethods(ClientMethods):
             try:
                 with anyio.fail_after(deadline - anyio.current_time()):
                     async with self._transaction(None) as connection:
-                        return await exec_complete(
-                            connection, self._config.schema, **claim._asdict(), kept=kept
+                        return await execution_complete(
+                            connection, self._config.schema, **claim._asdict(), retention=kept
                         )
             except DATABASE_ERRORS as error:
                 delay = backoff.next_delay()
@@ -299,7 +299,7 @@ class ExecutionMethods(ClientMethods):
         try:
             with anyio.fail_after(CLAIM_RELEASE_TIMEOUT):
                 async with self._transaction(None) as connection:
-                    await exec_release(connection, self._config.schema, **claim._asdict())
+                    await execution_release(connection, self._config.schema, **claim._asdict())
         except DATABASE_ERRORS as error:
             _log.warning(EXECUTION_CLAIM_RELEASE_FAILED, error=describe_error(error))
 

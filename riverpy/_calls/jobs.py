@@ -70,7 +70,7 @@ class JobMethods(ClientMethods):
             NotFoundError, JobDamagedError: as `job_get`.
         """
         updates = f'{{"output":{encode_metadata_value(output)}}}'
-        statement = partial(jobs.job_update, updates=updates)
+        statement = partial(jobs.job_update_metadata, metadata_updates=updates)
         return await self._execute_job_statement(statement, job_id, tx)
 
     async def _execute_job_statement(

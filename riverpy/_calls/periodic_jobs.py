@@ -42,4 +42,4 @@ class PeriodicJobMethods(ClientMethods):
             NotFoundError, SchemaMissingError: as `periodic_pause`.
         """
         async with self._transaction(tx) as connection:
-            await periodic.periodic_run(connection, self._config.schema, job_id)
+            await periodic.periodic_request_run(connection, self._config.schema, job_id)

@@ -71,7 +71,7 @@ class QueueMethods(ClientMethods):
         for name in names:
             validate_queue(name)
         async with self._transaction(tx) as connection:
-            return await queues.queue_lag(connection, self._config.schema, list(names))
+            return await queues.queue_get_lags(connection, self._config.schema, list(names))
 
     async def queue_update(
         self, name: str, *, metadata: Mapping[str, object], tx: Transaction | None = None
@@ -94,10 +94,10 @@ class QueueMethods(ClientMethods):
                 "put a reference to it here"
             )
         async with self._transaction(tx) as connection:
-            found = await queues.queue_update(connection, self._config.schema, name, text)
+            found = await queues.queue_update_metadata(connection, self._config.schema, name, text)
             if found is None:
                 raise _queue_not_found_error(name)
-            await queues.control_notify(connection, self._config.schema, payload)
+            await queues.send_control_message(connection, self._config.schema, payload)
         return found
 
     async def queue_pause(self, name: str, *, tx: Transaction | None = None) -> None:
@@ -129,7 +129,7 @@ class QueueMethods(ClientMethods):
             if not found and name != "*":
                 raise _queue_not_found_error(name)
             payload = msgspec.json.encode({"action": action, "queue": name}).decode()
-            await queues.control_notify(connection, self._config.schema, payload)
+            await queues.send_control_message(connection, self._config.schema, payload)
 
 
 def _queue_not_found_error(name: str) -> NotFoundError:

@@ -13,12 +13,12 @@ from riverpy._clients.observer import HeartbeatObserver
 from riverpy._clients.process import has_process_ended, is_process_on_this_machine, own_process_name
 from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_ID_ALREADY_REGISTERED
-from riverpy._postgres.clients import client_delete_dead, client_register, client_registered_run
+from riverpy._postgres.clients import client_delete_dead, client_get_registered_run, client_register
 from riverpy.errors import ClientIdInUseError
 
 if TYPE_CHECKING:
     from riverpy._clock import Timer
-    from riverpy._postgres.clients import RegisteredRun, Registration
+    from riverpy._postgres.clients import ClientRegistration, RegisteredClientRun
     from riverpy._postgres.connection import DedicatedConnection
 
 REGISTRATION_STATEMENT_TIMEOUT = 10.0
@@ -38,7 +38,7 @@ class ClientIdRegistration:
 
     def __init__(
         self,
-        registration: Registration,
+        registration: ClientRegistration,
         schema: str | None,
         connection: DedicatedConnection,
         timer: Timer,
@@ -71,15 +71,18 @@ class ClientIdRegistration:
         if self._registered_run is not None:
             _registered_client_runs.discard(self._registered_run)
 
-    async def _wait_until_dead(self, other_run: RegisteredRun) -> bytes | None:
+    async def _wait_until_dead(self, other_run: RegisteredClientRun) -> bytes | None:
         """Wait until the other run is dead. Return its last heartbeat, or None if its row is gone.
 
         Raises:
             ClientIdInUseError: the other run is alive.
         """
         if self._has_process_ended(other_run):
-            return other_run.heartbeat.value
-        limit = max(self._registration.dead_after.total_seconds(), other_run.heartbeat.dead_after)
+            return other_run.last_heartbeat.raw_timestamp
+        limit = max(
+            self._registration.dead_after.total_seconds(),
+            other_run.last_heartbeat.dead_after_seconds,
+        )
         self._log.warning(
             CLIENT_ID_ALREADY_REGISTERED,
             client_id=self._client_id,
@@ -87,28 +90,28 @@ class ClientIdRegistration:
             seconds=limit,
         )
         observer = HeartbeatObserver(self._timer)
-        now: RegisteredRun | None = other_run
+        now: RegisteredClientRun | None = other_run
         while now is not None:
-            if now.heartbeat != other_run.heartbeat:
+            if now.last_heartbeat != other_run.last_heartbeat:
                 raise ClientIdInUseError(self._client_id, now.registered_at_text)
-            observer.observe([now.heartbeat], now.server_start)
+            observer.observe([now.last_heartbeat], now.raw_server_start_time)
             stopped = observer.find_stopped_heartbeats(limit)
             if stopped.heartbeats:
-                return now.heartbeat.value
+                return now.last_heartbeat.raw_timestamp
             step = min(
                 HEARTBEAT_READ_INTERVAL_MAX,
-                other_run.heartbeat.dead_after / HEARTBEAT_READS_WITHIN_DEAD_AFTER,
+                other_run.last_heartbeat.dead_after_seconds / HEARTBEAT_READS_WITHIN_DEAD_AFTER,
             )
             await self._timer.sleep(min(step, stopped.seconds_until_next_stop))
             async with self._connection.acquire(
                 "reading a heartbeat", REGISTRATION_STATEMENT_TIMEOUT
             ) as connection:
-                now = await client_registered_run(
+                now = await client_get_registered_run(
                     connection, self._schema, client_id=self._client_id
                 )
         return None
 
-    def _has_process_ended(self, other_run: RegisteredRun) -> bool:
+    def _has_process_ended(self, other_run: RegisteredClientRun) -> bool:
         """Whether the process of the other run has certainly ended.
 
         Raises:
@@ -116,17 +119,19 @@ class ClientIdRegistration:
         """
         process = own_process_name()
         is_running = (process, self._client_id, other_run.registered_at) in _registered_client_runs
-        if not is_running and other_run.process is not None:
-            if other_run.process == process or has_process_ended(other_run.process):
+        if not is_running and other_run.process_name is not None:
+            if other_run.process_name == process or has_process_ended(other_run.process_name):
                 return True
-            is_running = other_run.is_recent and is_process_on_this_machine(other_run.process)
+            is_running = other_run.is_heartbeat_recent and is_process_on_this_machine(
+                other_run.process_name
+            )
         if is_running:
             raise ClientIdInUseError(self._client_id, other_run.registered_at_text)
         return False
 
     async def _try_to_register(
         self, dead_heartbeat: bytes | None
-    ) -> tuple[int | None, RegisteredRun | None]:
+    ) -> tuple[int | None, RegisteredClientRun | None]:
         """Try to register the run. First delete the row of the run whose last heartbeat is `dead`.
         Return the time of the registration in microseconds since 2000, or the run that has the
         id."""
@@ -136,11 +141,14 @@ class ClientIdRegistration:
         ):
             if dead_heartbeat is not None:
                 await client_delete_dead(
-                    connection, self._schema, client_id=self._client_id, heartbeat=dead_heartbeat
+                    connection,
+                    self._schema,
+                    client_id=self._client_id,
+                    last_heartbeat=dead_heartbeat,
                 )
             registered_at = await client_register(connection, self._schema, self._registration)
             if registered_at is not None:
                 return registered_at, None
-            return None, await client_registered_run(
+            return None, await client_get_registered_run(
                 connection, self._schema, client_id=self._client_id
             )

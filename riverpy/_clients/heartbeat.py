@@ -24,10 +24,10 @@ from riverpy._log_events import (
     HEARTBEAT_TABLE_NOT_FOUND,
 )
 from riverpy._postgres.clients import (
-    client_heartbeat,
     client_is_run_registered,
     client_register,
     client_unregister,
+    client_write_heartbeat,
 )
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from riverpy._clock import Timer
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.clients import Registration
+    from riverpy._postgres.clients import ClientRegistration
     from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.driver import Connection
     from riverpy.config import Config
@@ -77,7 +77,7 @@ class HeartbeatWriter:
 
     def __init__(
         self,
-        registration: Registration,
+        registration: ClientRegistration,
         config: Config,
         connections: Sequence[DedicatedConnection],
         timer: Timer,
@@ -253,7 +253,7 @@ class HeartbeatWriter:
                     opened, self._config.schema, self._registration
                 )
                 return self.registered_at is not None
-            return await client_heartbeat(
+            return await client_write_heartbeat(
                 opened,
                 self._config.schema,
                 self._registration,

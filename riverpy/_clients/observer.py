@@ -54,10 +54,10 @@ class HeartbeatObserver:
         self.server_start = server_start
         self._observed_heartbeats = {}
         for one in heartbeats:
-            last, since = before.get(one.name, (None, now))
-            if last is None or last.value != one.value:
+            last, since = before.get(one.client_or_domain, (None, now))
+            if last is None or last.raw_timestamp != one.raw_timestamp:
                 since = now
-            self._observed_heartbeats[one.name] = one, since
+            self._observed_heartbeats[one.client_or_domain] = one, since
 
     def find_stopped_heartbeats(
         self, stopped_after: float, *, extra_seconds: float = 0.0
@@ -69,10 +69,10 @@ class HeartbeatObserver:
         stopped: dict[str, bytes] = {}
         seconds_until_next = math.inf
         for heartbeat, since in self._observed_heartbeats.values():
-            wanted = max(stopped_after, heartbeat.dead_after) + extra_seconds
+            wanted = max(stopped_after, heartbeat.dead_after_seconds) + extra_seconds
             left = wanted - min(now - since, contact)
             if left <= 0:
-                stopped[heartbeat.name] = heartbeat.value
+                stopped[heartbeat.client_or_domain] = heartbeat.raw_timestamp
             else:
                 seconds_until_next = min(seconds_until_next, left)
         return StoppedHeartbeats(stopped, seconds_until_next)

@@ -27,7 +27,12 @@ from riverpy._log import NotificationQueueLog
 from riverpy._middleware_chain import run_middleware
 from riverpy._plugins import plugins_of
 from riverpy._postgres.driver import DATABASE_ERRORS, is_notification_queue_full
-from riverpy._postgres.inserts import InsertRow, insert_notify, job_copy, job_insert
+from riverpy._postgres.inserts import (
+    InsertRow,
+    insert_notify_queues,
+    job_insert,
+    job_insert_with_copy,
+)
 from riverpy._postgres.transactions import expect_transaction, savepoint
 from riverpy.errors import InsertError, TransactionError
 from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
@@ -374,7 +379,10 @@ class Inserter:
                 f"{STATEMENT_BYTES_MAX:,}: insert it in parts, or with insert_many_fast"
             )
         found, notified = await job_insert(
-            connection, self._schema, [rows[index] for index in sent], notify=queues_to_notify
+            connection,
+            self._schema,
+            [rows[index] for index in sent],
+            queues_to_notify=queues_to_notify,
         )
         self._log_notification_queue(queues_to_notify, notified)
         results = dict(zip(sent, found, strict=True))
@@ -392,9 +400,11 @@ class Inserter:
         is_in_transaction = connection.is_in_transaction()
         with translate_errors(connection if is_in_transaction else None, in_savepoint=True):
             async with savepoint(connection) if is_in_transaction else connection.transaction():
-                await job_copy(connection, self._schema, rows, timeout=INSERT_STATEMENT_TIMEOUT)
+                await job_insert_with_copy(
+                    connection, self._schema, rows, timeout=INSERT_STATEMENT_TIMEOUT
+                )
                 if queues_to_notify:
-                    count = await insert_notify(connection, self._schema, queues_to_notify)
+                    count = await insert_notify_queues(connection, self._schema, queues_to_notify)
                     self._log_notification_queue(queues_to_notify, count)
         return len(rows)
 

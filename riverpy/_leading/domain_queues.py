@@ -1,9 +1,10 @@
 """DomainQueueReader: reads which queues a leader maintains, if there is more than one domain.
 
-A queue is orphaned if the heartbeat of its domain has not changed for `ORPHANED_AFTER`. It is also
-orphaned if that heartbeat is older than `ORPHANED_AFTER` by the server's clock and has not changed
-for `dead_after`. The server's clock alone does not decide, because it may be set to another time.
-Another leader maintains orphaned queues.
+A queue is orphaned if the heartbeat of its domain has not changed for
+`DOMAIN_ORPHANED_AFTER_SECONDS`. It is also orphaned if that heartbeat is older than
+`DOMAIN_ORPHANED_AFTER_SECONDS` by the server's clock and has not changed for `dead_after`. The
+server's clock alone does not decide, because it may be set to another time. Another leader
+maintains orphaned queues.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from riverpy._log import get_logger
 from riverpy._log_events import QUEUE_OWNER_PERMISSION_DENIED
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME
 from riverpy._postgres.clients import LastHeartbeat
-from riverpy._postgres.domains import ORPHANED_AFTER, owner_exists, owner_is_empty, owner_read
+from riverpy._postgres.domains import (
+    DOMAIN_ORPHANED_AFTER_SECONDS,
+    owner_list_queues,
+    owner_table_exists,
+    owner_table_is_empty,
+)
 from riverpy._postgres.driver import InsufficientPrivilegeError, UndefinedTableError
 
 if TYPE_CHECKING:
@@ -109,17 +115,19 @@ class DomainQueueReader:
         async with self._connection.acquire(purpose, OWNED_QUEUES_READ_TIMEOUT) as connection:
             # A migration creates the table without a notification.
             if not self._has_owner_table:
-                self._has_owner_table = await owner_exists(connection, self._schema)
+                self._has_owner_table = await owner_table_exists(connection, self._schema)
             if not self._has_owner_table:
                 return ()
             try:
-                return await owner_read(
-                    connection, self._schema, orphaned_after=timedelta(seconds=ORPHANED_AFTER)
+                return await owner_list_queues(
+                    connection,
+                    self._schema,
+                    domain_orphaned_after=timedelta(seconds=DOMAIN_ORPHANED_AFTER_SECONDS),
                 )
             except UndefinedTableError:  # the table was dropped, so no queue has an owner
                 return ()
             except InsufficientPrivilegeError:
-                if not await owner_is_empty(connection, self._schema):
+                if not await owner_table_is_empty(connection, self._schema):
                     raise
                 self._log_permission_denied()
                 return ()
@@ -128,7 +136,9 @@ class DomainQueueReader:
         """Return the queues to maintain. `owned_queues` are the queues that have an owner."""
         self._observer.observe(
             LastHeartbeat(
-                row.queue, row.last_heartbeat, 0.0 if row.is_heartbeat_old else ORPHANED_AFTER
+                row.queue,
+                row.last_heartbeat,
+                0.0 if row.is_heartbeat_old else DOMAIN_ORPHANED_AFTER_SECONDS,
             )
             for row in owned_queues
         )

@@ -6,10 +6,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._leases.store import LeaseStore, LeaseTable
-from riverpy._postgres.domains import default_leader
+from riverpy._postgres.domains import default_leader_get_status
 from riverpy._postgres.driver import LockNotAvailableError
-from riverpy._postgres.leaders import leader_elect, leader_fence, leader_renew, leader_resign
-from riverpy._postgres.leases import LeaseAnswer, time_of
+from riverpy._postgres.leaders import (
+    leader_elect,
+    leader_fence_transaction,
+    leader_renew,
+    leader_resign,
+)
+from riverpy._postgres.leases import LeaseAcquireResult, acquired_at_from_epoch
 from riverpy._postgres.transactions import expect_fenceable
 
 if TYPE_CHECKING:
@@ -45,7 +50,7 @@ class LeaderRowStore(LeaseStore):
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
-    ) -> LeaseAnswer | None:
+    ) -> LeaseAcquireResult | None:
         async with self._connection.acquire("electing a leader", timeout) as connection:
             return await leader_elect(connection, self._schema, leader_id=holder, ttl=ttl)
 
@@ -58,7 +63,7 @@ class LeaderRowStore(LeaseStore):
                 connection,
                 self._schema,
                 leader_id=holder,
-                elected_at=time_of(epoch),
+                elected_at=acquired_at_from_epoch(epoch),
                 ttl=self._ttl,
             )
         return {name: True} if is_held else {}
@@ -66,7 +71,7 @@ class LeaderRowStore(LeaseStore):
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
         async with self._connection.acquire("releasing the leader lease", timeout) as connection:
             return await leader_resign(
-                connection, self._schema, leader_id=holder, elected_at=time_of(epoch)
+                connection, self._schema, leader_id=holder, elected_at=acquired_at_from_epoch(epoch)
             )
 
     async def fence(
@@ -78,12 +83,12 @@ class LeaderRowStore(LeaseStore):
         timeout: timedelta,
         lock_timeout: timedelta,
     ) -> bool:
-        return await leader_fence(
+        return await leader_fence_transaction(
             expect_fenceable(transaction),
             self._schema,
             leader_id=self._leader_id,
-            elected_at=time_of(epoch),
-            timeout=timeout,
+            elected_at=acquired_at_from_epoch(epoch),
+            transaction_timeout=timeout,
             lock_timeout=lock_timeout,
         )
 
@@ -111,17 +116,17 @@ class SchemaLeaseStore(DomainLeaseStore):
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
-    ) -> LeaseAnswer | None:
+    ) -> LeaseAcquireResult | None:
         """Try to acquire the lease, unless a riverpy client is the leader of `default`."""
         async with self._requests.acquire("acquiring the schema lease", timeout) as connection:
-            lead = await default_leader(connection, self._schema)
-            if lead.is_registered:
+            lead = await default_leader_get_status(connection, self._schema)
+            if lead.is_leader_riverpy:
                 return _DENIED_ANSWER
-            self.has_non_riverpy_leader = lead.is_led
+            self.has_non_riverpy_leader = lead.has_leader
             try:
                 return await self._acquire(connection, name, holder, ttl)
             except LockNotAvailableError:
                 return None
 
 
-_DENIED_ANSWER = LeaseAnswer(False, "", 0, time_of(0), None)
+_DENIED_ANSWER = LeaseAcquireResult(False, "", 0, acquired_at_from_epoch(0), None)

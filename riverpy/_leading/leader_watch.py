@@ -19,8 +19,8 @@ from riverpy._log_events import (
     NO_LEADER_CANDIDATE_FOUND,
 )
 from riverpy._names import DEFAULT_DOMAIN
-from riverpy._postgres.clients import election_status
-from riverpy._postgres.domains import domain_election_status
+from riverpy._postgres.clients import election_get_status
+from riverpy._postgres.domains import domain_get_election_status
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 
 if TYPE_CHECKING:
@@ -115,12 +115,16 @@ class LeaderWatch:
 
     async def _read_election_status(self, connection: Connection) -> ElectionStatus:
         if self._domain is None:
-            return await election_status(connection, self._config.schema)
-        return await domain_election_status(connection, self._config.schema, domain=self._domain)
+            return await election_get_status(connection, self._config.schema)
+        return await domain_get_election_status(
+            connection, self._config.schema, domain=self._domain
+        )
 
     def _check_leader(self, status: ElectionStatus) -> None:
         """Log a warning if the leader is a problem, once for each term (its time as leader)."""
-        is_well = status.is_registered and (self._domain is None or status.supports_domains)
+        is_well = status.is_leader_riverpy and (
+            self._domain is None or status.leader_supports_domains
+        )
         if status.leader_id is None or is_well or status.elected_at == self._last_warned_elected_at:
             return
         self._last_warned_elected_at = status.elected_at
@@ -129,7 +133,7 @@ class LeaderWatch:
             keys |= {"domain": self._domain, "queues": list(self._queues)}
         else:
             keys["periodic_job_ids"] = [job.id for job in self._periodic_jobs]
-        if status.is_registered:
+        if status.is_leader_riverpy:
             self._log.warning(
                 LEADER_WITHOUT_DOMAINS_FOUND,
                 effect=OLD_RIVERPY_LEADER_EFFECT,
@@ -151,7 +155,7 @@ class LeaderWatch:
         """Log that no client can become leader, and log it again each hour. Only clients with
         `candidate=False` do this, since any other client could become leader itself."""
         now = self._timer.seconds_since_boot()
-        if status.has_candidate or (self._domain is None and status.leader_id is not None):
+        if status.has_riverpy_candidate or (self._domain is None and status.leader_id is not None):
             self._no_candidate_since, self._no_candidate_logged_at = None, -math.inf
             return
         if self._no_candidate_since is None:

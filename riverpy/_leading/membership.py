@@ -33,13 +33,13 @@ from riverpy._log_events import (
     QUEUES_CLAIMED_FOR_DOMAIN,
 )
 from riverpy._names import DEFAULT_DOMAIN
-from riverpy._postgres.clients import client_heartbeats
+from riverpy._postgres.clients import client_list_heartbeats
 from riverpy._postgres.domains import (
-    member_update,
-    owner_claim,
-    owner_conflicts,
-    owner_lock,
-    owner_notify,
+    member_write_heartbeat,
+    owner_claim_queues,
+    owner_find_conflicts,
+    owner_lock_all,
+    owner_notify_changed,
 )
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy.errors import DomainConflictError
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from riverpy._clients.heartbeat import HeartbeatWriter
     from riverpy._clock import Timer
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.clients import Registration
+    from riverpy._postgres.clients import ClientRegistration
     from riverpy._postgres.connection import DedicatedConnection
-    from riverpy._postgres.domains import QueueConflict
+    from riverpy._postgres.domains import QueueOwnershipConflict
     from riverpy._postgres.driver import Connection
     from riverpy.config import Config
     from riverpy.periodic import PeriodicJobs
@@ -72,7 +72,7 @@ class DomainMembership:
 
     def __init__(
         self,
-        registration: Registration,
+        registration: ClientRegistration,
         config: Config,
         *,
         periodic_jobs: PeriodicJobs,
@@ -120,7 +120,7 @@ class DomainMembership:
                     seconds=dead_after,
                 )
             async with self._reserved.acquire("reading heartbeats", JOIN_TIMEOUT) as connection:
-                observer.observe(*await client_heartbeats(connection, self._config.schema))
+                observer.observe(*await client_list_heartbeats(connection, self._config.schema))
             stopped = observer.find_stopped_heartbeats(dead_after)
             dead = stopped.heartbeats
             if not undecided <= dead.keys():
@@ -135,9 +135,11 @@ class DomainMembership:
             self._reserved.acquire("joining the leader domain", JOIN_TIMEOUT) as connection,
             connection.transaction(isolation="read_committed"),
         ):
-            await owner_lock(connection, schema)
-            held = await owner_conflicts(connection, schema, queues=wanted, dead=dead_clients)
-            foreign = [holder for holder in held if holder.domain != self._config.domain]
+            await owner_lock_all(connection, schema)
+            held = await owner_find_conflicts(
+                connection, schema, queues=wanted, dead_client_heartbeats=dead_clients
+            )
+            foreign = [holder for holder in held if holder.owner_domain != self._config.domain]
             kept_by_owner = {holder.queue for holder in foreign if not self._can_take_queue(holder)}
             undecided = {
                 client_id
@@ -189,7 +191,7 @@ class DomainMembership:
         self._failure_log.log_recovery(DOMAIN_HEARTBEAT_RESTORED)
 
     async def _claim_queues(self, connection: Connection) -> None:
-        claimed = await owner_claim(
+        claimed = await owner_claim_queues(
             connection,
             self._config.schema,
             queues=self._claimed_queues,
@@ -197,10 +199,10 @@ class DomainMembership:
             client_id=self._registration.client_id,
         )
         if claimed:
-            await owner_notify(connection, self._config.schema)
+            await owner_notify_changed(connection, self._config.schema)
             self._log.info(QUEUES_CLAIMED_FOR_DOMAIN, queues=claimed)
 
-    def _can_take_queue(self, conflict: QueueConflict) -> bool:
+    def _can_take_queue(self, conflict: QueueOwnershipConflict) -> bool:
         """Whether the domain of this client may take a queue from the domain that owns it."""
         policy = self._config.on_domain_conflict
         if policy == "warn":
@@ -208,28 +210,28 @@ class DomainMembership:
                 QUEUE_OF_ANOTHER_DOMAIN_FOUND,
                 effect="this client works its jobs, and the other domain's leader maintains it",
                 queue=conflict.queue,
-                owner=conflict.domain,
+                owner=conflict.owner_domain,
             )
             return False
         if policy == "takeover" and not conflict.client_ids:
             return True
         raise DomainConflictError(
             conflict.queue,
-            owner=conflict.domain,
+            owner=conflict.owner_domain,
             domain=self._config.domain,
             client_ids=conflict.client_ids,
         )
 
     async def _write_heartbeat(self, connection: Connection) -> Mapping[str, str]:
-        return await member_update(
+        return await member_write_heartbeat(
             connection,
             self._config.schema,
             client_id=self._registration.client_id,
             registered_at=self._heartbeat.registered_at,
             domain=self._config.domain,
-            settings=compute_settings_digest(self._config, self._periodic_jobs),
+            settings_digest=compute_settings_digest(self._config, self._periodic_jobs),
             queues=self._claimed_queues,
-            interval=self._heartbeat_interval,
+            heartbeat_interval=self._heartbeat_interval,
         )
 
     def _log_moved_queues(self, owner_by_queue: Mapping[str, str]) -> None:

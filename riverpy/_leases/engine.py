@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from riverpy._leases.store import LeaseStore
     from riverpy._leases.timing import LeaseTiming
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.leases import LeaseAnswer
+    from riverpy._postgres.leases import LeaseAcquireResult
 
 ACQUIRE_DELAY_PER_HELD_LEASE, ACQUIRE_DELAY_MAX = 0.02, 0.5
 """An attempt to acquire a lease is delayed by `ACQUIRE_DELAY_PER_HELD_LEASE` seconds for each lease
@@ -348,7 +348,7 @@ class LeaseEngine:
             self._signal_change()
         if attempt.answer is None:
             return None, BUSY_LEASE_RETRY_DELAY + random.uniform(0, ACQUIRE_JITTER_MAX)  # noqa: S311 (no secret)
-        pause = self.timing.seconds_until_next_attempt(attempt.answer.remaining)
+        pause = self.timing.seconds_until_next_attempt(attempt.answer.seconds_until_expiry)
         if not attempt.answer.is_granted:
             return None, pause
         lease = self._make_lease(name, attempt.answer, attempted_at)
@@ -358,7 +358,7 @@ class LeaseEngine:
             return None, pause
         return lease, 0.0
 
-    def _make_lease(self, name: str, answer: LeaseAnswer, attempted_at: float) -> Lease:
+    def _make_lease(self, name: str, answer: LeaseAcquireResult, attempted_at: float) -> Lease:
         return Lease(
             name,
             answer,
@@ -427,8 +427,8 @@ class AcquireAttempt:
     """One attempt to acquire a lease. The statement runs to its end even if the caller is
     cancelled: it may have acquired the lease, and its answer is needed to release the lease."""
 
-    def __init__(self, statement: Callable[[], Awaitable[LeaseAnswer | None]]) -> None:
-        self.answer: LeaseAnswer | None = None
+    def __init__(self, statement: Callable[[], Awaitable[LeaseAcquireResult | None]]) -> None:
+        self.answer: LeaseAcquireResult | None = None
         """The answer to the attempt. None: no answer yet, or another session acquired the lease at
         the same time."""
         self._statement = statement

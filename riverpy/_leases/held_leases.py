@@ -240,7 +240,7 @@ class LeaseRenewer:
                 await self._renew(held, timeout=self._renewal_timeout(held, locked))
             except UNKNOWN_RESULT_ERRORS as error:
                 if isinstance(error, LeaseLockedError):
-                    locked = error.names
+                    locked = error.lease_names
                 failures.log_failure(
                     LEASE_RENEWAL_FAILED,
                     is_cause_logged=self._store.is_outage_logged,

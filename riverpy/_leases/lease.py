@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from riverpy._leases.store import LeaseStore
     from riverpy._leases.timing import LeaseTiming
     from riverpy._postgres.driver import Transaction
-    from riverpy._postgres.leases import LeaseAnswer
+    from riverpy._postgres.leases import LeaseAcquireResult
 
 LEASE_STORE_TIMEOUT = 5.0
 """The timeout of one call of the store, in seconds."""
@@ -44,7 +44,7 @@ class Lease:
     def __init__(
         self,
         name: str,
-        answer: LeaseAnswer,
+        answer: LeaseAcquireResult,
         *,
         attempted_at: float,
         store: LeaseStore,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._clock import Timer
 from riverpy._leases.store import ACQUIRE_LOCK_TIMEOUT, LeaseStore
-from riverpy._postgres.leases import LeaseAnswer
+from riverpy._postgres.leases import LeaseAcquireResult
 from riverpy.errors import ConfigError, LeaseLostError, TransactionError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class MemoryLeases(LeaseStore):
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
-    ) -> LeaseAnswer | None:
+    ) -> LeaseAcquireResult | None:
         give_up_at = self._timer.seconds_since_boot() + min(
             timeout, ACQUIRE_LOCK_TIMEOUT.total_seconds()
         )
@@ -128,18 +128,18 @@ class MemoryLeases(LeaseStore):
                 return answer
             await self._timer.sleep(POLL_INTERVAL)
 
-    def _acquire(self, name: str, holder: str, ttl: float) -> LeaseAnswer | None:
+    def _acquire(self, name: str, holder: str, ttl: float) -> LeaseAcquireResult | None:
         row, now = self._rows.get(name), self._timer.seconds_since_boot()
         if row is not None:
             if row.expires_at >= now:
                 left = row.expires_at - now
-                return LeaseAnswer(False, row.holder, row.epoch, row.acquired_at, left)
+                return LeaseAcquireResult(False, row.holder, row.epoch, row.acquired_at, left)
             if any(transaction.is_open for transaction in row.fenced_transactions):
                 return None
         micros = int(datetime.now(UTC).timestamp() * 1_000_000)
         self._last_epoch = max(self._last_epoch + 1, micros)
         made = self._rows[name] = _LeaseRow(self._last_epoch, holder, ttl, now)
-        return LeaseAnswer(True, holder, made.epoch, made.acquired_at, None)
+        return LeaseAcquireResult(True, holder, made.epoch, made.acquired_at, None)
 
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float

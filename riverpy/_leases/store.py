@@ -28,8 +28,8 @@ from riverpy._postgres.driver import (
 )
 from riverpy._postgres.leases import (
     lease_acquire,
-    lease_fence,
-    lease_fence_text,
+    lease_fence_sql,
+    lease_fence_transaction,
     lease_release,
     lease_renew,
 )
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from riverpy._postgres.driver import Connection, Pool, Transaction
-    from riverpy._postgres.leases import LeaseAnswer
+    from riverpy._postgres.leases import LeaseAcquireResult
 
 LEASE_STATEMENT_TIMEOUT = timedelta(seconds=12)
 """The server's `statement_timeout` on connections that riverpy opens for leases."""
@@ -95,7 +95,7 @@ class LeaseStore(ABC):
     @abstractmethod
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
-    ) -> LeaseAnswer | None:
+    ) -> LeaseAcquireResult | None:
         """Try to acquire a lease. Returns None if another session acquired it at the same time, or
         if a transaction of the last term has not ended."""
 
@@ -175,7 +175,7 @@ class LeaseTable(LeaseStore):
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
-    ) -> LeaseAnswer | None:
+    ) -> LeaseAcquireResult | None:
         with suppress(LockNotAvailableError, SerializationError):
             async with self._requests.acquire("acquiring a lease", timeout) as connection:
                 return await self._acquire(connection, name, holder, ttl)
@@ -183,7 +183,7 @@ class LeaseTable(LeaseStore):
 
     async def _acquire(
         self, connection: Transaction, name: str, holder: str, ttl: timedelta
-    ) -> LeaseAnswer | None:
+    ) -> LeaseAcquireResult | None:
         _expect_no_transaction(connection)
         return await lease_acquire(
             connection,
@@ -200,7 +200,7 @@ class LeaseTable(LeaseStore):
         rows = [(self.prefix + name, epoch) for name, epoch in terms]
         async with self._renewals.acquire("renewing leases", timeout) as connection:
             _expect_no_transaction(connection)
-            held = await lease_renew(connection, self._schema, holder=holder, terms=rows)
+            held = await lease_renew(connection, self._schema, holder=holder, names_and_epochs=rows)
         return {row.removeprefix(self.prefix): is_renewed for row, is_renewed in held.items()}
 
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
@@ -219,21 +219,21 @@ class LeaseTable(LeaseStore):
         timeout: timedelta,
         lock_timeout: timedelta,
     ) -> bool:
-        return await lease_fence(
+        return await lease_fence_transaction(
             expect_fenceable(transaction),
             self._schema,
             name=self.prefix + name,
             epoch=epoch,
-            timeout=timeout,
+            transaction_timeout=timeout,
             lock_timeout=lock_timeout,
         )
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
-        return lease_fence_text(
+        return lease_fence_sql(
             self._schema,
             name=self.prefix + name,
             epoch=epoch,
-            timeout=timeout,
+            transaction_timeout=timeout,
             lock_timeout=timeout,
         )
 

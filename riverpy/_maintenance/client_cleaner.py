@@ -9,7 +9,7 @@ from riverpy._clients.observer import HeartbeatObserver
 from riverpy._log_events import DEAD_CLIENTS_DELETED
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batch_runner import BatchRunner
-from riverpy._postgres.clients import client_delete_idle, client_heartbeats
+from riverpy._postgres.clients import client_delete_idle, client_list_heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ class ClientCleaner(MaintenanceService):
         """Delete the rows of dead clients. If no client is dead, the run only reads the
         heartbeats."""
         async with self.read_connection("looking for dead clients") as connection:
-            self._heartbeat_observer.observe(*await client_heartbeats(connection, self.schema))
+            self._heartbeat_observer.observe(*await client_list_heartbeats(connection, self.schema))
         dead_after = self.context.config.dead_after.total_seconds()
         stopped = self._heartbeat_observer.find_stopped_heartbeats(
             dead_after, extra_seconds=DEAD_CLIENT_RETENTION

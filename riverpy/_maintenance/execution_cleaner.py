@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batch_runner import BatchRunner
 from riverpy._postgres.executions import (
-    ExpiredCursor,
-    exec_delete_expired,
-    exec_exists,
-    exec_expired,
+    ExpiredExecutionCursor,
+    execution_delete_expired,
+    execution_list_expired,
+    execution_table_exists,
 )
 
 if TYPE_CHECKING:
@@ -29,22 +29,28 @@ class ExecutionCleaner(MaintenanceService):
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
-        self.batch_runner: BatchRunner[ExpiredCursor] = BatchRunner(
+        self.batch_runner: BatchRunner[ExpiredExecutionCursor] = BatchRunner(
             self, "deleting expired keys", self._delete_expired_keys, row_key=lambda row: row.key
         )
 
     async def run_once(self, scope: StopScope) -> float:
         """Delete all expired keys, if the table exists."""
         async with self.read_connection("looking for the table of executions") as connection:
-            has_table = await exec_exists(connection, self.schema)
+            has_table = await execution_table_exists(connection, self.schema)
         if has_table:
             await self.batch_runner.send_pages(self._read_expired)
         return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
-    async def _read_expired(self, after: ExpiredCursor | None, limit: int) -> list[ExpiredCursor]:
+    async def _read_expired(
+        self, after: ExpiredExecutionCursor | None, limit: int
+    ) -> list[ExpiredExecutionCursor]:
         async with self.read_connection("reading expired keys") as connection:
-            return await exec_expired(connection, self.schema, after=after, limit=limit)
+            return await execution_list_expired(
+                connection, self.schema, after_cursor=after, limit=limit
+            )
 
-    async def _delete_expired_keys(self, executions: list[ExpiredCursor]) -> None:
+    async def _delete_expired_keys(self, executions: list[ExpiredExecutionCursor]) -> None:
         async with self.batch_runner.transaction() as connection:
-            await exec_delete_expired(connection, self.schema, keys=[row.key for row in executions])
+            await execution_delete_expired(
+                connection, self.schema, keys=[row.key for row in executions]
+            )

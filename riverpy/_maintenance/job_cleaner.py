@@ -10,10 +10,10 @@ from riverpy._log_events import FINISHED_JOBS_DELETED
 from riverpy._maintenance.base import READ_STATEMENT_TIMEOUT, MaintenanceService
 from riverpy._maintenance.batch_runner import PAGE_ROWS_MIN, BatchRunner
 from riverpy._postgres.job_maintenance import (
-    EndedCursor,
-    JobScope,
+    EndedJobCursor,
+    JobFilter,
     job_delete_ended,
-    job_ended,
+    job_list_ended,
     job_states_to_clean,
 )
 from riverpy.job import JobState
@@ -41,7 +41,7 @@ class RetentionRule(NamedTuple):
 
     state: JobState
     retention: timedelta
-    job_scope: JobScope | None
+    job_scope: JobFilter | None
     """The queues and kinds of the jobs. None: all jobs of the state."""
 
 
@@ -59,22 +59,22 @@ def make_retention_rules(config: Config, queue_scope: QueueScope) -> list[Retent
 
 def _iterate_retentions(
     config: Config, queue_scope: QueueScope, state: JobState
-) -> Iterator[tuple[timedelta, JobScope | None]]:
+) -> Iterator[tuple[timedelta, JobFilter | None]]:
     kinds = tuple(config.retention_by_kind)
     for retention, names in _group_names_by_retention(config.retention_by_kind, state).items():
         yield (
             retention,
-            JobScope(*queue_scope.make_single_filter(), tuple(names), is_kind_allow_list=True),
+            JobFilter(*queue_scope.make_single_filter(), tuple(names), is_kind_allow_list=True),
         )
     for retention, names in _group_names_by_retention(config.retention_by_queue, state).items():
         if within := tuple(name for name in names if name in queue_scope):
-            yield retention, JobScope(within, True, kinds)
+            yield retention, JobFilter(within, True, kinds)
     retention: timedelta | None = getattr(config.retention, state.value)
     others = queue_scope.without_queues(config.retention_by_queue)
     if retention is None or others == NO_QUEUES:
         return
-    jobs = JobScope(*others.make_single_filter(), kinds)
-    yield retention, None if jobs == JobScope() else jobs
+    jobs = JobFilter(*others.make_single_filter(), kinds)
+    yield retention, None if jobs == JobFilter() else jobs
 
 
 def _group_names_by_retention(
@@ -111,7 +111,7 @@ class JobCleaner(MaintenanceService):
             row_key=lambda job: job.job_id,
             connection=context.long_statement_connection,
         )
-        self._read_positions: dict[RetentionRule, EndedCursor | None] = {}
+        self._read_positions: dict[RetentionRule, EndedJobCursor | None] = {}
         """The position up to which the jobs of each rule were read. A new rule starts at the
         beginning, because the rule may match jobs that were skipped."""
         self._unfinished_rules: set[RetentionRule] = set()
@@ -167,7 +167,9 @@ class JobCleaner(MaintenanceService):
             while True:
                 limit = max(self.batch_runner.next_batch_rows_max, PAGE_ROWS_MIN)
                 jobs = await self._read_finished_jobs(rule, limit)
-                in_scope = [JobToDelete(rule, job.cursor.id) for job in jobs if job.is_in_scope]
+                in_scope = [
+                    JobToDelete(rule, job.cursor.job_id) for job in jobs if job.matches_filter
+                ]
                 if not await self.batch_runner.send_in_batches(in_scope):
                     return
                 if jobs:
@@ -186,13 +188,13 @@ class JobCleaner(MaintenanceService):
         async with self.context.long_statement_connection.acquire(
             "reading ended jobs", READ_STATEMENT_TIMEOUT
         ) as connection:
-            return await job_ended(
+            return await job_list_ended(
                 connection,
                 self.schema,
                 state=rule.state,
                 retention=rule.retention,
-                scope=rule.job_scope or JobScope(),
-                after=self._read_positions[rule],
+                job_filter=rule.job_scope or JobFilter(),
+                after_cursor=self._read_positions[rule],
                 limit=limit,
             )
 

@@ -18,15 +18,19 @@ from riverpy._log_events import (
 )
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batch_runner import BatchRunner
-from riverpy._postgres.clients import client_heartbeats, client_lock_dead, client_registered
+from riverpy._postgres.clients import (
+    client_filter_registered,
+    client_list_heartbeats,
+    client_lock_dead,
+)
 from riverpy._postgres.damaged_jobs import DamagedJobTracker
 from riverpy._postgres.driver import UndefinedTableError, describe_error
 from riverpy._postgres.job_maintenance import (
-    Rescue,
+    JobRescue,
+    job_get_stuck,
+    job_list_running_of_clients,
+    job_list_stuck_ids,
     job_rescue,
-    job_running_of,
-    job_stuck,
-    job_stuck_rows,
 )
 from riverpy._postgres.jobs import ClaimKey
 from riverpy._timestamps import wire_timestamp
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
 
     from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.job_maintenance import RunningClaim
+    from riverpy._postgres.job_maintenance import RunningAttempt
     from riverpy._postgres.sql_files import QueueFilter
     from riverpy.worker import WorkUnit
 
@@ -100,7 +104,7 @@ class AttemptToRescue(NamedTuple):
     """A job's attempt that must be ended, because its client is dead or the job runs for too
     long."""
 
-    rescue: Rescue
+    rescue: JobRescue
     dead_client_heartbeat: bytes | None
     """The last heartbeat of the attempt's client, if the client is dead. None: the job runs for too
     long."""
@@ -169,7 +173,7 @@ class JobRescuer(MaintenanceService):
         if self._heartbeat_observer is None or not filters:
             return self._heartbeat_read_interval
         async with self.read_connection(_READ_PURPOSE) as connection:
-            self._heartbeat_observer.observe(*await client_heartbeats(connection, self.schema))
+            self._heartbeat_observer.observe(*await client_list_heartbeats(connection, self.schema))
         stopped = self._heartbeat_observer.find_stopped_heartbeats(self._dead_after)
         if stopped.heartbeats:
             for within in filters:
@@ -191,22 +195,24 @@ class JobRescuer(MaintenanceService):
         each one."""
         async with self.read_connection(_READ_PURPOSE) as connection:
 
-            async def read(skipped: list[int]) -> list[RunningClaim]:
-                return await job_running_of(
+            async def read(skipped: list[int]) -> list[RunningAttempt]:
+                return await job_list_running_of_clients(
                     connection,
                     self.schema,
                     client_ids=list(heartbeats),
-                    within=queue_filter,
-                    after=0 if after is None else after.rescue.claim_key.id,
+                    queue_filter=queue_filter,
+                    after_id=0 if after is None else after.rescue.claim_key.id,
                     limit=limit,
-                    skipped=skipped,
+                    skipped_ids=skipped,
                 )
 
             claims = await self._damaged_jobs.read_jobs(
                 connection, self.schema, _RUNNING_STATES, read
             )
         return [
-            AttemptToRescue(Rescue(claim.claim_key, claim.client_id), heartbeats[claim.client_id])
+            AttemptToRescue(
+                JobRescue(claim.claim_key, claim.client_id), heartbeats[claim.client_id]
+            )
             for claim in claims
         ]
 
@@ -227,12 +233,12 @@ class JobRescuer(MaintenanceService):
         self, queue_filter: QueueFilter | None, after: int | None, limit: int
     ) -> list[int]:
         async with self.read_connection(_READ_PURPOSE) as connection:
-            return await job_stuck(
+            return await job_list_stuck_ids(
                 connection,
                 self.schema,
-                age=self._config.rescue_age,
-                within=queue_filter,
-                after=after or 0,
+                running_longer_than=self._config.rescue_age,
+                queue_filter=queue_filter,
+                after_id=after or 0,
                 limit=limit,
             )
 
@@ -241,14 +247,14 @@ class JobRescuer(MaintenanceService):
         `stuck_job_read_runner` calls this again with fewer ids, so that a damaged job does not
         prevent the read of the others."""
         async with self.read_connection(_READ_PURPOSE) as connection:
-            rows = await job_stuck_rows(
-                connection, self.schema, ids=job_ids, age=self._config.rescue_age
+            rows = await job_get_stuck(
+                connection, self.schema, ids=job_ids, running_longer_than=self._config.rescue_age
             )
         jobs = await self._select_jobs_of_unregistered_clients([_StuckJob(row) for row in rows])
         for job in jobs:
             delay = self._compute_delay_if_rescued(job)
             if delay is not None:
-                rescue = Rescue(job.claim_key, job.client_id, delay.total_seconds())
+                rescue = JobRescue(job.claim_key, job.client_id, delay.total_seconds())
                 self._stuck_attempts.append(AttemptToRescue(rescue, None))
 
     async def _select_jobs_of_unregistered_clients(self, jobs: list[_StuckJob]) -> list[_StuckJob]:
@@ -259,7 +265,7 @@ class JobRescuer(MaintenanceService):
             return jobs
         try:
             async with self.read_connection(_READ_PURPOSE) as connection:
-                registered = await client_registered(
+                registered = await client_filter_registered(
                     connection, self.schema, client_ids=list(filter(None, ids))
                 )
         except UndefinedTableError:  # the table was dropped, so no client is registered
@@ -306,7 +312,7 @@ class JobRescuer(MaintenanceService):
                     connection,
                     self.schema,
                     dict(sorted(heartbeats.items())),
-                    server_start=self._heartbeat_observer.server_start,
+                    raw_server_start_time=self._heartbeat_observer.server_start,
                 )
             rescues = [
                 attempt.rescue

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from riverpy._log_events import DUPLICATE_JOBS_DISCARDED
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batch_runner import BatchRunner
-from riverpy._postgres.job_maintenance import job_due, job_lock_limit, job_schedule
+from riverpy._postgres.job_maintenance import job_list_due, job_schedule, job_set_lock_timeout
 
 if TYPE_CHECKING:
     from riverpy._leading.term_context import TermContext
@@ -59,19 +59,21 @@ class JobScheduler(MaintenanceService):
         self.context.fence.expect_held()
         skipped_ids = [entry.row for entry in self.batch_runner.skipped_rows.rows]
         async with self.read_connection("finding due jobs") as connection:
-            return await job_due(
+            return await job_list_due(
                 connection,
                 self.schema,
-                within=queue_filter,
-                ahead=SCHEDULE_AHEAD,
-                skipped=self._unchanged_job_ids + skipped_ids,
+                queue_filter=queue_filter,
+                lookahead=SCHEDULE_AHEAD,
+                skipped_ids=self._unchanged_job_ids + skipped_ids,
                 limit=limit,
             )
 
     async def _make_jobs_available(self, ids: list[int]) -> None:
         async with self.batch_runner.transaction() as connection:
-            await job_lock_limit(connection, LOCK_TIMEOUT)
-            scheduled = await job_schedule(connection, self.schema, ids=ids, ahead=SCHEDULE_AHEAD)
-        self._unchanged_job_ids += scheduled.unchanged
-        if scheduled.discarded:
-            self.log.info(DUPLICATE_JOBS_DISCARDED, count=scheduled.discarded)
+            await job_set_lock_timeout(connection, LOCK_TIMEOUT)
+            scheduled = await job_schedule(
+                connection, self.schema, ids=ids, lookahead=SCHEDULE_AHEAD
+            )
+        self._unchanged_job_ids += scheduled.unchanged_job_ids
+        if scheduled.discarded_count:
+            self.log.info(DUPLICATE_JOBS_DISCARDED, count=scheduled.discarded_count)

@@ -38,20 +38,20 @@ from riverpy._postgres.batch_sender import (
 )
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.periodic import (
-    TABLE_MISSING,
-    NextSlotChange,
+    PERIODIC_TABLE_MISSING_MESSAGE,
+    NextRunUpdate,
     PeriodicRegistration,
     PeriodicRow,
     periodic_delete_unused,
-    periodic_due,
-    periodic_exists,
+    periodic_get_server_time,
     periodic_list,
+    periodic_list_scheduled,
+    periodic_list_unused,
     periodic_mark_used,
-    periodic_now,
     periodic_register,
     periodic_store_last_runs,
-    periodic_store_next_slots,
-    periodic_unused,
+    periodic_store_next_runs,
+    periodic_table_exists,
 )
 from riverpy._postgres.skipped_rows import SkippedRows
 from riverpy.errors import InsertError, TransactionError
@@ -112,7 +112,7 @@ class JobPlan(NamedTuple):
     """The plan for one periodic job: the jobs to insert, and the change of the periodic job's
     row."""
 
-    row_change: NextSlotChange
+    row_change: NextRunUpdate
     jobs: list[PlannedJob]
     next_job_error: Exception | None = None
     """Why the job of the next slot cannot be inserted. None: there was no error."""
@@ -206,7 +206,9 @@ class PeriodicEnqueuer(MaintenanceService):
         if not self._registered_jobs:
             return TABLE_READ_INTERVAL
         async with self.read_connection("looking for due periodic jobs") as connection:
-            rows = await periodic_due(connection, self.schema, list(self._registered_jobs))
+            rows = await periodic_list_scheduled(
+                connection, self.schema, list(self._registered_jobs)
+            )
         self._moved_row_count = 0
         self._plan_sender.discard_unsent_rows()
         await self._insert_due_jobs(rows)
@@ -235,8 +237,12 @@ class PeriodicEnqueuer(MaintenanceService):
                 seconds.append(held)
             elif row.run_requested_at is not None:
                 seconds.append(LOCKED_ROW_RETRY_DELAY)
-            elif row.due_in is not None:
-                seconds.append(row.due_in if row.due_in > 0 else LOCKED_ROW_RETRY_DELAY)
+            elif row.seconds_until_next_run is not None:
+                seconds.append(
+                    row.seconds_until_next_run
+                    if row.seconds_until_next_run > 0
+                    else LOCKED_ROW_RETRY_DELAY
+                )
         return min(seconds)
 
     # -- the table
@@ -244,12 +250,12 @@ class PeriodicEnqueuer(MaintenanceService):
     async def _check_table_exists(self) -> bool:
         if not self._has_table:
             async with self.read_connection("looking for the table of periodic jobs") as connection:
-                self._has_table = await periodic_exists(connection, self.schema)
+                self._has_table = await periodic_table_exists(connection, self.schema)
         if not self._has_table and self._jobs and not self._is_missing_table_logged:
             self._is_missing_table_logged = True
             self.log.error(
                 PERIODIC_JOBS_DISABLED,
-                reason=TABLE_MISSING,
+                reason=PERIODIC_TABLE_MISSING_MESSAGE,
                 periodic_job_ids=[j.id for j in self._jobs],
             )
         return self._has_table
@@ -281,7 +287,7 @@ class PeriodicEnqueuer(MaintenanceService):
         if not new:
             return
         async with self.read_connection("registering periodic jobs") as connection:
-            now = await periodic_now(connection)
+            now = await periodic_get_server_time(connection)
         await self._registration_runner.send_in_batches(
             NewPeriodicJob(registration, job)
             for job in new
@@ -307,8 +313,8 @@ class PeriodicEnqueuer(MaintenanceService):
                 connection,
                 self.schema,
                 [row for row, _ in new_jobs],
-                first=select_row_ids("first_registration"),
-                each=select_row_ids("each_term"),
+                run_if_new_ids=select_row_ids("first_registration"),
+                run_now_ids=select_row_ids("each_term"),
             )
         self._registered_jobs.update({row_id: jobs[row_id] for row_id in done})
 
@@ -327,19 +333,19 @@ class PeriodicEnqueuer(MaintenanceService):
 
     async def _read_unused_row_ids(self, after: str | None, limit: int) -> list[str]:
         async with self.read_connection("looking for unused periodic jobs") as connection:
-            return await periodic_unused(
+            return await periodic_list_unused(
                 connection,
                 self.schema,
-                used=list(self._registered_jobs),
-                age=UNUSED_ROW_RETENTION,
-                after=after or "",
+                used_ids=list(self._registered_jobs),
+                unused_for=UNUSED_ROW_RETENTION,
+                after_id=after or "",
                 limit=limit,
             )
 
     async def _delete_unused_rows(self, row_ids: list[str]) -> None:
         async with self._deletion_runner.transaction() as connection:
             deleted = await periodic_delete_unused(
-                connection, self.schema, ids=row_ids, age=UNUSED_ROW_RETENTION
+                connection, self.schema, ids=row_ids, unused_for=UNUSED_ROW_RETENTION
             )
         if deleted:
             self.log.info(UNUSED_PERIODIC_JOBS_DELETED, periodic_job_ids=sorted(deleted))
@@ -362,7 +368,7 @@ class PeriodicEnqueuer(MaintenanceService):
         except Exception as error:
             self._postpone_row(row.id, error)
             return None
-        if plan.next_job_error is not None and plan.row_change.next_run_at == row.next_run_at:
+        if plan.next_job_error is not None and plan.row_change.new_next_run_at == row.next_run_at:
             self._postpone_row(row.id, plan.next_job_error)
             return None
         return plan
@@ -438,7 +444,7 @@ class PeriodicEnqueuer(MaintenanceService):
         async with self.context.fence.transaction(
             self.context.connection, "inserting periodic jobs"
         ) as connection:
-            done = await periodic_store_next_slots(connection, self.schema, changes)
+            done = await periodic_store_next_runs(connection, self.schema, changes)
             jobs = [job for plan in plans if plan.row_change.id in done for job in plan.jobs]
             prepared = [job.prepared_job for job in jobs]
             results = await self._insert_jobs(prepared, connection) if prepared else []
@@ -484,8 +490,8 @@ class PeriodicEnqueuer(MaintenanceService):
             raise ConnectionError(describe_error(error.__cause__ or error)) from error
 
 
-def _make_row_change(row: PeriodicRow, next_run_at: datetime | None) -> NextSlotChange:
-    return NextSlotChange(row.id, row.next_run_at, row.run_requested_at, row.is_paused, next_run_at)
+def _make_row_change(row: PeriodicRow, next_run_at: datetime | None) -> NextRunUpdate:
+    return NextRunUpdate(row.id, row.next_run_at, row.run_requested_at, row.is_paused, next_run_at)
 
 
 def _has_due_time(job: PeriodicJob, after: datetime, until: datetime) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from riverpy._log_events import UNUSED_QUEUES_DELETED
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batch_runner import BatchRunner
-from riverpy._postgres.queues import queue_delete_unused, queue_unused
+from riverpy._postgres.queues import queue_delete_unused, queue_list_unused
 
 if TYPE_CHECKING:
     from riverpy._leading.term_context import TermContext
@@ -47,19 +47,19 @@ class QueueCleaner(MaintenanceService):
         self, queue_filter: QueueFilter | None, after: str | None, limit: int
     ) -> list[str]:
         async with self.read_connection("looking for unused queues") as connection:
-            return await queue_unused(
+            return await queue_list_unused(
                 connection,
                 self.schema,
-                within=queue_filter,
-                age=QUEUE_RETENTION,
-                after=after or "",
+                queue_filter=queue_filter,
+                unused_for=QUEUE_RETENTION,
+                after_name=after or "",
                 limit=limit,
             )
 
     async def _delete_unused_queues(self, queue_names: list[str]) -> None:
         async with self.batch_runner.transaction() as connection:
             deleted = await queue_delete_unused(
-                connection, self.schema, names=queue_names, age=QUEUE_RETENTION
+                connection, self.schema, names=queue_names, unused_for=QUEUE_RETENTION
             )
         if deleted:
             self.log.info(UNUSED_QUEUES_DELETED, count=len(deleted), queues=sorted(deleted)[:10])

@@ -34,13 +34,13 @@ from riverpy._postgres.driver import (
     is_statement_timeout,
 )
 from riverpy._postgres.indexes import (
-    index_artifacts,
-    index_comment,
-    index_drop,
+    index_acquire_rebuild_lock,
+    index_drop_leftover,
+    index_get_server_time,
     index_list,
-    index_lock,
-    index_now,
+    index_list_leftovers,
     index_rebuild,
+    index_set_comment,
     index_set_timeouts,
 )
 from riverpy.schedules import cron, next_time
@@ -199,7 +199,7 @@ class Reindexer(MaintenanceService):
 
     async def _read_server_time(self) -> datetime:
         async with self.read_connection("reading the clock") as connection:
-            return await index_now(connection)
+            return await index_get_server_time(connection)
 
     # -- the session
 
@@ -216,7 +216,7 @@ class Reindexer(MaintenanceService):
     async def _try_acquire_reindex_lock(self, connection: Connection) -> bool:
         """Try to exclude other reindexers with a lock until the session ends. Return whether the
         lock was acquired."""
-        is_locked = await _with_timeout(index_lock(connection, self.schema))
+        is_locked = await _with_timeout(index_acquire_rebuild_lock(connection, self.schema))
         if is_locked:
             self._lock_failure_log.log_recovery()
         else:
@@ -234,7 +234,7 @@ class Reindexer(MaintenanceService):
         indexes = await self._read_indexes(connection, self._index_names)
         self._warn_of_missing_indexes({index.name for index in indexes})
         for index in indexes:
-            if not index.is_table_busy:
+            if not index.is_table_being_indexed:
                 await self._drop_leftover_indexes(connection, index.name, must_be_leader=True)
         return indexes
 
@@ -248,7 +248,7 @@ class Reindexer(MaintenanceService):
 
     def _skip_indexes_of_other_owners(self, indexes: Sequence[Index]) -> None:
         """Do not rebuild the indexes that this role does not own."""
-        not_owned = {index.name for index in indexes if not index.is_owner}
+        not_owned = {index.name for index in indexes if not index.is_owned_by_role}
         skipped = [name for name in self._pending_indexes if name in not_owned]
         if skipped:
             self._pending_indexes = [n for n in self._pending_indexes if n not in not_owned]
@@ -266,13 +266,13 @@ class Reindexer(MaintenanceService):
         session is building. Return whether all drops succeeded. `must_be_leader`: raise
         FencedOutError if this process is not the leader any more."""
         is_done = True
-        for artifact in await _with_timeout(index_artifacts(connection, self.schema, name)):
+        for artifact in await _with_timeout(index_list_leftovers(connection, self.schema, name)):
             if not artifact.is_droppable:
                 continue
             if must_be_leader:
                 self.context.fence.expect_held()
             try:
-                await _with_timeout(index_drop(connection, artifact))
+                await _with_timeout(index_drop_leftover(connection, artifact))
             except PostgresError as error:
                 if connection.is_closed():
                     raise
@@ -312,13 +312,13 @@ class Reindexer(MaintenanceService):
                 self.log.warning(INDEX_REBUILD_FAILED, index=name, reason=reason)
 
     async def _find_reason_to_skip(self, connection: Connection, index: Index) -> str | None:
-        if index.is_table_busy:
+        if index.is_table_being_indexed:
             return "another session builds an index of its table"
         postponed = Postponement.parse_comment(index.comment)
         if postponed is not None and index.read_at < postponed.postponed_until:
             times = "once" if postponed.timeout_count == 1 else f"{postponed.timeout_count} times"
             return f"its rebuild timed out {times}; next after {postponed.postponed_until}"
-        artifacts = await _with_timeout(index_artifacts(connection, self.schema, index.name))
+        artifacts = await _with_timeout(index_list_leftovers(connection, self.schema, index.name))
         if artifacts:
             names = ", ".join(artifact.name for artifact in artifacts)
             return f"what may be left of other rebuilds could not be dropped: {names}"
@@ -373,15 +373,15 @@ class Reindexer(MaintenanceService):
             INDEX_REBUILT,
             index=index.name,
             seconds=round(seconds, 3),
-            bytes_before=index.size,
-            bytes_after=found[0].size if found else None,
+            bytes_before=index.size_bytes,
+            bytes_after=found[0].size_bytes if found else None,
         )
         await self._set_index_comment(connection, index, remove_postponement(index.comment))
 
     async def _set_index_comment(self, connection: Connection, index: Index, comment: str) -> None:
         if comment != index.comment:
             await _with_timeout(
-                index_comment(connection, self.schema, name=index.name, comment=comment)
+                index_set_comment(connection, self.schema, name=index.name, comment=comment)
             )
 
 
@@ -416,5 +416,10 @@ async def _set_server_timeouts(
 ) -> None:
     """Set the server's timeouts for the next statements of the session."""
     await _with_timeout(
-        index_set_timeouts(connection, statement=statement, lock=lock, idle=IDLE_SESSION_TIMEOUT)
+        index_set_timeouts(
+            connection,
+            statement_timeout=statement,
+            lock_timeout=lock,
+            idle_timeout=IDLE_SESSION_TIMEOUT,
+        )
     )

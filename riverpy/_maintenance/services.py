@@ -19,7 +19,7 @@ from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
 from riverpy._maintenance.queue_cleaner import QueueCleaner
 from riverpy._maintenance.reindexer import make_reindexers
 from riverpy._names import DEFAULT_DOMAIN
-from riverpy._postgres.domains import default_leader
+from riverpy._postgres.domains import default_leader_get_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,8 +70,8 @@ class DefaultDomainLeaderCheck(MaintenanceService):
     async def run_once(self, scope: StopScope) -> float:
         """Read the leader of `default`. End the term if the leader has changed."""
         async with self.read_connection("reading the leader of `default`") as connection:
-            lead = await default_leader(connection, self.schema)
-        if lead.is_registered or lead.is_led is not self._has_foreign_leader:
+            lead = await default_leader_get_status(connection, self.schema)
+        if lead.is_leader_riverpy or lead.has_leader is not self._has_foreign_leader:
             self._resign("the leader of `default` has changed")
         return self.context.config.elect_interval.total_seconds()
 

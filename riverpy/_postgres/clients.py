@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.skipped_rows import SkippedRowReport
 
-_FILE = "riverpy_client"
+_SQL_FILE = "riverpy_client"
 
 
-class Registration(NamedTuple):
+class ClientRegistration(NamedTuple):
     """The values that a client stores about itself in its row."""
 
     client_id: str
     queues: list[str]
     kinds: list[str]
-    candidate: bool
+    is_candidate: bool
     poll_only: bool
     version: str
     dead_after: timedelta
@@ -38,40 +38,40 @@ class ElectionStatus(NamedTuple):
     """The id of the leader's client. None: there is no leader."""
     elected_at: str | None
     """When the leader was elected, in RFC 3339."""
-    is_registered: bool
+    is_leader_riverpy: bool
     """Whether the leader is a riverpy client."""
-    has_candidate: bool
+    has_riverpy_candidate: bool
     """Whether a riverpy client with a recent heartbeat takes part in leader election."""
-    supports_domains: bool = True
+    leader_supports_domains: bool = True
     """Whether the leader of `default` has a riverpy version that supports domains."""
 
 
 class LastHeartbeat(NamedTuple):
     """The last heartbeat of a client or a domain."""
 
-    name: str
-    value: bytes
+    client_or_domain: str
+    raw_timestamp: bytes
     """The server's time of the heartbeat. It is only compared with other heartbeats."""
-    dead_after: float
+    dead_after_seconds: float
     """If the heartbeat stays the same for longer than these seconds, its writer counts as dead."""
 
 
-class RegisteredRun(NamedTuple):
+class RegisteredClientRun(NamedTuple):
     """A run of a client from start to stop, registered under the client id."""
 
     registered_at: int
-    heartbeat: LastHeartbeat
+    last_heartbeat: LastHeartbeat
     registered_at_text: str
     """The time of the registration, in RFC 3339."""
-    process: str | None
+    process_name: str | None
     """The name of the run's process. None: unknown."""
-    is_recent: bool
+    is_heartbeat_recent: bool
     """Whether the heartbeat is recent by the server's clock. If that clock was changed, the client
     may still be dead."""
-    server_start: bytes
+    raw_server_start_time: bytes
 
 
-class Candidate(NamedTuple):
+class LeaderCandidate(NamedTuple):
     """A client that takes part in leader election."""
 
     client_id: str
@@ -81,42 +81,46 @@ class Candidate(NamedTuple):
 
 
 async def client_register(
-    connection: Transaction, schema: str | None, registration: Registration
+    connection: Transaction, schema: str | None, registration: ClientRegistration
 ) -> int | None:
     """Register a run. Return the time of the registration in microseconds since 2000, or None if
     another run is registered under the same client id."""
-    statement = query(_FILE, "client_register", schema)
+    statement = query(_SQL_FILE, "client_register", schema)
     raw = await statement.fetchval(connection, **registration._asdict())
     return None if raw is None else wire_timestamp(raw)
 
 
-async def client_registered_run(
+async def client_get_registered_run(
     connection: Transaction, schema: str | None, *, client_id: str
-) -> RegisteredRun | None:
+) -> RegisteredClientRun | None:
     """Return the run that is registered under an id, if there is one."""
-    statement = query(_FILE, "client_registered_run", schema)
+    statement = query(_SQL_FILE, "client_registered_run", schema)
     row = await statement.fetchrow(connection, client_id=client_id)
     if row is None:
         return None
     heartbeat = LastHeartbeat(client_id, row[1], row[2])
-    return RegisteredRun(wire_timestamp(row[0]), heartbeat, *row[3:])
+    return RegisteredClientRun(wire_timestamp(row[0]), heartbeat, *row[3:])
 
 
 async def client_delete_dead(
-    connection: Transaction, schema: str | None, *, client_id: str, heartbeat: bytes
+    connection: Transaction, schema: str | None, *, client_id: str, last_heartbeat: bytes
 ) -> None:
     """Delete the row of a client, if `heartbeat` is still its last heartbeat."""
-    await query(_FILE, "client_delete_dead", schema).execute(
-        connection, client_id=client_id, heartbeat=heartbeat
+    await query(_SQL_FILE, "client_delete_dead", schema).execute(
+        connection, client_id=client_id, heartbeat=last_heartbeat
     )
 
 
-async def client_heartbeat(
-    connection: Transaction, schema: str | None, registration: Registration, *, registered_at: int
+async def client_write_heartbeat(
+    connection: Transaction,
+    schema: str | None,
+    registration: ClientRegistration,
+    *,
+    registered_at: int,
 ) -> bool:
     """Write a heartbeat of the run that registered at `registered_at`. Return False if another run
     has the client id now."""
-    statement = query(_FILE, "client_heartbeat", schema)
+    statement = query(_SQL_FILE, "client_heartbeat", schema)
     values = registration._asdict()
     return bool(await statement.fetchval(connection, **values, registered_at=registered_at))
 
@@ -126,24 +130,28 @@ async def client_is_run_registered(
 ) -> bool:
     """Whether the run that registered at `registered_at` is still registered under its client
     id."""
-    return await query(_FILE, "client_is_run_registered", schema).fetchval(
+    return await query(_SQL_FILE, "client_is_run_registered", schema).fetchval(
         connection, client_id=client_id, registered_at=registered_at
     )
 
 
-async def client_set_slots(
+async def client_set_slot_counts(
     connection: Transaction,
     schema: str | None,
     *,
     client_id: str,
     registered_at: int,
-    slots: Sequence[int],
-    stuck: Sequence[int],
+    slot_counts: Sequence[int],
+    stuck_job_ids: Sequence[int],
 ) -> None:
     """Write the client's slots for each queue, in the order of its registered queues, and the ids
     of its stuck jobs."""
-    await query(_FILE, "client_set_slots", schema).execute(
-        connection, client_id=client_id, registered_at=registered_at, slots=slots, stuck=stuck
+    await query(_SQL_FILE, "client_set_slots", schema).execute(
+        connection,
+        client_id=client_id,
+        registered_at=registered_at,
+        slots=slot_counts,
+        stuck=stuck_job_ids,
     )
 
 
@@ -154,25 +162,25 @@ async def client_set_state(
     client_id: str,
     registered_at: int,
     state: str,
-    process: str | None,
-    aside: Sequence[SkippedRowReport] = (),
-    aside_count: int = 0,
+    process_name: str | None,
+    skipped_rows: Sequence[SkippedRowReport] = (),
+    skipped_row_count: int = 0,
 ) -> None:
     """Write the client's state (`working` or `stopping`) and its process. Also write the rows for
     which its statements fail: their number and some of the rows."""
     now = time.monotonic()
-    await query(_FILE, "client_set_state", schema).execute(
+    await query(_SQL_FILE, "client_set_state", schema).execute(
         connection,
         client_id=client_id,
         registered_at=registered_at,
         state=state,
-        process=process,
-        aside_count=aside_count,
-        what=[row.statement_purpose for row in aside],
-        name=[row.row_name for row in aside],
-        error=[row.error for row in aside],
-        tries=[row.failure_count for row in aside],
-        age=[now - row.first_failed_at for row in aside],
+        process=process_name,
+        aside_count=skipped_row_count,
+        what=[row.statement_purpose for row in skipped_rows],
+        name=[row.row_name for row in skipped_rows],
+        error=[row.error for row in skipped_rows],
+        tries=[row.failure_count for row in skipped_rows],
+        age=[now - row.first_failed_at for row in skipped_rows],
     )
 
 
@@ -180,30 +188,30 @@ async def client_unregister(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> None:
     """Delete the row of a client, unless it still holds the leader's lease."""
-    await query(_FILE, "client_unregister", schema).execute(
+    await query(_SQL_FILE, "client_unregister", schema).execute(
         connection, client_id=client_id, registered_at=registered_at
     )
 
 
-async def client_candidates(
+async def client_list_candidates(
     connection: Transaction, schema: str | None, *, domain: str
-) -> list[Candidate]:
+) -> list[LeaderCandidate]:
     """Return the clients of a domain with a recent heartbeat that take part in leader election, in
     the order of their starts."""
-    rows = await query(_FILE, "client_candidates", schema).fetch(connection, domain=domain)
-    return [Candidate(*row) for row in rows]
+    rows = await query(_SQL_FILE, "client_candidates", schema).fetch(connection, domain=domain)
+    return [LeaderCandidate(*row) for row in rows]
 
 
-async def client_count(connection: Transaction, schema: str | None) -> int:
+async def client_count_live(connection: Transaction, schema: str | None) -> int:
     """Return how many clients have a recent heartbeat by the server's clock."""
-    return await query(_FILE, "client_count", schema).fetchval(connection)
+    return await query(_SQL_FILE, "client_count", schema).fetchval(connection)
 
 
-async def client_heartbeats(
+async def client_list_heartbeats(
     connection: Transaction, schema: str | None
 ) -> tuple[list[LastHeartbeat], bytes]:
     """Return the last heartbeat of each client, and the start time of the server."""
-    rows = await query(_FILE, "client_heartbeats", schema).fetch(connection)
+    rows = await query(_SQL_FILE, "client_heartbeats", schema).fetch(connection)
     start = rows[0][3] if rows else b""
     return [LastHeartbeat(row[0], row[1], row[2]) for row in rows], start
 
@@ -211,44 +219,46 @@ async def client_heartbeats(
 async def client_lock_dead(
     connection: Transaction,
     schema: str | None,
-    heartbeats: Mapping[str, bytes],
+    last_heartbeats: Mapping[str, bytes],
     *,
-    server_start: bytes,
+    raw_server_start_time: bytes,
 ) -> set[str]:
     """Lock the rows of clients until the end of the open transaction, so that these clients cannot
     write a heartbeat. Return the ids of the locked clients. Clients with a newer heartbeat than the
     given one are left out. All clients are left out if the server was restarted after
     `server_start`."""
-    rows = await query(_FILE, "client_lock_dead", schema).fetch(
+    rows = await query(_SQL_FILE, "client_lock_dead", schema).fetch(
         connection,
-        client_id=list(heartbeats),
-        heartbeat=list(heartbeats.values()),
-        server_start=server_start,
+        client_id=list(last_heartbeats),
+        heartbeat=list(last_heartbeats.values()),
+        server_start=raw_server_start_time,
     )
     return {row[0] for row in rows}
 
 
-async def client_registered(
+async def client_filter_registered(
     connection: Transaction, schema: str | None, *, client_ids: Sequence[str]
 ) -> set[str]:
     """Return the ids of the given clients that are registered, alive or dead."""
-    rows = await query(_FILE, "client_registered", schema).fetch(connection, client_id=client_ids)
+    rows = await query(_SQL_FILE, "client_registered", schema).fetch(
+        connection, client_id=client_ids
+    )
     return {row[0] for row in rows}
 
 
 async def client_delete_idle(
-    connection: Transaction, schema: str | None, heartbeats: Mapping[str, bytes]
+    connection: Transaction, schema: str | None, last_heartbeats: Mapping[str, bytes]
 ) -> list[str]:
     """Delete the rows of the given clients that have written no newer heartbeat and have no running
     job. Return the ids of the deleted clients."""
-    rows = await query(_FILE, "client_delete_idle", schema).fetch(
-        connection, client_id=list(heartbeats), heartbeat=list(heartbeats.values())
+    rows = await query(_SQL_FILE, "client_delete_idle", schema).fetch(
+        connection, client_id=list(last_heartbeats), heartbeat=list(last_heartbeats.values())
     )
     return [row[0] for row in rows]
 
 
-async def election_status(connection: Transaction, schema: str | None) -> ElectionStatus:
+async def election_get_status(connection: Transaction, schema: str | None) -> ElectionStatus:
     """Return the leader of `default`, and whether a client could become one."""
-    row = await query(_FILE, "election_status", schema).fetchrow(connection)
+    row = await query(_SQL_FILE, "election_status", schema).fetchrow(connection)
     assert row is not None  # noqa: S101 (the statement always returns a row)
     return ElectionStatus(*row)

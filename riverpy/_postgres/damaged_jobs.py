@@ -43,22 +43,22 @@ DAMAGED_JOB_REMEDY = (
 
 T = TypeVar("T")
 
-_FILE = "river_job_damage"
+_SQL_FILE = "river_job_damage"
 
 
-async def job_damage_candidates(
+async def job_list_ids_by_state(
     connection: Transaction, schema: str | None, *, states: Sequence[str], limit: int
 ) -> list[int]:
     """Return the ids of the first `limit` jobs in each of these states."""
-    statement = query(_FILE, "job_damage_candidates", schema)
+    statement = query(_SQL_FILE, "job_damage_candidates", schema)
     rows = await statement.fetch(connection, state=list(states), limit=limit)
     return [row[0] for row in rows]
 
 
-async def job_damage_check(connection: Transaction, schema: str | None, ids: Sequence[int]) -> None:
+async def job_check_damage(connection: Transaction, schema: str | None, ids: Sequence[int]) -> None:
     """Read the wide columns of jobs. If a job is damaged, raise an error for which
     `is_damaged_data_error` is True."""
-    await query(_FILE, "job_damage_check", schema).fetch(connection, id=list(ids))
+    await query(_SQL_FILE, "job_damage_check", schema).fetch(connection, id=list(ids))
 
 
 @contextmanager
@@ -108,7 +108,7 @@ async def read_jobs_despite_damage(
     except PostgresError as error:
         if not is_damaged_data_error(error):
             raise
-        ids = await job_damage_candidates(
+        ids = await job_list_ids_by_state(
             connection, schema, states=states, limit=DAMAGE_SEARCH_JOBS_MAX
         )
         damaged = known_errors_by_job_id | await find_damaged_jobs(connection, schema, ids)
@@ -122,7 +122,7 @@ async def find_damaged_jobs(
 ) -> dict[int, str]:
     """Find the damaged jobs among the given ones. Return their errors by id."""
     _, damaged = await read_jobs_in_parts(
-        connection, ids, lambda part: job_damage_check(connection, schema, part)
+        connection, ids, lambda part: job_check_damage(connection, schema, part)
     )
     return damaged
 

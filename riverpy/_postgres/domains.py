@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-OWNERS_ACTION = "ownership_changed"
+OWNERSHIP_CHANGED_ACTION = "ownership_changed"
 """The `action` of a notification on topic `riverpy_event`: queues have another owner."""
-ORPHANED_AFTER = 600.0
+DOMAIN_ORPHANED_AFTER_SECONDS = 600.0
 """If a domain has no heartbeat for this number of seconds, the leader of `default` maintains the
 domain's queues."""
 
-_FILE = "riverpy_domain"
+_SQL_FILE = "riverpy_domain"
 
 
 class OwnedQueue(NamedTuple):
@@ -38,11 +38,11 @@ class OwnedQueue(NamedTuple):
     domain may still have running clients."""
 
 
-class QueueConflict(NamedTuple):
+class QueueOwnershipConflict(NamedTuple):
     """A queue that a client cannot take for its domain, because another domain owns the queue."""
 
     queue: str
-    domain: str
+    owner_domain: str
     client_ids: list[str]
     """At most ten clients of the other domain with a recent heartbeat by the server's clock."""
     maybe_dead_client_ids: list[str]
@@ -50,12 +50,12 @@ class QueueConflict(NamedTuple):
     alive."""
 
 
-class DefaultLeader(NamedTuple):
+class DefaultLeaderStatus(NamedTuple):
     """Whether domain `default` has a leader."""
 
-    is_led: bool
+    has_leader: bool
     """Whether there is a leader."""
-    is_registered: bool
+    is_leader_riverpy: bool
     """Whether the leader is a riverpy client."""
 
 
@@ -70,9 +70,9 @@ class DomainLeader(NamedTuple):
     elected_at: datetime
     expires_at: datetime | None
     """When the lease expires. None: the lease was released."""
-    remaining: float | None
+    seconds_until_expiry: float | None
     """Seconds until the lease expires. Negative: it has expired. None: it was released."""
-    is_registered: bool
+    is_riverpy_client: bool
     """Whether the holder is a riverpy client."""
     supports_domains: bool
     """Whether the holder has a riverpy version that supports domains."""
@@ -80,7 +80,7 @@ class DomainLeader(NamedTuple):
     @property
     def has_lease_ended(self) -> bool:
         """Whether the lease expired or was released."""
-        return self.remaining is None or self.remaining < 0
+        return self.seconds_until_expiry is None or self.seconds_until_expiry < 0
 
 
 class QueueOwner(NamedTuple):
@@ -91,14 +91,14 @@ class QueueOwner(NamedTuple):
     claimed_by: str
     claimed_at: datetime
     last_seen_at: datetime
-    heartbeat_age: float
+    seconds_since_heartbeat: float
     """Seconds since the last heartbeat of a client of the domain."""
 
     @property
     def is_orphaned(self) -> bool:
         """Whether the domain has had no heartbeat for so long that the leader of `default`
         maintains the queue."""
-        return self.heartbeat_age >= ORPHANED_AFTER
+        return self.seconds_since_heartbeat >= DOMAIN_ORPHANED_AFTER_SECONDS
 
 
 class DomainMember(NamedTuple):
@@ -108,9 +108,9 @@ class DomainMember(NamedTuple):
     domain: str
     queues: list[str]
     kinds: list[str]
-    candidate: bool
+    is_candidate: bool
     """Whether the client takes part in leader election and is not stopping."""
-    settings: str | None
+    settings_digest: str | None
     """A digest of the client's maintenance settings. It shows whether the settings of clients of
     one domain differ. None: the client's riverpy version does not support domains."""
     uptime: float
@@ -121,10 +121,10 @@ class DomainMember(NamedTuple):
 class QueueOwnership(NamedTuple):
     """The owner of a queue before an operator moves it to another domain."""
 
-    domain: str | None
+    owner_domain: str | None
     """The domain of the owner. None: no domain owns the queue, so the leader of `default` maintains
     the queue."""
-    live_clients: int
+    live_client_count: int
     """The number of clients of that domain with a recent heartbeat."""
     is_queue_known: bool
     """Whether a queue's row, a client or a job has this queue name."""
@@ -132,42 +132,51 @@ class QueueOwnership(NamedTuple):
     """Whether a client or a queue belongs to the new domain."""
 
 
-async def owner_read(
-    connection: Transaction, schema: str | None, *, orphaned_after: timedelta
+async def owner_list_queues(
+    connection: Transaction, schema: str | None, *, domain_orphaned_after: timedelta
 ) -> list[OwnedQueue]:
     """Return all queues that domains own, by name."""
-    rows = await query(_FILE, "owner_read", schema).fetch(connection, orphaned_after=orphaned_after)
+    rows = await query(_SQL_FILE, "owner_read", schema).fetch(
+        connection, orphaned_after=domain_orphaned_after
+    )
     return [OwnedQueue(*row) for row in rows]
 
 
-async def owner_exists(connection: Transaction, schema: str | None) -> bool:
+async def owner_table_exists(connection: Transaction, schema: str | None) -> bool:
     """Whether the table of queue owners exists."""
-    return await query(_FILE, "owner_exists", None).fetchval(connection, schema=schema)
+    return await query(_SQL_FILE, "owner_exists", None).fetchval(connection, schema=schema)
 
 
-async def owner_is_empty(connection: Transaction, schema: str | None) -> bool:
+async def owner_table_is_empty(connection: Transaction, schema: str | None) -> bool:
     """Whether the table of queue owners is empty. This also works for a role without the right to
     read the table. The result may be False for an empty table."""
-    return await query(_FILE, "owner_is_empty", None).fetchval(connection, schema=schema)
+    return await query(_SQL_FILE, "owner_is_empty", None).fetchval(connection, schema=schema)
 
 
-async def owner_lock(connection: Transaction, schema: str | None) -> None:
+async def owner_lock_all(connection: Transaction, schema: str | None) -> None:
     """Lock the owners of all queues until the end of the open transaction."""
-    await query(_FILE, "owner_lock", schema).execute(connection)
+    await query(_SQL_FILE, "owner_lock", schema).execute(connection)
 
 
-async def owner_conflicts(
-    connection: Transaction, schema: str | None, *, queues: Sequence[str], dead: Mapping[str, bytes]
-) -> list[QueueConflict]:
-    """Return the given queues that a domain owns. `dead` maps the ids of dead clients to their last
-    heartbeats."""
-    rows = await query(_FILE, "owner_conflicts", schema).fetch(
-        connection, queue=queues, client_id=list(dead), heartbeat=list(dead.values())
+async def owner_find_conflicts(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queues: Sequence[str],
+    dead_client_heartbeats: Mapping[str, bytes],
+) -> list[QueueOwnershipConflict]:
+    """Return the given queues that a domain owns. `dead_client_heartbeats` maps the ids of dead
+    clients to their last heartbeats."""
+    rows = await query(_SQL_FILE, "owner_conflicts", schema).fetch(
+        connection,
+        queue=queues,
+        client_id=list(dead_client_heartbeats),
+        heartbeat=list(dead_client_heartbeats.values()),
     )
-    return [QueueConflict(*row) for row in rows]
+    return [QueueOwnershipConflict(*row) for row in rows]
 
 
-async def owner_claim(
+async def owner_claim_queues(
     connection: Transaction,
     schema: str | None,
     *,
@@ -175,29 +184,31 @@ async def owner_claim(
     domain: str,
     client_id: str,
 ) -> list[str]:
-    """Make the domain the owner of the queues, in a transaction after `owner_lock`. Return the
+    """Make the domain the owner of the queues, in a transaction after `owner_lock_all`. Return the
     queues whose owner has changed."""
-    rows = await query(_FILE, "owner_claim", schema).fetch(
+    rows = await query(_SQL_FILE, "owner_claim", schema).fetch(
         connection, queue=queues, domain=domain, client_id=client_id
     )
     return [row[0] for row in rows]
 
 
-async def owner_notify(connection: Transaction, schema: str | None) -> None:
+async def owner_notify_changed(connection: Transaction, schema: str | None) -> None:
     """Notify the leaders, at the commit, that queues have another owner."""
-    await query(_FILE, "owner_notify", schema).execute(connection, action=OWNERS_ACTION)
+    await query(_SQL_FILE, "owner_notify", schema).execute(
+        connection, action=OWNERSHIP_CHANGED_ACTION
+    )
 
 
-async def member_update(
+async def member_write_heartbeat(
     connection: Transaction,
     schema: str | None,
     *,
     client_id: str,
     registered_at: int | None,
     domain: str,
-    settings: str,
+    settings_digest: str,
     queues: Sequence[str],
-    interval: timedelta,
+    heartbeat_interval: timedelta,
 ) -> Mapping[str, str]:
     """Write a client's domain and the domain's heartbeat. Return the owners of `queues`.
 
@@ -207,17 +218,17 @@ async def member_update(
         client_id: the client's id.
         registered_at: when the client registered, in microseconds since 2000.
         domain: the client's domain.
-        settings: a digest of the client's maintenance settings.
+        settings_digest: a digest of the client's maintenance settings.
         queues: the queues whose owners to return.
-        interval: the time between two calls by each client of the domain.
+        heartbeat_interval: the time between two calls by each client of the domain.
     """
-    rows = await query(_FILE, "member_update", schema).fetch(
+    rows = await query(_SQL_FILE, "member_update", schema).fetch(
         connection,
         client_id=client_id,
         registered_at=registered_at,
         domain=domain,
-        settings=settings,
-        interval=interval,
+        settings=settings_digest,
+        interval=heartbeat_interval,
         queue=queues,
     )
     return {row[0]: row[1] for row in rows}
@@ -227,48 +238,50 @@ async def member_mark_supports_domains(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> None:
     """Store that this client of `default` has a riverpy version that supports domains."""
-    await query(_FILE, "member_mark_supports_domains", schema).execute(
+    await query(_SQL_FILE, "member_mark_supports_domains", schema).execute(
         connection, client_id=client_id, registered_at=registered_at
     )
 
 
-async def domain_election_status(
+async def domain_get_election_status(
     connection: Transaction, schema: str | None, *, domain: str
 ) -> ElectionStatus:
     """Return the leader of `default`, and whether this domain has a leader or a candidate."""
-    rows = await query(_FILE, "domain_election_status", schema).fetch(
+    rows = await query(_SQL_FILE, "domain_election_status", schema).fetch(
         connection, lease=domain_lease_name(domain), domain=domain
     )
     return ElectionStatus(*rows[0])
 
 
-async def default_leader(connection: Transaction, schema: str | None) -> DefaultLeader:
+async def default_leader_get_status(
+    connection: Transaction, schema: str | None
+) -> DefaultLeaderStatus:
     """Return whether domain `default` has a leader, and whether that is a riverpy client."""
-    rows = await query(_FILE, "default_leader", schema).fetch(connection)
-    return DefaultLeader(*rows[0])
+    rows = await query(_SQL_FILE, "default_leader", schema).fetch(connection)
+    return DefaultLeaderStatus(*rows[0])
 
 
-async def domain_leaders(connection: Transaction, schema: str | None) -> list[DomainLeader]:
+async def domain_list_leaders(connection: Transaction, schema: str | None) -> list[DomainLeader]:
     """Return the leader of each domain and the holder of `@schema`, by domain."""
-    rows = await query(_FILE, "domain_leaders", schema).fetch(
+    rows = await query(_SQL_FILE, "domain_leaders", schema).fetch(
         connection, schema_lease=SCHEMA_LEASE_NAME
     )
     return [DomainLeader(*row) for row in rows]
 
 
-async def domain_owners(connection: Transaction, schema: str | None) -> list[QueueOwner]:
+async def domain_list_queue_owners(connection: Transaction, schema: str | None) -> list[QueueOwner]:
     """Return the owner of each queue that a domain owns, by queue."""
-    rows = await query(_FILE, "domain_owners", schema).fetch(connection)
+    rows = await query(_SQL_FILE, "domain_owners", schema).fetch(connection)
     return [QueueOwner(*row) for row in rows]
 
 
-async def domain_members(connection: Transaction, schema: str | None) -> list[DomainMember]:
+async def domain_list_members(connection: Transaction, schema: str | None) -> list[DomainMember]:
     """Return the clients with a recent heartbeat, in the order of their starts."""
-    rows = await query(_FILE, "domain_members", schema).fetch(connection)
+    rows = await query(_SQL_FILE, "domain_members", schema).fetch(connection)
     return [DomainMember(*row) for row in rows]
 
 
-async def domain_lock(
+async def domain_lock_maintenance(
     connection: Transaction, schema: str | None, *, domains: Iterable[str]
 ) -> None:
     """Wait until no leader of these domains has an open transaction for maintenance. Until the end
@@ -276,35 +289,35 @@ async def domain_lock(
     others = set(domains)
     if DEFAULT_DOMAIN in others:
         others.remove(DEFAULT_DOMAIN)
-        await query(_FILE, "domain_lock_default", schema).execute(connection)
+        await query(_SQL_FILE, "domain_lock_default", schema).execute(connection)
     names = [domain_lease_name(domain) for domain in others]
-    await query(_FILE, "domain_lock_leases", schema).execute(connection, name=names)
-    await owner_lock(connection, schema)
+    await query(_SQL_FILE, "domain_lock_leases", schema).execute(connection, name=names)
+    await owner_lock_all(connection, schema)
 
 
-async def domain_queue_ownership(
-    connection: Transaction, schema: str | None, *, queue: str, domain: str
+async def domain_get_queue_ownership(
+    connection: Transaction, schema: str | None, *, queue: str, new_domain: str
 ) -> QueueOwnership:
-    """Return the owner of a queue before the queue moves to `domain`."""
-    (row,) = await query(_FILE, "domain_queue_ownership", schema).fetch(
-        connection, queue=queue, domain=domain
+    """Return the owner of a queue before the queue moves to `new_domain`."""
+    (row,) = await query(_SQL_FILE, "domain_queue_ownership", schema).fetch(
+        connection, queue=queue, domain=new_domain
     )
     return QueueOwnership(*row)
 
 
 async def domain_assign_queue(
-    connection: Transaction, schema: str | None, *, queue: str, domain: str, by: str
+    connection: Transaction, schema: str | None, *, queue: str, domain: str, assigned_by: str
 ) -> None:
-    """Make a domain the owner of a queue, in a transaction after `domain_lock`. The leaders are
-    notified at the commit."""
+    """Make a domain the owner of a queue, in a transaction after `domain_lock_maintenance`. The
+    leaders are notified at the commit."""
     if domain == DEFAULT_DOMAIN:
-        await query(_FILE, "domain_free", schema).execute(connection, queue=queue)
+        await query(_SQL_FILE, "domain_free", schema).execute(connection, queue=queue)
     else:
-        await query(_FILE, "domain_own", schema).execute(
+        await query(_SQL_FILE, "domain_own", schema).execute(
             connection,
             queue=queue,
             domain=domain,
-            by=by,
-            orphaned_after=timedelta(seconds=ORPHANED_AFTER),
+            by=assigned_by,
+            orphaned_after=timedelta(seconds=DOMAIN_ORPHANED_AFTER_SECONDS),
         )
-    await owner_notify(connection, schema)
+    await owner_notify_changed(connection, schema)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-_FILE = "riverpy_exec"
+_SQL_FILE = "riverpy_exec"
 
 
 class ExecutionRow(NamedTuple):
@@ -34,70 +34,77 @@ class ExecutionRow(NamedTuple):
     is_completed: bool
 
 
-class ExpiredCursor(NamedTuple):
+class ExpiredExecutionCursor(NamedTuple):
     """A position in the order in which keys may be deleted."""
 
-    kept_until: str
+    retention_end_text: str
     """Until when the key is kept, as the server's text."""
     key: str
 
 
-async def exec_insert(
+async def execution_insert_completed(
     connection: Transaction,
     schema: str | None,
     *,
     key: str,
     claimed_by: str,
-    kept: timedelta | None,
+    retention: timedelta | None,
 ) -> str | None:
     """Insert a completed key in the open transaction. Return the transaction's id, or None if the
     key exists."""
-    return await query(_FILE, "exec_insert", schema).fetchval(
-        connection, key=key, claimed_by=claimed_by, kept=_interval_text(kept)
+    return await query(_SQL_FILE, "exec_insert", schema).fetchval(
+        connection, key=key, claimed_by=claimed_by, kept=_interval_text(retention)
     )
 
 
-async def exec_claim(
+async def execution_claim(
     connection: Transaction,
     schema: str | None,
     *,
     key: str,
     claimed_by: str,
     expires_after: timedelta | None,
-    kept: timedelta | None,
+    retention: timedelta | None,
 ) -> int | None:
     """Claim a key. Return the epoch of the claim. None: the key is completed or claimed."""
-    epoch = await query(_FILE, "exec_claim", schema).fetchval(
+    epoch = await query(_SQL_FILE, "exec_claim", schema).fetchval(
         connection,
         key=key,
         claimed_by=claimed_by,
         expires_after=_interval_text(expires_after),
-        kept=_interval_text(kept),
+        kept=_interval_text(retention),
     )
     return None if epoch is None else int(epoch)
 
 
-async def exec_complete(
-    connection: Transaction, schema: str | None, *, key: str, epoch: int, kept: timedelta | None
+async def execution_complete(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    key: str,
+    epoch: int,
+    retention: timedelta | None,
 ) -> bool:
     """Complete a claimed key. A repeated call is harmless. Return False if another caller has
     claimed the key."""
-    done = await query(_FILE, "exec_complete", schema).fetchval(
-        connection, key=key, epoch=str(epoch), kept=_interval_text(kept)
+    done = await query(_SQL_FILE, "exec_complete", schema).fetchval(
+        connection, key=key, epoch=str(epoch), kept=_interval_text(retention)
     )
     return done is not None
 
 
-async def exec_release(
+async def execution_release(
     connection: Transaction, schema: str | None, *, key: str, epoch: int
 ) -> None:
     """Release a claimed key, so that any caller can claim it at once."""
-    await query(_FILE, "exec_release", schema).execute(connection, key=key, epoch=str(epoch))
+    await query(_SQL_FILE, "exec_release", schema).execute(connection, key=key, epoch=str(epoch))
 
 
-async def exec_get(connection: Transaction, schema: str | None, *, key: str) -> ExecutionRow | None:
+async def execution_get(
+    connection: Transaction, schema: str | None, *, key: str
+) -> ExecutionRow | None:
     """Return the stored state of a key. None: the key was never claimed."""
-    row = await query(_FILE, "exec_get", schema).fetchrow(connection, key=key)
+    row = await query(_SQL_FILE, "exec_get", schema).fetchrow(connection, key=key)
     if row is None:
         return None
     claimed_by, digits, can_expire, is_completed = row
@@ -105,14 +112,14 @@ async def exec_get(connection: Transaction, schema: str | None, *, key: str) -> 
     return ExecutionRow(claimed_by, claimed_at, can_expire == "t", is_completed == "t")
 
 
-async def exec_check_transaction(connection: Transaction, transaction_id: str) -> None:
+async def execution_check_transaction(connection: Transaction, transaction_id: str) -> None:
     """Before the commit, check that the caller's code has not ended the transaction. The server
     reports no error if a failed or ended transaction is committed.
 
     Raises:
         TransactionError: the transaction has ended. Another transaction may be open.
     """
-    statement = query(_FILE, "exec_check_transaction", None)
+    statement = query(_SQL_FILE, "exec_check_transaction", None)
     is_same = is_in_transaction(connection) and transaction_id == await statement.fetchval(
         connection
     )
@@ -123,30 +130,34 @@ async def exec_check_transaction(connection: Transaction, transaction_id: str) -
         )
 
 
-async def exec_exists(connection: Transaction, schema: str | None) -> bool:
+async def execution_table_exists(connection: Transaction, schema: str | None) -> bool:
     """Whether the table of executions exists."""
-    return await query(_FILE, "exec_exists", None).fetchval(connection, schema=schema)
+    return await query(_SQL_FILE, "exec_exists", None).fetchval(connection, schema=schema)
 
 
-async def exec_expired(
-    connection: Transaction, schema: str | None, *, after: ExpiredCursor | None, limit: int
-) -> list[ExpiredCursor]:
+async def execution_list_expired(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    after_cursor: ExpiredExecutionCursor | None,
+    limit: int,
+) -> list[ExpiredExecutionCursor]:
     """Return up to `limit` keys that may be deleted, oldest first, starting after the cursor."""
-    rows = await query(_FILE, "exec_expired", schema).fetch(
+    rows = await query(_SQL_FILE, "exec_expired", schema).fetch(
         connection,
-        after_time=after and after.kept_until,
-        after_key=after and after.key,
+        after_time=after_cursor and after_cursor.retention_end_text,
+        after_key=after_cursor and after_cursor.key,
         limit=limit,
     )
-    return [ExpiredCursor(row[1], row[0]) for row in rows]
+    return [ExpiredExecutionCursor(row[1], row[0]) for row in rows]
 
 
-async def exec_delete_expired(
+async def execution_delete_expired(
     connection: Transaction, schema: str | None, *, keys: Sequence[str]
 ) -> set[str]:
     """Delete the given keys, except keys that are locked or may not be deleted. Return the deleted
     keys."""
-    rows = await query(_FILE, "exec_delete_expired", schema).fetch(connection, keys=keys)
+    rows = await query(_SQL_FILE, "exec_delete_expired", schema).fetch(connection, keys=keys)
     return {row[0] for row in rows}
 
 

@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-_FILE = "river_index"
+_SQL_FILE = "river_index"
 
 
 class Index(NamedTuple):
     """An index that may be rebuilt."""
 
     name: str
-    is_owner: bool
+    is_owned_by_role: bool
     """Whether this role owns the index, and so may rebuild it."""
-    is_table_busy: bool
+    is_table_being_indexed: bool
     """Whether another session builds an index of the same table."""
     read_at: datetime
     """The server's time when the index was read."""
-    size: int
+    size_bytes: int
     """The size of the index in bytes."""
     comment: str
     """The comment of the index. Empty: no comment."""
@@ -34,7 +34,7 @@ class Index(NamedTuple):
     """The statement that rebuilds the index."""
 
 
-class IndexArtifact(NamedTuple):
+class LeftoverIndex(NamedTuple):
     """An index that an interrupted rebuild may have left behind."""
 
     name: str
@@ -44,50 +44,54 @@ class IndexArtifact(NamedTuple):
     """The statement that drops the index."""
 
 
-async def index_lock(connection: Transaction, schema: str | None) -> bool:
+async def index_acquire_rebuild_lock(connection: Transaction, schema: str | None) -> bool:
     """Try to take the lock for rebuilding indexes. It is held until the end of the session. Return
     False if another session has the lock."""
-    return bool(await query(_FILE, "index_lock", schema).fetchval(connection))
+    return bool(await query(_SQL_FILE, "index_lock", schema).fetchval(connection))
 
 
 async def index_set_timeouts(
-    connection: Transaction, *, statement: timedelta | None, lock: timedelta | None, idle: timedelta
+    connection: Transaction,
+    *,
+    statement_timeout: timedelta | None,
+    lock_timeout: timedelta | None,
+    idle_timeout: timedelta,
 ) -> None:
     """Set the session's timeouts for a statement, for waiting for a lock, and for being idle."""
-    await query(_FILE, "index_set_timeouts", None).execute(
+    await query(_SQL_FILE, "index_set_timeouts", None).execute(
         connection,
-        statement=_milliseconds(statement),
-        lock=_milliseconds(lock),
-        idle=_milliseconds(idle),
+        statement=_timeout_milliseconds(statement_timeout),
+        lock=_timeout_milliseconds(lock_timeout),
+        idle=_timeout_milliseconds(idle_timeout),
     )
 
 
-async def index_now(connection: Transaction) -> datetime:
+async def index_get_server_time(connection: Transaction) -> datetime:
     """Return the server's time."""
-    return await query(_FILE, "index_now", None).fetchval(connection)
+    return await query(_SQL_FILE, "index_now", None).fetchval(connection)
 
 
 async def index_list(
     connection: Transaction, schema: str | None, names: Sequence[str]
 ) -> list[Index]:
     """Return the named indexes that exist, in the order of the names."""
-    rows = await query(_FILE, "index_list", schema).fetch(connection, name=list(names))
+    rows = await query(_SQL_FILE, "index_list", schema).fetch(connection, name=list(names))
     return [Index(*row) for row in rows]
 
 
-async def index_artifacts(
+async def index_list_leftovers(
     connection: Transaction, schema: str | None, name: str
-) -> list[IndexArtifact]:
+) -> list[LeftoverIndex]:
     """Return the indexes that interrupted rebuilds of this index may have left."""
-    rows = await query(_FILE, "index_artifacts", schema).fetch(connection, name=name)
-    return [IndexArtifact(*row) for row in rows]
+    rows = await query(_SQL_FILE, "index_artifacts", schema).fetch(connection, name=name)
+    return [LeftoverIndex(*row) for row in rows]
 
 
-async def index_comment(
+async def index_set_comment(
     connection: Transaction, schema: str | None, *, name: str, comment: str
 ) -> None:
     """Set the comment of the index, if the index exists. An empty `comment` removes it."""
-    statement = await query(_FILE, "index_comment", schema).fetchval(
+    statement = await query(_SQL_FILE, "index_comment", schema).fetchval(
         connection, name=name, comment=comment
     )
     if statement is not None:
@@ -99,10 +103,10 @@ async def index_rebuild(connection: Transaction, index: Index) -> None:
     await connection.execute(index.rebuild_statement)
 
 
-async def index_drop(connection: Transaction, artifact: IndexArtifact) -> None:
+async def index_drop_leftover(connection: Transaction, leftover: LeftoverIndex) -> None:
     """Drop the index concurrently, within the session's timeouts."""
-    await connection.execute(artifact.drop_statement)
+    await connection.execute(leftover.drop_statement)
 
 
-def _milliseconds(limit: timedelta | None) -> int:
-    return 0 if limit is None else max(round(limit.total_seconds() * 1000), 1)
+def _timeout_milliseconds(timeout: timedelta | None) -> int:
+    return 0 if timeout is None else max(round(timeout.total_seconds() * 1000), 1)

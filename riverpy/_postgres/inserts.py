@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-_FILE = "river_job_insert"
+_SQL_FILE = "river_job_insert"
 _INTEGER_COLUMNS = (JobColumn.ID, JobColumn.ATTEMPT, JobColumn.MAX_ATTEMPTS, JobColumn.PRIORITY)
-_BINARY_COLUMNS = (
+_HEX_TEXT_COLUMNS = (
     JobColumn.ATTEMPTED_AT,
     JobColumn.CREATED_AT,
     JobColumn.FINALIZED_AT,
@@ -27,7 +27,7 @@ _BINARY_COLUMNS = (
 )
 _DUPLICATE_COLUMN = JobColumn.UNIQUE_STATES + 1
 _NOTIFIED_COUNT_COLUMN = JobColumn.UNIQUE_STATES + 2
-_COPY_ROWS = 500
+_COPY_BATCH_ROW_COUNT = 500
 """The number of jobs that are encoded for COPY at a time."""
 _COPY_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
 
@@ -51,26 +51,32 @@ class InsertRow(NamedTuple):
     scheduled_at: str | None
     """When the job is due. None: now. This is the last field, because COPY may omit it."""
 
-    def shared_values(self) -> tuple[object, ...]:
+    def values_except_args_and_unique_key(self) -> tuple[object, ...]:
         """Return the values that are usually equal for all jobs of a batch: all but args and unique
         key."""
         return self[2:]
 
 
 async def job_insert(
-    connection: Transaction, schema: str | None, rows: Sequence[InsertRow], *, notify: list[str]
+    connection: Transaction,
+    schema: str | None,
+    rows: Sequence[InsertRow],
+    *,
+    queues_to_notify: list[str],
 ) -> tuple[list[InsertResult], int]:
     """Insert jobs in one statement that also notifies queues. Return the results in the order of
     the rows, and how many queues were notified."""
-    shared_values = rows[0].shared_values()
-    if all(row.shared_values() == shared_values for row in rows[1:]):
+    shared_values = rows[0].values_except_args_and_unique_key()
+    if all(row.values_except_args_and_unique_key() == shared_values for row in rows[1:]):
         name, values = "job_insert", rows[0]._asdict()
     else:
         columns: map[Any] = map(list, zip(*rows, strict=True))
         name, values = "job_insert_mixed", dict(zip(InsertRow._fields, columns, strict=True))
     values["args"] = [row.args for row in rows]
     values["unique_key"] = [row.unique_key for row in rows]
-    records = await query(_FILE, name, schema).fetch(connection, **values, notify=notify)
+    records = await query(_SQL_FILE, name, schema).fetch(
+        connection, **values, notify=queues_to_notify
+    )
     results = [
         InsertResult(_job_from_record(record), record[_DUPLICATE_COLUMN] == "t")
         for record in records
@@ -83,7 +89,7 @@ def _job_from_record(record: Record) -> JobRow:
     row = [*record[:_DUPLICATE_COLUMN]]
     for column in _INTEGER_COLUMNS:
         row[column] = int(row[column])
-    for column in _BINARY_COLUMNS:
+    for column in _HEX_TEXT_COLUMNS:
         if row[column] is not None:
             row[column] = bytes.fromhex(row[column])
     mask = row[JobColumn.UNIQUE_STATES]
@@ -92,19 +98,21 @@ def _job_from_record(record: Record) -> JobRow:
     return JobRow(row)
 
 
-async def insert_notify(connection: Transaction, schema: str | None, queues: list[str]) -> int:
+async def insert_notify_queues(
+    connection: Transaction, schema: str | None, queues: list[str]
+) -> int:
     """Notify queues of inserted jobs. Return how many queues were notified."""
     notify = query("river_notification", "insert_notify", schema)
     return len(await notify.fetch(connection, notify=queues))
 
 
-async def job_copy(
+async def job_insert_with_copy(
     connection: Transaction, schema: str | None, rows: Sequence[InsertRow], *, timeout: float
 ) -> None:
     """Insert jobs with COPY in text format, which does not depend on the connection's codecs."""
     columns, now = InsertRow._fields, None
     if any(row.scheduled_at for row in rows):
-        digits = await query(_FILE, "insert_now", None).fetchval(connection)
+        digits = await query(_SQL_FILE, "insert_now", None).fetchval(connection)
         now = str(timestamp(bytes.fromhex(digits)))
     else:
         columns = columns[:-1]
@@ -122,10 +130,10 @@ async def _copy_lines(rows: Sequence[InsertRow], now: str | None) -> AsyncGenera
     ends: dict[tuple[object, ...], str] = {}
     """The encoded end of a COPY row for each set of shared values. So each set is encoded only
     once."""
-    for start in range(0, len(rows), _COPY_ROWS):
+    for start in range(0, len(rows), _COPY_BATCH_ROW_COUNT):
         lines: list[str] = []
-        for row in rows[start : start + _COPY_ROWS]:
-            shared_values = row.shared_values()
+        for row in rows[start : start + _COPY_BATCH_ROW_COUNT]:
+            shared_values = row.values_except_args_and_unique_key()
             if (end := ends.get(shared_values)) is None:
                 end = ends[shared_values] = _copy_line_end(row, now)
             key = r"\N" if row.unique_key is None else rf"\\x{row.unique_key}"

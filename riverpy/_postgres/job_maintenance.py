@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.jobs import ClaimKey
-from riverpy._postgres.sql_files import fetch_filtered, milliseconds, query, values_by_field
+from riverpy._postgres.sql_files import fetch_for_queues, milliseconds, query, values_by_field
 from riverpy._timestamps import wire_timestamp
 
 if TYPE_CHECKING:
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.sql_files import QueueFilter
 
-DUE_ACTION = "due"
+JOBS_DUE_ACTION = "due"
 """The `action` of notifications that announce when jobs become due."""
-RESCUE_ERROR = "Stuck job rescued by JobRescuer"
+RESCUE_ERROR_TEXT = "Stuck job rescued by JobRescuer"
 """River's error text for every rescue. River UI and users' alerts match on this text."""
 
-_FILE = "river_job_maintenance"
+_SQL_FILE = "river_job_maintenance"
 
 
-class JobScope(NamedTuple):
+class JobFilter(NamedTuple):
     """The jobs of some queues and kinds. If `is_queue_allow_list` is False, these are all queues
     except `queues`. `is_kind_allow_list` has the same effect on `kinds`."""
 
@@ -36,44 +36,44 @@ class JobScope(NamedTuple):
     is_kind_allow_list: bool = False
 
 
-class EndedCursor(NamedTuple):
+class EndedJobCursor(NamedTuple):
     """A position in the order in which the finished jobs of one state are read."""
 
     ended_at: str
     """When the job ended, as the text of the server."""
-    id: int
+    job_id: int
 
 
 class EndedJob(NamedTuple):
     """A finished job that is old enough to be deleted."""
 
-    cursor: EndedCursor
-    is_in_scope: bool
+    cursor: EndedJobCursor
+    matches_filter: bool
 
 
-class Scheduled(NamedTuple):
+class ScheduleJobsResult(NamedTuple):
     """The result of scheduling due jobs."""
 
-    available: int
-    discarded: int
+    available_count: int
+    discarded_count: int
     """Jobs discarded because another job has their unique key."""
-    unchanged: list[int]
+    unchanged_job_ids: list[int]
     """The ids of jobs that are locked or no longer due, or whose unique key another job keeps."""
 
 
-class RunningClaim(NamedTuple):
+class RunningAttempt(NamedTuple):
     """A running attempt at a job, and the client that claimed the job."""
 
     claim_key: ClaimKey
     client_id: str
 
 
-class Rescue(NamedTuple):
+class JobRescue(NamedTuple):
     """An attempt at a job that `job_rescue` must end with an error."""
 
     claim_key: ClaimKey
     client_id: str | None
-    delay: float = 0.0
+    retry_delay_seconds: float = 0.0
     """Seconds until the job is due again, if it has attempts left."""
 
 
@@ -81,35 +81,35 @@ async def job_states_to_clean(
     connection: Transaction, schema: str | None, retentions: Mapping[str, timedelta]
 ) -> set[str]:
     """Return the states in which a job ended longer ago than the retention of its state."""
-    statement = query(_FILE, "job_states_to_clean", schema)
+    statement = query(_SQL_FILE, "job_states_to_clean", schema)
     rows = await statement.fetch(
         connection, states=list(retentions), retentions=list(retentions.values())
     )
     return {row[0] for row in rows}
 
 
-async def job_ended(
+async def job_list_ended(
     connection: Transaction,
     schema: str | None,
     *,
     state: str,
     retention: timedelta,
-    scope: JobScope,
-    after: EndedCursor | None,
+    job_filter: JobFilter,
+    after_cursor: EndedJobCursor | None,
     limit: int,
 ) -> list[EndedJob]:
     """Starting after the cursor, read up to `limit` jobs that ended longer ago than the
     retention."""
-    rows = await query(_FILE, "job_ended", schema).fetch(
+    rows = await query(_SQL_FILE, "job_ended", schema).fetch(
         connection,
         state=state,
         retention=retention,
-        **scope._asdict(),
-        after_time=after and after.ended_at,
-        after_id=after and after.id,
+        **job_filter._asdict(),
+        after_time=after_cursor and after_cursor.ended_at,
+        after_id=after_cursor and after_cursor.job_id,
         limit=limit,
     )
-    return [EndedJob(EndedCursor(row[1], row[0]), row[2]) for row in rows]
+    return [EndedJob(EndedJobCursor(row[1], row[0]), row[2]) for row in rows]
 
 
 async def job_delete_ended(
@@ -122,101 +122,127 @@ async def job_delete_ended(
 ) -> set[int]:
     """Delete the given jobs, except jobs that are locked or ended within the retention. Return the
     deleted ids."""
-    statement = query(_FILE, "job_delete_ended", schema)
+    statement = query(_SQL_FILE, "job_delete_ended", schema)
     rows = await statement.fetch(connection, ids=ids, state=state, retention=retention)
     return {row[0] for row in rows}
 
 
-async def job_due(
+async def job_list_due(
     connection: Transaction,
     schema: str | None,
     *,
-    within: QueueFilter | None,
-    ahead: timedelta,
-    skipped: Sequence[int],
+    queue_filter: QueueFilter | None,
+    lookahead: timedelta,
+    skipped_ids: Sequence[int],
     limit: int,
 ) -> list[int]:
-    """Return the ids of scheduled and retryable jobs that are due within `ahead`, in the order in
-    which they should run. Jobs in `skipped` are left out."""
-    rows = await fetch_filtered(
-        connection, _FILE, "job_due", schema, within, ahead=ahead, skipped=skipped, limit=limit
+    """Return the ids of scheduled and retryable jobs that are due within `lookahead`, in the order
+    in which they should run. Jobs in `skipped_ids` are left out."""
+    rows = await fetch_for_queues(
+        connection,
+        _SQL_FILE,
+        "job_due",
+        schema,
+        queue_filter,
+        ahead=lookahead,
+        skipped=skipped_ids,
+        limit=limit,
     )
     return [row[0] for row in rows]
 
 
 async def job_schedule(
-    connection: Transaction, schema: str | None, *, ids: Sequence[int], ahead: timedelta
-) -> Scheduled:
-    """Make jobs that are due within `ahead` available, and notify the clients of their queues."""
-    row = await query(_FILE, "job_schedule", schema).fetchrow(connection, ids=ids, ahead=ahead)
-    return Scheduled(0, 0, list(ids)) if row is None else Scheduled(*row)
+    connection: Transaction, schema: str | None, *, ids: Sequence[int], lookahead: timedelta
+) -> ScheduleJobsResult:
+    """Make jobs that are due within `lookahead` available, and notify the clients of their
+    queues."""
+    row = await query(_SQL_FILE, "job_schedule", schema).fetchrow(
+        connection, ids=ids, ahead=lookahead
+    )
+    return ScheduleJobsResult(0, 0, list(ids)) if row is None else ScheduleJobsResult(*row)
 
 
-async def job_lock_limit(connection: Transaction, limit: timedelta) -> None:
+async def job_set_lock_timeout(connection: Transaction, timeout: timedelta) -> None:
     """Set `lock_timeout` for the open transaction."""
-    statement = query(_FILE, "job_lock_limit", None)
-    await statement.execute(connection, milliseconds=milliseconds(limit))
+    statement = query(_SQL_FILE, "job_lock_limit", None)
+    await statement.execute(connection, milliseconds=milliseconds(timeout))
 
 
-async def job_running_of(
+async def job_list_running_of_clients(
     connection: Transaction,
     schema: str | None,
     *,
     client_ids: Sequence[str],
-    within: QueueFilter | None,
-    after: int,
+    queue_filter: QueueFilter | None,
+    after_id: int,
     limit: int,
-    skipped: Sequence[int],
-) -> list[RunningClaim]:
-    """Return running attempts of these clients with a job id above `after`, lowest id first. Jobs
-    in `skipped` are left out."""
-    rows = await fetch_filtered(
+    skipped_ids: Sequence[int],
+) -> list[RunningAttempt]:
+    """Return running attempts of these clients with a job id above `after_id`, lowest id first.
+    Jobs in `skipped_ids` are left out."""
+    rows = await fetch_for_queues(
         connection,
-        _FILE,
+        _SQL_FILE,
         "job_running_of",
         schema,
-        within,
-        after=after,
+        queue_filter,
+        after=after_id,
         client_id=client_ids,
         limit=limit,
-        skipped=skipped,
+        skipped=skipped_ids,
     )
-    return [RunningClaim(ClaimKey(row[0], row[1], wire_timestamp(row[2])), row[3]) for row in rows]
+    return [
+        RunningAttempt(ClaimKey(row[0], row[1], wire_timestamp(row[2])), row[3]) for row in rows
+    ]
 
 
-async def job_stuck(
+async def job_list_stuck_ids(
     connection: Transaction,
     schema: str | None,
     *,
-    age: timedelta,
-    within: QueueFilter | None,
-    after: int,
+    running_longer_than: timedelta,
+    queue_filter: QueueFilter | None,
+    after_id: int,
     limit: int,
 ) -> list[int]:
-    """Return ids above `after` of jobs that have been running for longer than `age`, lowest
-    first."""
-    rows = await fetch_filtered(
-        connection, _FILE, "job_stuck", schema, within, after=after, age=age, limit=limit
+    """Return ids above `after_id` of jobs that have been running for longer than
+    `running_longer_than`, lowest first."""
+    rows = await fetch_for_queues(
+        connection,
+        _SQL_FILE,
+        "job_stuck",
+        schema,
+        queue_filter,
+        after=after_id,
+        age=running_longer_than,
+        limit=limit,
     )
     return [row[0] for row in rows]
 
 
-async def job_stuck_rows(
-    connection: Transaction, schema: str | None, *, ids: Sequence[int], age: timedelta
+async def job_get_stuck(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    ids: Sequence[int],
+    running_longer_than: timedelta,
 ) -> list[Record]:
-    """Return the given jobs that have been running for longer than `age`, lowest id first. The last
-    column is the running time in seconds."""
-    return await query(_FILE, "job_stuck_rows", schema).fetch(connection, id=ids, age=age)
+    """Return the given jobs that have been running for longer than `running_longer_than`, lowest id
+    first. The last column is the running time in seconds."""
+    return await query(_SQL_FILE, "job_stuck_rows", schema).fetch(
+        connection, id=ids, age=running_longer_than
+    )
 
 
 async def job_rescue(
-    connection: Transaction, schema: str | None, rescues: Sequence[Rescue]
+    connection: Transaction, schema: str | None, rescues: Sequence[JobRescue]
 ) -> dict[int, str]:
-    """End attempts with `RESCUE_ERROR`. Return the new state of each job whose attempt ended."""
-    rows = await query(_FILE, "job_rescue", schema).fetch(
+    """End attempts with `RESCUE_ERROR_TEXT`. Return the new state of each job whose attempt
+    ended."""
+    rows = await query(_SQL_FILE, "job_rescue", schema).fetch(
         connection,
         **values_by_field([rescue.claim_key for rescue in rescues]),
-        delay=[rescue.delay for rescue in rescues],
-        error=RESCUE_ERROR,
+        delay=[rescue.retry_delay_seconds for rescue in rescues],
+        error=RESCUE_ERROR_TEXT,
     )
     return {row[0]: row[1] for row in rows}

@@ -48,7 +48,7 @@ class StoredOutcome(NamedTuple):
 
     claim_key: ClaimKey
     state: str
-    errors: int
+    error_count: int
     """The number of entries in `errors`."""
 
     @property
@@ -58,9 +58,9 @@ class StoredOutcome(NamedTuple):
 
 
 async def _fetch_rows(
-    connection: Transaction, name: str, schema: str | None, **values: Any
+    connection: Transaction, statement_name: str, schema: str | None, **values: Any
 ) -> list[Record]:
-    return await query("river_job", name, schema).fetch(connection, **values)
+    return await query("river_job", statement_name, schema).fetch(connection, **values)
 
 
 def _first_row(rows: list[Record]) -> Record | None:
@@ -73,9 +73,9 @@ async def job_claim(
     *,
     queue: str,
     kinds: list[str] | None,
-    skipped: list[int],
-    after: tuple[int, int, int],
-    last_priority: int,
+    skipped_ids: list[int],
+    after_position: tuple[int, int, int],
+    priority_max: int,
     limit: int,
     client_id: str,
 ) -> list[Record]:
@@ -86,53 +86,53 @@ async def job_claim(
         schema: the schema of River's tables.
         queue: the queue.
         kinds: the kinds to claim. None means all kinds.
-        skipped: ids of jobs to leave out.
-        after: the position after which jobs are claimed: priority, time in microseconds since 2000,
-            and id.
-        last_priority: jobs with a larger priority number are left out.
+        skipped_ids: ids of jobs to leave out.
+        after_position: the position after which jobs are claimed: priority, time in microseconds
+            since 2000, and id.
+        priority_max: jobs with a larger priority number are left out.
         limit: the maximum number of jobs.
         client_id: the client that claims.
     """
-    priority, scheduled_at, after_id = after
+    priority, scheduled_at, after_id = after_position
     return await _fetch_rows(
         connection,
         "job_claim",
         schema,
         queue=queue,
         kinds=kinds,
-        skipped=skipped,
+        skipped=skipped_ids,
         priority=priority,
         scheduled_at=scheduled_at,
         after_id=after_id,
-        last_priority=last_priority,
+        last_priority=priority_max,
         limit=limit,
         client_id=client_id,
     )
 
 
-async def job_claim_time(connection: Transaction, schema: str | None) -> int:
+async def job_get_server_time(connection: Transaction, schema: str | None) -> int:
     """Return the server's time, in microseconds since 2000."""
     ((now,),) = await _fetch_rows(connection, "job_claim_time", schema)
     return now
 
 
-async def job_next(
+async def job_lock_next(
     connection: Transaction,
     schema: str | None,
     *,
     queue: str,
     kinds: list[str] | None,
-    skipped: list[int],
+    skipped_ids: list[int],
 ) -> tuple[int, int, int] | None:
     """Lock the job that a claim of one job would take, until the end of the transaction. Return its
     priority, its time in microseconds since 2000, and its id."""
     rows = await _fetch_rows(
-        connection, "job_next", schema, queue=queue, kinds=kinds, skipped=skipped
+        connection, "job_next", schema, queue=queue, kinds=kinds, skipped=skipped_ids
     )
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
 
-async def job_position(
+async def job_get_claim_position(
     connection: Transaction, schema: str | None, job_id: int, *, queue: str
 ) -> tuple[int, int, int] | None:
     """Return priority, time in microseconds since 2000, and id of this job. Return None if it
@@ -148,10 +148,15 @@ async def job_complete(
     ids: list[int],
     attempts: list[int],
     attempted_ats: list[int],
-    ages: list[float],
+    seconds_since_end: list[float],
 ) -> set[int]:
     """Store completed attempts at jobs. Return the ids of the jobs whose attempt was stored."""
-    values = {"id": ids, "attempt": attempts, "attempted_at": attempted_ats, "age": ages}
+    values = {
+        "id": ids,
+        "attempt": attempts,
+        "attempted_at": attempted_ats,
+        "age": seconds_since_end,
+    }
     return {row[0] for row in await _fetch_rows(connection, "job_complete", schema, **values)}
 
 
@@ -169,12 +174,16 @@ async def job_merge_metadata(
     schema: str | None,
     *,
     claim_keys: Sequence[ClaimKey],
-    updates: list[str | None],
+    metadata_updates: list[str | None],
 ) -> list[Record]:
     """Merge objects, given as JSON text, into the metadata of jobs that another session cancelled
     or ended during these attempts. Return the rows. Locked rows are left out."""
     return await _fetch_rows(
-        connection, "job_merge_metadata", schema, **values_by_field(claim_keys), updates=updates
+        connection,
+        "job_merge_metadata",
+        schema,
+        **values_by_field(claim_keys),
+        updates=metadata_updates,
     )
 
 
@@ -221,15 +230,13 @@ async def job_notify_queues(connection: Transaction, schema: str | None, queues:
     await _fetch_rows(connection, "job_notify_queues", schema, queue=queues)
 
 
-async def job_lock_attempts(
-    connection: Transaction, schema: str | None, ids: list[int]
-) -> set[int]:
+async def job_lock_running(connection: Transaction, schema: str | None, ids: list[int]) -> set[int]:
     """Lock the given jobs until the end of the open transaction, except jobs that another session
     has locked. Return the ids of the locked jobs."""
     return {row[0] for row in await _fetch_rows(connection, "job_lock_attempts", schema, id=ids)}
 
 
-async def job_stored_outcomes(
+async def job_get_stored_outcomes(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> dict[int, StoredOutcome]:
     """Return the stored state of the given jobs that exist."""
@@ -237,25 +244,25 @@ async def job_stored_outcomes(
     return {row[0]: StoredOutcome(ClaimKey(row[0], row[1], row[2]), row[3], row[4]) for row in rows}
 
 
-async def job_claimed_by(
+async def job_list_claimed_by_client(
     connection: Transaction,
     schema: str | None,
     *,
     queues: list[str],
     client_id: str,
-    age: float,
-    skipped: list[int],
+    claimed_longer_than: float,
+    skipped_ids: list[int],
 ) -> list[ClaimKey]:
-    """Return the running jobs whose last claim is from this client and older than `age` seconds.
-    Jobs in `skipped` are left out."""
+    """Return the running jobs whose last claim is from this client and older than
+    `claimed_longer_than` seconds. Jobs in `skipped_ids` are left out."""
     rows = await _fetch_rows(
         connection,
         "job_claimed_by",
         schema,
         queue=queues,
         client_id=client_id,
-        age=age,
-        skipped=skipped,
+        age=claimed_longer_than,
+        skipped=skipped_ids,
     )
     return [ClaimKey(*row) for row in rows]
 
@@ -269,25 +276,25 @@ async def job_release(
     return {row[0] for row in rows}
 
 
-async def job_cancel_marks(
+async def job_find_cancel_requested(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> list[int]:
     """Return the ids of the given running jobs for which `job_cancel` was called."""
     return [row[0] for row in await _fetch_rows(connection, "job_cancel_marks", schema, id=ids)]
 
 
-async def job_any_available(
+async def job_is_any_available(
     connection: Transaction,
     schema: str | None,
     *,
     queues: list[str],
     kinds: list[str] | None,
-    skipped: list[int],
+    skipped_ids: list[int],
 ) -> bool:
     """Whether one of the queues has an available job that is due, of one of these kinds (None: any
-    kind). Jobs in `skipped` are left out."""
+    kind). Jobs in `skipped_ids` are left out."""
     ((found,),) = await _fetch_rows(
-        connection, "job_any_available", schema, queue=queues, kinds=kinds, skipped=skipped
+        connection, "job_any_available", schema, queue=queues, kinds=kinds, skipped=skipped_ids
     )
     return found
 
@@ -304,7 +311,7 @@ async def job_get_many(
     return await _fetch_rows(connection, "job_get", schema, id=list(ids))
 
 
-async def job_list(
+async def job_list_ids(
     connection: Transaction,
     schema: str | None,
     *,
@@ -330,10 +337,10 @@ async def job_retry(connection: Transaction, schema: str | None, job_id: int) ->
     return _first_row(await _fetch_rows(connection, "job_retry", schema, id=job_id))
 
 
-async def job_update(
-    connection: Transaction, schema: str | None, job_id: int, *, updates: str
+async def job_update_metadata(
+    connection: Transaction, schema: str | None, job_id: int, *, metadata_updates: str
 ) -> Record | None:
     """Merge an object, given as JSON text, into the metadata of a job."""
     return _first_row(
-        await _fetch_rows(connection, "job_update", schema, id=job_id, updates=updates)
+        await _fetch_rows(connection, "job_update", schema, id=job_id, updates=metadata_updates)
     )

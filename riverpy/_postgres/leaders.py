@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._postgres.leases import LeaseAnswer, epoch_of
+from riverpy._postgres.leases import LeaseAcquireResult, epoch_from_acquired_at
 from riverpy._postgres.sql_files import milliseconds, query
 
 if TYPE_CHECKING:
@@ -21,20 +21,22 @@ class LeaderRow(NamedTuple):
     leader_id: str
     elected_at: datetime
     expires_at: datetime
-    remaining: float
+    seconds_until_expiry: float
     """Seconds until the lease expires. Negative: it has expired."""
 
 
 async def leader_elect(
     connection: Transaction, schema: str | None, *, leader_id: str, ttl: timedelta
-) -> LeaseAnswer | None:
+) -> LeaseAcquireResult | None:
     """Try to become leader. Return None if another session became leader during the statement."""
     statement = query("river_leader", "leader_elect", schema)
     row = await statement.fetchrow(connection, leader_id=leader_id, ttl=ttl)
     if row is None:
         return None
     is_elected, by, elected_at, remaining = row
-    return LeaseAnswer(is_elected, by, epoch_of(elected_at), elected_at, remaining)
+    return LeaseAcquireResult(
+        is_elected, by, epoch_from_acquired_at(elected_at), elected_at, remaining
+    )
 
 
 async def leader_renew(
@@ -60,23 +62,23 @@ async def leader_resign(
     return row is not None
 
 
-async def leader_fence(
+async def leader_fence_transaction(
     connection: Transaction,
     schema: str | None,
     *,
     leader_id: str,
     elected_at: datetime,
-    timeout: timedelta,
+    transaction_timeout: timedelta,
     lock_timeout: timedelta,
 ) -> bool:
     """Let the open transaction commit only during a term: no other term can begin before the
-    transaction ends. The server ends the transaction after `timeout`, and each wait for a lock
-    after `lock_timeout`. Return False if the term has ended."""
+    transaction ends. The server ends the transaction after `transaction_timeout`, and each wait for
+    a lock after `lock_timeout`. Return False if the term has ended."""
     row = await query("river_leader", "leader_fence", schema).fetchrow(
         connection,
         leader_id=leader_id,
         elected_at=elected_at.isoformat(),  # text, since the connection may have codecs for times
-        milliseconds=milliseconds(timeout),
+        milliseconds=milliseconds(transaction_timeout),
         lock_milliseconds=milliseconds(lock_timeout),
     )
     return row is not None

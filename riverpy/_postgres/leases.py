@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-TOPIC = "riverpy_lease"
+LEASE_TOPIC = "riverpy_lease"
 """The topic of notifications about leases: a lease was released, or its holder should release
 it."""
 
@@ -26,22 +26,23 @@ RELEASE_LOCK_TIMEOUT = timedelta(milliseconds=500)
 """How long a release waits for a locked row. Other statements wait for the same connection, so this
 is short."""
 
-_FILE = "riverpy_lease"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_PARAMETER = re.compile(r"\$(\d+)")
+_SQL_FILE = "riverpy_lease"
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PARAMETER_PATTERN = re.compile(r"\$(\d+)")
 
 
 class LeaseLockedError(TimeoutError):
     """Leases could not be renewed, because other transactions have locked their rows."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.names = frozenset(names)
+        self.lease_names = frozenset(names)
         super().__init__(
-            "another transaction has locked the rows of leases: " + ", ".join(sorted(self.names))
+            "another transaction has locked the rows of leases: "
+            + ", ".join(sorted(self.lease_names))
         )
 
 
-class LeaseAnswer(NamedTuple):
+class LeaseAcquireResult(NamedTuple):
     """The result of a call of `lease_acquire`."""
 
     is_granted: bool
@@ -49,20 +50,20 @@ class LeaseAnswer(NamedTuple):
     """The current holder of the lease."""
     epoch: int
     acquired_at: datetime
-    remaining: float | None
+    seconds_until_expiry: float | None
     """Seconds until the other holder's lease expires. None: there is no other holder, or the time
     is unknown."""
 
 
-def epoch_of(acquired_at: datetime) -> int:
+def epoch_from_acquired_at(acquired_at: datetime) -> int:
     """Return the epoch of a term in `river_leader`: the microseconds from 1970 to the start of the
     term. River's table has no column for an epoch."""
-    return (acquired_at - _EPOCH) // timedelta(microseconds=1)
+    return (acquired_at - _UNIX_EPOCH) // timedelta(microseconds=1)
 
 
-def time_of(epoch: int) -> datetime:
-    """Return the start of a term from its epoch: the inverse of `epoch_of`."""
-    return _EPOCH + timedelta(microseconds=epoch)
+def acquired_at_from_epoch(epoch: int) -> datetime:
+    """Return the start of a term from its epoch: the inverse of `epoch_from_acquired_at`."""
+    return _UNIX_EPOCH + timedelta(microseconds=epoch)
 
 
 class LeaseRow(NamedTuple):
@@ -75,7 +76,7 @@ class LeaseRow(NamedTuple):
     acquired_at: datetime
     expires_at: datetime | None
     """When the lease expires. None: the lease was released."""
-    remaining: float | None
+    seconds_until_expiry: float | None
     """Seconds until the lease expires. Negative: it has expired. None: it was released."""
 
 
@@ -87,14 +88,14 @@ async def lease_acquire(
     holder: str,
     ttl: timedelta,
     lock_timeout: timedelta | None = None,
-) -> LeaseAnswer | None:
+) -> LeaseAcquireResult | None:
     """Try to acquire a lease. Return None if another session acquired it during the statement.
 
-    The statement waits for the end of transactions in which `lease_fence` was called for the last
-    term. The statement fails after `lock_timeout`. If that is None, the session's own limit
-    applies.
+    The statement waits for the end of transactions in which `lease_fence_transaction` was called
+    for the last term. The statement fails after `lock_timeout`. If that is None, the session's own
+    limit applies.
     """
-    row = await query(_FILE, "lease_acquire", schema).fetchrow(
+    row = await query(_SQL_FILE, "lease_acquire", schema).fetchrow(
         connection,
         name=name,
         holder=holder,
@@ -104,17 +105,23 @@ async def lease_acquire(
     if row is None:
         return None
     is_granted, by, epoch, microseconds, remaining = row
-    return LeaseAnswer(is_granted, by, epoch, time_of(microseconds), remaining)
+    return LeaseAcquireResult(
+        is_granted, by, epoch, acquired_at_from_epoch(microseconds), remaining
+    )
 
 
 async def lease_renew(
-    connection: Transaction, schema: str | None, *, holder: str, terms: Iterable[tuple[str, int]]
+    connection: Transaction,
+    schema: str | None,
+    *,
+    holder: str,
+    names_and_epochs: Iterable[tuple[str, int]],
 ) -> dict[str, bool]:
     """Extend terms, each given as the name of a lease and an epoch. Return the leases whose term
     has not ended, by name. A value is False if the term was not extended, because another
     transaction has locked its row."""
-    names, epochs = zip(*terms, strict=True)
-    statement = query(_FILE, "lease_renew", schema)
+    names, epochs = zip(*names_and_epochs, strict=True)
+    statement = query(_SQL_FILE, "lease_renew", schema)
     rows = await statement.fetch(connection, name=names, epoch=epochs, holder=holder)
     return {row[0]: row[1] for row in rows}
 
@@ -124,42 +131,50 @@ async def lease_release(
 ) -> bool:
     """End a term. Return False if the term ended before. Fail if the row stays locked for longer
     than `RELEASE_LOCK_TIMEOUT`."""
-    statement = query(_FILE, "lease_release", schema)
+    statement = query(_SQL_FILE, "lease_release", schema)
     limit = milliseconds(RELEASE_LOCK_TIMEOUT)
     values = {"name": name, "epoch": epoch, "holder": holder, "lock_milliseconds": limit}
     return await statement.fetchrow(connection, **values) is not None
 
 
-async def lease_fence(
+async def lease_fence_transaction(
     connection: Transaction,
     schema: str | None,
     *,
     name: str,
     epoch: int,
-    timeout: timedelta,
+    transaction_timeout: timedelta,
     lock_timeout: timedelta,
 ) -> bool:
     """Let the open transaction commit only during a term: no other term can begin before the
-    transaction ends. The server ends the transaction after `timeout`, and each wait for a lock
-    after `lock_timeout`. Return False if the term has ended.
+    transaction ends. The server ends the transaction after `transaction_timeout`, and each wait for
+    a lock after `lock_timeout`. Return False if the term has ended.
 
     Raises:
         TransactionError: a savepoint is open. Its rollback would undo the effect of this call.
     """
-    values = _fence_values(name, epoch, timeout, lock_timeout)
-    row = await query(_FILE, "lease_fence", schema).fetchrow(connection, **values)
+    values = _fence_values(name, epoch, transaction_timeout, lock_timeout)
+    row = await query(_SQL_FILE, "lease_fence", schema).fetchrow(connection, **values)
     if row is not None and not row[0]:
         raise savepoint_error()
     return row is not None
 
 
-def lease_fence_text(
-    schema: str | None, *, name: str, epoch: int, timeout: timedelta, lock_timeout: timedelta
+def lease_fence_sql(
+    schema: str | None,
+    *,
+    name: str,
+    epoch: int,
+    transaction_timeout: timedelta,
+    lock_timeout: timedelta,
 ) -> str:
-    """Return the statement of `lease_fence` with the values in the text, for any driver."""
-    statement = query(_FILE, "lease_fence", schema)
-    values = statement.arguments(_fence_values(name, epoch, timeout, lock_timeout))
-    return _PARAMETER.sub(lambda match: _sql_literal(values[int(match[1]) - 1]), statement.text)
+    """Return the statement of `lease_fence_transaction` with the values in the text, for any
+    driver."""
+    statement = query(_SQL_FILE, "lease_fence", schema)
+    values = statement.arguments(_fence_values(name, epoch, transaction_timeout, lock_timeout))
+    return _PARAMETER_PATTERN.sub(
+        lambda match: _sql_literal(values[int(match[1]) - 1]), statement.text
+    )
 
 
 def _fence_values(
@@ -182,12 +197,12 @@ def _sql_literal(value: object) -> str:
 
 async def lease_list(connection: Transaction, schema: str | None) -> list[LeaseRow]:
     """Return all leases, ordered by name."""
-    rows = await query(_FILE, "lease_list", schema).fetch(connection)
+    rows = await query(_SQL_FILE, "lease_list", schema).fetch(connection)
     return [LeaseRow(*row) for row in rows]
 
 
 async def lease_request_resign(connection: Transaction, schema: str | None, *, name: str) -> bool:
     """Request that the holder releases the lease. The holder is notified at the commit. Return
     False if the lease has no holder."""
-    statement = query(_FILE, "lease_request_resign", schema)
+    statement = query(_SQL_FILE, "lease_request_resign", schema)
     return await statement.fetchrow(connection, name=name) is not None

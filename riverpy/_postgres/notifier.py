@@ -31,7 +31,7 @@ from riverpy._postgres.driver import (
     is_notification_queue_full,
     listen_on_channels,
 )
-from riverpy._postgres.leases import TOPIC as LEASE_TOPIC
+from riverpy._postgres.leases import LEASE_TOPIC as LEASE_TOPIC
 from riverpy._postgres.sql_files import query
 from riverpy._postgres.tracing import suppress_tracing
 from riverpy.errors import ConfigError

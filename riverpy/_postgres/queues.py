@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from riverpy._postgres.sql_files import fetch_filtered, query
+from riverpy._postgres.sql_files import fetch_for_queues, query
 from riverpy._timestamps import timestamp
 from riverpy.queue import Queue
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.sql_files import QueueFilter
 
-_FILE = "river_queue"
+_SQL_FILE = "river_queue"
 
 
 async def queue_touch(
@@ -29,93 +29,106 @@ async def queue_touch(
 ) -> dict[str, bool]:
     """Set `updated_at` of the queues to now, and insert missing rows. Return whether each queue is
     paused."""
-    rows = await query(_FILE, "queue_touch", schema).fetch(connection, name=names)
+    rows = await query(_SQL_FILE, "queue_touch", schema).fetch(connection, name=names)
     return {row[0]: row[1] for row in rows}
 
 
-async def queue_paused(connection: Transaction, schema: str | None, names: list[str]) -> set[str]:
+async def queue_filter_paused(
+    connection: Transaction, schema: str | None, names: list[str]
+) -> set[str]:
     """Return the given queues that are paused."""
-    rows = await query(_FILE, "queue_paused", schema).fetch(connection, name=names)
+    rows = await query(_SQL_FILE, "queue_paused", schema).fetch(connection, name=names)
     return {row[0] for row in rows}
 
 
 async def queue_pause(connection: Transaction, schema: str | None, name: str) -> list[str]:
     """Pause a queue. The name `*` means all queues. Return the names of the paused queues."""
-    rows = await query(_FILE, "queue_pause", schema).fetch(connection, name=name)
+    rows = await query(_SQL_FILE, "queue_pause", schema).fetch(connection, name=name)
     return [row[0] for row in rows]
 
 
 async def queue_resume(connection: Transaction, schema: str | None, name: str) -> list[str]:
     """Resume a queue. The name `*` means all queues. Return the names of the resumed queues."""
-    rows = await query(_FILE, "queue_resume", schema).fetch(connection, name=name)
+    rows = await query(_SQL_FILE, "queue_resume", schema).fetch(connection, name=name)
     return [row[0] for row in rows]
 
 
-async def queue_unused(
+async def queue_list_unused(
     connection: Transaction,
     schema: str | None,
     *,
-    within: QueueFilter | None,
-    age: timedelta,
-    after: str,
+    queue_filter: QueueFilter | None,
+    unused_for: timedelta,
+    after_name: str,
     limit: int,
 ) -> list[str]:
-    """Return up to `limit` names after `after` of queues that no client has used for `age`. Paused
-    queues and queues with metadata are left out."""
-    rows = await fetch_filtered(
-        connection, _FILE, "queue_unused", schema, within, age=age, after=after, limit=limit
+    """Return up to `limit` names after `after_name` of queues that no client has used for
+    `unused_for`. Paused queues and queues with metadata are left out."""
+    rows = await fetch_for_queues(
+        connection,
+        _SQL_FILE,
+        "queue_unused",
+        schema,
+        queue_filter,
+        age=unused_for,
+        after=after_name,
+        limit=limit,
     )
     return [row[0] for row in rows]
 
 
 async def queue_delete_unused(
-    connection: Transaction, schema: str | None, *, names: Sequence[str], age: timedelta
+    connection: Transaction, schema: str | None, *, names: Sequence[str], unused_for: timedelta
 ) -> set[str]:
-    """Delete the rows of the given queues, except rows that are locked or were used within `age`.
-    Return the names of the deleted queues."""
-    rows = await query(_FILE, "queue_delete_unused", schema).fetch(connection, names=names, age=age)
+    """Delete the rows of the given queues, except rows that are locked or were used within
+    `unused_for`. Return the names of the deleted queues."""
+    rows = await query(_SQL_FILE, "queue_delete_unused", schema).fetch(
+        connection, names=names, age=unused_for
+    )
     return {row[0] for row in rows}
 
 
 async def queue_get(connection: Transaction, schema: str | None, name: str) -> Queue | None:
     """Return one queue."""
-    row = await query(_FILE, "queue_get", schema).fetchrow(connection, name=name)
+    row = await query(_SQL_FILE, "queue_get", schema).fetchrow(connection, name=name)
     return None if row is None else _queue_from_row(row)
 
 
 async def queue_list(connection: Transaction, schema: str | None, limit: int) -> list[Queue]:
     """Return up to `limit` queues, by name."""
-    rows = await query(_FILE, "queue_list", schema).fetch(connection, limit=limit)
+    rows = await query(_SQL_FILE, "queue_list", schema).fetch(connection, limit=limit)
     return [_queue_from_row(row) for row in rows]
 
 
-async def queue_update(
+async def queue_update_metadata(
     connection: Transaction, schema: str | None, name: str, metadata: str
 ) -> Queue | None:
     """Replace the metadata of a queue with an object, given as JSON text."""
-    row = await query(_FILE, "queue_update", schema).fetchrow(
+    row = await query(_SQL_FILE, "queue_update", schema).fetchrow(
         connection, name=name, metadata=metadata
     )
     return None if row is None else _queue_from_row(row)
 
 
-async def queue_lag(
+async def queue_get_lags(
     connection: Transaction, schema: str | None, names: Sequence[str]
 ) -> dict[str, timedelta]:
     """Return how long the oldest due job of each queue has waited. 0: no job waits."""
-    rows = await query(_FILE, "queue_lag", schema).fetch(connection, name=names)
+    rows = await query(_SQL_FILE, "queue_lag", schema).fetch(connection, name=names)
     return {name: timedelta(seconds=seconds) for name, seconds in rows}
 
 
-async def queue_waiting(connection: Transaction, schema: str | None, limit: int) -> list[str]:
+async def queue_list_with_waiting_jobs(
+    connection: Transaction, schema: str | None, limit: int
+) -> list[str]:
     """Return up to `limit` queues that have available jobs and are not paused."""
-    rows = await query(_FILE, "queue_waiting", schema).fetch(connection, limit=limit)
+    rows = await query(_SQL_FILE, "queue_waiting", schema).fetch(connection, limit=limit)
     return [row[0] for row in rows]
 
 
-async def control_notify(connection: Transaction, schema: str | None, payload: str) -> None:
+async def send_control_message(connection: Transaction, schema: str | None, payload: str) -> None:
     """Send a control message to every client of the schema, at the commit."""
-    await query(_FILE, "control_notify", schema).execute(connection, payload=payload)
+    await query(_SQL_FILE, "control_notify", schema).execute(connection, payload=payload)
 
 
 def _queue_from_row(row: Record) -> Queue:
@@ -126,14 +139,14 @@ def _queue_from_row(row: Record) -> Queue:
         members = {}
     return Queue(
         name=name,
-        created_at=_required_time(created_at),
+        created_at=_decode_required_timestamp(created_at),
         metadata=members,
         paused_at=timestamp(paused_at),
-        updated_at=_required_time(updated_at),
+        updated_at=_decode_required_timestamp(updated_at),
     )
 
 
-def _required_time(raw: bytes) -> datetime:
+def _decode_required_timestamp(raw: bytes) -> datetime:
     moment = timestamp(raw)
     assert moment is not None  # noqa: S101 (the column is not null)
     return moment

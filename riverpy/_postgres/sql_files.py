@@ -197,17 +197,17 @@ class QueueFilter(NamedTuple):
     """True: the statement handles `queues`. False: it handles all other queues."""
 
 
-async def fetch_filtered(
+async def fetch_for_queues(
     connection: Transaction,
     file: str,
     name: str,
     schema: str | None,
-    within: QueueFilter | None,
+    queue_filter: QueueFilter | None,
     /,
     **values: object,
 ) -> list[Record]:
     """Run the block `name` for the queues of a filter (None: all queues), and return all rows."""
-    if within is not None:
-        name += "_in_queues" if within.is_allow_list else "_except_queues"
-        values["queues"] = within.queues
+    if queue_filter is not None:
+        name += "_in_queues" if queue_filter.is_allow_list else "_except_queues"
+        values["queues"] = queue_filter.queues
     return await query(file, name, schema).fetch(connection, **values)

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME
-from riverpy._postgres.domains import domain_leaders, domain_members, domain_owners
+from riverpy._postgres.domains import (
+    domain_list_leaders,
+    domain_list_members,
+    domain_list_queue_owners,
+)
 from riverpy._postgres.driver import DATABASE_ERRORS
 
 if TYPE_CHECKING:
@@ -70,7 +74,9 @@ class DomainMap:
         leader of `default` is a riverpy client, it maintains these queues. Otherwise the holder of
         the lease `@schema` does it."""
         leader = self.current_leader(DEFAULT_DOMAIN)
-        return self.has_leader(SCHEMA_LEASE_NAME) or (leader is not None and leader.is_registered)
+        return self.has_leader(SCHEMA_LEASE_NAME) or (
+            leader is not None and leader.is_riverpy_client
+        )
 
     def unmaintained_queues_by_domain(self, queues: Iterable[str]) -> dict[str, list[str]]:
         """Return the queues that no leader maintains, by the domain whose leader is missing."""
@@ -90,9 +96,9 @@ class DomainMap:
 async def read_domains(connection: Transaction, schema: str | None) -> DomainMap:
     """Read all domains. Migration DOMAINS_VERSION of riverpy's own tables must be applied."""
     return DomainMap(
-        leaders=await domain_leaders(connection, schema),
-        queue_owners=await domain_owners(connection, schema),
-        live_members=await domain_members(connection, schema),
+        leaders=await domain_list_leaders(connection, schema),
+        queue_owners=await domain_list_queue_owners(connection, schema),
+        live_members=await domain_list_members(connection, schema),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from riverpy._postgres.clients import client_registered
+from riverpy._postgres.clients import client_filter_registered
 from riverpy._postgres.damaged_jobs import read_jobs_despite_damage
 from riverpy._postgres.leaders import leader_get
 from riverpy._postgres.sql_files import query
@@ -85,7 +85,7 @@ class DefaultLeader(NamedTuple):
     @property
     def has_lease_expired(self) -> bool:
         """Whether the lease of the leader has expired."""
-        return self.leader_row.remaining < 0
+        return self.leader_row.seconds_until_expiry < 0
 
 
 async def read_clients(
@@ -114,7 +114,7 @@ async def read_leader(
         return None
     if not has_client_table:
         return DefaultLeader(row, None)
-    known = await client_registered(connection, schema, client_ids=[row.leader_id])
+    known = await client_filter_registered(connection, schema, client_ids=[row.leader_id])
     return DefaultLeader(row, row.leader_id in known)
 
 

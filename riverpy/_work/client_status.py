@@ -10,7 +10,7 @@ import anyio
 from riverpy._clients.process import own_process_name
 from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_STATUS_REPORT_FAILED
-from riverpy._postgres.clients import client_set_slots, client_set_state
+from riverpy._postgres.clients import client_set_slot_counts, client_set_state
 from riverpy._postgres.domains import member_mark_supports_domains
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 
@@ -127,17 +127,17 @@ class ClientStatusReporter:
                         client_id=self._client_id,
                         registered_at=registered_at,
                         state=state,
-                        process=own_process_name(),
-                        aside=now.skipped_rows,
-                        aside_count=now.skipped_row_count,
+                        process_name=own_process_name(),
+                        skipped_rows=now.skipped_rows,
+                        skipped_row_count=now.skipped_row_count,
                     )
-                await client_set_slots(
+                await client_set_slot_counts(
                     connection,
                     self._schema,
                     client_id=self._client_id,
                     registered_at=registered_at,
-                    slots=now.slots_per_queue,
-                    stuck=now.stuck_job_ids,
+                    slot_counts=now.slots_per_queue,
+                    stuck_job_ids=now.stuck_job_ids,
                 )
                 if self._supports_domains and (
                     self._reported_status is None

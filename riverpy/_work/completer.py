@@ -452,7 +452,7 @@ class Completer:
     ) -> dict[int, str]:
         async with connection.transaction():
             ids = [attempt.id for attempt in attempts]
-            free = await jobs.job_lock_attempts(connection, self._schema, ids)
+            free = await jobs.job_lock_running(connection, self._schema, ids)
             unlocked = [attempt for attempt in attempts if attempt.id in free]
             return await self._send_batch_statement(connection, unlocked) if unlocked else {}
 
@@ -469,7 +469,12 @@ class Completer:
         )
         ages = [now - attempt.ended_at for attempt in attempts]
         done = await jobs.job_complete(
-            connection, self._schema, ids=ids, attempts=numbers, attempted_ats=times, ages=ages
+            connection,
+            self._schema,
+            ids=ids,
+            attempts=numbers,
+            attempted_ats=times,
+            seconds_since_end=ages,
         )
         return dict.fromkeys(done, JobState.COMPLETED.value)
 
@@ -485,7 +490,7 @@ class Completer:
         cancelled, completed or discarded the job during the attempt, the job keeps that state.
         """
         missing = [attempt.id for attempt in attempts if attempt.id not in stored_states]
-        found = await jobs.job_stored_outcomes(connection, self._schema, missing)
+        found = await jobs.job_get_stored_outcomes(connection, self._schema, missing)
         stored: list[Attempt] = []
         locked: list[Attempt] = []
         late: list[Attempt] = []
@@ -544,7 +549,7 @@ class Completer:
             connection,
             self._schema,
             claim_keys=[attempt.claim_key for attempt in attempts],
-            updates=[attempt.metadata_updates_json for attempt in attempts],
+            metadata_updates=[attempt.metadata_updates_json for attempt in attempts],
         )
         found, now = {row[JobColumn.ID]: row for row in rows}, time.monotonic()
         ended: list[Attempt] = []

@@ -29,7 +29,7 @@ from riverpy._maintenance.services import (
 )
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME, domain_lease_name
 from riverpy._postgres.connection import DedicatedConnection
-from riverpy._postgres.leases import TOPIC as LEASE_TOPIC
+from riverpy._postgres.leases import LEASE_TOPIC as LEASE_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -22,7 +22,12 @@ from riverpy._postgres.driver import (
     is_permanent_statement_error,
     is_statement_timeout,
 )
-from riverpy._postgres.jobs import job_claim, job_claim_time, job_next, job_position
+from riverpy._postgres.jobs import (
+    job_claim,
+    job_get_claim_position,
+    job_get_server_time,
+    job_lock_next,
+)
 from riverpy._work.claim_cursor import WHOLE_QUEUE, ClaimCursor, QueuePosition, QueueRange
 from riverpy._work.prefetch import PrefetchBuffer
 from riverpy._work.unclaimable import UnclaimableJobs
@@ -351,7 +356,7 @@ class Producer:
         rows, took = await self._claim_and_launch(claim)
         is_full, now = len(rows) == limit, self._claimed_at
         if self._cursor.is_claiming_slow(part, len(rows), took):
-            server_time = await job_claim_time(connection, self._schema)
+            server_time = await job_get_server_time(connection, self._schema)
             seen_at = server_time - int((time.monotonic() - now + took) * 1e6)
             self._cursor.set_positions_after_slow_claim(
                 rows, is_limit_reached=is_full, seen_until=seen_at, duration=took, now=now
@@ -400,14 +405,16 @@ class Producer:
         async with connection.transaction():
             if job_id is not None:
                 self._claiming_job_id = job_id
-                place = await job_position(connection, self._schema, job_id, queue=self.queue)
+                place = await job_get_claim_position(
+                    connection, self._schema, job_id, queue=self.queue
+                )
             else:
-                place = await job_next(
+                place = await job_lock_next(
                     connection,
                     self._schema,
                     queue=self.queue,
                     kinds=self._kinds,
-                    skipped=self.unclaimable.skipped_job_ids,
+                    skipped_ids=self.unclaimable.skipped_job_ids,
                 )
             if place is None:
                 return []
@@ -427,9 +434,9 @@ class Producer:
             self._schema,
             queue=self.queue,
             kinds=self._kinds,
-            skipped=skipped,
-            after=part.start_after,
-            last_priority=part.last_priority,
+            skipped_ids=skipped,
+            after_position=part.start_after,
+            priority_max=part.last_priority,
             limit=limit,
             client_id=self._client_id,
         )

@@ -30,7 +30,7 @@ from riverpy._postgres import jobs, queues
 from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
 from riverpy._postgres.damaged_jobs import DamagedJobTracker
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
-from riverpy._postgres.job_maintenance import Rescue, job_rescue, job_running_of
+from riverpy._postgres.job_maintenance import JobRescue, job_list_running_of_clients, job_rescue
 from riverpy._postgres.skipped_rows import SkippedRows, report_skipped_rows
 from riverpy._work.producer import CLAIM_TIMEOUT
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.job_maintenance import RunningClaim
+    from riverpy._postgres.job_maintenance import RunningAttempt
     from riverpy._postgres.jobs import ClaimKey
     from riverpy._postgres.skipped_rows import SkippedRowReport
     from riverpy._work.attempt import Attempt
@@ -75,7 +75,7 @@ LOST_CLAIM_MARGIN = 0.5
 RUNNING_STATES = ("running",)
 PAGE_SIZE = 1_000
 """One read returns at most this many jobs of an earlier run."""
-Row = TypeVar("Row", bound="ClaimKey | Rescue | Attempt | str")
+Row = TypeVar("Row", bound="ClaimKey | JobRescue | Attempt | str")
 
 
 class Reconciler:
@@ -289,7 +289,9 @@ class Reconciler:
         async with self._reserved.acquire(
             "reading pauses", RESERVED_STATEMENT_TIMEOUT
         ) as connection:
-            paused = await queues.queue_paused(connection, self._schema, list(self._producers))
+            paused = await queues.queue_filter_paused(
+                connection, self._schema, list(self._producers)
+            )
         self._apply_pauses(paused)
 
     def _apply_pauses(self, paused: set[str]) -> None:
@@ -309,7 +311,7 @@ class Reconciler:
         async with self._reserved.acquire(
             "reading cancels", RESERVED_STATEMENT_TIMEOUT
         ) as connection:
-            marked = set(await jobs.job_cancel_marks(connection, self._schema, ids))
+            marked = set(await jobs.job_find_cancel_requested(connection, self._schema, ids))
         # Cancel only the attempts that were checked, not a new attempt of the same job.
         self._running.cancel_attempts(attempt for attempt in asked if attempt.id in marked)
 
@@ -335,13 +337,13 @@ class Reconciler:
         async with self._claims.acquire("finding lost claims", STATEMENT_TIMEOUT) as connection:
 
             async def read(skipped: list[int]) -> list[ClaimKey]:
-                return await jobs.job_claimed_by(
+                return await jobs.job_list_claimed_by_client(
                     connection,
                     self._schema,
                     queues=list(self._producers),
                     client_id=self._client_id,
-                    age=age,
-                    skipped=skipped,
+                    claimed_longer_than=age,
+                    skipped_ids=skipped,
                 )
 
             claimed = await self._damaged_jobs.read_jobs(
@@ -398,15 +400,15 @@ class Reconciler:
         time."""
         async with self._claims.acquire("finding jobs to rescue", STATEMENT_TIMEOUT) as connection:
 
-            async def read(skipped: list[int]) -> list[RunningClaim]:
-                return await job_running_of(
+            async def read(skipped: list[int]) -> list[RunningAttempt]:
+                return await job_list_running_of_clients(
                     connection,
                     self._schema,
                     client_ids=[self._client_id],
-                    within=None,
-                    after=after,
+                    queue_filter=None,
+                    after_id=after,
                     limit=PAGE_SIZE,
-                    skipped=skipped,
+                    skipped_ids=skipped,
                 )
 
             claims = await self._damaged_jobs.read_jobs(
@@ -417,10 +419,10 @@ class Reconciler:
                 return
         for claim_key, client_id in claims:
             if claim_key.attempted_at < registered_at and claim_key not in active:
-                self._rescue_sender.add_row(Rescue(claim_key, client_id))
+                self._rescue_sender.add_row(JobRescue(claim_key, client_id))
         self._rescue_after_id = claims[-1].claim_key.id if len(claims) == PAGE_SIZE else None
 
-    async def _rescue_rows(self, rescues: list[Rescue]) -> None:
+    async def _rescue_rows(self, rescues: list[JobRescue]) -> None:
         async with self._claims.acquire("rescuing jobs", STATEMENT_TIMEOUT) as connection:
             done = await job_rescue(connection, self._schema, rescues)
         self._changed_job_count += len(done)

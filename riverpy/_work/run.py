@@ -32,14 +32,14 @@ from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_STOP_STARTED, PERIODIC_JOBS_IGNORED
 from riverpy._names import DEFAULT_DOMAIN, PYPI_PACKAGE_NAME
 from riverpy._plugins import Plugins
-from riverpy._postgres.clients import Registration
-from riverpy._postgres.domains import OWNERS_ACTION
+from riverpy._postgres.clients import ClientRegistration
+from riverpy._postgres.domains import OWNERSHIP_CHANGED_ACTION
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS
-from riverpy._postgres.job_maintenance import DUE_ACTION
-from riverpy._postgres.jobs import job_any_available
-from riverpy._postgres.leases import TOPIC as LEASE_TOPIC
+from riverpy._postgres.job_maintenance import JOBS_DUE_ACTION
+from riverpy._postgres.jobs import job_is_any_available
+from riverpy._postgres.leases import LEASE_TOPIC as LEASE_TOPIC
 from riverpy._postgres.notifier import Notifier, decode_message
-from riverpy._postgres.periodic import CHANGED_ACTION, EVENT_TOPIC
+from riverpy._postgres.periodic import EVENT_TOPIC, PERIODIC_CHANGED_ACTION
 from riverpy._postgres.schema import (
     CLIENTS_VERSION,
     DOMAINS_VERSION,
@@ -147,13 +147,13 @@ class Run:
         self._notifier = None if config.poll_only else self._make_notifier()
         self._summary = Summary(context.counters, self.stats, client.id)
 
-    def _make_registration(self) -> Registration:
+    def _make_registration(self) -> ClientRegistration:
         client, config = self._client, self._config
-        return Registration(
+        return ClientRegistration(
             client_id=client.id,
             queues=list(client.queues),
             kinds=list(client.workers),
-            candidate=config.candidate,
+            is_candidate=config.candidate,
             poll_only=config.poll_only,
             version=version(PYPI_PACKAGE_NAME),
             dead_after=config.dead_after,
@@ -252,11 +252,11 @@ class Run:
         message = decode_message(payload)
         if message is None:
             return
-        if message.action == CHANGED_ACTION:
+        if message.action == PERIODIC_CHANGED_ACTION:
             self._client.periodic_jobs.wake()
-        elif message.action == OWNERS_ACTION and self._leader_setup is not None:
+        elif message.action == OWNERSHIP_CHANGED_ACTION and self._leader_setup is not None:
             self._leader_setup.handle_owner_change()
-        elif message.action == DUE_ACTION:
+        elif message.action == JOBS_DUE_ACTION:
             for seconds in message.seconds:
                 self._expect_due_job(message.queue, seconds)
 
@@ -512,12 +512,12 @@ class Run:
             async with self._connections.claims.acquire(
                 "checking for jobs", DRAIN_STATEMENT_TIMEOUT
             ) as connection:
-                return not self._is_busy and not await job_any_available(
+                return not self._is_busy and not await job_is_any_available(
                     connection,
                     self._config.schema,
                     queues=queues,
                     kinds=self._context.kinds,
-                    skipped=skipped,
+                    skipped_ids=skipped,
                 )
         except DATABASE_ERRORS:  # the state is unknown, so jobs may be available
             return False

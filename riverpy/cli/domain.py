@@ -11,7 +11,11 @@ from riverpy._names import (
     SCHEMA_LEASE_NAME,
     domain_lease_name,
 )
-from riverpy._postgres.domains import domain_assign_queue, domain_lock, domain_queue_ownership
+from riverpy._postgres.domains import (
+    domain_assign_queue,
+    domain_get_queue_ownership,
+    domain_lock_maintenance,
+)
 from riverpy._postgres.schema import DOMAINS_VERSION
 from riverpy._tools.doctor.domains import PendingWork, find_domain_problems
 from riverpy._tools.doctor.finding import LEVEL_NAMES, set_check_name
@@ -139,11 +143,11 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
     """
 
     def check_owner(owner: QueueOwnership) -> None:
-        if owner.live_clients and not force:
+        if owner.live_client_count and not force:
             raise CommandError(
-                f"queue {queue!r} belongs to domain {owner.domain!r}, which has "
-                f"{format_count(owner.live_clients, 'running client')}: stop them, or take it with "
-                "--force"
+                f"queue {queue!r} belongs to domain {owner.owner_domain!r}, which has "
+                f"{format_count(owner.live_client_count, 'running client')}: stop them, or take it "
+                "with --force"
             )
 
     if to == DEFAULT_DOMAIN:
@@ -203,18 +207,20 @@ async def _try_to_assign_queue(
     """Assign the queue, and return its old domain. If another session moves the queue at the same
     time, change nothing and return None."""
     connection, schema = database.connection, database.schema
-    owner = await domain_queue_ownership(connection, schema, queue=queue, domain=to)
-    before = owner.domain or DEFAULT_DOMAIN
+    owner = await domain_get_queue_ownership(connection, schema, queue=queue, new_domain=to)
+    before = owner.owner_domain or DEFAULT_DOMAIN
     if before == to:
         raise CommandError(f"queue {queue!r} belongs to domain {to!r} already")
     check_owner(owner)
     async with connection.transaction(isolation="read_committed"):
-        await domain_lock(connection, schema, domains=(before, to))
-        owner = await domain_queue_ownership(connection, schema, queue=queue, domain=to)
-        if (owner.domain or DEFAULT_DOMAIN) != before:
+        await domain_lock_maintenance(connection, schema, domains=(before, to))
+        owner = await domain_get_queue_ownership(connection, schema, queue=queue, new_domain=to)
+        if (owner.owner_domain or DEFAULT_DOMAIN) != before:
             return None
         check_owner(owner)
-        await domain_assign_queue(connection, schema, queue=queue, domain=to, by="riverpy domain")
+        await domain_assign_queue(
+            connection, schema, queue=queue, domain=to, assigned_by="riverpy domain"
+        )
     return before
 
 
@@ -239,7 +245,7 @@ def _domain_to_json_object(domain_map: DomainMap, domain_name: str) -> dict[str,
         "lease": "river_leader" if is_default else domain_lease_name(domain_name),
         "leader": _leader_to_json_object(domain_map.last_leader(domain_name)),
         "clients": [member.client_id for member in members],
-        "candidates": [member.client_id for member in members if member.candidate],
+        "candidates": [member.client_id for member in members if member.is_candidate],
         "queues": None if is_default else queues,
     }
 
@@ -251,32 +257,32 @@ def _leader_to_json_object(leader: DomainLeader | None) -> dict[str, object] | N
         leader is None
         or leader.has_lease_ended
         or leader.expires_at is None
-        or leader.remaining is None
+        or leader.seconds_until_expiry is None
     ):
         return None
-    held_for = (leader.expires_at - leader.elected_at).total_seconds() - leader.remaining
+    held_for = (leader.expires_at - leader.elected_at).total_seconds() - leader.seconds_until_expiry
     return {
         "holder": leader.holder,
         "epoch": leader.epoch,
         "elected_at": leader.elected_at,
         "held_for": round(held_for, 3),
         "expires_at": leader.expires_at,
-        "expires_in": round(leader.remaining, 3),
-        "foreign": not leader.is_registered,
+        "expires_in": round(leader.seconds_until_expiry, 3),
+        "foreign": not leader.is_riverpy_client,
     }
 
 
 def _leader_cells(leader: DomainLeader | None) -> tuple[str, int | None, str | None, str | None]:
     if leader is None or leader.has_lease_ended:
         return "none", None, None, None
-    owner = leader.holder if leader.is_registered else f"{leader.holder} (not riverpy)"
+    owner = leader.holder if leader.is_riverpy_client else f"{leader.holder} (not riverpy)"
     since = format_time(leader.elected_at.replace(microsecond=0))
-    return owner, leader.epoch, since, f"{format_seconds(leader.remaining or 0)} left"
+    return owner, leader.epoch, since, f"{format_seconds(leader.seconds_until_expiry or 0)} left"
 
 
 def _domain_to_table_row(domain_map: DomainMap, domain_name: str) -> tuple[object, ...]:
     members = domain_map.live_clients(domain_name)
-    numbers = len(members), sum(member.candidate for member in members)
+    numbers = len(members), sum(member.is_candidate for member in members)
     queues = ", ".join(owner.queue for owner in domain_map.owned_queues(domain_name)) or "none"
     if domain_name == DEFAULT_DOMAIN:
         queues = "all others"

@@ -10,9 +10,9 @@ import click
 import msgspec
 
 from riverpy._duration import format_duration
-from riverpy._postgres.clients import client_count
+from riverpy._postgres.clients import client_count_live
 from riverpy._postgres.driver import DATABASE_ERRORS, InsufficientPrivilegeError
-from riverpy._postgres.queues import queue_lag, queue_waiting
+from riverpy._postgres.queues import queue_get_lags, queue_list_with_waiting_jobs
 from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, migrate_command
 from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.domain_map import TABLE_MISSING, read_domains
@@ -127,7 +127,7 @@ async def _run_database_checks(database: DatabaseSettings, max_lag: timedelta) -
         await wait_for_statement("reading the role of the server", expect_primary(found.connection))
         checks: dict[str, CheckResult] = {}
         if found.has_riverpy_version(CLIENTS_VERSION):
-            living = await found.run_read(client_count)
+            living = await found.run_read(client_count_live)
             checks["workers"] = CheckResult(
                 ok=living > 0,
                 reason=f"{living} with heartbeats" if living else "none sends heartbeats",
@@ -135,8 +135,8 @@ async def _run_database_checks(database: DatabaseSettings, max_lag: timedelta) -
         else:
             checks["workers"] = TABLES_MISSING_CHECK
         checks["leaders"] = await _check_leaders(found, max_lag)
-        names = await found.run_read(queue_waiting, CHECKED_QUEUES_MAX)
-        lags = await found.run_read(queue_lag, names)
+        names = await found.run_read(queue_list_with_waiting_jobs, CHECKED_QUEUES_MAX)
+        lags = await found.run_read(queue_get_lags, names)
     queue, lag = max(lags.items(), key=lambda one: one[1], default=(None, None))
     if queue is None or lag is None or not lag:
         checks["lag"] = CheckResult(ok=True, reason="no due job waits")

@@ -12,8 +12,8 @@ import msgspec
 
 from riverpy._duration import format_duration
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME, domain_lease_name
-from riverpy._postgres.clients import client_candidates
-from riverpy._postgres.domains import domain_leaders
+from riverpy._postgres.clients import client_list_candidates
+from riverpy._postgres.domains import domain_list_leaders
 from riverpy._postgres.leaders import leader_get, leader_request_resign
 from riverpy._postgres.leases import lease_request_resign
 from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION
@@ -28,7 +28,7 @@ from riverpy.errors import NotFoundError
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from riverpy._postgres.clients import Candidate
+    from riverpy._postgres.clients import LeaderCandidate
     from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
 
@@ -137,13 +137,13 @@ def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json:
 
 async def _read_leader_and_candidates(
     database: DatabaseSettings, domain: str
-) -> tuple[LeaderOutput | None, list[Candidate] | None]:
+) -> tuple[LeaderOutput | None, list[LeaderCandidate] | None]:
     async with open_connection(database) as found:
         await _check_domain_exists(found, domain)
         leader = await _read_leader(found, domain)
         if not found.has_riverpy_version(CLIENTS_VERSION):
             return leader, None
-        return leader, await found.run_read(client_candidates, domain=domain)
+        return leader, await found.run_read(client_list_candidates, domain=domain)
 
 
 async def _request_resign_and_wait(
@@ -191,9 +191,13 @@ async def _read_leader(database: CommandConnection, domain: str) -> LeaderOutput
     if domain == DEFAULT_DOMAIN:
         row = await database.run_read(leader_get)
         return None if row is None else _make_leader_output(*row)
-    for row in await database.run_read(domain_leaders):
-        if row.domain == domain and row.expires_at is not None and row.remaining is not None:
-            times = (row.elected_at, row.expires_at, row.remaining)
+    for row in await database.run_read(domain_list_leaders):
+        if (
+            row.domain == domain
+            and row.expires_at is not None
+            and row.seconds_until_expiry is not None
+        ):
+            times = (row.elected_at, row.expires_at, row.seconds_until_expiry)
             return _make_leader_output(row.holder, *times, epoch=row.epoch)
     return None
 

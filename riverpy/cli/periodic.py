@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from riverpy._postgres import periodic as table
-from riverpy._postgres.domains import domain_leaders
+from riverpy._postgres.domains import domain_list_leaders
 from riverpy._postgres.leaders import leader_get
 from riverpy._postgres.schema import PERIODIC_VERSION
 from riverpy.cli._connected import open_connection
@@ -169,15 +169,15 @@ async def _request_periodic_run(
 ) -> str | None:
     """Request that a periodic job is inserted. Return the leader that inserts it; None: there is no
     leader now."""
-    await table.periodic_run(connection, schema, job_id)
+    await table.periodic_request_run(connection, schema, job_id)
     _, _, domain = job_id.partition("@")
     if domain:
-        leads = await domain_leaders(connection, schema)
+        leads = await domain_list_leaders(connection, schema)
         return next(
             (one.holder for one in leads if one.domain == domain and not one.has_lease_ended), None
         )
     leader = await leader_get(connection, schema)
-    return None if leader is None or leader.remaining < 0 else leader.leader_id
+    return None if leader is None or leader.seconds_until_expiry < 0 else leader.leader_id
 
 
 async def _run_statement(

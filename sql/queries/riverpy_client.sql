@@ -10,7 +10,7 @@
 -- same time: this inserts only the client's own row.
 insert into /* schema */ riverpy_client (client_id, queues, kinds, candidate, poll_only, version, dead_after, started_at)
 values (
-  @client_id::text, @queues::text[], @kinds::text[], @candidate::boolean, @poll_only::boolean, @version::text,
+  @client_id::text, @queues::text[], @kinds::text[], @is_candidate::boolean, @poll_only::boolean, @version::text,
   @dead_after::interval, now()
 )
 on conflict (client_id) do nothing
@@ -42,7 +42,7 @@ insert into /* schema */ riverpy_client as client (
   client_id, queues, kinds, candidate, poll_only, version, dead_after, started_at
 )
 values (
-  @client_id::text, @queues::text[], @kinds::text[], @candidate::boolean, @poll_only::boolean, @version::text,
+  @client_id::text, @queues::text[], @kinds::text[], @is_candidate::boolean, @poll_only::boolean, @version::text,
   @dead_after::interval, timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond'
 )
 on conflict (client_id) do update set

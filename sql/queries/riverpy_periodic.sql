@@ -97,23 +97,24 @@ order by periodic.next_run_at, periodic.id;
 -- In the fenced transaction that inserts the jobs. Store the next slots of rows that are still as they were
 -- read, and return the ids of these rows.
 with given as (
-  select id, slot, requested_at, is_paused, next_run_at
+  select id, expected_next_run_at, expected_run_requested_at, expected_is_paused, new_next_run_at
   from unnest(
-    @id::text[], @slot::timestamptz[], @requested_at::timestamptz[], @is_paused::boolean[], @next_run_at::timestamptz[]
-  ) as given (id, slot, requested_at, is_paused, next_run_at)
+    @id::text[], @expected_next_run_at::timestamptz[], @expected_run_requested_at::timestamptz[],
+    @expected_is_paused::boolean[], @new_next_run_at::timestamptz[]
+  ) as given (id, expected_next_run_at, expected_run_requested_at, expected_is_paused, new_next_run_at)
 ), taken as materialized (
   select periodic.id
   from /* schema */ riverpy_periodic as periodic
   join given using (id)
-  where /* finite */ (periodic.next_run_at) is not distinct from given.slot
-    and /* finite */ (periodic.run_requested_at) is not distinct from given.requested_at
-    and (periodic.paused_at is not null) = given.is_paused
+  where /* finite */ (periodic.next_run_at) is not distinct from given.expected_next_run_at
+    and /* finite */ (periodic.run_requested_at) is not distinct from given.expected_run_requested_at
+    and (periodic.paused_at is not null) = given.expected_is_paused
   order by periodic.id
   for no key update of periodic skip locked
 )
 update /* schema */ riverpy_periodic as periodic
 set
-  next_run_at = given.next_run_at,
+  next_run_at = given.new_next_run_at,
   run_requested_at = null,
   updated_at = now()
 from given

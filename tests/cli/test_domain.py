@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._postgres.leaders import leader_elect, leader_fence
-from riverpy._postgres.leases import lease_acquire, lease_fence
+from riverpy._postgres.leaders import leader_elect, leader_fence_transaction
+from riverpy._postgres.leases import lease_acquire, lease_fence_transaction
 from riverpy.cli import _connected
 from riverpy.cli._options import DatabaseSettings
 from riverpy.cli.domain import assign_queue_to_domain
@@ -98,8 +98,13 @@ async def lead(connection: asyncpg.Connection[Any], domain: str, holder: str) ->
 
 async def within(connection: asyncpg.Connection[Any], domain: str, epoch: int) -> None:
     """Tie the open transaction to the term of the domain's leader."""
-    assert await lease_fence(
-        connection, None, name=f"d:{domain}", epoch=epoch, timeout=BOUND, lock_timeout=BOUND
+    assert await lease_fence_transaction(
+        connection,
+        None,
+        name=f"d:{domain}",
+        epoch=epoch,
+        transaction_timeout=BOUND,
+        lock_timeout=BOUND,
     )
 
 
@@ -283,12 +288,12 @@ async def test_move_waits_for_fenced_writes(schema: Schema, written: str) -> Non
             assert bid is not None
 
             async def fence() -> None:
-                assert await leader_fence(
+                assert await leader_fence_transaction(
                     connection,
                     None,
                     leader_id="d1",
                     elected_at=bid.acquired_at,
-                    timeout=BOUND,
+                    transaction_timeout=BOUND,
                     lock_timeout=BOUND,
                 )
         else:

@@ -122,7 +122,7 @@ async def test_all_or_nothing(schema: Schema, monkeypatch: pytest.MonkeyPatch) -
     async def fail(*_: object) -> None:
         raise ConnectionResetError("the connection is lost")
 
-    monkeypatch.setattr(queues, "control_notify", fail)
+    monkeypatch.setattr(queues, "send_control_message", fail)
     result = await command(schema, "pause", "mail")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "riverpy: changing queue mail failed: the connection is lost\n"

@@ -12,8 +12,8 @@ import pytest
 
 from riverpy import ClientIdInUseError, Job
 from riverpy._log_events import CLIENT_ID_ALREADY_REGISTERED, CLIENT_ID_LOST, WORKER_STARTED
-from riverpy._postgres.clients import client_candidates, election_status
-from riverpy._postgres.domains import domain_members
+from riverpy._postgres.clients import client_list_candidates, election_get_status
+from riverpy._postgres.domains import domain_list_members
 from riverpy._tools.reads import read_clients
 from riverpy.migrate import Migrator
 from tests.cli.worker_process import running_worker
@@ -228,14 +228,14 @@ async def test_stopping(rig: Rig, version: int) -> None:
         await rig.until(leads, 1)
         client.stop()
         await rig.until(leads, 0)
-        look = await election_status(connection, rig.schema.name)
-        candidates = await client_candidates(connection, rig.schema.name, domain="default")
-        (member,) = await domain_members(connection, rig.schema.name)
+        look = await election_get_status(connection, rig.schema.name)
+        candidates = await client_list_candidates(connection, rig.schema.name, domain="default")
+        (member,) = await domain_list_members(connection, rig.schema.name)
         (row,) = await read_clients(connection, rig.schema.name, limit=1)
         rig.release.set()
     await migrator.up()  # for the next test that has this schema
     is_candidate = version == 6
-    assert look.has_candidate is is_candidate
+    assert look.has_riverpy_candidate is is_candidate
     assert [one.client_id for one in candidates] == (["me"] if is_candidate else [])
-    assert (member.candidate, member.is_stopping) == (is_candidate, not is_candidate)
+    assert (member.is_candidate, member.is_stopping) == (is_candidate, not is_candidate)
     assert (row.is_candidate, row.is_stopping) == (is_candidate, not is_candidate)

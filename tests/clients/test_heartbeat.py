@@ -22,7 +22,7 @@ from riverpy._log_events import (
     HEARTBEAT_TABLE_NOT_FOUND,
 )
 from riverpy._postgres import clients
-from riverpy._postgres.clients import Registration
+from riverpy._postgres.clients import ClientRegistration
 from riverpy.migrate import migrate_all
 from tests._database import connected
 from tests._time import VirtualTimer
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from riverpy import Client
     from tests._database import Schema
 
-REGISTRATION = Registration("me", ["default"], ["task"], True, False, "1", timedelta(minutes=1))
+REGISTRATION = ClientRegistration(
+    "me", ["default"], ["task"], True, False, "1", timedelta(minutes=1)
+)
 
 
 class FakeConnection:
@@ -107,7 +109,7 @@ class FakeServer:
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     """A server that answers heartbeats."""
     server = FakeServer()
-    monkeypatch.setattr("riverpy._clients.heartbeat.client_heartbeat", server.beat)
+    monkeypatch.setattr("riverpy._clients.heartbeat.client_write_heartbeat", server.beat)
     monkeypatch.setattr("riverpy._clients.client_id.client_register", server.register)
     return server
 
@@ -294,9 +296,9 @@ async def test_runs_of_one_id(schema: Schema) -> None:
     registers its run again (FR-08)."""
     async with schema.connected() as connection:
         register = partial(clients.client_register, connection, schema.name, REGISTRATION)
-        beat = partial(clients.client_heartbeat, connection, schema.name, REGISTRATION)
+        beat = partial(clients.client_write_heartbeat, connection, schema.name, REGISTRATION)
         leave = partial(clients.client_unregister, connection, schema.name, client_id="me")
-        holder = partial(clients.client_registered_run, connection, schema.name, client_id="me")
+        holder = partial(clients.client_get_registered_run, connection, schema.name, client_id="me")
         displace = partial(clients.client_delete_dead, connection, schema.name, client_id="me")
         first = await register()
         assert first is not None
@@ -304,11 +306,11 @@ async def test_runs_of_one_id(schema: Schema) -> None:
         seen = await holder()
         assert seen is not None
         assert await beat(registered_at=first)
-        await displace(heartbeat=seen.heartbeat.value)
+        await displace(last_heartbeat=seen.last_heartbeat.raw_timestamp)
         assert await register() is None
         seen = await holder()
         assert seen is not None
-        await displace(heartbeat=seen.heartbeat.value)
+        await displace(last_heartbeat=seen.last_heartbeat.raw_timestamp)
         second = await register()
         assert second is not None
         assert not await beat(registered_at=first)
@@ -328,7 +330,9 @@ async def test_beats_are_cheap(schema: Schema) -> None:
         at = await clients.client_register(connection, schema.name, REGISTRATION)
         assert at is not None
         for _ in range(10):
-            await clients.client_heartbeat(connection, schema.name, REGISTRATION, registered_at=at)
+            await clients.client_write_heartbeat(
+                connection, schema.name, REGISTRATION, registered_at=at
+            )
         found = await connection.fetchrow(
             "SELECT pg_stat_get_xact_tuples_updated('riverpy_client'::regclass),"
             " pg_stat_get_xact_tuples_hot_updated('riverpy_client'::regclass)"
@@ -343,7 +347,7 @@ def no_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*args: Any, **values: Any) -> bool:
         raise ConnectionError("no")
 
-    monkeypatch.setattr("riverpy._clients.heartbeat.client_heartbeat", refuse)
+    monkeypatch.setattr("riverpy._clients.heartbeat.client_write_heartbeat", refuse)
 
 
 def heartbeat_of(client: Client) -> HeartbeatWriter:
@@ -362,7 +366,7 @@ async def test_claims_wait_for_a_sign_of_life(
     async def work(job: Job[Task]) -> None:
         pass
 
-    beat = clients.client_heartbeat
+    beat = clients.client_write_heartbeat
     async with rig.working(dead_after=timedelta(seconds=1)) as client:
         heartbeat = heartbeat_of(client)
         heartbeat.heartbeat_failed.init()
@@ -385,7 +389,7 @@ async def test_claims_wait_for_a_sign_of_life(
         assert await rig.states() == {"completed": 1, "available": 1}
         assert claimed._emitted_events is not None
         assert claimed._emitted_events.locked()
-        monkeypatch.setattr("riverpy._clients.heartbeat.client_heartbeat", beat)
+        monkeypatch.setattr("riverpy._clients.heartbeat.client_write_heartbeat", beat)
         await rig.until_state("completed", 2)
 
 

@@ -21,18 +21,18 @@ from riverpy._dsn import PG_VARIABLES
 from riverpy._log_events import HEALTH_SERVER_STARTED
 from riverpy._names import SCHEMA_LEASE_NAME
 from riverpy._postgres.clients import (
-    Registration,
-    client_candidates,
+    ClientRegistration,
     client_delete_idle,
-    client_heartbeat,
-    client_heartbeats,
+    client_list_candidates,
+    client_list_heartbeats,
     client_lock_dead,
     client_register,
     client_unregister,
+    client_write_heartbeat,
 )
 from riverpy._postgres.leaders import (
     leader_elect,
-    leader_fence,
+    leader_fence_transaction,
     leader_get,
     leader_renew,
     leader_resign,
@@ -136,7 +136,7 @@ SELECT id FROM riverpy_periodic WHERE next_run_at < now() AND paused_at IS NULL
 """
 """Rows that the maintenance of the domain `default` has to delete or to process."""
 
-REGISTRATION = Registration("new", ["default"], ["do"], True, True, "1", timedelta(minutes=1))
+REGISTRATION = ClientRegistration("new", ["default"], ["do"], True, True, "1", timedelta(minutes=1))
 
 JOBS = """
 from datetime import timedelta
@@ -298,7 +298,7 @@ async def check_leader(written: str, times: dict[str, str]) -> None:
                 assert result.exit_code in COMMANDS[command], result.output
         found = await leader_get(connection, None)
         assert found is not None
-        assert abs(found.remaining) < 10_000 * 366 * 86_400
+        assert abs(found.seconds_until_expiry) < 10_000 * 366 * 86_400
         ttl = timedelta(seconds=15)
         bid = await leader_elect(connection, None, leader_id="next", ttl=ttl)
         assert bid is not None
@@ -307,7 +307,9 @@ async def check_leader(written: str, times: dict[str, str]) -> None:
             term = {"leader_id": "next", "elected_at": bid.acquired_at}
             assert await leader_renew(connection, None, **term, ttl=ttl)
             async with connection.transaction():
-                assert await leader_fence(connection, None, **term, timeout=ttl, lock_timeout=ttl)
+                assert await leader_fence_transaction(
+                    connection, None, **term, transaction_timeout=ttl, lock_timeout=ttl
+                )
             assert await leader_resign(connection, None, **term)
 
 
@@ -322,9 +324,9 @@ async def test_leases(written: str) -> None:
             bid = await lease_acquire(connection, None, name=row.name, holder="next", ttl=ttl)
             assert bid is not None
             assert (bid.holder, bid.is_granted) == ("next", False)
-            assert 0 < (bid.remaining or 0) <= 60
+            assert 0 < (bid.seconds_until_expiry or 0) <= 60
             terms = [(row.name, bid.epoch)]
-            assert await lease_renew(connection, None, holder="next", terms=terms) == {
+            assert await lease_renew(connection, None, holder="next", names_and_epochs=terms) == {
                 row.name: True
             }
 
@@ -332,19 +334,21 @@ async def test_leases(written: str) -> None:
 async def test_clients(written: str) -> None:
     """Clients whose last heartbeat has such a time are observed and removed like any other."""
     async with connected(written) as connection:
-        seen, start = await client_heartbeats(connection, None)
-        heartbeats = {one.name: one.value for one in seen}
+        seen, start = await client_list_heartbeats(connection, None)
+        heartbeats = {one.client_or_domain: one.raw_timestamp for one in seen}
         assert {"heartbeat_at:-infinity", "heartbeat_at:4713-01-01_BC"} <= set(heartbeats)
-        await client_candidates(connection, None, domain="default")
+        await client_list_candidates(connection, None, domain="default")
         async with connection.transaction():
-            dead = await client_lock_dead(connection, None, heartbeats, server_start=start)
+            dead = await client_lock_dead(connection, None, heartbeats, raw_server_start_time=start)
         assert dead == set(heartbeats)
         assert set(await client_delete_idle(connection, None, heartbeats)) <= dead
         registered_at = await client_register(connection, None, REGISTRATION)
         assert registered_at is not None
-        assert await client_heartbeat(connection, None, REGISTRATION, registered_at=registered_at)
+        assert await client_write_heartbeat(
+            connection, None, REGISTRATION, registered_at=registered_at
+        )
         await connection.execute("UPDATE riverpy_client SET started_at = 'infinity'")
-        assert not await client_heartbeat(
+        assert not await client_write_heartbeat(
             connection, None, REGISTRATION, registered_at=registered_at
         )
         await client_unregister(

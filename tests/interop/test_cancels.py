@@ -12,7 +12,7 @@ from unittest.mock import ANY
 import pytest
 
 from riverpy._postgres import jobs as job_statements
-from riverpy._postgres.job_maintenance import RESCUE_ERROR
+from riverpy._postgres.job_maintenance import RESCUE_ERROR_TEXT
 from riverpy._work import reconciler
 from tests.interop.conform import conform, error_text
 from tests.interop.inserting import SILENT_CANCEL
@@ -140,13 +140,13 @@ async def test_code_that_ignores_a_cancel(
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record for how many running jobs each Python statement reads the marks."""
     numbers: list[int] = []
-    read = job_statements.job_cancel_marks
+    read = job_statements.job_find_cancel_requested
 
     async def noting(connection: Any, schema: Any, ids: list[int]) -> list[int]:
         numbers.append(len(ids))
         return await read(connection, schema, ids)
 
-    monkeypatch.setattr(job_statements, "job_cancel_marks", noting)
+    monkeypatch.setattr(job_statements, "job_find_cancel_requested", noting)
     return numbers
 
 
@@ -322,4 +322,4 @@ async def test_mark_of_a_dead_worker(
         await rig.until_state("cancelled")
     row = await same_row(callers, schema, job["id"])
     assert (row["attempt"], row["finalized_at"] is None) == (1, False)
-    assert [one.error for one in row["errors"]] == [RESCUE_ERROR]
+    assert [one.error for one in row["errors"]] == [RESCUE_ERROR_TEXT]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._postgres.job_maintenance import RESCUE_ERROR
+from riverpy._postgres.job_maintenance import RESCUE_ERROR_TEXT
 from tests.interop.conform import KIND, conform
 from tests.interop.test_jobs import same_row
 from tests.interop.working import LANGUAGES, PythonWorker
@@ -59,7 +59,7 @@ async def insert_stuck(schema: Schema, kind: str = KIND, **columns: object) -> i
 def is_rescued(row: Row) -> bool:
     """Check the columns that every rescue writes."""
     (error,) = row["errors"]
-    assert (error.error, error.attempt, error.trace) == (RESCUE_ERROR, row["attempt"], "")
+    assert (error.error, error.attempt, error.trace) == (RESCUE_ERROR_TEXT, row["attempt"], "")
     metadata = json.loads(row["metadata"])
     assert metadata.pop("river:rescue_count") == 1
     return metadata.items() >= json.loads(MINE).items()
@@ -225,4 +225,4 @@ async def test_ignored_cancellation_in_a_library(
             await rescuer.until("job_completed", id=job["id"], attempt=2)
     row = await same_row(callers, schema, job["id"])
     assert (row["attempted_by"][0], row["attempted_by"][-1]) == ("left", rescuer.id)
-    assert [error.error for error in row["errors"]] == [RESCUE_ERROR]
+    assert [error.error for error in row["errors"]] == [RESCUE_ERROR_TEXT]

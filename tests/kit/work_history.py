@@ -28,7 +28,7 @@ from riverpy._log_events import (
     JOBS_WORKED,
     WORK_RAN_PAST_ITS_LEASE,
 )
-from riverpy._postgres.job_maintenance import RESCUE_ERROR
+from riverpy._postgres.job_maintenance import RESCUE_ERROR_TEXT
 from tests.kit.chaos_jobs import PLANNED
 from tests.kit.chaos_plan import FaultKind
 from tests.kit.history import Violation
@@ -368,7 +368,7 @@ def _check_errors(history: History, job: JobEnd, acts: list[Act]) -> Iterator[Vi
     if is_unplanned or (job.state == "completed" and planned < (job.failures or 0)):
         yield Violation("a job fails as planned", f"{job}")
     for attempt, text, at in zip(job.failed, job.errors, job.failed_at, strict=True):
-        if text == RESCUE_ERROR:
+        if text == RESCUE_ERROR_TEXT:
             times = history.true_times(at)
             if not any(_is_rescue_explained(history, acts, attempt, true) for true in times):
                 yield Violation("a rescue has a reason", f"attempt {attempt} of {job}")

@@ -16,7 +16,7 @@ from tests.leases.lease_world import LeaseServer
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from riverpy._postgres.leases import LeaseAnswer
+    from riverpy._postgres.leases import LeaseAcquireResult
 
 LEAD = "d:emails"
 
@@ -26,7 +26,7 @@ class LeadServer(LeaseServer):
 
     def acquire(
         self, name: str, holder: str, ttl: timedelta, now: datetime, *, has_waited: bool
-    ) -> LeaseAnswer | None:
+    ) -> LeaseAcquireResult | None:
         """Try to become leader."""
         answer = super().acquire(name, holder, ttl, now, has_waited=has_waited)
         if answer is not None and answer.is_granted:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from riverpy._leases.lease import Lease
     from riverpy._leases.timing import LeaseTiming
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.leases import LeaseAnswer
+    from riverpy._postgres.leases import LeaseAcquireResult
     from tests.leading.model_database import Term
 
 LATENCY = 0.01
@@ -76,7 +76,7 @@ class Connection(LeaseStore):
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
-    ) -> LeaseAnswer | None:
+    ) -> LeaseAcquireResult | None:
         """Try to acquire the lease."""
         self._expect_idle("tries to acquire the lease")
         act = partial(self._world.server.acquire, name, holder, ttl)

@@ -10,7 +10,11 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._leases.timing import LeaseTiming
-from riverpy._postgres.leases import LeaseAnswer, epoch_of, time_of
+from riverpy._postgres.leases import (
+    LeaseAcquireResult,
+    acquired_at_from_epoch,
+    epoch_from_acquired_at,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,23 +100,25 @@ class Server:
         """The term of a process's lease."""
         return Term(lease.holder, lease.acquired_at, lease.epoch)
 
-    def acquire(self, _name: str, leader_id: str, ttl: timedelta, now: datetime) -> LeaseAnswer:
+    def acquire(
+        self, _name: str, leader_id: str, ttl: timedelta, now: datetime
+    ) -> LeaseAcquireResult:
         """Acquire a free row, or return the leader."""
         row = self.row
         if row is not None and row.expires_at >= now:
             remaining = (row.expires_at - now).total_seconds()
-            return LeaseAnswer(
+            return LeaseAcquireResult(
                 False, row.term.leader_id, row.term.epoch, row.term.elected_at, remaining
             )
         elected_at = now
         if row is not None:
             elected_at = max(now, row.term.elected_at + timedelta(microseconds=1))
-        term = Term(leader_id, elected_at, epoch_of(elected_at))
+        term = Term(leader_id, elected_at, epoch_from_acquired_at(elected_at))
         self.row = Row(term, now + ttl)
         self.terms.append(term)
         self.began.append(self._world.now)
         self._world.say(f"db: {leader_id} is elected")
-        return LeaseAnswer(True, leader_id, term.epoch, elected_at, None)
+        return LeaseAcquireResult(True, leader_id, term.epoch, elected_at, None)
 
     def renew(self, holder: str, terms: list[tuple[str, int]], now: datetime) -> dict[str, bool]:
         """Extend a held term."""
@@ -177,7 +183,7 @@ class Server:
 
 
 def _term(leader_id: str, epoch: int) -> Term:
-    return Term(leader_id, time_of(epoch), epoch)
+    return Term(leader_id, acquired_at_from_epoch(epoch), epoch)
 
 
 class Rival:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from riverpy._leading.queue_scope import QueueScope
     from riverpy._maintenance.base import MaintenanceService
     from riverpy._postgres.driver import Connection
-    from riverpy._postgres.leases import LeaseAnswer
+    from riverpy._postgres.leases import LeaseAcquireResult
     from tests._database import Schema
 
 TTL = timedelta(days=30)
@@ -78,7 +78,7 @@ class HeldTerm:
         self.timer = timer
         self.context: TermContext
         self.lease: Lease
-        self.term: LeaseAnswer
+        self.term: LeaseAcquireResult
         """The answer of the database that granted the lease."""
         self.store: LeaderRowStore
         self.scope: QueueScope = ALL_QUEUES
@@ -124,7 +124,7 @@ async def held_term(
     leader_id: str = "leader",
     workers: Workers | None = None,
     timer: Timer | None = None,
-    term: LeaseAnswer | None = None,
+    term: LeaseAcquireResult | None = None,
     **settings: Any,
 ) -> AsyncGenerator[HeldTerm]:
     """A context whose term is held for a month, with these settings of Config.
@@ -169,7 +169,7 @@ def lease_of(held: HeldTerm, ttl: float, timer: Timer | None = None) -> Lease:
     )
 
 
-async def _elected(schema: Schema, leader_id: str) -> LeaseAnswer:
+async def _elected(schema: Schema, leader_id: str) -> LeaseAcquireResult:
     async with schema.connected() as connection:
         answer = await leader_elect(connection, schema.name, leader_id=leader_id, ttl=TTL)
     assert answer is not None

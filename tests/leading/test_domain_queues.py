@@ -19,7 +19,7 @@ from riverpy._postgres.connection import (
     DedicatedConnection,
     connect_for_maintenance,
 )
-from riverpy._postgres.domains import OwnedQueue, owner_exists
+from riverpy._postgres.domains import OwnedQueue, owner_table_exists
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -73,7 +73,7 @@ async def test_claim_during_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
             queues.forget_queue_owners()
         return answer
 
-    monkeypatch.setattr(domain_queues, "owner_read", owner_read)
+    monkeypatch.setattr(domain_queues, "owner_list_queues", owner_read)
     queues = default_queues(has_table=True)
     assert await queues.read_queue_scope() == ALL_QUEUES
     assert await queues.read_queue_scope() == all_queues_except({"one"})
@@ -99,8 +99,8 @@ async def test_table_created_during_a_term(monkeypatch: pytest.MonkeyPatch) -> N
     for listens in (True, False):
         timer, exists[:] = StoppedTimer(), [False, True]
         checks.clear()
-        monkeypatch.setattr(domain_queues, "owner_exists", owner_exists)
-        monkeypatch.setattr(domain_queues, "owner_read", owner_read)
+        monkeypatch.setattr(domain_queues, "owner_table_exists", owner_exists)
+        monkeypatch.setattr(domain_queues, "owner_list_queues", owner_read)
         queues = default_queues(has_table=False, has_notifications=listens, timer=timer)
         assert await queues.read_queue_scope() == ALL_QUEUES
         timer.skipped += 299
@@ -155,11 +155,11 @@ async def test_role_without_the_grant(schema: Schema) -> None:
 
 
 async def test_table_in_a_database(schema: Schema) -> None:
-    """`owner_exists` finds the table in the schema of River's tables."""
+    """`owner_table_exists` finds the table in the schema of River's tables."""
     async with schema.connected() as connection:
-        assert await owner_exists(connection, schema.name)
+        assert await owner_table_exists(connection, schema.name)
         await schema.execute("DROP TABLE riverpy_queue_owner")
-        assert not await owner_exists(connection, schema.name)
+        assert not await owner_table_exists(connection, schema.name)
 
 
 async def test_orphans_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ async def test_orphans_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None
     async def maintained() -> set[str]:
         return {row.queue for row in rows if row.queue in await queues.read_queue_scope()}
 
-    monkeypatch.setattr(domain_queues, "owner_read", owner_read)
+    monkeypatch.setattr(domain_queues, "owner_list_queues", owner_read)
     timer = StoppedTimer()
     queues = default_queues(has_table=True, timer=timer)
     assert await maintained() == set()

@@ -29,7 +29,7 @@ from riverpy._log_events import (
     WORK_RAN_PAST_ITS_LEASE,
 )
 from riverpy._names import DEFAULT_DOMAIN
-from riverpy._postgres.leases import LeaseAnswer, epoch_of
+from riverpy._postgres.leases import LeaseAcquireResult, epoch_from_acquired_at
 from tests._time import VirtualTimer, settle
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ class Row(LeaseStore):
 
     def __init__(self, timer: VirtualTimer) -> None:
         self.timer = timer
-        self.term: LeaseAnswer | None = None
+        self.term: LeaseAcquireResult | None = None
         self.expires_at = 0.0
-        self.terms: list[LeaseAnswer] = []
+        self.terms: list[LeaseAcquireResult] = []
         self.calls: list[tuple[str, str, float]] = []
         """Each call: what, by which client, when."""
         self.faults: deque[Exception | float | asyncio.Event] = deque()
@@ -67,18 +67,20 @@ class Row(LeaseStore):
         """Return the times of a client's calls."""
         return [at for call, client, at in self.calls if (call, client) == (verb, leader_id)]
 
-    def grant(self, leader_id: str, seconds: float) -> LeaseAnswer:
+    def grant(self, leader_id: str, seconds: float) -> LeaseAcquireResult:
         """Let a client be the leader."""
         elected_at = EPOCH + timedelta(seconds=len(self.terms))
-        self.term = LeaseAnswer(True, leader_id, epoch_of(elected_at), elected_at, None)
+        self.term = LeaseAcquireResult(
+            True, leader_id, epoch_from_acquired_at(elected_at), elected_at, None
+        )
         self.terms.append(self.term)
         self.expires_at = self.timer.seconds_since_boot() + seconds
         return self.term
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
-    ) -> LeaseAnswer | None:
-        def decide() -> LeaseAnswer:
+    ) -> LeaseAcquireResult | None:
+        def decide() -> LeaseAcquireResult:
             left = self.expires_at - self.timer.seconds_since_boot()
             if self.term is not None and left >= 0:
                 return self.term._replace(is_granted=False, remaining=left)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from riverpy._leading.term_context import TermContext
     from riverpy._leases.lease import Lease
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.leases import LeaseAnswer
+    from riverpy._postgres.leases import LeaseAcquireResult
 
 pytestmark = pytest.mark.usefixtures("log")
 FOR_EVER = 3600.0
@@ -546,7 +546,7 @@ class FakeStore(LeaseStore):
 
     def __init__(self, timer: VirtualTimer) -> None:
         self.timer = timer
-        self.holder: LeaseAnswer | None = None
+        self.holder: LeaseAcquireResult | None = None
         self.expires_at = 0.0
         self.fails_to_renew = self.fails_to_resign = False
         self.calls: list[tuple[str, str, float]] = []
@@ -563,7 +563,7 @@ class FakeStore(LeaseStore):
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
-    ) -> LeaseAnswer | None:
+    ) -> LeaseAcquireResult | None:
         self._note("acquire", holder)
         await asyncio.sleep(0)
         remaining = self.expires_at - self.timer.seconds_since_boot()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from riverpy import Lease
     from riverpy._leases.timing import LeaseTiming
-    from riverpy._postgres.leases import LeaseAnswer
+    from riverpy._postgres.leases import LeaseAcquireResult
 
 NAMES = ("one", "two")
 PACE = 2.5
@@ -101,7 +101,7 @@ class LeaseServer(Server):
 
     def acquire(
         self, name: str, holder: str, ttl: timedelta, now: datetime, *, has_waited: bool
-    ) -> LeaseAnswer | None:
+    ) -> LeaseAcquireResult | None:
         """Try to acquire a lease."""
         answer = self._table.acquire(
             name, holder, ttl, now, clock=self.now(), has_waited=has_waited
@@ -194,7 +194,7 @@ class LeaseConnection(Connection):
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
-    ) -> LeaseAnswer | None:
+    ) -> LeaseAcquireResult | None:
         """Try to acquire a lease."""
         self._expect(
             name not in self._process.using,

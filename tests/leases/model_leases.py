@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._postgres.leases import LeaseAnswer
+from riverpy._postgres.leases import LeaseAcquireResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,7 +70,7 @@ class LeaseTable:
         *,
         clock: datetime,
         has_waited: bool = False,
-    ) -> LeaseAnswer | None:
+    ) -> LeaseAcquireResult | None:
         """Try to acquire a lease.
 
         Raises:
@@ -81,7 +81,7 @@ class LeaseTable:
         is_denied = row is not None and not row.is_free(now, clock)
         if row is not None and is_denied and not has_waited:
             remaining = (row.expires_at - now).total_seconds()
-            return LeaseAnswer(False, row.holder, row.epoch, row.acquired_at, remaining)
+            return LeaseAcquireResult(False, row.holder, row.epoch, row.acquired_at, remaining)
         if self.fences[name]:  # one that has waited locks the newest version before it looks
             raise Locked
         if is_denied:  # what it read before it waited does not tell who has won
@@ -89,7 +89,7 @@ class LeaseTable:
         epoch = self.next_epoch(row, clock)
         self.rows[name] = LeaseRow(epoch, holder, ttl, now, now + ttl)
         self.terms.append(LeaseTerm(name, epoch, holder))
-        return LeaseAnswer(True, holder, epoch, now, None)
+        return LeaseAcquireResult(True, holder, epoch, now, None)
 
     def next_epoch(self, row: LeaseRow | None, clock: datetime) -> int:
         """Return the epoch of the next term."""

@@ -245,8 +245,8 @@ async def test_denied_attempt_does_not_wait(backend: Backend) -> None:
                 a.holder,
                 lease.epoch,
             )
-            assert answer.remaining is not None
-            assert 0 < answer.remaining <= 15
+            assert answer.seconds_until_expiry is not None
+            assert 0 < answer.seconds_until_expiry <= 15
 
 
 async def test_fence_outside_of_a_transaction(backend: Backend) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
 
     from riverpy import Lease
-    from riverpy._postgres.leases import LeaseAnswer
+    from riverpy._postgres.leases import LeaseAcquireResult
 
 pytestmark = pytest.mark.usefixtures("log")
 
@@ -69,7 +69,7 @@ class Store(MemoryLeases):
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
-    ) -> LeaseAnswer | None:
+    ) -> LeaseAcquireResult | None:
         await self._meet("acquire", name, timeout)
         answer = await super().acquire(name, holder, ttl, timeout=timeout)
         await self._answer(timeout)
@@ -126,7 +126,9 @@ async def engine(store: Store) -> AsyncGenerator[LeaseEngine]:
         yield engine
 
 
-async def _acquire_elsewhere(store: Store, name: str = "x", holder: str = "b") -> LeaseAnswer:
+async def _acquire_elsewhere(
+    store: Store, name: str = "x", holder: str = "b"
+) -> LeaseAcquireResult:
     """Let another process acquire a lease."""
     answer = await MemoryLeases.acquire(store, name, holder, TTL, timeout=1)
     assert answer is not None

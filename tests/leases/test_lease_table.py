@@ -85,7 +85,7 @@ class Pair:
             self._terms.append((name, answer.epoch, real.epoch, holder))
         return f"acquire {name} {holder}", self._result(real, 2), self._result(answer, 1)
 
-    def _result(self, answer: leases.LeaseAnswer | None, which: int) -> object:
+    def _result(self, answer: leases.LeaseAcquireResult | None, which: int) -> object:
         if answer is None:
             return WAITS
         number = [term[which] for term in self._terms].index(answer.epoch)
@@ -93,7 +93,7 @@ class Pair:
             answer.is_granted,
             answer.holder,
             number if not answer.is_granted else "new",
-            bool(answer.remaining),
+            bool(answer.seconds_until_expiry),
         )
 
     async def _renew(self) -> tuple[str, object, object]:
@@ -107,7 +107,7 @@ class Pair:
             self._bids,
             self._schema,
             holder=holder,
-            terms=[(name, real) for name, (_, real) in terms.items()],
+            names_and_epochs=[(name, real) for name, (_, real) in terms.items()],
         )
         return f"renew {terms} {holder}", frozenset(real.items()), frozenset(renewed.items())
 
@@ -132,12 +132,12 @@ class Pair:
         fenced = self._model.fence(
             name, ours, clock=self._clock, has_snapshot=isolation != "READ COMMITTED"
         )
-        real = await leases.lease_fence(
+        real = await leases.lease_fence_transaction(
             session,
             self._schema,
             name=name,
             epoch=theirs,
-            timeout=timedelta(minutes=5),
+            transaction_timeout=timedelta(minutes=5),
             lock_timeout=timedelta(seconds=30),
         )
         self._fenced[number] = name if fenced else None
@@ -259,9 +259,9 @@ async def test_late_renewal_shortens_no_lease(
     async with second.transaction():
         await second.fetchval("SELECT now()")
         await first.fetchval("SELECT pg_sleep(0.01)")
-        await leases.lease_renew(first, schema.name, holder="a", terms=terms)
+        await leases.lease_renew(first, schema.name, holder="a", names_and_epochs=terms)
         (before,) = await leases.lease_list(first, schema.name)
-        assert await leases.lease_renew(second, schema.name, holder="a", terms=terms)
+        assert await leases.lease_renew(second, schema.name, holder="a", names_and_epochs=terms)
     (after,) = await leases.lease_list(first, schema.name)
     assert before.expires_at
     assert after.expires_at

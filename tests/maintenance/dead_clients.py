@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from riverpy._maintenance.client_cleaner import ClientCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
-from riverpy._postgres.clients import client_heartbeats
+from riverpy._postgres.clients import client_list_heartbeats
 from tests.leading.term_context import QuickTimer
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ async def observed(held: HeldTerm, service: ObserverT, seconds: float) -> Observ
     observer = service._heartbeat_observer
     assert observer is not None
     async with held.schema.connected() as connection:
-        observer.observe(*await client_heartbeats(connection, held.schema.name))
+        observer.observe(*await client_list_heartbeats(connection, held.schema.name))
     assert isinstance(held.timer, QuickTimer)
     held.timer.skipped += seconds
     return service

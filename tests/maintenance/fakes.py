@@ -22,7 +22,7 @@ from riverpy._leases.timing import LeaseTiming
 from riverpy._lifecycle import StopCause
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._postgres.connection import ConnectionOutageTracker, DedicatedConnection
-from riverpy._postgres.leases import LeaseAnswer, epoch_of
+from riverpy._postgres.leases import LeaseAcquireResult, epoch_from_acquired_at
 from tests._time import VirtualTimer, settle
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ class HookError(Exception):
     """The error of a hook or a service."""
 
 
-def term(number: int, leader_id: str = "me") -> LeaseAnswer:
+def term(number: int, leader_id: str = "me") -> LeaseAcquireResult:
     """Return the n-th term as the database grants it."""
     elected_at = _EPOCH + timedelta(seconds=number)
-    return LeaseAnswer(True, leader_id, epoch_of(elected_at), elected_at, None)
+    return LeaseAcquireResult(True, leader_id, epoch_from_acquired_at(elected_at), elected_at, None)
 
 
-def lease_of(term: LeaseAnswer, timer: Timer) -> Lease:
+def lease_of(term: LeaseAcquireResult, timer: Timer) -> Lease:
     """Return the lease of a term that was acquired now."""
     return Lease(
         "default",
@@ -82,7 +82,7 @@ class FakeMaintainer:
 
     name = "fake maintainer"
 
-    def __init__(self, maintenance: FakeMaintenance, term: LeaseAnswer, plan: Plan) -> None:
+    def __init__(self, maintenance: FakeMaintenance, term: LeaseAcquireResult, plan: Plan) -> None:
         self.maintenance, self.term, self.plan = maintenance, term, plan
         self.is_up = self.is_stopped = False
         self.started_at = 0.0
@@ -137,11 +137,13 @@ class FakeMaintenance:
     made: list[FakeMaintainer] = field(default_factory=list[FakeMaintainer])
     running: list[FakeMaintainer] = field(default_factory=list[FakeMaintainer])
     """Started and not stopped, in the order of their starts."""
-    events: list[tuple[str, LeaseAnswer]] = field(default_factory=list[tuple[str, LeaseAnswer]])
-    resigned: list[LeaseAnswer] = field(default_factory=list[LeaseAnswer])
+    events: list[tuple[str, LeaseAcquireResult]] = field(
+        default_factory=list[tuple[str, LeaseAcquireResult]]
+    )
+    resigned: list[LeaseAcquireResult] = field(default_factory=list[LeaseAcquireResult])
     holds_term: bool = True
     """Whether a term still exists when it is resigned."""
-    watch: Callable[[str, LeaseAnswer], None] | None = None
+    watch: Callable[[str, LeaseAcquireResult], None] | None = None
     """Called for each event."""
 
     def __post_init__(self) -> None:
@@ -151,7 +153,7 @@ class FakeMaintenance:
         self.tasks: list[LeaseTask] = []
         """One for each term."""
 
-    def record(self, event: str, term: LeaseAnswer) -> None:
+    def record(self, event: str, term: LeaseAcquireResult) -> None:
         """Record an event."""
         self.events.append((event, term))
         if self.watch is not None:
@@ -169,7 +171,7 @@ class FakeMaintenance:
         self.tasks.append(task)
         task.start(f"term {number}")
 
-    async def run_term(self, lease: Lease, scope: StopScope, which: LeaseAnswer) -> None:
+    async def run_term(self, lease: Lease, scope: StopScope, which: LeaseAcquireResult) -> None:
         """Do the work of a term."""
 
         def make(_lease: Lease) -> tuple[TermContext, list[FakeMaintainer]]:
@@ -217,14 +219,14 @@ class FakeMaintenance:
                 if gate is not None:
                     gate.set()
 
-    def make(self, term: LeaseAnswer) -> FakeMaintainer:
+    def make(self, term: LeaseAcquireResult) -> FakeMaintainer:
         """Create a maintainer with the next plan."""
         plan = self.plans.pop(0) if self.plans else Plan()
         maintainer = FakeMaintainer(self, term, plan)
         self.made.append(maintainer)
         return maintainer
 
-    def _resign(self, term: LeaseAnswer) -> bool:
+    def _resign(self, term: LeaseAcquireResult) -> bool:
         self.resigned.append(term)
         self.record("resign", term)
         return self.holds_term

@@ -83,9 +83,9 @@ async def work(connection: asyncpg.Connection[Any], schema: str, chance: random.
         schema,
         queue="default",
         kinds=None,
-        skipped=[],
-        after=WHOLE_QUEUE.start_after,
-        last_priority=WHOLE_QUEUE.last_priority,
+        skipped_ids=[],
+        after_position=WHOLE_QUEUE.start_after,
+        priority_max=WHOLE_QUEUE.last_priority,
         limit=50,
         client_id="worker",
     )
@@ -97,7 +97,7 @@ async def work(connection: asyncpg.Connection[Any], schema: str, chance: random.
         ids=[row["id"] for row in done],
         attempts=[row["attempt"] for row in done],
         attempted_ats=[row["attempted_at"] for row in done],
-        ages=[1.0] * len(done),
+        seconds_since_end=[1.0] * len(done),
     )
     results = [
         AttemptResult(

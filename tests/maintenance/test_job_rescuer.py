@@ -567,7 +567,7 @@ async def test_maintenance_and_completer_do_not_deadlock(schema: Schema) -> None
 
     async def rescue_all(connection: asyncpg.Connection[Any]) -> None:
         rescues = [
-            job_maintenance.Rescue(claim_key, "go", 6.0)
+            job_maintenance.JobRescue(claim_key, "go", 6.0)
             for claim_key in await claim_keys(connection)
         ]
         await job_maintenance.job_rescue(connection, schema.name, rescues)
@@ -582,7 +582,7 @@ async def test_maintenance_and_completer_do_not_deadlock(schema: Schema) -> None
             ids=[claim_key.id for claim_key in plain],
             attempts=[claim_key.attempt for claim_key in plain],
             attempted_ats=[claim_key.attempted_at for claim_key in plain],
-            ages=[0.0] * len(plain),
+            seconds_since_end=[0.0] * len(plain),
         )
         await job_store_results(
             connection,
@@ -595,7 +595,7 @@ async def test_maintenance_and_completer_do_not_deadlock(schema: Schema) -> None
 
     async def schedule(connection: asyncpg.Connection[Any]) -> None:
         await job_maintenance.job_schedule(
-            connection, schema.name, ids=ids, ahead=timedelta(hours=1)
+            connection, schema.name, ids=ids, lookahead=timedelta(hours=1)
         )
 
     async def clean(connection: asyncpg.Connection[Any]) -> None:

@@ -16,7 +16,7 @@ from tests._time import settle
 from tests.maintenance.fakes import GRACE, FakeMaintenance, HookError, Plan, term
 
 if TYPE_CHECKING:
-    from riverpy._postgres.leases import LeaseAnswer
+    from riverpy._postgres.leases import LeaseAcquireResult
 
 pytestmark = pytest.mark.usefixtures("log")
 SEED_VARIABLE = "RIVERPY_TEST_SEED"
@@ -52,9 +52,9 @@ class Race:
         self.faults: list[str] = []
         self.number = 0
         self.is_held = False
-        self.over: set[LeaseAnswer] = set()
+        self.over: set[LeaseAcquireResult] = set()
         """Terms that are over."""
-        self.let_go: set[LeaseAnswer] = set()
+        self.let_go: set[LeaseAcquireResult] = set()
         """Terms of which `end` said that they go on."""
         self._gates: list[asyncio.Event] = []
         self._ends: set[asyncio.Task[None]] = set()
@@ -133,7 +133,7 @@ class Race:
         self._gates.append(gate)
         return gate
 
-    def _look(self, event: str, which: LeaseAnswer) -> None:
+    def _look(self, event: str, which: LeaseAcquireResult) -> None:
         """Something happens. It is recorded, not raised: it happens inside what is tested."""
         if event == "stop":
             return

@@ -230,7 +230,7 @@ async def test_next_time_is_by_the_servers_clock(
     async def now(_connection: object) -> datetime:
         return clock[0]
 
-    monkeypatch.setattr(module, "index_now", now)
+    monkeypatch.setattr(module, "index_get_server_time", now)
     async with held_term(schema, reindexer_index_names=[KIND]) as held:
         reindexer = reindexer_of(held)
         assert await held.run(reindexer) == 60
@@ -584,7 +584,7 @@ async def test_rest_is_counted_from_when_the_run_was_due(
     async def now(_connection: object) -> datetime:
         return clock[0]
 
-    monkeypatch.setattr(module, "index_now", now)
+    monkeypatch.setattr(module, "index_get_server_time", now)
     limit = timedelta(milliseconds=200)
     async with (
         slow_index(schema) as slow,

@@ -21,7 +21,7 @@ from riverpy._maintenance.job_cleaner import JobCleaner
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._maintenance.queue_cleaner import QueueCleaner
-from riverpy._postgres.clients import client_heartbeats
+from riverpy._postgres.clients import client_list_heartbeats
 from riverpy._postgres.sql_files import query
 from tests._statements import record_statements
 from tests.leading.term_context import QuickTimer, held_term
@@ -184,7 +184,7 @@ async def run(held: HeldTerm, service: MaintenanceService) -> None:
     if isinstance(service, JobRescuer) and service._heartbeat_observer is not None:
         async with held.schema.connected() as connection:
             service._heartbeat_observer.observe(
-                *await client_heartbeats(connection, held.schema.name)
+                *await client_list_heartbeats(connection, held.schema.name)
             )
     held.timer.skipped += 60
     await held.run(service)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from riverpy._postgres.job_maintenance import (
-    JobScope,
+    JobFilter,
     job_delete_ended,
-    job_ended,
-    job_running_of,
+    job_get_stuck,
+    job_list_ended,
+    job_list_running_of_clients,
+    job_list_stuck_ids,
     job_schedule,
     job_states_to_clean,
-    job_stuck,
-    job_stuck_rows,
 )
 from riverpy._postgres.queues import queue_delete_unused
 from riverpy._postgres.sql_files import QueueFilter
@@ -42,20 +42,20 @@ async def test_ended_jobs(schema: Schema) -> None:
     days = dict.fromkeys(("cancelled", "completed", "discarded"), DAY)
     async with schema.connected() as connection:
         states = await job_states_to_clean(connection, schema.name, days)
-        found = await job_ended(
+        found = await job_list_ended(
             connection,
             schema.name,
             state="completed",
             retention=DAY,
-            scope=JobScope(),
-            after=None,
+            job_filter=JobFilter(),
+            after_cursor=None,
             limit=10,
         )
         deleted = await job_delete_ended(
             connection, schema.name, ids=ids, state="completed", retention=DAY
         )
     assert states == {"cancelled", "completed"}
-    assert [one.cursor.id for one in found] == [oldest, newer]
+    assert [one.cursor.job_id for one in found] == [oldest, newer]
     assert deleted == {oldest, newer}
 
 
@@ -87,27 +87,34 @@ async def test_running_jobs(
     async with schema.connected() as connection:
 
         async def claimed(after: int, limit: int, *skipped: int) -> list[int]:
-            rows = await job_running_of(
+            rows = await job_list_running_of_clients(
                 connection,
                 schema.name,
                 client_ids=["dead"],
-                within=within,
-                after=after,
+                queue_filter=within,
+                after_id=after,
                 limit=limit,
-                skipped=skipped,
+                skipped_ids=skipped,
             )
             return [row.claim_key.id for row in rows]
 
         async def stuck(after: int, limit: int) -> list[int]:
-            return await job_stuck(
-                connection, schema.name, age=HOUR, within=within, after=after, limit=limit
+            return await job_list_stuck_ids(
+                connection,
+                schema.name,
+                running_longer_than=HOUR,
+                queue_filter=within,
+                after_id=after,
+                limit=limit,
             )
 
         assert await claimed(0, 10) == await stuck(0, 10) == ids
         assert await claimed(0, 1) == await stuck(0, 1) == ids[:1]
         assert await claimed(ids[0], 10) == await stuck(ids[0], 10) == ids[1:]
         assert await claimed(0, 10, ids[0]) == ids[1:]
-        rows = await job_stuck_rows(connection, schema.name, ids=range(1, 9), age=HOUR)
+        rows = await job_get_stuck(
+            connection, schema.name, ids=range(1, 9), running_longer_than=HOUR
+        )
         assert [row[JobColumn.ID] for row in rows] == [1, 5]
 
 
@@ -119,8 +126,14 @@ async def test_due_jobs(schema: Schema) -> None:
     )
     cancelled = await insert_ended(schema, "cancelled", "1 second", scheduled_at=OLD)
     async with schema.connected() as connection:
-        moved = await job_schedule(connection, schema.name, ids=[due, later, cancelled], ahead=HOUR)
-    assert (moved.available, moved.discarded, moved.unchanged) == (1, 0, [later, cancelled])
+        moved = await job_schedule(
+            connection, schema.name, ids=[due, later, cancelled], lookahead=HOUR
+        )
+    assert (moved.available_count, moved.discarded_count, moved.unchanged_job_ids) == (
+        1,
+        0,
+        [later, cancelled],
+    )
     assert await states_of(schema) == {due: "available", later: "scheduled", cancelled: "cancelled"}
 
 
@@ -133,5 +146,5 @@ async def test_unused_queues(schema: Schema) -> None:
     )
     names = ["unused", "worked", "paused", "described"]
     async with schema.connected() as connection:
-        forgotten = await queue_delete_unused(connection, schema.name, names=names, age=DAY)
+        forgotten = await queue_delete_unused(connection, schema.name, names=names, unused_for=DAY)
     assert forgotten == {"unused"}

@@ -10,7 +10,7 @@ import pytest
 
 from riverpy import EventKind, Job
 from riverpy._log_events import WORKER_CANCELLED
-from riverpy._postgres.job_maintenance import RESCUE_ERROR
+from riverpy._postgres.job_maintenance import RESCUE_ERROR_TEXT
 from tests.cli.worker_process import running_worker
 from tests.work.rig import Task, errors_of
 
@@ -113,7 +113,7 @@ async def test_job_that_ends_its_process(
     assert {event.kind for event in events} == {EventKind.JOB_COMPLETED}
     for row in await rig.schema.jobs():
         assert (row["state"], row["attempt"]) == ("completed", 2)
-        assert [entry["error"] for entry in errors_of(row)] == [RESCUE_ERROR]
+        assert [entry["error"] for entry in errors_of(row)] == [RESCUE_ERROR_TEXT]
 
 
 async def test_job_that_cancels_everything(rig: Rig, tmp_path: Path) -> None:

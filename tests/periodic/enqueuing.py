@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from riverpy._clock import Timer
-    from riverpy._postgres.leases import LeaseAnswer
+    from riverpy._postgres.leases import LeaseAcquireResult
     from tests._database import Schema
     from tests.leading.term_context import HeldTerm
 
@@ -117,7 +117,7 @@ async def enqueuing(
     schema: Schema,
     *jobs: PeriodicJob,
     timer: Timer | None = None,
-    term: LeaseAnswer | None = None,
+    term: LeaseAcquireResult | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Enqueuing]:
     """An enqueuer that has begun its term, with these jobs registered."""

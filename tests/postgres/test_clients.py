@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from riverpy._postgres.clients import (
     client_delete_idle,
-    client_heartbeats,
+    client_list_heartbeats,
     client_lock_dead,
-    client_set_slots,
+    client_set_slot_counts,
     client_set_state,
     client_unregister,
 )
-from riverpy._postgres.domains import member_mark_supports_domains, member_update
+from riverpy._postgres.domains import member_mark_supports_domains, member_write_heartbeat
 from riverpy._postgres.skipped_rows import SkippedRowReport
 
 if TYPE_CHECKING:
@@ -32,20 +32,26 @@ async def test_row_of_another_run(schema: Schema) -> None:
     run = {"client_id": "me", "registered_at": 1}
     name = schema.name
     async with schema.connected() as connection:
-        await client_set_slots(connection, name, **run, slots=[1], stuck=[2])
+        await client_set_slot_counts(connection, name, **run, slot_counts=[1], stuck_job_ids=[2])
         aside = [SkippedRowReport("claim", "1", "full", 2, 0.0)]
         await client_set_state(
-            connection, name, **run, state="stopping", process=None, aside=aside, aside_count=1
+            connection,
+            name,
+            **run,
+            state="stopping",
+            process_name=None,
+            skipped_rows=aside,
+            skipped_row_count=1,
         )
         await member_mark_supports_domains(connection, name, **run)
-        await member_update(
+        await member_write_heartbeat(
             connection,
             name,
             **run,
             domain="mail",
-            settings="a",
+            settings_digest="a",
             queues=[],
-            interval=timedelta(seconds=1),
+            heartbeat_interval=timedelta(seconds=1),
         )
         await client_unregister(connection, name, **run)
     assert await schema.fetch("SELECT * FROM riverpy_client") == before
@@ -56,14 +62,14 @@ async def test_rows_of_dead_clients(schema: Schema) -> None:
     observed; then its row can be locked, and deleted."""
     await schema.execute(REGISTER)
     async with schema.connected() as connection:
-        ((_, heartbeat, _),), start = await client_heartbeats(connection, schema.name)
+        ((_, heartbeat, _),), start = await client_list_heartbeats(connection, schema.name)
         for seen, server in ((b"other", start), (heartbeat, b"other")):
             dead = await client_lock_dead(
-                connection, schema.name, {"me": seen}, server_start=server
+                connection, schema.name, {"me": seen}, raw_server_start_time=server
             )
             assert dead == set()
         dead = await client_lock_dead(
-            connection, schema.name, {"me": heartbeat}, server_start=start
+            connection, schema.name, {"me": heartbeat}, raw_server_start_time=start
         )
         assert dead == {"me"}
         assert await client_delete_idle(connection, schema.name, {"me": b"other"}) == []

@@ -28,7 +28,7 @@ from riverpy._postgres.connection import (
 )
 from riverpy._postgres.driver import DATABASE_ERRORS, connect
 from riverpy._postgres.leaders import leader_get, leader_renew, leader_request_resign
-from riverpy._postgres.leases import LeaseAnswer, epoch_of
+from riverpy._postgres.leases import LeaseAcquireResult, epoch_from_acquired_at
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -68,22 +68,22 @@ class Session:
     def _store(self, leader_id: str) -> LeaderRowStore:
         return LeaderRowStore(self.connection, self.schema.name, leader_id=leader_id, ttl=TTL)
 
-    async def attempt(self, leader_id: str, ttl: timedelta = TTL) -> LeaseAnswer | None:
+    async def attempt(self, leader_id: str, ttl: timedelta = TTL) -> LeaseAcquireResult | None:
         """The answer to an attempt to become leader."""
         self.store = self._store(leader_id)
         return await self.store.acquire("default", leader_id, ttl, timeout=BOUND)
 
-    async def elect(self, leader_id: str, ttl: timedelta = TTL) -> LeaseAnswer | None:
+    async def elect(self, leader_id: str, ttl: timedelta = TTL) -> LeaseAcquireResult | None:
         """The term, if the attempt succeeded."""
         answer = await self.attempt(leader_id, ttl)
         return answer if answer is not None and answer.is_granted else None
 
-    async def renew(self, term: LeaseAnswer) -> bool:
+    async def renew(self, term: LeaseAcquireResult) -> bool:
         """Whether the term was extended."""
         terms = [("default", term.epoch)]
         return bool(await self.store.renew(term.holder, terms, timeout=BOUND))
 
-    async def resign(self, term: LeaseAnswer) -> bool:
+    async def resign(self, term: LeaseAcquireResult) -> bool:
         """Whether the term was ended."""
         return await self.store.release("default", term.epoch, term.holder, timeout=BOUND)
 
@@ -148,7 +148,7 @@ async def test_race_has_one_winner(schema: Schema, state: str) -> None:
     for name, answer in bids.items():
         if name != winner and answer is not None:
             assert answer.holder == winner
-            assert 20 < answer.remaining < 40  # one may have waited, or come late
+            assert 20 < answer.seconds_until_expiry < 40  # one may have waited, or come late
 
 
 async def test_row_is_made_by_another(session: Session, schema: Schema) -> None:
@@ -232,7 +232,7 @@ async def test_renewal(session: Session, schema: Schema) -> None:
         row = await leader_get(connection, schema.name)
     assert row is not None
     assert (row.leader_id, row.elected_at) == (term.holder, term.acquired_at)
-    assert 25 < row.remaining <= 30
+    assert 25 < row.seconds_until_expiry <= 30
 
 
 async def test_renewal_after_takeover(session: Session, schema: Schema) -> None:
@@ -316,7 +316,11 @@ async def test_silent_release(schema: Schema) -> None:
     """A release that released nothing announces nothing."""
     heard = await listen(schema)
     async with sessions(schema) as (session,):
-        await session.resign(LeaseAnswer(True, "a", epoch_of(now := datetime.now(UTC)), now, None))
+        await session.resign(
+            LeaseAcquireResult(
+                True, "a", epoch_from_acquired_at(now := datetime.now(UTC)), now, None
+            )
+        )
         term = await session.elect("b")
         assert term is not None
         await session.resign(term)
@@ -415,7 +419,7 @@ async def test_rivals_race(schema: Schema) -> None:
 class Fenced:
     """A term, and transactions under it."""
 
-    def __init__(self, session: Session, term: LeaseAnswer) -> None:
+    def __init__(self, session: Session, term: LeaseAcquireResult) -> None:
         timer = Timer()
         self.lease = Lease(
             "default",

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from riverpy._log_events import JOB_FAILED
-from riverpy._postgres.job_maintenance import RESCUE_ERROR
+from riverpy._postgres.job_maintenance import RESCUE_ERROR_TEXT
 from scripts.chaos import parse_arguments
 from scripts.chaos_work import run_chaos
 from tests.kit.chaos_plan import FaultKind, make_plan
@@ -137,7 +137,9 @@ JOBS = {
         errors=["planned failure 1"],
         failed_at=[START + 0.23],
     ),
-    3: job(3, claimed=4.0, attempt=2, failed=[1], errors=[RESCUE_ERROR], failed_at=[START + 3.9]),
+    3: job(
+        3, claimed=4.0, attempt=2, failed=[1], errors=[RESCUE_ERROR_TEXT], failed_at=[START + 3.9]
+    ),
     4: job(
         4,
         claimed=4.3,

@@ -157,9 +157,9 @@ async def test_range_ends_with_its_priority(rig: Rig) -> None:
                 rig.schema.name,
                 queue="default",
                 kinds=None,
-                skipped=[],
-                after=(priority, 0, 0),
-                last_priority=priority,
+                skipped_ids=[],
+                after_position=(priority, 0, 0),
+                priority_max=priority,
                 limit=10,
                 client_id="me",
             )
@@ -176,7 +176,7 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[QueueRange]:
 
     async def spy(*args: Any, after: QueuePosition, last_priority: int, **values: Any) -> Any:
         seen.append(QueueRange(after, last_priority))
-        return await claim(*args, after=after, last_priority=last_priority, **values)
+        return await claim(*args, after_position=after, priority_max=last_priority, **values)
 
     monkeypatch.setattr(riverpy._work.claim_cursor, "SLOW_CLAIM_THRESHOLD", -1.0)
     monkeypatch.setattr(riverpy._work.claim_cursor, "SLOW_CLAIM_THRESHOLD_PER_ROW", 0.0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy._postgres.driver import use_raw_timestamps
-from riverpy._postgres.job_maintenance import Rescue, job_rescue
+from riverpy._postgres.job_maintenance import JobRescue, job_rescue
 from riverpy._postgres.jobs import (
     AttemptResult,
     ClaimKey,
@@ -31,7 +31,7 @@ async def _complete(connection: Any, schema: str, key: ClaimKey) -> object:
         ids=[key.id],
         attempts=[key.attempt],
         attempted_ats=[key.attempted_at],
-        ages=[0.0],
+        seconds_since_end=[0.0],
     )
 
 
@@ -54,11 +54,13 @@ async def _release(connection: Any, schema: str, key: ClaimKey) -> object:
 
 
 async def _rescue(connection: Any, schema: str, key: ClaimKey) -> object:
-    return await job_rescue(connection, schema, [Rescue(key, "me")])
+    return await job_rescue(connection, schema, [JobRescue(key, "me")])
 
 
 async def _merge(connection: Any, schema: str, key: ClaimKey) -> object:
-    return await job_merge_metadata(connection, schema, claim_keys=[key], updates=['{"a": 1}'])
+    return await job_merge_metadata(
+        connection, schema, claim_keys=[key], metadata_updates=['{"a": 1}']
+    )
 
 
 @pytest.mark.parametrize(

@@ -47,14 +47,14 @@ def id_of(event: Event) -> int:
 async def test_time_of_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     """The end of a job is computed from the moment at which its result is sent, although the
     transaction started earlier to check for locks. No job ends before it started (SK-19)."""
-    look = jobs.job_lock_attempts
+    look = jobs.job_lock_running
 
     async def slow(*args: Any) -> set[int]:
         free = await look(*args)
         await asyncio.sleep(0.3)
         return free
 
-    monkeypatch.setattr(jobs, "job_lock_attempts", slow)
+    monkeypatch.setattr(jobs, "job_lock_running", slow)
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -182,7 +182,7 @@ async def test_waiting_result_is_stored_under_load(
     stored is sent again with each statement."""
     held = asyncio.Event()
     seen: list[Any] = []
-    outcomes = jobs.job_stored_outcomes
+    outcomes = jobs.job_get_stored_outcomes
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -202,7 +202,7 @@ async def test_waiting_result_is_stored_under_load(
                 completer.add_ended_attempt(decoy)
             return await outcomes(*args)
 
-        monkeypatch.setattr(jobs, "job_stored_outcomes", never_ceasing)
+        monkeypatch.setattr(jobs, "job_get_stored_outcomes", never_ceasing)
         async with rig.schema.connected() as other:
             transaction = other.transaction()
             await transaction.start()

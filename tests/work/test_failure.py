@@ -15,7 +15,7 @@ import pytest
 import riverpy._work.executor
 from riverpy import EventKind, InsertOpts, Job, JobCancel, JobSnooze
 from riverpy._postgres.driver import use_raw_timestamps
-from riverpy._postgres.job_maintenance import Rescue, job_rescue
+from riverpy._postgres.job_maintenance import JobRescue, job_rescue
 from riverpy._postgres.jobs import AttemptResult, ClaimKey, job_store_results
 from tests.work.rig import Task, errors_of, metadata_of
 
@@ -410,7 +410,7 @@ async def _settle(connection: Any, schema: str, keys: list[ClaimKey], error: str
 
 
 async def _rescue(connection: Any, schema: str, keys: list[ClaimKey], _error: str) -> None:
-    await job_rescue(connection, schema, [Rescue(key, "me") for key in keys])
+    await job_rescue(connection, schema, [JobRescue(key, "me") for key in keys])
 
 
 @pytest.mark.parametrize("end", [_settle, _rescue], ids=["settle", "rescue"])

@@ -148,6 +148,6 @@ async def test_merge_waits_for_no_lock(schema: Schema) -> None:
             connection,
             schema.name,
             claim_keys=[ClaimKey(*one) for one in claim_keys],
-            updates=["{}", None],
+            metadata_updates=["{}", None],
         )
     assert [row[JobColumn.ID] for row in rows] == [2]

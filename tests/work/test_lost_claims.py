@@ -254,13 +254,13 @@ async def test_lost_claims_that_are_found(schema: Schema) -> None:
         )
     async with schema.connected() as connection:
         found = [
-            await jobs.job_claimed_by(
+            await jobs.job_list_claimed_by_client(
                 connection,
                 schema.name,
                 queues=["default"],
                 client_id="me",
-                age=10.0,
-                skipped=skipped,
+                claimed_longer_than=10.0,
+                skipped_ids=skipped,
             )
             for skipped in ([], [1])
         ]

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from riverpy import EventKind, Job, JobCancel, JobSnooze
 from riverpy._postgres.driver import use_raw_timestamps
-from riverpy._postgres.job_maintenance import Rescue, job_rescue, job_schedule
+from riverpy._postgres.job_maintenance import JobRescue, job_rescue, job_schedule
 from riverpy._postgres.jobs import (
     AttemptResult,
     ClaimKey,
-    job_cancel_marks,
+    job_find_cancel_requested,
     job_release,
     job_store_results,
 )
@@ -117,7 +117,7 @@ async def test_text_is_no_mark(schema: Schema) -> None:
     running = await claim_keys(schema)
     async with schema.connected() as connection:
         await use_raw_timestamps(connection)
-        assert await job_cancel_marks(connection, schema.name, list(jobs)) == []
+        assert await job_find_cancel_requested(connection, schema.name, list(jobs)) == []
         settled = await job_store_results(
             connection,
             schema.name,
@@ -129,7 +129,7 @@ async def test_text_is_no_mark(schema: Schema) -> None:
         assert await states(schema) == {"available"}
         await schema.execute("UPDATE river_job SET state = 'running', attempt = 1")
         await check_kept(schema, jobs)
-        rescues = [Rescue(one, None, 10.0) for one in running]
+        rescues = [JobRescue(one, None, 10.0) for one in running]
         rescued = await job_rescue(connection, schema.name, rescues)
         assert rescued == dict.fromkeys(jobs, "retryable")
 
@@ -166,8 +166,8 @@ async def test_due_jobs_of_any_metadata(schema: Schema) -> None:
     )
     async with schema.connected() as connection:
         ids = [*jobs, *twins]
-        done = await job_schedule(connection, schema.name, ids=ids, ahead=timedelta(0))
-    assert (done.available, done.discarded) == (len(ALL), len(ALL))
+        done = await job_schedule(connection, schema.name, ids=ids, lookahead=timedelta(0))
+    assert (done.available_count, done.discarded_count) == (len(ALL), len(ALL))
     await check_kept(schema, jobs)
     for job_id, text in twins.items():
         await check_joined(schema, job_id, text, '{"unique_key_conflict": "scheduler_discarded"}')
@@ -190,7 +190,7 @@ async def test_verbs(schema: Schema, client: Client, text: str) -> None:
     (job_id,) = jobs
     assert (await client.job_cancel(job_id)).state is JobState.RUNNING
     async with schema.connected() as connection:
-        assert await job_cancel_marks(connection, schema.name, [job_id]) == [job_id]
+        assert await job_find_cancel_requested(connection, schema.name, [job_id]) == [job_id]
     if text in NO_OBJECTS:
         sql = "SELECT metadata -> 'riverpy:metadata' = $2::text::jsonb FROM river_job WHERE id = $1"
         assert await schema.fetchval(sql, job_id, text)

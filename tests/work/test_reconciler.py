@@ -28,7 +28,7 @@ async def _until(condition: Any) -> None:
 @pytest.mark.parametrize(
     ("question", "ask"),
     [
-        ("queue_paused", Reconciler._read_pauses),
+        ("queue_filter_paused", Reconciler._read_pauses),
         ("queue_touch", lambda reconciler: reconciler._touch_queues()),
     ],
 )
@@ -93,7 +93,7 @@ async def test_retried_before_an_older_answer(rig: Rig, monkeypatch: pytest.Monk
         inserted = await client.insert(Task())
         await _until(lambda: attempts == [1])
         with monkeypatch.context() as patch:
-            patch.setattr(jobs, "job_cancel_marks", answered_late)
+            patch.setattr(jobs, "job_find_cancel_requested", answered_late)
             await client._run._reconciler._read_cancels()
         ends.set()
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED

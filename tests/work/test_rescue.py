@@ -18,7 +18,7 @@ import pytest
 
 from riverpy import Client, Config, Job, QueueConfig, Workers
 from riverpy._log_events import JOBS_OF_EARLIER_RUN_RESCUED, JOBS_RESCUED, WORKER_STARTED
-from riverpy._postgres.job_maintenance import RESCUE_ERROR
+from riverpy._postgres.job_maintenance import RESCUE_ERROR_TEXT
 from riverpy.embedded import EmbeddedPostgres
 from riverpy.migrate import migrate_all
 from tests.cli.worker_process import running_worker
@@ -156,7 +156,9 @@ async def test_killed_worker(
     assert all(
         len(row["attempted_by"]) >= 2 for row in rows
     )  # a client that was frozen releases its jobs
-    assert [[entry["error"] for entry in errors_of(row)] for row in rows] == [[RESCUE_ERROR]] * 10
+    assert [[entry["error"] for entry in errors_of(row)] for row in rows] == [
+        [RESCUE_ERROR_TEXT]
+    ] * 10
     said = JOBS_OF_EARLIER_RUN_RESCUED if case == "same id" else JOBS_RESCUED
     assert sum(entry["count"] for entry in log if entry["event"] == said) == 10
     assert [metadata_of(row) for row in rows] == [{"river:rescue_count": 1}] * 10
@@ -460,5 +462,5 @@ async def with_restart(
     row = await connection.fetchrow("SELECT * FROM river_job WHERE id = 1")
     await connection.close()
     assert row is not None
-    assert [json.loads(text)["error"] for text in row["errors"]] == [RESCUE_ERROR]
+    assert [json.loads(text)["error"] for text in row["errors"]] == [RESCUE_ERROR_TEXT]
     assert ran == [2]

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from riverpy import EventKind, InsertManyParams, Job
-from riverpy._postgres.domains import owner_lock
+from riverpy._postgres.domains import owner_lock_all
 from riverpy._postgres.sql_files import blocks, sql_directory
 from tests._database import connected
 from tests.work.rig import PATIENCE, Rig, Task
@@ -99,10 +99,10 @@ async def test_lock_of_the_queues_is_one_whatever_the_search_path(
         connected(schema.url, search_path=schema.name, lock_timeout="100ms") as other,
         one.transaction(),
     ):
-        await owner_lock(one, None)
+        await owner_lock_all(one, None)
         for named in (None, schema.name):
             with pytest.raises(asyncpg.LockNotAvailableError):
-                await owner_lock(other, named)
+                await owner_lock_all(other, named)
 
 
 async def test_listener_hears_the_first_schema_too(schema: Schema, tenant: str) -> None:

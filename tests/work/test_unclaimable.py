@@ -13,7 +13,7 @@ import riverpy._work.producer
 import riverpy._work.unclaimable
 from riverpy import EventKind, Job, QueueConfig
 from riverpy._log_events import CLAIMING_FAILED, CLAIMING_RESTORED, JOB_CLAIM_FAILED
-from riverpy._postgres.jobs import job_next, job_position
+from riverpy._postgres.jobs import job_get_claim_position, job_lock_next
 from riverpy.migrate import Migrator
 from tests._database import (
     Schema,
@@ -118,7 +118,7 @@ async def test_refused_row_that_comes_in_between(
 ) -> None:
     """If another job is inserted before the next row between its read and its claim, and is
     refused, the row that was read is claimed and not set aside."""
-    look = riverpy._work.producer.job_next
+    look = riverpy._work.producer.job_lock_next
     looks = 0
 
     async def looking(*args: Any, **kwargs: Any) -> Any:
@@ -133,7 +133,7 @@ async def test_refused_row_that_comes_in_between(
     async def work(job: Job[Task]) -> None:
         pass
 
-    monkeypatch.setattr(riverpy._work.producer, "job_next", looking)
+    monkeypatch.setattr(riverpy._work.producer, "job_lock_next", looking)
     await rig.insert_rows(1, priority=2)
     await rig.insert_rows(1, priority=3)
     await refuse(rig, "NEW.priority = 2")
@@ -168,11 +168,14 @@ async def test_claims_of_one_job(rig: Rig) -> None:
     order: list[int] = []
     async with rig.schema.connected() as connection:
         schema, kinds = rig.schema.name, ["task"]
-        while found := await job_next(
-            connection, schema, queue="default", kinds=kinds, skipped=order
+        while found := await job_lock_next(
+            connection, schema, queue="default", kinds=kinds, skipped_ids=order
         ):
             order.append(found[2])
-        places = [await job_position(connection, schema, n, queue="default") for n in range(1, 8)]
+        places = [
+            await job_get_claim_position(connection, schema, n, queue="default")
+            for n in range(1, 8)
+        ]
     assert order == [3, 2, 1]
     assert [place[2] for place in places if place is not None] == [1, 2, 3, 4]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._names import DEFAULT_DOMAIN
-from riverpy._postgres.domains import ORPHANED_AFTER
+from riverpy._postgres.domains import DOMAIN_ORPHANED_AFTER_SECONDS
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.leader import describe_heartbeat_age
 from riverpy._tools.doctor.snapshot import RUNNING_JOBS_MAX
@@ -102,18 +102,18 @@ def _describe_unreleased_jobs(
     found: list[str] = []
     for domain, unmaintained in domains.unmaintained_queues_by_domain(sorted(queues)).items():
         live = domains.live_clients(domain)
-        if domain == DEFAULT_DOMAIN or (is_recent and any(one.candidate for one in live)):
+        if domain == DEFAULT_DOMAIN or (is_recent and any(one.is_candidate for one in live)):
             continue
         text = (
             f'those of queue {format_names(unmaintained)}, because domain "{domain}" has no leader'
         )
         if not live and domains.has_leader_for_orphaned_queues():
             silent = min(
-                row.heartbeat_age
+                row.seconds_since_heartbeat
                 for row in domains.owned_queues(domain)
                 if row.queue in unmaintained
             )
-            wait = format_seconds(ORPHANED_AFTER - silent)
+            wait = format_seconds(DOMAIN_ORPHANED_AFTER_SECONDS - silent)
             text += f" (the leader of default releases them in {wait})"
         found.append(text)
     return found

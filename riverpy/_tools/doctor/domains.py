@@ -9,7 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME
-from riverpy._postgres.domains import ORPHANED_AFTER
+from riverpy._postgres.domains import DOMAIN_ORPHANED_AFTER_SECONDS
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.leader import ELECTION_TIMEOUT, NO_CANDIDATE_FIX, no_election_finding
 from riverpy._tools.doctor.waiting_jobs import find_late_periodic_jobs
@@ -95,7 +95,7 @@ def _check_missing_leader(domains: DomainMap, domain: str) -> list[Finding]:
     if domains.has_leader(domain):
         return []
     clients = domains.live_clients(domain)
-    candidates = [client for client in clients if client.candidate]
+    candidates = [client for client in clients if client.is_candidate]
     data: dict[str, object] = {
         "domain": domain,
         "candidates": [client.client_id for client in candidates],
@@ -117,7 +117,7 @@ def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork
     owned = domains.owned_queues(domain)
     if not owned:
         return []
-    silent = min(row.heartbeat_age for row in owned)
+    silent = min(row.seconds_since_heartbeat for row in owned)
     queues = [row.queue for row in owned]
     early = [row.queue for row in owned if not row.is_orphaned]
     orphans = [row.queue for row in owned if row.is_orphaned]
@@ -125,7 +125,7 @@ def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork
     if early:
         facts.append(
             f"no leader maintains queue {format_names(early)} until "
-            f"{format_seconds(ORPHANED_AFTER)} have passed"
+            f"{format_seconds(DOMAIN_ORPHANED_AFTER_SECONDS)} have passed"
         )
     if orphans and domains.has_leader_for_orphaned_queues():
         holder = SCHEMA_LEASE_NAME if domains.has_leader(SCHEMA_LEASE_NAME) else DEFAULT_DOMAIN
@@ -173,8 +173,8 @@ def _check_different_settings(domains: DomainMap, domain: str) -> list[Finding]:
     apply, so they change when another client becomes leader."""
     by_settings: dict[str, list[str]] = {}
     for client in domains.live_clients(domain):
-        if client.candidate and client.settings is not None:
-            by_settings.setdefault(client.settings, []).append(client.client_id)
+        if client.is_candidate and client.settings_digest is not None:
+            by_settings.setdefault(client.settings_digest, []).append(client.client_id)
     if len(by_settings) < 2:
         return []
     first, second, *_ = by_settings.values()
@@ -244,7 +244,7 @@ def _check_unowned_queues(domains: DomainMap) -> list[Finding]:
 def _check_non_riverpy_leader(domains: DomainMap) -> list[Finding]:
     """Report a leader of `default` that is not a riverpy client."""
     leader = domains.current_leader(DEFAULT_DOMAIN)
-    if leader is None or leader.is_registered:
+    if leader is None or leader.is_riverpy_client:
         return []
     clients = [client for client in domains.live_members if client.domain != DEFAULT_DOMAIN]
     kinds = sorted({kind for client in clients for kind in client.kinds})
@@ -267,12 +267,12 @@ def _check_non_riverpy_leader(domains: DomainMap) -> list[Finding]:
 def _check_outdated_clients(domains: DomainMap) -> list[Finding]:
     """Report a leader of `default`, and leader candidates, that do not support domains."""
     lead = domains.current_leader(DEFAULT_DOMAIN)
-    is_old = lead is not None and lead.is_registered and not lead.supports_domains
+    is_old = lead is not None and lead.is_riverpy_client and not lead.supports_domains
     leader = lead.holder if lead is not None and is_old else None
     candidates = [
         client.client_id
         for client in domains.live_clients(DEFAULT_DOMAIN)
-        if client.candidate and client.settings is None and client.client_id != leader
+        if client.is_candidate and client.settings_digest is None and client.client_id != leader
     ]
     if leader is None and not candidates:
         return []
@@ -305,7 +305,7 @@ def _check_schema_maintainer(domains: DomainMap) -> list[Finding]:
     """Report that no client does the maintenance of the whole schema. If the leader of `default` is
     a riverpy client, it does this maintenance. Otherwise the holder of the lease `@schema` does
     it."""
-    candidates = [client for client in domains.live_members if client.candidate]
+    candidates = [client for client in domains.live_members if client.is_candidate]
     if not candidates or domains.has_leader_for_orphaned_queues():
         return []
     if max(client.uptime for client in candidates) < ELECTION_TIMEOUT:

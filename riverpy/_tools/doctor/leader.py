@@ -39,7 +39,7 @@ async def check_leader(snapshot: DatabaseSnapshot) -> list[Finding]:
         "leader_id": row.leader_id,
         "elected_at": row.elected_at,
         "expires_at": row.expires_at,
-        "expires_in": round(row.remaining, 3),
+        "expires_in": round(row.seconds_until_expiry, 3),
         "is_registered": leader.is_registered,
     }
     if leader.is_registered is False:
@@ -50,11 +50,11 @@ async def check_leader(snapshot: DatabaseSnapshot) -> list[Finding]:
                 warn(
                     f"{text}, but it {describe_heartbeat_age(client)}",
                     "if its process has ended, its lease expires in "
-                    f"{format_seconds(row.remaining)}. Otherwise read its log",
+                    f"{format_seconds(row.seconds_until_expiry)}. Otherwise read its log",
                     **data,
                 )
             ]
-    return [ok(f"{text}, lease for {format_seconds(row.remaining)}", **data)]
+    return [ok(f"{text}, lease for {format_seconds(row.seconds_until_expiry)}", **data)]
 
 
 async def _missing_leader_finding(
@@ -71,7 +71,7 @@ async def _missing_leader_finding(
             )
     text = "there is no leader"
     if leader is not None:
-        age = format_seconds(-leader.leader_row.remaining)
+        age = format_seconds(-leader.leader_row.seconds_until_expiry)
         text += f": the lease of {leader.leader_row.leader_id} expired {age} ago"
     live = [client for client in clients or () if client.is_alive]
     candidates = [client for client in live if client.is_candidate]

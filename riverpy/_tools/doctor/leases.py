@@ -30,13 +30,13 @@ async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
     expired: dict[str, float] = {}
     last_holders: dict[str, None] = {}
     for row in rows:
-        if not row.name.startswith(USER_LEASE_NAME_PREFIX) or row.remaining is None:
+        if not row.name.startswith(USER_LEASE_NAME_PREFIX) or row.seconds_until_expiry is None:
             continue
         name = row.name.removeprefix(USER_LEASE_NAME_PREFIX)
-        if row.remaining >= 0:
+        if row.seconds_until_expiry >= 0:
             holders[name] = row.holder
-        elif EXPIRED_LEASE_AGE_MIN <= -row.remaining < EXPIRED_LEASE_AGE_MAX:
-            expired[name] = -row.remaining
+        elif EXPIRED_LEASE_AGE_MIN <= -row.seconds_until_expiry < EXPIRED_LEASE_AGE_MAX:
+            expired[name] = -row.seconds_until_expiry
             last_holders[row.holder] = None
     text = format_count(len(holders), "lease") + " of user code"
     text += f": {format_names(sorted(holders))}" if holders else ""

@@ -111,8 +111,8 @@ def check_leaders(max_leader_gap: timedelta, domains: DomainMap) -> CheckResult:
             reason = ", whose clients are stopping" if members else ", which has no client"
         facts.append(f"no leader of {domain}{reason}")
         seconds = max((member.uptime for member in candidates), default=0.0)
-        if lead is not None and lead.remaining is not None:
-            seconds = min(seconds, -lead.remaining)
+        if lead is not None and lead.seconds_until_expiry is not None:
+            seconds = min(seconds, -lead.seconds_until_expiry)
         if seconds > max_leader_gap.total_seconds():
             missing.append(domain)
     if not missing:

@@ -314,7 +314,9 @@ class StatusReader:
         row = leader.leader_row
         is_known = leader.is_registered is not None and not leader.has_lease_expired
         foreign = not leader.is_registered if is_known else None
-        return LeaderStatus(row.leader_id, row.elected_at, round(row.remaining, 3), foreign)
+        return LeaderStatus(
+            row.leader_id, row.elected_at, round(row.seconds_until_expiry, 3), foreign
+        )
 
 
 def _count_candidates(clients: Sequence[ClientRow], domains: DomainMap | None) -> int:
@@ -333,9 +335,12 @@ def domain_statuses(domains: DomainMap) -> list[DomainStatus]:
         lead, live = domains.current_leader(name), domains.live_clients(name)
         leader = None
         if lead is not None:
-            remaining, is_foreign = round(lead.remaining or 0, 3), not lead.is_registered
+            remaining, is_foreign = (
+                round(lead.seconds_until_expiry or 0, 3),
+                not lead.is_riverpy_client,
+            )
             leader = LeaderStatus(lead.holder, lead.elected_at, remaining, is_foreign, lead.epoch)
-        candidates = sum(client.candidate for client in live)
+        candidates = sum(client.is_candidate for client in live)
         queues = [row.queue for row in domains.owned_queues(name)]
         statuses.append(DomainStatus(name, leader, len(live), candidates, queues))
     return statuses

@@ -28,7 +28,7 @@ from riverpy._postgres.connection import (
     close_connections,
     connect_for_maintenance,
 )
-from riverpy._postgres.domains import domain_assign_queue, domain_lock
+from riverpy._postgres.domains import domain_assign_queue, domain_lock_maintenance
 from riverpy._postgres.leases import lease_request_resign
 from riverpy.errors import FencedOutError
 from riverpy.periodic import PeriodicJob, PeriodicJobsStart
@@ -403,9 +403,9 @@ async def test_queue_that_is_moved(rig: Rig) -> None:
         await a.until_leader()
         await b.until_leader()
         async with rig.schema.connected() as connection, connection.transaction():
-            await domain_lock(connection, rig.schema.name, domains=["mail", "pay"])
+            await domain_lock_maintenance(connection, rig.schema.name, domains=["mail", "pay"])
             await domain_assign_queue(
-                connection, rig.schema.name, queue="one", domain="pay", by="me"
+                connection, rig.schema.name, queue="one", domain="pay", assigned_by="me"
             )
         assert await owners(rig) == {"one": "pay", "two": "pay"}
         slots = [one.client._run._leader_setup._domain_setup for one in (a, b)]  # type: ignore[union-attr]

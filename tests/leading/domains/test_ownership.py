@@ -18,7 +18,7 @@ from riverpy._log_events import (
     QUEUE_MOVED_TO_ANOTHER_DOMAIN,
     QUEUE_OF_ANOTHER_DOMAIN_FOUND,
 )
-from riverpy._postgres.domains import owner_claim, owner_lock
+from riverpy._postgres.domains import owner_claim_queues, owner_lock_all
 from riverpy.migrate import Migrator
 from riverpy.periodic import PeriodicJob, PeriodicJobs
 from riverpy.schedules import every
@@ -182,8 +182,8 @@ async def test_claims_wait_for_each_other(rig: Rig) -> None:
     async with anyio.create_task_group() as tasks:
         async with rig.schema.connected() as rival, rival.transaction():
             place = rival, rig.schema.name
-            await owner_lock(*place)
-            await owner_claim(*place, queues=["one"], domain="mail", client_id="a")
+            await owner_lock_all(*place)
+            await owner_claim_queues(*place, queues=["one"], domain="mail", client_id="a")
             tasks.start_soon(start)
             await rig.until(
                 "SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))",

@@ -27,7 +27,7 @@ from riverpy import client as client_module
 from riverpy._calls import executions
 from riverpy._log_events import EXECUTION_END_NOT_RECORDED
 from riverpy._maintenance.execution_cleaner import RUN_INTERVAL, ExecutionCleaner
-from riverpy._postgres.executions import exec_claim, exec_delete_expired
+from riverpy._postgres.executions import execution_claim, execution_delete_expired
 from riverpy.migrate import Migrator
 from tests._time import settle
 from tests.kit.proxy import Partition, proxied
@@ -544,7 +544,7 @@ async def test_cancelled_while_it_is_claimed(
     mailer.may_end.set()
 
     async def claim_and_hold(connection: Any, *args: Any, **values: Any) -> int | None:
-        epoch = await exec_claim(connection, *args, **values)
+        epoch = await execution_claim(connection, *args, **values)
         proxy.hold()
         return epoch
 
@@ -553,7 +553,7 @@ async def test_cancelled_while_it_is_claimed(
         Client(proxy.url, config=Config(schema=schema.name)) as client,
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(executions, "exec_claim", claim_and_hold)
+            patch.setattr(executions, "execution_claim", claim_and_hold)
             task = asyncio.create_task(client.run_at_most_once("k", mailer.send))
             await proxy.held.wait()
             task.cancel()
@@ -605,13 +605,13 @@ async def test_answer_to_a_claim_is_lost(schema: Schema, monkeypatch: pytest.Mon
     async with proxied(schema.url) as proxy:
 
         async def claim_and_lose(connection: Any, *args: Any, **values: Any) -> int | None:
-            epoch = await exec_claim(connection, *args, **values)
+            epoch = await execution_claim(connection, *args, **values)
             proxy.partition = Partition.ANSWERS_LOST
             return epoch
 
         with monkeypatch.context() as patch:
             patch.setattr(client_module, "STATEMENT_TIMEOUT", 4.0)
-            patch.setattr(executions, "exec_claim", claim_and_lose)
+            patch.setattr(executions, "execution_claim", claim_and_lose)
             async with Client(proxy.url, config=Config(schema=schema.name)) as client:
                 with pytest.raises(TimeoutError, match="the call took longer"):
                     await client.run_at_most_once("k", mailer.send)
@@ -697,7 +697,7 @@ async def test_retention(client: Client, schema: Schema) -> None:
     await client.run_once("for ever", writing(schema), kept=None)
     async with held_term(schema) as held, schema.connected() as connection:
         assert await held.run(ExecutionCleaner(held.context)) == RUN_INTERVAL
-        assert await exec_delete_expired(connection, schema.name, keys=["default"]) == set()
+        assert await execution_delete_expired(connection, schema.name, keys=["default"]) == set()
     rows = await schema.fetch("select key, kept_until - completed_at from riverpy_exec order by 1")
     assert [tuple(row) for row in rows] == [("default", timedelta(days=30)), ("for ever", None)]
     assert (await client.run_once("old", writing(schema))).ran
