@@ -49,16 +49,16 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
-SIZE_MAX = 255 * 1024 * 1024
+JSON_SIZE_MAX = 255 * 1024 * 1024
 """The maximum size of one document in bytes. PostgreSQL's limit for jsonb is 256 MiB."""
-DEPTH_MAX = 200
+JSON_DEPTH_MAX = 200
 """The maximum depth of nested arrays and objects, so that every decoder has enough stack."""
 
-_PATH_LENGTH_MAX = 200
+_ERROR_PATH_LENGTH_MAX = 200
 _SPECIAL_CHARACTER = re.compile("[\0<>&\u2028\u2029\ud800-\udfff]")
 _REFUSED_CHARACTER = re.compile("[\0\ud800-\udfff]")
 _GO_ESCAPES = {char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
-_PLAIN_KEY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_IDENTIFIER_PATTERN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _MICROSECOND = timedelta(microseconds=1)
 
 _Encoder: TypeAlias = Callable[[Any, int], str]
@@ -70,16 +70,16 @@ class _EncodingError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
-        self.keys: list[str | int] = []
+        self.path_keys: list[str | int] = []
         """The keys and indexes that lead to the value, innermost first."""
 
     def args_error(self, path: str) -> ArgsError:
         """Return the error for the caller. `path` is the name of the whole document."""
-        for key in reversed(self.keys):
-            is_plain = isinstance(key, str) and _PLAIN_KEY.fullmatch(key)
+        for key in reversed(self.path_keys):
+            is_plain = isinstance(key, str) and _IDENTIFIER_PATTERN.fullmatch(key)
             path += f".{key}" if is_plain else f"[{key!a}]"
-        if len(path) > _PATH_LENGTH_MAX:
-            path = path[:_PATH_LENGTH_MAX] + "..."
+        if len(path) > _ERROR_PATH_LENGTH_MAX:
+            path = path[:_ERROR_PATH_LENGTH_MAX] + "..."
         return ArgsError(f"{path}: {self.message}", path=path)
 
 
@@ -91,7 +91,7 @@ def encode(value: object, *, path: str = "$") -> str:
             the error leads to this part.
     """
     try:
-        return _encode(value, 0)
+        return _encode_value(value, 0)
     except _EncodingError as error:
         raise error.args_error(path) from None
     except RecursionError:
@@ -100,12 +100,12 @@ def encode(value: object, *, path: str = "$") -> str:
 
 def encode_string(value: str) -> str:
     """Encode a string, with quotes. The caller must check for NUL and lone surrogates."""
-    return _escape(encode_basestring(value))
+    return _apply_go_escapes(encode_basestring(value))
 
 
-def _escape(text: str) -> str:
+def _apply_go_escapes(text: str) -> str:
     """Check the size of the result, then apply Go's escapes to JSON text."""
-    if len(text) > SIZE_MAX // 6:  # an escape has 6 characters instead of 1
+    if len(text) > JSON_SIZE_MAX // 6:  # an escape has 6 characters instead of 1
         _check_size(len(text) + 5 * sum(map(text.count, _GO_ESCAPES)))
     for char, escape in _GO_ESCAPES.items():
         text = text.replace(char, escape)
@@ -113,13 +113,14 @@ def _escape(text: str) -> str:
 
 
 def _check_size(size: int) -> None:
-    if size > SIZE_MAX:
+    if size > JSON_SIZE_MAX:
         raise _EncodingError(
-            f"the text has {size:,} characters as JSON, PostgreSQL can store {SIZE_MAX:,} bytes"
+            f"the text has {size:,} characters as JSON, PostgreSQL can store {JSON_SIZE_MAX:,} "
+            "bytes"
         )
 
 
-def _encode(value: object, depth: int) -> str:
+def _encode_value(value: object, depth: int) -> str:
     return _encoder_of(type(value))(value, depth)
 
 
@@ -141,7 +142,7 @@ def _refuse_type(value: object, _depth: int) -> NoReturn:
 
 
 def _depth_error() -> _EncodingError:
-    return _EncodingError(f"nested more than {DEPTH_MAX} levels deep, or inside itself")
+    return _EncodingError(f"nested more than {JSON_DEPTH_MAX} levels deep, or inside itself")
 
 
 # Scalars
@@ -152,7 +153,7 @@ def _encode_str(value: str, _depth: int) -> str:
     text = encode_basestring(value)
     if _SPECIAL_CHARACTER.search(value):
         _check_characters(value)
-        return _escape(text)
+        return _apply_go_escapes(text)
     return text
 
 
@@ -214,15 +215,15 @@ def _encode_members(
     A member is a tuple: its key or index, the text to put before its value, and the value. If this
     text is None, the encoded key is used.
     """
-    if depth >= DEPTH_MAX:
+    if depth >= JSON_DEPTH_MAX:
         raise _depth_error()
     parts = list(tag)
     for key, prefix, value in members:
         try:
             prefix = f"{_encode_str(str(key), depth)}:" if prefix is None else prefix
-            parts.append(prefix + _encode(value, depth + 1))
+            parts.append(prefix + _encode_value(value, depth + 1))
         except _EncodingError as error:
-            error.keys.append(key)
+            error.path_keys.append(key)
             raise
     return ",".join(parts)
 
@@ -237,16 +238,16 @@ def _encode_array(values: Iterable[object], depth: int) -> str:
 
 
 def _encode_map(value: Mapping[object, object], depth: int) -> str:
-    items = {_key_text(key): item for key, item in value.items()}
+    items = {_encode_key(key): item for key, item in value.items()}
     if len(items) != len(value):
         raise _EncodingError("two keys have the same text")
     members = ((key, None, items[key]) for key in sorted(items))
     return f"{{{_encode_members(members, depth)}}}"
 
 
-def _key_text(key: object) -> str:
+def _encode_key(key: object) -> str:
     if isinstance(key, Enum):
-        return _key_text(key.value)
+        return _encode_key(key.value)
     if isinstance(key, str):
         return str.__str__(key)
     if isinstance(key, int) and not isinstance(key, bool):
@@ -262,20 +263,20 @@ class _Field(NamedTuple):
     """A field of a Struct or dataclass."""
 
     attribute: str
-    name: str
+    json_key: str
     """The key in JSON."""
-    prefix: str
+    json_key_prefix: str
     """The encoded key and a colon."""
     default: object = msgspec.NODEFAULT
     """A field with this value is left out of the JSON text."""
 
-    def is_omitted(self, value: object) -> bool:
+    def should_omit(self, value: object) -> bool:
         """Whether the value is left out. msgspec compares a value with its default by identity.
         Here a value that equals its default is left out, because equal args must have the same
         text."""
         if value is msgspec.UNSET or type(value) is not type(self.default):
             return value is msgspec.UNSET
-        return value == self.default and not (value == 0 and _encode(value, 0) == "-0")
+        return value == self.default and not (value == 0 and _encode_value(value, 0) == "-0")
 
 
 def _object_encoder(declared: list[_Field], tag: Iterable[str] = ()) -> _Encoder:
@@ -283,9 +284,9 @@ def _object_encoder(declared: list[_Field], tag: Iterable[str] = ()) -> _Encoder
 
     def encode_object(value: object, depth: int) -> str:
         members = (
-            (field.name, field.prefix, member)
+            (field.json_key, field.json_key_prefix, member)
             for field in declared
-            if not field.is_omitted(member := getattr(value, field.attribute))
+            if not field.should_omit(member := getattr(value, field.attribute))
         )
         return f"{{{_encode_members(members, depth, tag)}}}"
 
@@ -294,7 +295,7 @@ def _object_encoder(declared: list[_Field], tag: Iterable[str] = ()) -> _Encoder
 
 def _struct_encoder(cls: type[msgspec.Struct]) -> _Encoder:
     config, names = cls.__struct_config__, cls.__struct_encode_fields__
-    defaults = list(map(_default_value, cls.__struct_defaults__)) if config.omit_defaults else []
+    defaults = list(map(_resolve_default, cls.__struct_defaults__)) if config.omit_defaults else []
     defaults = [msgspec.NODEFAULT] * (len(names) - len(defaults)) + defaults
     declared = [
         _Field(attribute, name, f"{encode_string(name)}:", default)
@@ -302,11 +303,11 @@ def _struct_encoder(cls: type[msgspec.Struct]) -> _Encoder:
     ]
     if config.tag is None:
         return _object_encoder(declared)
-    tag = f"{encode_string(config.tag_field or 'type')}:{_encode(config.tag, 0)}"
+    tag = f"{encode_string(config.tag_field or 'type')}:{_encode_value(config.tag, 0)}"
     return _object_encoder(declared, [tag])
 
 
-def _default_value(default: object) -> object:
+def _resolve_default(default: object) -> object:
     """Return the default value of a field. msgspec may store it as an object with a factory."""
     factory: object = getattr(default, "factory", None)
     for empty in (list[object], dict[object, object], set[object], bytearray):
@@ -321,7 +322,7 @@ def _dataclass_encoder(cls: type[DataclassInstance]) -> _Encoder:
 
 
 _ENCODERS: tuple[tuple[Any, _Encoder], ...] = (
-    (Enum, lambda member, depth: _encode(member.value, depth)),
+    (Enum, lambda member, depth: _encode_value(member.value, depth)),
     (bool, lambda value, _depth: "true" if value else "false"),
     (str, _encode_str),
     (int, _encode_int),
@@ -360,7 +361,7 @@ def normalize(text: str, *, path: str = "$") -> str:
     try:
         _check_is_json(text)
         compact = msgspec.json.format(text, indent=-1)
-        return _escape(compact) if _SPECIAL_CHARACTER.search(compact) else compact
+        return _apply_go_escapes(compact) if _SPECIAL_CHARACTER.search(compact) else compact
     except _EncodingError as error:
         raise error.args_error(path) from None
     except RecursionError:
@@ -381,19 +382,19 @@ def _check_is_json(text: str) -> None:
     try:
         json.loads(
             text,
-            parse_int=_check_number,
-            parse_float=_check_number,
+            parse_int=_check_number_range,
+            parse_float=_check_number_range,
             parse_constant=_refuse_constant,
         )
     except json.JSONDecodeError as error:
         raise _EncodingError(f"the text is not JSON: {error}") from None
     if _REFUSED_ESCAPE_START.search(text):
         _check_escapes(text)
-    if text.count("[") + text.count("{") > DEPTH_MAX:
+    if text.count("[") + text.count("{") > JSON_DEPTH_MAX:
         _check_nesting(text)
 
 
-def _check_number(text: str) -> str:
+def _check_number_range(text: str) -> str:
     if not math.isfinite(float(text)):
         raise _EncodingError(f"the number {text[:40]} is beyond the range of a float (1.8e308)")
     return text
@@ -416,5 +417,5 @@ def _check_nesting(text: str) -> None:
     depth = 0
     for match in _BRACKET_OR_STRING.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
-        if depth > DEPTH_MAX:
+        if depth > JSON_DEPTH_MAX:
             raise _depth_error()

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PLAIN_TYPES = (dict, list, str, int, float, bool, NoneType)
+_JSON_VALUE_TYPES = (dict, list, str, int, float, bool, NoneType)
 """The types that values have if JSON is decoded without a given type."""
 
 
-def decoder(cls: type[T]) -> Callable[[str], T]:
+def make_decoder(cls: type[T]) -> Callable[[str], T]:
     """Return a function that decodes the text of `_json.encode` into `cls`. The function follows
     msgspec's rules, but reads a duration as nanoseconds, as in Go, and not as seconds.
 
@@ -31,10 +31,10 @@ def decoder(cls: type[T]) -> Callable[[str], T]:
         decode = msgspec.json.Decoder(cls).decode
         info = inspect.type_info(cls)
     except TypeError as error:
-        raise TypeError(f"{_unsupported_field(cls)}{error}") from None
+        raise TypeError(f"{_unsupported_field_path(cls)}{error}") from None
     types = list(_all_types(info, "$", set()))
     for path, inner in types:
-        if isinstance(inner, inspect.CustomType) and not _is_plain(inner.cls):
+        if isinstance(inner, inspect.CustomType) and not _is_json_value_type(inner.cls):
             raise TypeError(
                 f"{path}: the type {inner.cls.__qualname__} cannot be decoded from JSON"
             )
@@ -53,12 +53,12 @@ def decoder(cls: type[T]) -> Callable[[str], T]:
     return decode_durations
 
 
-def _is_plain(cls: type) -> bool:
+def _is_json_value_type(cls: type) -> bool:
     """Whether values of decoded JSON may be instances of this class without a conversion."""
-    return any(issubclass(plain, cls) for plain in _PLAIN_TYPES)
+    return any(issubclass(plain, cls) for plain in _JSON_VALUE_TYPES)
 
 
-def _unsupported_field(cls: type[Any]) -> str:
+def _unsupported_field_path(cls: type[Any]) -> str:
     """Return the path of the first field that msgspec does not support, in the form "$.name: ".
     Return "" if msgspec supports all fields."""
     names: Sequence[str] = getattr(cls, "__struct_fields__", ())

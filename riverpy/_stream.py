@@ -21,20 +21,20 @@ class Stream(Generic[ItemT]):
 
     def __init__(self, owner: Streams[Any], size: int) -> None:
         self._owner, self._size = owner, size
-        self._waiting: deque[ItemT] = deque()
-        self._ready = asyncio.Event()
-        self._closed = False
+        self._waiting_items: deque[ItemT] = deque()
+        self._items_ready = asyncio.Event()
+        self._is_closed = False
         self._log = get_logger()
         self.dropped = 0
         """The number of items that the full stream has dropped."""
 
     @property
     def _is_full(self) -> bool:
-        return len(self._waiting) >= self._size
+        return len(self._waiting_items) >= self._size
 
     def _append(self, item: ItemT) -> None:
-        self._waiting.append(item)
-        self._ready.set()
+        self._waiting_items.append(item)
+        self._items_ready.set()
 
     def _drop(self, event: str) -> None:
         """Count a dropped item. The first one is logged as `event`."""
@@ -45,8 +45,8 @@ class Stream(Generic[ItemT]):
 
     def close(self) -> None:
         """End the iteration after the waiting items."""
-        self._closed = True
-        self._ready.set()
+        self._is_closed = True
+        self._items_ready.set()
 
     async def __aenter__(self) -> Self:
         self._owner.add(self)
@@ -60,33 +60,33 @@ class Stream(Generic[ItemT]):
         return self
 
     async def __anext__(self) -> ItemT:
-        while not self._waiting:
-            if self._closed:
+        while not self._waiting_items:
+            if self._is_closed:
                 raise StopAsyncIteration
-            self._ready.clear()
-            await self._ready.wait()
-        return self._waiting.popleft()
+            self._items_ready.clear()
+            await self._items_ready.wait()
+        return self._waiting_items.popleft()
 
 
 class Streams(Generic[StreamT]):
     """The open streams of one kind in one client."""
 
     def __init__(self) -> None:
-        self._open: list[StreamT] = []
+        self._open_streams: list[StreamT] = []
         self.dropped = 0
         """The number of items that all streams so far have dropped because they were full."""
 
     def add(self, stream: StreamT) -> None:
         """Add a stream that was opened."""
-        self._open.append(stream)
+        self._open_streams.append(stream)
 
     def remove(self, stream: StreamT) -> None:
         """Remove a stream, if it is still open."""
-        if stream in self._open:
-            self._open.remove(stream)
+        if stream in self._open_streams:
+            self._open_streams.remove(stream)
 
     def close(self) -> None:
         """End all streams, because the client has stopped."""
-        for stream in self._open:
+        for stream in self._open_streams:
             stream.close()
-        self._open = []
+        self._open_streams = []

@@ -20,8 +20,8 @@ from riverpy._postgres.driver import (
 from riverpy._postgres.migration_step import (
     Direction,
     StepRunner,
-    bounded_transaction,
     record_step_sql,
+    transaction_with_timeouts,
 )
 from riverpy._postgres.schema import (
     LINE_COLUMN_VERSION,
@@ -161,7 +161,7 @@ class Migrator:
             )
         self._database = database
         self._schema = schema
-        self._line = line
+        self._migration_line = line
         self._migrations = migrations(line)
         self._step_runner = StepRunner(
             line,
@@ -222,11 +222,11 @@ class Migrator:
             SchemaMissingError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as
                 `up`.
         """
-        async with self._connection() as connection:
+        async with self._acquire_connection() as connection:
             state = await self._read_state(connection)
         if state.is_unrecorded():
             raise MigrationError(state.unrecorded_message())
-        applied = state.applied.get(self._line, {})
+        applied = state.applied.get(self._migration_line, {})
         return [
             MigrationStatus(
                 version,
@@ -245,27 +245,29 @@ class Migrator:
             SchemaMissingError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as
                 `up`.
         """
-        _expect_known_version(self._line, target)
-        async with self._connection() as connection:
+        _expect_known_version(self._migration_line, target)
+        async with self._acquire_connection() as connection:
             state = await self._read_state(connection)
         missing = [
             version
-            for version in state.missing_versions(self._line)
+            for version in state.missing_versions(self._migration_line)
             if target is None or version <= target
         ]
         messages: list[str] = []
         if state.is_unrecorded():
             messages.append(state.unrecorded_message())
-        elif state.skipped_versions(self._line) and missing:
-            messages.append(state.skipped_versions_message(self._line))
+        elif state.skipped_versions(self._migration_line) and missing:
+            messages.append(state.skipped_versions_message(self._migration_line))
         elif missing:
             plural = "s" if len(missing) > 1 else ""
             messages.append(
-                f"line {self._line!r} in schema {state.schema!r} lacks version{plural} "
+                f"line {self._migration_line!r} in schema {state.schema!r} lacks version{plural} "
                 f"{', '.join(map(str, missing))}: run `riverpy migrate up`"
             )
         messages += [_invalid_index_message(state, index) for index in state.invalid_indexes]
-        return ValidateResult(not messages, missing, [*messages, *state.notices(self._line)])
+        return ValidateResult(
+            not messages, missing, [*messages, *state.notices(self._migration_line)]
+        )
 
     @staticmethod
     def sql(
@@ -296,7 +298,7 @@ class Migrator:
         texts = [_SQL_HEADER] if line == MAIN_LINE else []
         for version in sorted(versions or migrations(line), reverse=not up):
             migration = migrations(line)[version]
-            body = migration.up if up else migration.down
+            body = migration.up_sql if up else migration.down_sql
             texts.append(
                 f"-- Line {line}, version {version:03} ({migration.name}), {direction}\n"
                 + splice_schema(body + record_step_sql(line, version, direction), schema)
@@ -308,7 +310,7 @@ class Migrator:
     ) -> MigrateResult:
         if max_steps is not None and max_steps < 0:
             raise ConfigError(f"max_steps is 0 or more, or None for no limit, got {max_steps}")
-        async with self._connection() as connection:
+        async with self._acquire_connection() as connection:
             if connection.is_in_transaction():
                 raise MigrationError(
                     "the connection is in a transaction, but each migration needs its own, because "
@@ -318,19 +320,19 @@ class Migrator:
             state = await self._read_state(connection)
             if state.is_unrecorded():
                 raise MigrationError(state.unrecorded_message())
-            notices = state.notices(self._line)
+            notices = state.notices(self._migration_line)
             if direction is Direction.DOWN:
                 plan = self._plan_down(state, target)
             else:
                 validate_schema_length(state.schema)
-                notices += self._check_lines(state, dry_run=dry_run)
+                notices += self._check_line_column(state, dry_run=dry_run)
                 plan = self._plan_up(state, target)
             steps: list[MigrationStep] = []
             for migration in plan[:max_steps]:
-                body = migration.up if direction is Direction.UP else migration.down
+                body = migration.up_sql if direction is Direction.UP else migration.down_sql
                 sql = splice_schema(body, state.schema)
                 started = monotonic()
-                if not dry_run and not await self._step_runner.run(
+                if not dry_run and not await self._step_runner.run_migration(
                     connection, state.schema, direction, migration, sql
                 ):
                     continue
@@ -338,25 +340,26 @@ class Migrator:
                 steps.append(
                     MigrationStep(migration.version, migration.name, direction, sql, duration)
                 )
-        return MigrateResult(self._line, state.schema, steps, notices)
+        return MigrateResult(self._migration_line, state.schema, steps, notices)
 
-    def _check_lines(self, state: SchemaState, *, dry_run: bool) -> list[str]:
+    def _check_line_column(self, state: SchemaState, *, dry_run: bool) -> list[str]:
         """Raise MigrationError if `river_migration` has no column `line`, and this migration line
         needs it. In a dry run return a notice instead."""
-        if self._line == MAIN_LINE or state.has_lines:
+        if self._migration_line == MAIN_LINE or state.has_line_column:
             return []
-        need = f"line {self._line!r} needs version {LINE_COLUMN_VERSION} of line {MAIN_LINE!r}"
+        needed = f"version {LINE_COLUMN_VERSION} of line {MAIN_LINE!r}"
+        need = f"line {self._migration_line!r} needs {needed}"
         if dry_run:
             return [f"{need} before it"]
         raise MigrationError(f"{need}: run `riverpy migrate up --line {MAIN_LINE}` first")
 
     def _plan_up(self, state: SchemaState, target: int | None) -> Sequence[Migration]:
-        _expect_known_version(self._line, target)
-        if state.skipped_versions(self._line):
-            raise MigrationError(state.skipped_versions_message(self._line))
+        _expect_known_version(self._migration_line, target)
+        if state.skipped_versions(self._migration_line):
+            raise MigrationError(state.skipped_versions_message(self._migration_line))
         plan = [
             self._migrations[version]
-            for version in state.missing_versions(self._line)
+            for version in state.missing_versions(self._migration_line)
             if target is None or version <= target
         ]
         if plan and state.invalid_indexes:
@@ -364,15 +367,15 @@ class Migrator:
         return plan
 
     def _plan_down(self, state: SchemaState, target: int | None) -> Sequence[Migration]:
-        if unknown := state.unknown_versions(self._line):
+        if unknown := state.unknown_versions(self._migration_line):
             raise MigrationError(
-                f"line {self._line!r} has versions {', '.join(map(str, unknown))}, which this "
-                "riverpy cannot undo: migrate down with the release that applied them"
+                f"line {self._migration_line!r} has versions {', '.join(map(str, unknown))}, which "
+                "this riverpy cannot undo: migrate down with the release that applied them"
             )
-        applied = state.applied_versions(self._line)
+        applied = state.applied_versions(self._migration_line)
         if target and target not in applied:
             raise MigrationError(
-                f"version {target} of line {self._line!r} is not applied in schema "
+                f"version {target} of line {self._migration_line!r} is not applied in schema "
                 f"{state.schema!r}, so nothing can be migrated down to it"
             )
         plan = [
@@ -381,7 +384,11 @@ class Migrator:
             if version > (target or 0)
         ]
         others = sorted(state.applied.keys() - {MAIN_LINE})
-        if self._line == MAIN_LINE and others and LINE_COLUMN_VERSION in (m.version for m in plan):
+        if (
+            self._migration_line == MAIN_LINE
+            and others
+            and LINE_COLUMN_VERSION in (m.version for m in plan)
+        ):
             commands = [
                 f"`riverpy migrate down --line {o} --to 0`"
                 for o in others
@@ -395,7 +402,7 @@ class Migrator:
         return plan
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncGenerator[Transaction]:
+    async def _acquire_connection(self) -> AsyncGenerator[Transaction]:
         database = self._database
         if database is None or isinstance(database, str):
             connection = await connect(database, through_pooler=True)
@@ -410,7 +417,7 @@ class Migrator:
             yield database
 
     async def _read_state(self, connection: Transaction) -> SchemaState:
-        async with bounded_transaction(connection):
+        async with transaction_with_timeouts(connection):
             return await read_schema_state(connection, self._schema)
 
 

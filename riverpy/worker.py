@@ -27,7 +27,7 @@ from typing import (
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from riverpy._json_decoder import decoder
+from riverpy._json_decoder import make_decoder
 from riverpy._names import validate_kind
 from riverpy._plugins import check_middleware
 from riverpy.errors import ConfigError
@@ -461,7 +461,7 @@ def _make_decoder(args_type: Any, owner: str) -> Callable[[str], Any]:
         plain = msgspec.json.Decoder(dict[str, Any])
         return lambda text: make(plain.decode(text))
     try:
-        return decoder(cast("type[Any]", args_type))
+        return make_decoder(cast("type[Any]", args_type))
     except NameError as error:
         raise ConfigError(
             f"{described} cannot be decoded: its annotations cannot be resolved ({error}): import "

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riverpy import _json
-from riverpy._json_decoder import decoder
+from riverpy._json_decoder import make_decoder
 from riverpy.errors import ArgsError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -184,7 +184,7 @@ def test_a_value_inside_itself_is_refused() -> None:
 def test_depth_up_to_the_limit_is_written() -> None:
     """A value with exactly the maximum depth is encoded."""
     value: Any = 1
-    for _ in range(_json.DEPTH_MAX):
+    for _ in range(_json.JSON_DEPTH_MAX):
         value = {"a": value}
     assert _json.normalize(_json.encode(value)) == _json.encode(value)
     with pytest.raises(ArgsError, match="nested"):
@@ -358,7 +358,7 @@ def test_args_come_back_as_they_were() -> None:
     """Values of common types reach a typed worker unchanged (BI-09)."""
     args = everything()
     args.again = everything()
-    decode = decoder(Everything)
+    decode = make_decoder(Everything)
     read = decode(_json.encode(args))
     assert read == args
     assert type(read.ratio) is float

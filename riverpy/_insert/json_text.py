@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from riverpy import _json
-from riverpy._json_decoder import decoder
+from riverpy._json_decoder import make_decoder
 from riverpy.errors import ArgsError
 from riverpy.job import RawArgs, check_metadata_key
 
@@ -55,7 +55,7 @@ def _get_args_decoder(args_class: type[object]) -> Callable[[str], object] | Non
     """Return the decoder of an args class. None: the class is a dict, or the types of its fields
     cannot be imported in this process."""
     try:
-        return None if issubclass(args_class, Mapping) else decoder(args_class)
+        return None if issubclass(args_class, Mapping) else make_decoder(args_class)
     except NameError:
         return None
 
@@ -103,10 +103,10 @@ def encode_metadata(metadata: object) -> str:
 
 def _check_json_size(field_name: str, json_text: str) -> str:
     size = utf8_size(json_text)
-    if size > _json.SIZE_MAX:
+    if size > _json.JSON_SIZE_MAX:
         raise ArgsError(
             f"the {field_name} have {size:,} bytes as JSON, PostgreSQL can store "
-            f"{_json.SIZE_MAX:,}: store the data elsewhere and insert a reference to it"
+            f"{_json.JSON_SIZE_MAX:,}: store the data elsewhere and insert a reference to it"
         )
     return json_text
 

@@ -37,7 +37,7 @@ class LeadershipSubscription(Stream[LeadershipChange]):
         """Add a change. Drop the oldest one if the queue is full."""
         if self._is_full:
             self._drop(LEADERSHIP_CHANGES_DROPPED)
-            self._waiting.popleft()
+            self._waiting_items.popleft()
         self._append(change)
 
 
@@ -61,5 +61,5 @@ class LeadershipPublisher(Streams[LeadershipSubscription]):
     def publish(self, change: LeadershipChange) -> None:
         """Send a change to all subscribers, without waiting for them."""
         self._last_change = change
-        for subscription in self._open:
+        for subscription in self._open_streams:
             subscription.put(change)

@@ -13,7 +13,7 @@ import anyio
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.transactions import (
-    CHECK_TIMEOUT,
+    TRANSACTION_CHECK_TIMEOUT,
     expect_fenceable,
     expect_outermost,
     expect_read_committed,
@@ -89,7 +89,9 @@ class LeaderTerm:
         is_rivers_row = self.lease.name == DEFAULT_DOMAIN
         if is_rivers_row:
             await expect_read_committed(connection)
-        with anyio.fail_after(CHECK_TIMEOUT, reason="passing the fence of a leader term took long"):
+        with anyio.fail_after(
+            TRANSACTION_CHECK_TIMEOUT, reason="passing the fence of a leader term took long"
+        ):
             is_held = await self._try_to_fence_transaction(connection)
         if not is_held:
             if await self.lease.renew_in_store():

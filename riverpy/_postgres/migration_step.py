@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
-from riverpy._postgres.schema import LINE_COLUMN_VERSION, MAIN_LINE, READ_TIMEOUT, read_schema_state
+from riverpy._postgres.schema import (
+    LINE_COLUMN_VERSION,
+    MAIN_LINE,
+    SCHEMA_READ_TIMEOUT,
+    read_schema_state,
+)
 from riverpy._postgres.sql_files import blocks, milliseconds, query
 from riverpy.errors import MigrationError
 
@@ -23,12 +28,12 @@ if TYPE_CHECKING:
 ROLLBACK_TIMEOUT = 5.0
 """The timeout for the rollback of a failed or cancelled migration, in seconds."""
 
-IDLE_TIMEOUT = timedelta(seconds=10)
+MIGRATOR_IDLE_TIMEOUT = timedelta(seconds=10)
 """After this time without a statement, the server ends the session of a migrator."""
 
-_FILE = "river_migration"
-_LOCK_NOT_AVAILABLE = "55P03"
-_QUERY_CANCELED = "57014"
+_SQL_FILE = "river_migration"
+_LOCK_NOT_AVAILABLE_SQLSTATE = "55P03"
+_QUERY_CANCELED_SQLSTATE = "57014"
 
 
 class Direction(StrEnum):
@@ -43,10 +48,10 @@ class StepRunner:
     one of them run a migration."""
 
     def __init__(self, line: str, *, lock_timeout: timedelta, statement_timeout: timedelta) -> None:
-        self._line = line
+        self._migration_line = line
         self._lock_timeout, self._statement_timeout = lock_timeout, statement_timeout
 
-    async def run(
+    async def run_migration(
         self,
         connection: Transaction,
         schema: str,
@@ -56,21 +61,23 @@ class StepRunner:
     ) -> bool:
         """Run one migration and record it. Return False if another migrator has already done so."""
         up = direction is Direction.UP
-        what = f"version {migration.version} of line {self._line!r} in schema {schema!r}"
-        with _migration_errors(f"migrating {direction} {what}"):
+        what = f"version {migration.version} of line {self._migration_line!r} in schema {schema!r}"
+        with _translate_migration_errors(f"migrating {direction} {what}"):
             # After the wait for the lock, each statement must see what other transactions have
             # committed.
-            async with bounded_transaction(connection, isolation="read_committed"):
-                with _migration_errors(f"waiting for another migrator before {what}"):
+            async with transaction_with_timeouts(connection, isolation="read_committed"):
+                with _translate_migration_errors(f"waiting for another migrator before {what}"):
                     await self._lock_migrations(connection, schema)
-                applied = (await read_schema_state(connection, schema)).applied_versions(self._line)
+                applied = (await read_schema_state(connection, schema)).applied_versions(
+                    self._migration_line
+                )
                 if (migration.version in applied) is up:
                     return False
-                self._check_order(migration.version, applied, direction)
-                await self._set_limits(connection, self._lock_timeout)
+                self._check_version_order(migration.version, applied, direction)
+                await self._set_timeouts(connection, self._lock_timeout)
                 # The server ends slow statements. This timeout is for a lost connection.
                 with anyio.fail_after(
-                    self._statement_timeout.total_seconds() * sql.count(";") + READ_TIMEOUT
+                    self._statement_timeout.total_seconds() * sql.count(";") + SCHEMA_READ_TIMEOUT
                 ):
                     await connection.execute(sql)
                     await self._record_migration(connection, schema, direction, migration.version)
@@ -79,39 +86,40 @@ class StepRunner:
     async def _lock_migrations(self, connection: Transaction, schema: str) -> None:
         # The timeout is long: another migrator may hold the lock for a whole migration. No worker
         # needs the lock.
-        await self._set_limits(connection, self._statement_timeout)
-        with anyio.fail_after(self._statement_timeout.total_seconds() + READ_TIMEOUT):
-            await query(_FILE, "migration_lock", schema).execute(connection, schema=schema)
+        await self._set_timeouts(connection, self._statement_timeout)
+        with anyio.fail_after(self._statement_timeout.total_seconds() + SCHEMA_READ_TIMEOUT):
+            await query(_SQL_FILE, "migration_lock", schema).execute(connection, schema=schema)
 
-    async def _set_limits(self, connection: Transaction, lock_timeout: timedelta) -> None:
-        with anyio.fail_after(READ_TIMEOUT):
-            await query(_FILE, "migration_limits", None).execute(
+    async def _set_timeouts(self, connection: Transaction, lock_timeout: timedelta) -> None:
+        with anyio.fail_after(SCHEMA_READ_TIMEOUT):
+            await query(_SQL_FILE, "migration_limits", None).execute(
                 connection,
                 lock_timeout=str(milliseconds(lock_timeout)),
                 statement_timeout=str(milliseconds(self._statement_timeout)),
-                idle_timeout=str(milliseconds(IDLE_TIMEOUT)),
+                idle_timeout=str(milliseconds(MIGRATOR_IDLE_TIMEOUT)),
             )
 
-    def _check_order(self, version: int, applied: set[int], direction: Direction) -> None:
+    def _check_version_order(self, version: int, applied: set[int], direction: Direction) -> None:
         """Check that no other migrator has migrated in the other direction before this step."""
         up = direction is Direction.UP
         in_order = version == 1 or version - 1 in applied if up else max(applied) == version
         if not in_order:
             raise MigrationError(
-                f"line {self._line!r} was migrated the other way by another migrator: its versions "
-                f"are now {', '.join(map(str, sorted(applied))) or 'none'}. Nothing more was done"
+                f"line {self._migration_line!r} was migrated the other way by another migrator: "
+                f"its versions are now {', '.join(map(str, sorted(applied))) or 'none'}. "
+                "Nothing more was done"
             )
 
     async def _record_migration(
         self, connection: Transaction, schema: str, direction: Direction, version: int
     ) -> None:
-        if block := _record_block(self._line, version, direction):
-            values: dict[str, object] = {"line": self._line, "version": version}
-            statement = query(_FILE, block, schema)
+        if block := _record_statement_name(self._migration_line, version, direction):
+            values: dict[str, object] = {"line": self._migration_line, "version": version}
+            statement = query(_SQL_FILE, block, schema)
             await connection.execute(statement.text, *map(values.get, statement.parameters))
 
 
-def _record_block(line: str, version: int, direction: Direction) -> str | None:
+def _record_statement_name(line: str, version: int, direction: Direction) -> str | None:
     """Return the name of the SQL statement that records the migration in `river_migration`, or None
     if the migration drops the table. Old versions of the table have no column `line`."""
     up = direction is Direction.UP
@@ -127,20 +135,20 @@ def _record_block(line: str, version: int, direction: Direction) -> str | None:
 
 def record_step_sql(line: str, version: int, direction: Direction) -> str:
     """Return the statement that records the migration, as text for another migration tool."""
-    block = _record_block(line, version, direction)
+    block = _record_statement_name(line, version, direction)
     if block is None:
         return ""
-    text = blocks(_FILE)[block]
+    text = blocks(_SQL_FILE)[block]
     return "\n" + text.replace("@line", f"'{line}'").replace("@version", str(version)) + ";\n"
 
 
 @asynccontextmanager
-async def bounded_transaction(
+async def transaction_with_timeouts(
     connection: Transaction, *, isolation: Literal["read_committed"] | None = None
 ) -> AsyncGenerator[None]:
     """Run the `async with` block in a transaction. Its begin, commit and rollback have timeouts."""
     transaction = connection.transaction(isolation=isolation)
-    with anyio.fail_after(READ_TIMEOUT):
+    with anyio.fail_after(SCHEMA_READ_TIMEOUT):
         await transaction.start()
     try:
         yield
@@ -151,26 +159,26 @@ async def bounded_transaction(
         if scope.cancelled_caught:
             connection.terminate()
         raise
-    with anyio.fail_after(READ_TIMEOUT):
+    with anyio.fail_after(SCHEMA_READ_TIMEOUT):
         await transaction.commit()
 
 
 @contextmanager
-def _migration_errors(doing: str) -> Generator[None]:
+def _translate_migration_errors(action: str) -> Generator[None]:
     """Turn errors of the database into a MigrationError that says what to do."""
     try:
         yield
     except DATABASE_ERRORS as error:
         sqlstate = getattr(error, "sqlstate", None)
-        if sqlstate == _LOCK_NOT_AVAILABLE:
+        if sqlstate == _LOCK_NOT_AVAILABLE_SQLSTATE:
             advice = (
                 "try again when the transaction that locks the table has ended, "
                 "or set a longer lock timeout"
             )
-        elif sqlstate == _QUERY_CANCELED:
+        elif sqlstate == _QUERY_CANCELED_SQLSTATE:
             advice = "try again later, or set a longer statement timeout"
         else:
             advice = "correct this, and run it again: it continues where it stopped"
         raise MigrationError(
-            f"{doing} failed, and that version was rolled back: {describe_error(error)}; {advice}"
+            f"{action} failed, and that version was rolled back: {describe_error(error)}; {advice}"
         ) from error

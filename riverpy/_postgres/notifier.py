@@ -52,7 +52,7 @@ PROBE_INTERVAL = 10.0
 """Seconds between two probes."""
 FAILED_PROBE_INTERVAL = 60.0
 """Seconds from a probe that did not arrive to the next probe."""
-UNSENT_PROBE_RETRY = 2.0
+UNSENT_PROBE_RETRY_DELAY = 2.0
 """Seconds until the retry of a first probe that could not be sent."""
 LISTEN_TIMEOUT = 10.0
 """The timeout for connecting and LISTEN, in seconds."""
@@ -99,17 +99,17 @@ class Notifier:
         self._callbacks: dict[str, list[Callable[[str], None]]] = {}
         self._resync = resync
         self._connection: Connection | None = None
-        self._lost = asyncio.Event()
-        self._probes: dict[str, asyncio.Event] = {}
+        self._connection_lost = asyncio.Event()
+        self._probe_arrivals: dict[str, asyncio.Event] = {}
         self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
         self._log = get_logger()
         self.is_delivery_proven = False
         """Whether notifications arrive: the last probe has arrived over the current connection."""
         self._is_first_probe_sent = False
         """Whether another connection has sent a probe since the listening connection was made."""
-        self._is_failure_logged = False
+        self._is_delivery_failure_logged = False
         """Whether it was logged that no notifications arrive."""
-        self._is_queue_full = False
+        self._is_notification_queue_full = False
         """Whether the server's queue of notifications was too full for the last probe."""
         self._queue_log = NotificationQueueLog()
         self.connected = TestSignal("Notifier.connected")
@@ -140,7 +140,7 @@ class Notifier:
 
     async def _connect_and_listen(self) -> None:
         # Make a new event, because the callback of the last connection may still set the old event.
-        lost = self._lost = asyncio.Event()
+        lost = self._connection_lost = asyncio.Event()
         self._is_first_probe_sent = False
         reason = f"listening for notifications took longer than {LISTEN_TIMEOUT:g} s"
         with anyio.fail_after(LISTEN_TIMEOUT, reason=reason):
@@ -148,7 +148,7 @@ class Notifier:
             await listen_on_channels(
                 connection,
                 await self._channel_callbacks(connection),
-                partial(self._record_end, lost),
+                partial(self._record_connection_end, lost),
             )
         self.connected.emit()
 
@@ -184,15 +184,15 @@ class Notifier:
 
         return deliver
 
-    def _record_end(self, lost: asyncio.Event) -> None:
+    def _record_connection_end(self, lost: asyncio.Event) -> None:
         """Record the end of a connection. Code that waits for probes on it stops waiting."""
         lost.set()
-        if lost is self._lost:
-            for arrived in self._probes.values():
+        if lost is self._connection_lost:
+            for arrived in self._probe_arrivals.values():
                 arrived.set()
 
     def _receive_probe(self, payload: str) -> None:
-        if (event := self._probes.get(payload)) is not None:
+        if (event := self._probe_arrivals.get(payload)) is not None:
             event.set()
 
     async def _watch_connection(self, scope: StopScope) -> bool:
@@ -201,21 +201,23 @@ class Notifier:
         while True:
             was_proven = self.is_delivery_proven
             interval = (
-                self.probe_interval if was_proven or self._is_queue_full else FAILED_PROBE_INTERVAL
+                self.probe_interval
+                if was_proven or self._is_notification_queue_full
+                else FAILED_PROBE_INTERVAL
             )
             if not self._is_first_probe_sent:
-                interval = UNSENT_PROBE_RETRY
+                interval = UNSENT_PROBE_RETRY_DELAY
             scope.expect_progress(within=interval + PROBE_TIMEOUT)
             with anyio.move_on_after(interval):
-                await self._lost.wait()
+                await self._connection_lost.wait()
                 return was_proven
             if not self._is_first_probe_sent:
                 await self._check_delivery(first=True)
             # If probes fail, only a new connection shows whether notifications arrive. Behind a
             # pooler, a probe may arrive only because the same session of the server listens and
             # sends.
-            elif not (was_proven or self._is_queue_full) or not (
-                await self._check_delivery(first=False) or self._is_queue_full
+            elif not (was_proven or self._is_notification_queue_full) or not (
+                await self._check_delivery(first=False) or self._is_notification_queue_full
             ):
                 return was_proven
 
@@ -224,7 +226,7 @@ class Notifier:
         True, another connection sends the probe. This finds a listener that is connected to a wrong
         database or to a pooler."""
         token = secrets.token_hex(8)
-        arrived = self._probes[token] = asyncio.Event()
+        arrived = self._probe_arrivals[token] = asyncio.Event()
         is_sent = False
         try:
             with anyio.fail_after(PROBE_TIMEOUT):
@@ -241,20 +243,20 @@ class Notifier:
                 self._record_queue_fullness(not is_sent)
                 if is_sent:
                     await arrived.wait()
-                if self._lost.is_set():
+                if self._connection_lost.is_set():
                     raise ConnectionError("the listening connection is gone")
         except DATABASE_ERRORS as error:
             self._record_queue_fullness(is_notification_queue_full(error))
-            if is_sent and first and not self._lost.is_set():
-                self._log_failure()
+            if is_sent and first and not self._connection_lost.is_set():
+                self._log_delivery_failure()
             self.is_delivery_proven = False
         else:
             self.is_delivery_proven = is_sent
             if is_sent:
-                self._is_failure_logged = False
+                self._is_delivery_failure_logged = False
                 self._backoff.reset()
         finally:
-            del self._probes[token]
+            del self._probe_arrivals[token]
         return self.is_delivery_proven
 
     async def _send_probe(self, connection: Connection, token: str) -> bool:
@@ -264,14 +266,14 @@ class Notifier:
         return bool(await connection.fetch(statement.text, self._probe_channel, token))
 
     def _record_queue_fullness(self, is_full: bool) -> None:
-        self._is_queue_full = is_full
+        self._is_notification_queue_full = is_full
         self._queue_log.log_queue_state(is_full=is_full)
 
-    def _log_failure(self) -> None:
+    def _log_delivery_failure(self) -> None:
         """Log that no notifications arrive. Log it only once, until a probe arrives again."""
-        if self._is_failure_logged:
+        if self._is_delivery_failure_logged:
             return
-        self._is_failure_logged = True
+        self._is_delivery_failure_logged = True
         self._log.warning(
             NOTIFICATIONS_NOT_RECEIVED,
             effect="jobs are found by polling",
@@ -282,7 +284,7 @@ class Notifier:
 
     async def _reconnect(self, scope: StopScope, *, was_proven: bool) -> None:
         """Connect again, with as many retries as needed, then call `resync`."""
-        is_loss = self._lost.is_set() and not self._is_failure_logged
+        is_loss = self._connection_lost.is_set() and not self._is_delivery_failure_logged
         self.is_delivery_proven = False
         if self._connection is not None:
             self._connection.terminate()

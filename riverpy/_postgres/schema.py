@@ -62,15 +62,15 @@ FEATURES = {
 NEEDED_MAIN_VERSION = 7
 """The newest version of line `main` that a client needs. Version 8 changes nothing on PostgreSQL,
 because River has it for SQLite."""
-EMPTY_VERSIONS = {MAIN_LINE: {8}}
+EMPTY_MIGRATION_VERSIONS = {MAIN_LINE: {8}}
 """The versions that change nothing on PostgreSQL, by line."""
 LINE_COLUMN_VERSION = 5
 """The version of line `main` that adds the column `line` to `river_migration`."""
-READ_TIMEOUT = 10.0
+SCHEMA_READ_TIMEOUT = 10.0
 """Seconds for reading the catalog and `river_migration`."""
 
-_FILE = re.compile(r"(\d{3})_(\w+)\.(up|down)\.sql")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MIGRATION_FILE_PATTERN = re.compile(r"(\d{3})_(\w+)\.(up|down)\.sql")
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _log = get_logger()
 
@@ -81,8 +81,8 @@ class Migration:
 
     version: int
     name: str
-    up: str
-    down: str
+    up_sql: str
+    down_sql: str
 
 
 @cache
@@ -104,11 +104,11 @@ def migrations(line: str) -> Mapping[int, Migration]:
         )
     texts: dict[tuple[int, str], dict[str, str]] = {}
     for entry in sql_directory().joinpath("migrations", line).iterdir():
-        if match := _FILE.fullmatch(entry.name):
+        if match := _MIGRATION_FILE_PATTERN.fullmatch(entry.name):
             key = int(match[1]), match[2].replace("_", " ")
             texts.setdefault(key, {})[match[3]] = entry.read_text("utf-8")
     known = {
-        version: Migration(version, name, up=text["up"], down=text["down"])
+        version: Migration(version, name, up_sql=text["up"], down_sql=text["down"])
         for (version, name), text in sorted(texts.items())
     }
     return MappingProxyType(known)
@@ -156,9 +156,9 @@ class SchemaState:
     """The state of River's and our tables in one schema of a database."""
 
     schema: str
-    has_lines: bool
+    has_line_column: bool
     """Whether `river_migration` has the column `line`."""
-    has_jobs: bool
+    has_job_table: bool
     """Whether the table `river_job` exists."""
     invalid_indexes: Sequence[str]
     """Indexes of River's tables whose concurrent build failed. No query uses them."""
@@ -187,7 +187,9 @@ class SchemaState:
         """Return the missing versions of a line that are below an applied version, lowest first.
         River before 0.48 leaves version 8 recorded when it undoes version 7. So versions that
         change nothing do not count as applied."""
-        newest = max(self.applied_versions(line) - EMPTY_VERSIONS.get(line, set()), default=0)
+        newest = max(
+            self.applied_versions(line) - EMPTY_MIGRATION_VERSIONS.get(line, set()), default=0
+        )
         return [version for version in self.missing_versions(line) if version < newest]
 
     def unknown_versions(self, line: str) -> list[int]:
@@ -196,7 +198,7 @@ class SchemaState:
 
     def is_unrecorded(self) -> bool:
         """Whether River's tables exist, but `river_migration` records no version."""
-        return self.has_jobs and not self.applied_versions(MAIN_LINE)
+        return self.has_job_table and not self.applied_versions(MAIN_LINE)
 
     def notices(self, line: str) -> list[str]:
         """Return a sentence for each recorded version or line that this riverpy does not know."""
@@ -241,10 +243,10 @@ async def read_schema_state(connection: Transaction, schema: str | None) -> Sche
     Raises:
         ServerVersionError: PostgreSQL is older than 13.
         SchemaMissingError: the schema does not exist.
-        TimeoutError: no answer within `READ_TIMEOUT`.
+        TimeoutError: no answer within `SCHEMA_READ_TIMEOUT`.
     """
     check_server_version(connection)
-    with anyio.fail_after(READ_TIMEOUT):
+    with anyio.fail_after(SCHEMA_READ_TIMEOUT):
         statement = query("river_migration", "migration_place", None)
         (row,) = await statement.fetch(connection, schema=schema)
         name: str | None = row["schema"]
@@ -262,12 +264,12 @@ async def read_schema_state(connection: Transaction, schema: str | None) -> Sche
         if row["has_record"]:
             block = "migration_list" if row["has_lines"] else "migration_list_without_line"
             for record in await query("river_migration", block, name).fetch(connection):
-                at = _EPOCH + timedelta(microseconds=record["created_at"])
+                at = _UNIX_EPOCH + timedelta(microseconds=record["created_at"])
                 applied.setdefault(record["line"], {})[record["version"]] = at
     return SchemaState(
         schema=name,
-        has_lines=row["has_lines"],
-        has_jobs=row["has_jobs"],
+        has_line_column=row["has_lines"],
+        has_job_table=row["has_jobs"],
         invalid_indexes=row["invalid_indexes"],
         applied=applied,
         row_security=RowSecurity(row["role"], row["hidden_tables"], row["filtered_tables"]),
@@ -287,7 +289,7 @@ async def check_schema(
         ConfigError: the name of the schema is too long, or row-level security hides all rows of a
             table from the role.
         ServerVersionError: PostgreSQL is older than 13.
-        TimeoutError: no answer within `READ_TIMEOUT`.
+        TimeoutError: no answer within `SCHEMA_READ_TIMEOUT`.
     """
     state = await read_schema_state(connection, schema)
     validate_schema_length(state.schema)
@@ -309,7 +311,7 @@ async def check_schema(
     if state.needed_versions():
         found = (
             f"lacks River's migrations {', '.join(map(str, state.missing_versions(MAIN_LINE)))}"
-            if state.has_jobs
+            if state.has_job_table
             else "does not have River's tables"
         )
         command = migrate_command("riverpy migrate up", schema, url)

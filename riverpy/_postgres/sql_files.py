@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-_BLOCK_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_STATEMENT_NAME_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _INCLUDE_LINE = re.compile(r"^\s*-- include: (\w+)\.(\w+)$", re.MULTILINE)
 _QUEUES_LINE = re.compile(r"^\s*-- queues: (\S+)$", re.MULTILINE)
 _QUEUE_CONDITIONS = {
@@ -48,19 +48,22 @@ _QUEUE_CONDITIONS = {
 }
 _WHEN_LINE = re.compile(r"^\s*-- when ([\w, ]+): (.*)\n", re.MULTILINE)
 _COMMENT_LINE = re.compile(r"^\s*--(?! when [\w, ]+: ).*\n", re.MULTILINE)
-_PARAMETER = re.compile(r"(?<![\w@])@([a-z_]\w*)")
+_PARAMETER_PATTERN = re.compile(r"(?<![\w@])@([a-z_]\w*)")
 _SCHEMA_MARK = re.compile(r"/\* schema \*/\s*")
-_SCHEMA_OF_MARK = re.compile(r"/\* schema of (\w+) \*/ current_schema\(\)::text")
-_SCHEMA_OF_TABLE = (
+_TABLE_SCHEMA_MARK = re.compile(r"/\* schema of (\w+) \*/ current_schema\(\)::text")
+_TABLE_SCHEMA_SQL = (
     "coalesce((pg_identify_object_as_address('pg_catalog.pg_class'::regclass, "
     "to_regclass('{table}'), 0)).object_names[1], current_schema()::text)"
 )
 """An SQL expression for the schema in which the search path finds a table. Its functions read the
 server's caches and take microseconds. A query of `pg_class` takes six times as long."""
 _FINITE_MARK = re.compile(r"/\* finite \*/ \(((?:[^()]|\([^()]*\))*)\)")
-_MIN = "timestamptz '0001-01-02 00:00:00+00'"
-_MAX = "timestamptz '9999-12-30 00:00:00+00'"
-_FINITE = rf"(case when \1 < {_MIN} then {_MIN} when \1 > {_MAX} then {_MAX} else \1 end)"
+_TIME_MIN_SQL = "timestamptz '0001-01-02 00:00:00+00'"
+_TIME_MAX_SQL = "timestamptz '9999-12-30 00:00:00+00'"
+_FINITE_SQL = (
+    rf"(case when \1 < {_TIME_MIN_SQL} then {_TIME_MIN_SQL} "
+    rf"when \1 > {_TIME_MAX_SQL} then {_TIME_MAX_SQL} else \1 end)"
+)
 """The SQL expression that limits a timestamp to the years that Python can have."""
 
 
@@ -136,15 +139,17 @@ def splice_schema(text: str, schema: str | None) -> str:
     def schema_of(match: re.Match[str]) -> str:
         if schema:
             return f"{quote_literal(schema)}::text"
-        return _SCHEMA_OF_TABLE.format(table=match[1])
+        return _TABLE_SCHEMA_SQL.format(table=match[1])
 
-    return _SCHEMA_OF_MARK.sub(schema_of, _SCHEMA_MARK.sub(lambda _: prefix, text))
+    return _TABLE_SCHEMA_MARK.sub(schema_of, _SCHEMA_MARK.sub(lambda _: prefix, text))
 
 
 @cache
 def blocks(file: str) -> dict[str, str]:
     """Return the named blocks of `sql/queries/<file>.sql`, without their comment lines."""
-    parts = _BLOCK_LINE.split(sql_directory().joinpath("queries", f"{file}.sql").read_text("utf-8"))
+    parts = _STATEMENT_NAME_LINE.split(
+        sql_directory().joinpath("queries", f"{file}.sql").read_text("utf-8")
+    )
     found: dict[str, str] = {}
     for name, body in zip(parts[1::2], parts[2::2], strict=True):
         for suffix, condition in _QUEUE_CONDITIONS.items():
@@ -156,7 +161,7 @@ def blocks(file: str) -> dict[str, str]:
 def _expand_marks(body: str) -> str:
     """Replace the marks that do not depend on the schema, and drop comment lines."""
     body = _INCLUDE_LINE.sub(lambda match: blocks(match[1])[match[2]], body)
-    return _FINITE_MARK.sub(_FINITE, _COMMENT_LINE.sub("", body)).strip().rstrip(";")
+    return _FINITE_MARK.sub(_FINITE_SQL, _COMMENT_LINE.sub("", body)).strip().rstrip(";")
 
 
 @cache
@@ -186,7 +191,7 @@ def _numbered(text: str) -> Query:
     def number(match: re.Match[str]) -> str:
         return f"${names.setdefault(match[1], len(names) + 1)}"
 
-    return Query(_PARAMETER.sub(number, text), tuple(names))
+    return Query(_PARAMETER_PATTERN.sub(number, text), tuple(names))
 
 
 class QueueFilter(NamedTuple):

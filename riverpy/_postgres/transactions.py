@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ROLLBACK_TIMEOUT = 5.0
 """The timeout for a rollback to a savepoint, in seconds."""
-CHECK_TIMEOUT = 5.0
+TRANSACTION_CHECK_TIMEOUT = 5.0
 """The timeout for one statement that checks a transaction, in seconds."""
 TRANSACTION_ABORTED = (
     "the transaction given as tx is aborted by an earlier error, so nothing was done: roll it "
@@ -68,14 +68,14 @@ async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
         TransactionError: the transaction was aborted before, or the block has ended it.
     """
     try:
-        await _run_block(connection, "session_savepoint")
+        await _run_statement(connection, "session_savepoint")
     except InFailedTransactionError as error:
         raise TransactionError(TRANSACTION_ABORTED) from error
     try:
         yield
-        await _run_block(connection, "session_savepoint_release")
+        await _run_statement(connection, "session_savepoint_release")
     except BaseException as error:
-        failure = await run_despite_cancellation(lambda: _roll_back(connection))
+        failure = await run_despite_cancellation(lambda: _roll_back_to_savepoint(connection))
         if failure is not None and isinstance(error, Exception):
             raise TransactionError(
                 "the transaction given as tx has ended or is aborted: its savepoint is lost "
@@ -84,19 +84,19 @@ async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
         raise
 
 
-async def _roll_back(connection: Transaction) -> Exception | None:
+async def _roll_back_to_savepoint(connection: Transaction) -> Exception | None:
     """Roll back to the savepoint. Return the error if that fails."""
     try:
         with anyio.fail_after(ROLLBACK_TIMEOUT):
-            await _run_block(connection, "session_savepoint_rollback")
-            await _run_block(connection, "session_savepoint_release")
+            await _run_statement(connection, "session_savepoint_rollback")
+            await _run_statement(connection, "session_savepoint_release")
     except DATABASE_ERRORS as error:
         return error
     return None
 
 
-async def _run_block(connection: Transaction, block: str) -> None:
-    await query("session", block, None).execute(connection)
+async def _run_statement(connection: Transaction, statement_name: str) -> None:
+    await query("session", statement_name, None).execute(connection)
 
 
 def expect_fenceable(connection: object) -> Transaction:
@@ -155,7 +155,7 @@ async def expect_read_committed(connection: Transaction) -> None:
         )
 
 
-async def _fetch_value(connection: Transaction, block: str) -> Any:
-    reason = f"checking the transaction of a fence took longer than {CHECK_TIMEOUT:g} s"
-    with anyio.fail_after(CHECK_TIMEOUT, reason=reason):
-        return await query("session", block, None).fetchval(connection)
+async def _fetch_value(connection: Transaction, statement_name: str) -> Any:
+    reason = f"checking the transaction of a fence took longer than {TRANSACTION_CHECK_TIMEOUT:g} s"
+    with anyio.fail_after(TRANSACTION_CHECK_TIMEOUT, reason=reason):
+        return await query("session", statement_name, None).fetchval(connection)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 import msgspec
 
 from riverpy import _json
-from riverpy._json_decoder import decoder
+from riverpy._json_decoder import make_decoder
 from riverpy._postgres.driver import DATABASE_ERRORS, is_permanent_statement_error
 from riverpy._work.attempt_store import encode_json_object
 from riverpy.errors import ArgsError, StepError
@@ -119,7 +119,7 @@ class Steps:
     ) -> Any:
         """Run or skip a step, as `StepMethods.step`."""
         self._check_call(name, has_cursor=cursor is not None, keep=keep, result_type=result_type)
-        decode = None if result_type is None else decoder(result_type)
+        decode = None if result_type is None else make_decoder(result_type)
         if keep and (kept := self._kept_results.get(name)) is not None:
             self._pass_step(name)
             return _decode_value(kept, decode)
@@ -207,7 +207,7 @@ class Steps:
         if text == _NULL:
             return None
         try:
-            return decoder(cursor)(text)
+            return make_decoder(cursor)(text)
         except (msgspec.MsgspecError, RecursionError) as error:
             self._fail(
                 StepError(f"river: unmarshal resumable cursor for step {_quote(name)}: {error}")

@@ -70,11 +70,11 @@ class Subscriptions(Streams[Subscription]):
 
     def publish_attempts(self, attempts: list[Attempt]) -> None:
         """Publish the events of attempts whose results were stored."""
-        if not self._open:
+        if not self._open_streams:
             return
         for attempt in attempts:
             kind = attempt.event_kind
-            subscribers = [one for one in self._open if kind in one.kinds]
+            subscribers = [one for one in self._open_streams if kind in one.kinds]
             if subscribers:
                 self._publish(attempt, kind, subscribers)
 
@@ -89,7 +89,7 @@ class Subscriptions(Streams[Subscription]):
 
     def publish_queue(self, kind: EventKind, queue: str) -> None:
         """Publish that a queue was paused or resumed."""
-        for subscription in self._open:
+        for subscription in self._open_streams:
             if kind in subscription.kinds:
                 subscription.put(Event(kind, queue=queue))
 

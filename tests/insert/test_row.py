@@ -16,7 +16,7 @@ from riverpy import _json
 from riverpy._insert import inserter as _insert
 from riverpy._insert.errors import translate_errors
 from riverpy._insert.row import InsertSettings, prepare_row
-from riverpy._json_decoder import decoder
+from riverpy._json_decoder import make_decoder
 from riverpy.errors import (
     ArgsError,
     ConfigError,
@@ -248,7 +248,7 @@ def test_values_of_the_right_type_are_accepted() -> None:
     """Values that a worker can decode are accepted, including durations in tuples."""
     args = Typed(10**30, NOW, timedelta(days=1), (Point(1, timedelta(hours=1)), Point(0.5)))
     text = prepare_row(args, None, settings=RULES, now=NOW).args
-    assert decoder(Typed)(text) == args
+    assert make_decoder(Typed)(text) == args
 
 
 @pytest.mark.parametrize(("opts", "error", "words"), OPTS, ids=range(len(OPTS)))
@@ -362,7 +362,7 @@ async def test_an_empty_batch_is_refused(inserter: Inserter) -> None:
 def test_args_that_jsonb_cannot_hold_are_refused() -> None:
     """Args of 300 MB are refused with their size, before anything is sent (BI-07)."""
     text = "x" * 300_000_000
-    assert _json.SIZE_MAX == 267_386_880
+    assert _json.JSON_SIZE_MAX == 267_386_880
     with pytest.raises(ArgsError, match=r"\$\.x: the text has 300,000,000 char.* 267,386,880"):
         prepare_row(Data(x=text), None, settings=RULES, now=NOW)
     with pytest.raises(ArgsError, match=r"the args have 300,000,000 bytes as JSON"):
@@ -371,7 +371,7 @@ def test_args_that_jsonb_cannot_hold_are_refused() -> None:
 
 def test_size_limit_counts_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is in bytes and also applies to metadata (BI-07)."""
-    monkeypatch.setattr(_json, "SIZE_MAX", 1000)
+    monkeypatch.setattr(_json, "JSON_SIZE_MAX", 1000)
     for letter, fitting in (("x", 992), ("é", 496)):
         prepare_row(Data(x=letter * fitting), None, settings=RULES, now=NOW)
         opts = InsertOpts(metadata={"x": letter * (fitting + 1)})
@@ -384,7 +384,7 @@ def test_size_limit_counts_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("letter", ["<", "\u2028"])
 def test_too_many_escapes_are_refused_early(monkeypatch: pytest.MonkeyPatch, letter: str) -> None:
     """A text whose escapes make it too large is refused without escaping it first (BI-07)."""
-    monkeypatch.setattr(_json, "SIZE_MAX", 1000)
+    monkeypatch.setattr(_json, "JSON_SIZE_MAX", 1000)
     for args in (Data(x=letter * 165), RawArgs("raw", f'{{"x": "{letter * 165}"}}')):
         prepare_row(args, None, settings=RULES, now=NOW)
     for args in (

@@ -165,7 +165,7 @@ async def test_fence_in_another_database(
 
 async def test_fence_that_is_not_answered(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fence waits for a bounded time, and the lead goes on: its own connection works."""
-    monkeypatch.setattr(term_fence, "CHECK_TIMEOUT", 0.05)
+    monkeypatch.setattr(term_fence, "TRANSACTION_CHECK_TIMEOUT", 0.05)
     function, client = Function(), make_client(schema, "a", "billing")
     client.leader_only("census", function)
     async with proxied(schema.url) as proxy, running(client):

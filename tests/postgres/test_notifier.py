@@ -132,7 +132,7 @@ async def test_listener_that_cannot_be_tested(
 
     async with proxied(schema.url) as proxy, rig.working(listen_url=proxy.url) as client:
         run: Any = client._run
-        monkeypatch.setattr(notifier, "UNSENT_PROBE_RETRY", 0.02)
+        monkeypatch.setattr(notifier, "UNSENT_PROBE_RETRY_DELAY", 0.02)
         resync, resynced = run._notifier._resync, asyncio.Event()
 
         def tell() -> None:
