@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from scripts import chaos_leader, chaos_leases, chaos_work
+from scripts import chaos_leader, chaos_leases, chaos_steps, chaos_work
 from tests.kit.lease_chaos import DisabledProtection
 
 if TYPE_CHECKING:
@@ -89,10 +89,24 @@ Exit code: 0 no violation, 1 violations (the workers' logs, their notes and the 
 """
 
 
+_STEPS_EPILOG = """
+Each worker is `riverpy worker` in front of a PostgreSQL of its own. Jobs of ten steps run, and the
+results of two of the steps are kept. The steps may end one after the other, so that kills hit all
+of them, also at the moment in which a result is stored. Then these rules are checked:
+
+  results    a step whose result is stored does not run again, and all attempts get the same result
+  recovery   all jobs run again within 60 s of each kill, and complete after the last one
+
+Exit code: 0 no violation, 1 violations (the workers' logs and records are kept), 2 wrong usage.
+"""
+
+
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
-    parts = parser.add_subparsers(required=True, dest="part", metavar="leader | leases | work")
+    parts = parser.add_subparsers(
+        required=True, dest="part", metavar="leader | leases | steps | work"
+    )
     leader = parts.add_parser(
         "leader",
         help="elections and maintenance",
@@ -114,8 +128,16 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         epilog=_LEASES_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for part, workers in ((leader, 4), (leases, 6), (work, 3)):
-        part.add_argument("--seconds", type=float, default=60, help="how long faults happen (60)")
+    steps = parts.add_parser(
+        "steps",
+        help="steps of long jobs",
+        description="Kills workers by SIGTERM and SIGKILL and restarts the server.",
+        epilog=_STEPS_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for part, workers in ((leader, 4), (leases, 6), (steps, 2), (work, 3)):
+        if part is not steps:
+            part.add_argument("--seconds", type=float, default=60, help="time of faults (60)")
         part.add_argument(
             "--seed", type=int, help="seed of the plan of faults (default: a new one, printed)"
         )
@@ -135,10 +157,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         choices=list(DisabledProtection),
         help="switch a protection off, so that violations are found",
     )
+    steps.add_argument("--kills", type=int, default=50, help="number of kills (50)")
+    steps.add_argument("--jobs", type=int, default=1, help="number of jobs (1)")
     work.add_argument("--rate", type=float, default=500, help="jobs inserted per second (500)")
     parsed = parser.parse_args(arguments)
-    if parsed.seconds <= 0 or parsed.workers < 1 or getattr(parsed, "rate", 1) <= 0:
-        parser.error("--seconds and --rate must be above 0, --workers 1 or more")
+    values = vars(parsed)
+    if values.get("seconds", 1) <= 0 or values.get("rate", 1) <= 0:
+        parser.error("--seconds and --rate must be above 0")
+    if min(values.get(name, 1) for name in ("workers", "kills", "jobs")) < 1:
+        parser.error("--workers, --kills and --jobs must be 1 or more")
     return parsed
 
 
@@ -188,9 +215,16 @@ async def _lease(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     )
 
 
+async def _step(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    return await chaos_steps.run_chaos(
+        seed, kills=arguments.kills, workers=arguments.workers, jobs=arguments.jobs
+    )
+
+
 _PARTS = {
     "leader": (_lead, chaos_leader.show),
     "leases": (_lease, chaos_leases.show),
+    "steps": (_step, chaos_steps.show),
     "work": (_work, chaos_work.show),
 }
 
