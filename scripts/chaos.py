@@ -136,13 +136,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for part, workers in ((leader, 4), (leases, 6), (steps, 2), (work, 3)):
+        _add_common_arguments(part, workers)
         if part is not steps:
             part.add_argument("--seconds", type=float, default=60, help="time of faults (60)")
-        part.add_argument(
-            "--seed", type=int, help="seed of the plan of faults (default: a new one, printed)"
-        )
-        part.add_argument("--workers", type=int, default=workers, help=f"processes ({workers})")
-        part.add_argument("--json", action="store_true", help="print one JSON object")
     short = chaos_leader.SHORT
     leader.add_argument(
         "--default-settings",
@@ -161,12 +157,23 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     steps.add_argument("--jobs", type=int, default=1, help="number of jobs (1)")
     work.add_argument("--rate", type=float, default=500, help="jobs inserted per second (500)")
     parsed = parser.parse_args(arguments)
-    values = vars(parsed)
+    _check_arguments(parser, vars(parsed))
+    return parsed
+
+
+def _add_common_arguments(part: argparse.ArgumentParser, workers: int) -> None:
+    part.add_argument(
+        "--seed", type=int, help="seed of the plan of faults (default: a new one, printed)"
+    )
+    part.add_argument("--workers", type=int, default=workers, help=f"processes ({workers})")
+    part.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _check_arguments(parser: argparse.ArgumentParser, values: dict[str, Any]) -> None:
     if values.get("seconds", 1) <= 0 or values.get("rate", 1) <= 0:
         parser.error("--seconds and --rate must be above 0")
     if min(values.get(name, 1) for name in ("workers", "kills", "jobs")) < 1:
         parser.error("--workers, --kills and --jobs must be 1 or more")
-    return parsed
 
 
 async def main() -> int:
