@@ -23,6 +23,8 @@ LIMIT_DEFAULT = 100
 LIMIT_MAX = 10_000
 """The maximum number of jobs of a page. River has the same limit."""
 
+_LEADING_FILTERS = {"ids", "kinds", "states"}
+"""Filters that an index serves, and whose number of jobs the planner can estimate."""
 _TIME_COLUMNS = {
     "scheduled_at": JobColumn.SCHEDULED_AT,
     "attempted_at": JobColumn.ATTEMPTED_AT,
@@ -93,6 +95,8 @@ def plan_page(
         parts.discard("states")
     elif field is not None:
         parts.add(f"by_{field}")
+    if _is_fenced(filters, is_first_by_id=field is None and not descending and after is None):
+        parts.add("fenced")
     if after is not None:
         cursor = read_cursor(after, order)
         values |= {"after_id": cursor.id, "after_time": cursor.time}
@@ -102,6 +106,19 @@ def plan_page(
         else:
             parts.add(f"after_{'empty' if may_lack_time else 'id'}_{direction}")
     return PagePlan(order, descending, field, PageStatement(block, frozenset(parts), values))
+
+
+def _is_fenced(filters: CheckedFilters, *, is_first_by_id: bool) -> bool:
+    """Whether the planner must not see the limit.
+
+    It has no statistics on the content of metadata and errors, and expects that many jobs pass. It
+    also expects jobs of a state anywhere in the table, but waiting and running jobs are among the
+    newest. So a page by id would begin with all the history, except behind a cursor.
+    """
+    given = filters.values
+    if "metadata" in given or ("error" in given and not given.keys().isdisjoint(_LEADING_FILTERS)):
+        return True
+    return is_first_by_id and bool(filters.states) and FINAL_STATES.isdisjoint(filters.states)
 
 
 def _time_field(order: JobOrder, states: Sequence[str]) -> str | None:

@@ -7,7 +7,7 @@ each parameter that the parts use, and may have more."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 from riverpy._postgres.sql_files import query, query_with
 
@@ -51,7 +51,11 @@ async def _fetch_rows(
     parts: Iterable[str],
     values: Mapping[str, object],
 ) -> list[Record]:
-    statement = query_with(file, name, schema, frozenset(parts))
+    chosen = frozenset(parts)
+    if "states" in chosen:
+        states = cast("Iterable[str]", values["states"])
+        chosen = chosen.union(f"state_{state}" for state in states)
+    statement = query_with(file, name, schema, chosen)
     return await statement.fetch(connection, **{key: values[key] for key in statement.parameters})
 
 

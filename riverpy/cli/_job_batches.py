@@ -59,6 +59,8 @@ class _Interruption:
         def handle(number: int) -> None:
             if self.signal_number is None:
                 self.signal_number = number
+                if sys.stderr.isatty():
+                    click.echo(err=True)  # end the line of the progress bar
                 print_note("riverpy: stopping after this batch")
             elif task is not None:
                 task.cancel()

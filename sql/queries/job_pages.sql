@@ -1,7 +1,8 @@
 -- Parts of the statements that list jobs: the ids of one page, with what its cursor needs.
 --
--- The server has no statistics on the content of metadata. With a limit in sight it would read the table in the order
--- of the ids until it has found enough jobs. `offset 0` hides the limit, so that it uses the index on metadata.
+-- With a limit in sight the planner may read the table in the order of the ids until it has found enough jobs. That is
+-- slow if few jobs pass the filters, or if they are all at the end of the table. `offset 0` hides the limit, so that an
+-- index of the filters is used. riverpy/_calls/job_page.py decides when it is there.
 
 
 -- name: job_page_by_id
@@ -12,7 +13,7 @@ from (
   from /* schema */ river_job
   where true
   -- include: job_filters.job_filters
-  -- when metadata: offset 0
+  -- when fenced: offset 0
 ) as found
 where true
 -- when after_id_ascending: and id > @after_id::bigint
@@ -34,7 +35,7 @@ from (
   from /* schema */ river_job
   where true
   -- include: job_filters.job_filters
-  -- when metadata: offset 0
+  -- when fenced: offset 0
 ) as found
 where true
 -- when after_id_ascending: and id > @after_id::bigint
@@ -61,7 +62,7 @@ cross join lateral (
     from /* schema */ river_job
     where state = given.final_state::/* schema */ river_job_state and finalized_at is not null
     -- include: job_filters.job_filters
-    -- when metadata: offset 0
+    -- when fenced: offset 0
   ) as found
   where true
   -- when after_id_ascending: and id > @after_id::bigint

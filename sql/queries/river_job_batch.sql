@@ -55,10 +55,11 @@ select id
 from (
   select id
   from /* schema */ river_job
-  where id > @after_id::bigint and id <= @last_id::bigint
+  where true
   -- include: job_filters.job_filters
   -- when metadata: offset 0
 ) as found
+where id > @after_id::bigint and id <= @last_id::bigint
 order by id
 limit @limit::bigint;
 
@@ -183,9 +184,9 @@ select (select count(*) from deleted), 0::bigint, '{}'::bigint[], array(select i
 
 -- name: job_batch_rest
 -- Which of these jobs exist, and whether they pass the filters.
-select id, (
+select id, coalesce((
   true
   -- include: job_filters.job_filters
-)
+), false)
 from /* schema */ river_job
 where id = any(@batch::bigint[]);

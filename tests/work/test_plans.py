@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._postgres.sql_files import query
+from riverpy._calls.job_filters import check_filters
+from riverpy._calls.job_page import plan_page
+from riverpy._postgres.sql_files import query, query_with
 from tests._database import connected
 from tests.kit.large import PLAN_MODES, filling, large_database
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Sequence
+    from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 
     import asyncpg
+
+    from riverpy import JobFilters, JobOrder
+    from riverpy._postgres.sql_files import Query
 
 
 pytestmark = pytest.mark.timeout(180)  # filling the table takes long on a busy machine
@@ -74,7 +79,13 @@ async def plan_of(
     connection: asyncpg.Connection[Any], name: str, *literals: str, file: str = "river_job"
 ) -> list[dict[str, Any]]:
     """Return the nodes of the plan of a statement with these parameters."""
-    statement = query(file, name, None)
+    return await plan_of_query(connection, query(file, name, None), literals)
+
+
+async def plan_of_query(
+    connection: asyncpg.Connection[Any], statement: Query, literals: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the nodes of the plan of a statement with these parameters."""
     assert len(literals) == len(statement.parameters)
     await connection.execute(f"PREPARE planned AS {statement.text}")
     text = await connection.fetchval(
@@ -278,3 +289,96 @@ async def test_cost_of_looking_at_queues(
     )
     root = json.loads(row[0])[0]["Plan"]
     assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < 500
+
+
+ENDS = "river_job_state_and_finalized_at_index"
+LISTS: list[tuple[JobFilters, JobOrder, str]] = [
+    ({}, "id", "river_job_pkey"),
+    ({"ids": [1, 2, 300_000]}, "id", "river_job_pkey"),
+    ({"kinds": ["k7"]}, "id", "river_job_pkey"),
+    ({"states": ["running"]}, "id", FETCH),
+    ({"states": ["running"]}, "time", FETCH),
+    ({"states": ["available"], "queues": ["small"]}, "id", FETCH),
+    ({"states": ["retryable", "running"], "error": "x"}, "scheduled_at", FETCH),
+    ({"metadata": {"a": 1}}, "id", "river_job_metadata_index"),
+    ({"metadata": {"a": 1}, "kinds": ["k1"]}, "scheduled_at", "river_job_metadata_index"),
+    ({}, "finalized_at", ENDS),
+    ({"states": ["completed", "discarded"], "kinds": ["k7"]}, "finalized_at", ENDS),
+    ({"states": ["completed"]}, "time", ENDS),
+]
+
+
+def literal(value: object) -> str:
+    """Return a value as a literal of SQL."""
+    if isinstance(value, list):
+        return f"'{{{','.join(map(str, value))}}}'"
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def parts_with_states(parts: Iterable[str], states: list[str]) -> frozenset[str]:
+    """Return the parts of a statement with its literals of states."""
+    chosen = frozenset(parts)
+    return chosen.union(f"state_{one}" for one in states) if "states" in chosen else chosen
+
+
+@pytest.mark.parametrize(("filters", "order", "index"), LISTS)
+async def test_lists(
+    large: asyncpg.Connection[Any], filters: JobFilters, order: JobOrder, index: str
+) -> None:
+    """The first page of a list reads an index of its filters or of its order, and never the whole
+    table."""
+    checked = check_filters(filters)
+    plan = plan_page(checked, order, descending=order != "id", limit=100, after=None)
+    block, parts, values = plan.statement
+    statement = query_with(
+        "river_job_list", f"job_list_{block}", None, parts_with_states(parts, checked.states)
+    )
+    literals = [literal(values[name]) for name in statement.parameters]
+    scans = scans_of(await plan_of_query(large, statement, literals))
+    assert index in scans
+    assert "Seq Scan" not in scans
+
+
+async def test_rare_kind(large: asyncpg.Connection[Any]) -> None:
+    """A kind that the planner knows to be rare is found by its index."""
+    statement = query_with(
+        "river_job_list", "job_list_by_id", None, frozenset({"kinds", "ascending"})
+    )
+    nodes = await plan_of_query(large, statement, ["'{rare}'", "100"])
+    is_custom = await large.fetchval("SHOW plan_cache_mode") == "force_custom_plan"
+    assert "river_job_kind" in scans_of(nodes) or not is_custom
+    assert "Seq Scan" not in scans_of(nodes)
+
+
+@pytest.mark.parametrize(
+    "name", ["job_retry_batch", "job_cancel_batch", "job_delete_batch", "job_batch_rest"]
+)
+@pytest.mark.parametrize("filters", [{}, {"states": ["completed"], "kinds": ["k1"], "error": "x"}])
+async def test_batches(large: asyncpg.Connection[Any], name: str, filters: JobFilters) -> None:
+    """A change of a batch reads only the given rows, and other rows with their unique keys."""
+    checked = check_filters(filters)
+    parts = parts_with_states(checked.values, checked.states)
+    statement = query_with("river_job_batch", name, None, parts)
+    values = {**checked.values, "batch": list(range(1, 1001))}
+    literals = [literal(values[name]) for name in statement.parameters]
+    scans = scans_of(await plan_of_query(large, statement, literals))
+    # Few rows have one of the kinds or states: the planner may begin with them instead.
+    assert scans <= {"river_job_pkey", "river_job_unique_idx", "river_job_kind", FETCH}
+    assert "river_job_pkey" in scans
+
+
+@pytest.mark.parametrize("name", ["job_delete_many", "job_ids"])
+@pytest.mark.parametrize(
+    ("filters", "index"),
+    [({"ids": [1, 2]}, "river_job_pkey"), ({"metadata": {"a": 1}}, "river_job_metadata_index")],
+)
+async def test_choice_of_many(
+    large: asyncpg.Connection[Any], name: str, filters: JobFilters, index: str
+) -> None:
+    """The choice of jobs to change reads an index."""
+    values = {**check_filters(filters).values, "limit": 100, "after_id": 0, "last_id": 400_000}
+    statement = query_with("river_job_batch", name, None, frozenset(filters))
+    literals = [literal(values[name]) for name in statement.parameters]
+    scans = scans_of(await plan_of_query(large, statement, literals))
+    assert index in scans
+    assert "Seq Scan" not in scans
