@@ -1,17 +1,26 @@
 """The exceptions of riverpy.
 
-    RiverError ├ ConfigError a setting or a name is wrong (also a ValueError) │ ├ ClientIdInUseError
-    another client runs under this client's id │ └ DomainConflictError a queue to claim belongs to
-    another leader domain ├ InsertError a job is not allowed; nothing was sent (also a ValueError) │
-    ├ ArgsError its args cannot be stored as JSON; `path` is the position │ └ UnknownJobKindError no
-    worker is registered for its kind ├ TransactionError the caller's transaction cannot be used ├
-    UniqueConflictError a job with the same unique key exists ├ NotFoundError there is no such job
-    or queue ├ JobRunningError a running job cannot be deleted ├ ClientStateError the client's state
-    does not allow the call ├ FencedOutError leadership was lost: nothing was written │ └
-    LeaseLostError a lease was lost ├ DatabaseError the database cannot be used │ ├ JobDamagedError
-    the server cannot read a stored job │ ├ SchemaMissingError River's tables are missing or too old
-    │ └ ServerVersionError PostgreSQL is too old └ MigrationError a migration cannot be applied or
-    undone
+    RiverError
+    ├ ConfigError            a setting or a name is wrong (also a ValueError)
+    │ ├ ClientIdInUseError   another client runs under this client's id
+    │ └ DomainConflictError  a queue to claim belongs to another leader domain
+    ├ InsertError            a job is not allowed; nothing was sent (also a ValueError)
+    │ ├ ArgsError            its args cannot be stored as JSON; `path` is the position
+    │ └ UnknownJobKindError  no worker is registered for its kind
+    ├ TransactionError       the caller's transaction cannot be used
+    ├ UniqueConflictError    a job with the same unique key exists
+    ├ NotFoundError          there is no such job or queue
+    ├ JobRunningError        a running job cannot be deleted
+    ├ ClientStateError       the client's state does not allow the call
+    ├ AttemptLostError       the attempt no longer belongs to this client
+    ├ StepError              the steps of a job are used in a wrong way
+    ├ FencedOutError         leadership was lost: nothing was written
+    │ └ LeaseLostError       a lease was lost
+    ├ DatabaseError          the database cannot be used
+    │ ├ JobDamagedError      the server cannot read a stored job
+    │ ├ SchemaMissingError   River's tables are missing or too old
+    │ └ ServerVersionError   PostgreSQL is too old
+    └ MigrationError         a migration cannot be applied or undone
 
     JobCancel, JobSnooze     raised by a job to end its attempt; they are not RiverErrors
 

@@ -188,10 +188,16 @@ async def job_merge_metadata(
 
 
 async def job_merge_running(
-    connection: Transaction, schema: str | None, claim_key: ClaimKey, *, updates: str
+    connection: Transaction,
+    schema: str | None,
+    claim_key: ClaimKey,
+    *,
+    updates: str,
+    lock_timeout: str | None,
 ) -> bool:
     """Merge an object, given as JSON text, into the metadata of a running job. Return whether the
-    job still runs with this claim key."""
+    job still runs with this claim key. `lock_timeout` is a setting of PostgreSQL for the
+    transaction; None: the transaction's own."""
     return bool(
         await _fetch_rows(
             connection,
@@ -199,6 +205,7 @@ async def job_merge_running(
             schema,
             **_claim_key_texts(claim_key),
             updates=updates,
+            lock_timeout=lock_timeout,
         )
     )
 

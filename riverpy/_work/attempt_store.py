@@ -17,10 +17,11 @@ from riverpy._clock import Backoff
 from riverpy._postgres import jobs
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
+    LockNotAvailableError,
     UniqueViolationError,
     is_permanent_statement_error,
 )
-from riverpy.errors import AttemptLostError, UniqueConflictError
+from riverpy.errors import AttemptLostError, TransactionError, UniqueConflictError
 from riverpy.job import JobRow
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 RETRY_DELAY_MIN = timedelta(milliseconds=50)
 RETRY_DELAY_MAX = timedelta(seconds=2)
+LOCK_TIMEOUT = "5s"
+"""How long a statement on the client's pool waits for a lock of the row."""
 
 
 class AttemptStore:
@@ -57,7 +60,11 @@ class AttemptStore:
         """
         async with self._transaction(tx) as connection:
             is_stored = await jobs.job_merge_running(
-                connection, self._schema, claim_key, updates=encode_json_object(updates)
+                connection,
+                self._schema,
+                claim_key,
+                updates=encode_json_object(updates),
+                lock_timeout=LOCK_TIMEOUT if tx is None else None,
             )
             if not is_stored:
                 raise _make_lost_error(claim_key)
@@ -70,6 +77,7 @@ class AttemptStore:
 
         Raises:
             AttemptLostError: the attempt no longer belongs to this client. Nothing was written.
+            TransactionError: another transaction has locked the row until the last try.
             Exception: one of DATABASE_ERRORS, after the last try.
         """
         give_up_at = time.monotonic() + timeout
@@ -79,6 +87,8 @@ class AttemptStore:
                 await self.merge(claim_key, updates)
             except DATABASE_ERRORS as error:
                 if is_permanent_statement_error(error) or time.monotonic() > give_up_at:
+                    if isinstance(error, LockNotAvailableError):
+                        raise _make_locked_error(claim_key) from None
                     raise
             else:
                 return
@@ -111,6 +121,14 @@ def encode_json_object(members: Mapping[str, str]) -> str:
     """Return a JSON object with these keys. The values are JSON texts."""
     texts = (f"{msgspec.json.encode(key).decode()}:{text}" for key, text in members.items())
     return "{" + ",".join(texts) + "}"
+
+
+def _make_locked_error(claim_key: ClaimKey) -> TransactionError:
+    return TransactionError(
+        f"the row of job {claim_key.id} is locked by another transaction, perhaps the job's own: "
+        "after job.checkpoint(tx) or job.complete_tx(tx), end the transaction before a step with "
+        "keep=True, and before job.checkpoint() without tx"
+    )
 
 
 def _make_lost_error(claim_key: ClaimKey) -> AttemptLostError:

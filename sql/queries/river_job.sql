@@ -136,13 +136,17 @@ returning job.id, job.state::text;
 -- name: job_merge_running
 -- Merge an object into the metadata of a running attempt, as job_store_results does. The statement may run in a
 -- transaction of the caller, whose connection may have its own codecs, so all values are texts. @attempted_at is in
--- microseconds since 2000.
+-- microseconds since 2000. The statement waits for a lock of the row at most @lock_timeout; null keeps the session's
+-- timeout.
+with waiting as materialized (
+  select case when @lock_timeout::text is not null then set_config('lock_timeout', @lock_timeout::text, true) end
+)
 update /* schema */ river_job as job
 set metadata = case
   when jsonb_typeof(job.metadata) in ('object', 'array') then job.metadata || @updates::text::jsonb
   else jsonb_build_array(job.metadata, @updates::text::jsonb)
 end
-where job.id = @id::text::bigint and job.state = 'running' and job.attempt = @attempt::text::smallint
+where (select count(*) from waiting) = 1 and job.id = @id::text::bigint and job.state = 'running' and job.attempt = @attempt::text::smallint
   and job.attempted_at
     = timestamptz '2000-01-01 00:00:00+00' + @attempted_at::text::bigint * interval '1 microsecond'
 returning true;

@@ -227,6 +227,7 @@ async def test_running_job(large: asyncpg.Connection[Any], name: str) -> None:
         "id": "'17'",
         "attempt": "'1'",
         "attempted_at": "'844000000000000'",
+        "lock_timeout": "NULL",
     }
     names = query("river_job", name, None).parameters
     nodes = await plan_of(large, name, *(values[name] for name in names))

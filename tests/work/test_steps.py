@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from riverpy import AttemptLostError, ClientStateError, EventKind, InsertOpts, Job
-from riverpy._work import steps
+from riverpy._work import attempt_store, steps
 from riverpy._work.attempt_store import AttemptStore
 from tests.work.rig import Rig, Task, errors_of, metadata_of
 
@@ -346,6 +346,50 @@ async def test_result_that_cannot_be_stored_at_once(
         await client.job_cancel(job_id)
         assert (await rig.event()).kind is EventKind.JOB_CANCELLED
     assert metadata_of(await rig.row(job_id))[KEPT] == {"a": None}
+
+
+async def test_row_that_the_code_has_locked(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the code keeps a result while its own transaction has locked the row, it gets an error
+    that says so, and no endless wait. The transaction stays usable."""
+    monkeypatch.setattr(steps, "STORE_TIMEOUT", 0.001)
+    monkeypatch.setattr(attempt_store, "LOCK_TIMEOUT", "20ms")
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        async with rig.schema.connected() as connection, connection.transaction():
+            await job.step("first", lambda: job.checkpoint(connection))
+            job.set_metadata("was_skipped", await job.checkpoint())
+            try:
+                await job.step("kept", nothing, keep=True)
+            finally:
+                assert await connection.fetchval("SELECT 1") == 1
+
+    row = await rig.run_one(opts=InsertOpts(max_attempts=1))
+    assert "TransactionError: the row of job 1 is locked by another" in errors_of(row)[0]["error"]
+    assert metadata_of(row) == {KEPT: {"kept": None}, STEP: "kept", "was_skipped": False}
+
+
+@pytest.mark.parametrize(
+    "cursor", [date(2026, 1, 31), timedelta(hours=1), Summary("x", (1,)), {"a": [1.5]}]
+)
+async def test_cursor_keeps_its_type(rig: Rig, cursor: Any) -> None:
+    """A later attempt gets a cursor of the type that an earlier one has set."""
+    got: list[Any] = []
+
+    async def move(found: Any, job: Job[Task]) -> None:
+        got.append(found)
+        if found is None:
+            job.set_cursor(cursor)
+            raise ValueError
+
+    @rig.job(next_retry=lambda job: timedelta(0))
+    async def work(job: Job[Task]) -> None:
+        await job.step("move", move, job, cursor=type(cursor))
+
+    async with rig.working() as client:
+        await client.insert(Task())
+        await rig.take(2)
+    assert got == [None, cursor]
 
 
 @pytest.mark.parametrize("executor", ["thread", "process"])
