@@ -30,6 +30,7 @@ from msgspec import UNSET, UnsetType
 from riverpy._json_decoder import make_decoder
 from riverpy._names import validate_kind
 from riverpy._plugins import check_middleware
+from riverpy._process_functions import check_other_function, check_process_function
 from riverpy.errors import ConfigError
 from riverpy.job import Job
 
@@ -263,8 +264,9 @@ class Workers:
         slot of its queue.
 
         A thread cannot be stopped from outside: after a timeout or a cancel the function keeps
-        running, and keeps its slot, until it returns. A process is killed. A function for a process
-        must be importable, and its args picklable.
+        running, and keeps its slot, until it returns. A process is killed. A process finds the
+        function and its args class by their names, so both must be at the top level of a module,
+        and the args must be picklable.
 
         Args:
             function: the function, if the decorator is used without parentheses.
@@ -272,7 +274,9 @@ class Workers:
             kind, timeout, next_retry, middleware: as `job`.
 
         Raises:
-            ConfigError: as `job`, and for a coroutine function.
+            ConfigError: as `job`, and for a coroutine function. With `process` also for a lambda,
+                for what is defined inside a function or in an interactive session, and for a second
+                function of the same name.
         """
         if executor not in get_args(Executor):
             raise ConfigError(f"executor must be 'thread' or 'process', got {executor!r}")
@@ -309,6 +313,8 @@ class Workers:
                 raise ConfigError(f"{name} must be a plain function; for an `async def` use job")
             args_type = _read_annotated_args(function)
             check_middleware(name, middleware)
+            if executor == "process":
+                check_process_function(function, args_type)
             middleware_of_kind = tuple(middleware)
             self._register(
                 WorkUnit(
@@ -334,6 +340,10 @@ class Workers:
                 f"the next_retry of job kind {unit.kind!r} must be a function that takes the job, "
                 f"got {unit.next_retry!r}"
             )
+        if unit.executor == "process":
+            for other in self.units():
+                if other.executor == "process" and other.kind != unit.kind:
+                    check_other_function(unit.work, other.work)
         names = (unit.kind, *unit.aliases)
         for name in names:
             if name in self._units:

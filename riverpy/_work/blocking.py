@@ -5,19 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import anyio
 
-from riverpy._work.child_process import count_usable_cores, get_type_name, pack_job, unpack_result
+from riverpy._work.child_main import get_type_name
+from riverpy._work.child_process import (
+    IDLE_CHILD_TIMEOUT,
+    PROCESS_START_TIMEOUT,
+    JobInChild,
+    count_usable_cores,
+    pack_function,
+    pack_job,
+)
+from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from riverpy._work.attempt import Attempt
     from riverpy._work.child_process import ChildProcess, ChildProcessPool
     from riverpy._work.running_attempts import RunningAttempts
     from riverpy.job import Job
+    from riverpy.worker import WorkUnit
 
 ArgsT = TypeVarTuple("ArgsT")
 ResultT = TypeVar("ResultT")
@@ -44,6 +55,8 @@ class BlockingJobRunner:
         this number of seconds to end. Then its process is killed."""
         self._child_processes = child_processes
         self._running = running
+        self._idle_timer: asyncio.TimerHandle | None = None
+        """The timer that ends processes that have been idle for long."""
         self._process_slots = asyncio.Semaphore(max_processes or count_usable_cores())
         self._cancel_grace_period = cancel_grace_period
         self._thread_pool: ThreadPoolExecutor | None = None
@@ -72,38 +85,42 @@ class BlockingJobRunner:
         A cancellation kills the process: at once, or after `cancel_grace_period` if the code uses
         `job.cancelled`. If the function ends before that, its result is used.
         """
-        await self._acquire_process_slot(attempt)
+        self._running.pause_timeout(attempt)  # until the function is called
+        await self._process_slots.acquire()
         try:
             return await self._run_in_child(function, attempt)
         finally:
             self._process_slots.release()
 
-    async def _acquire_process_slot(self, attempt: Attempt) -> None:
-        if not self._process_slots.locked():
-            await self._process_slots.acquire()  # this does not wait
-            return
-        self._running.pause_timeout(attempt)
-        await self._process_slots.acquire()
-        self._running.restart_timeout(attempt)
-
     async def _run_in_child(
         self, function: Callable[[Job[Any]], object], attempt: Attempt
     ) -> str | None:
-        job, claim_key = pack_job(function, attempt), attempt.claim_key
+        claim_key = attempt.claim_key
+        job = JobInChild(attempt.id, attempt.kind, pack_job(function, attempt), lambda: None)
         child = self._child_processes.assign_child(claim_key)
+        loop = asyncio.get_running_loop()
+        start_timer = loop.call_later(PROCESS_START_TIMEOUT, child.kill_late_start)
+
+        def start_timeout() -> None:
+            start_timer.cancel()
+            self._running.restart_timeout(attempt)
+
+        job.on_start = lambda: _call_in_loop(loop, start_timeout)
         future = self._submit_to_thread(child.run_job, job)
         try:
             await self._wait_for_process(future, child)
-            updates, returned, error = unpack_result(future.result())
+            returned, error = future.result()
         except ChildProcessError as ended:
             if not child.is_job_cancelled:
                 raise
             raise asyncio.CancelledError from ended
         finally:
+            start_timer.cancel()
+            for key, text in job.metadata.items():
+                attempt.merge_metadata(key, text)
             self._child_processes.release_child(claim_key)
+            self._end_idle_children_later()
             del future  # the exception of the future refers to this frame: a reference cycle
-        for key, text in updates.items():
-            attempt.merge_metadata(key, text)
         if error is not None:
             try:
                 raise error
@@ -111,7 +128,53 @@ class BlockingJobRunner:
                 del error  # break the reference cycle between error and this frame
         return returned
 
-    async def _wait_for_process(self, future: asyncio.Future[bytes], child: ChildProcess) -> None:
+    def _end_idle_children_later(self) -> None:
+        if self._idle_timer is None:
+            self._idle_timer = asyncio.get_running_loop().call_later(
+                IDLE_CHILD_TIMEOUT + 1, self._end_idle_children
+            )
+
+    def _end_idle_children(self) -> None:
+        self._idle_timer = None
+        self._child_processes.end_old_children()
+        if self._child_processes.has_idle_children:
+            self._end_idle_children_later()
+
+    async def check_functions(self, units: Sequence[WorkUnit]) -> None:
+        """Start a process and import the functions of jobs in it. The process is kept for the first
+        job.
+
+        Raises:
+            ConfigError: the process cannot start, or cannot import a function.
+        """
+        packed = [pack_function(unit) for unit in units]
+        child = self._child_processes.take_child()
+        loop = asyncio.get_running_loop()
+        start_timer = loop.call_later(PROCESS_START_TIMEOUT, child.kill_late_start)
+        future = self._submit_to_thread(child.check_functions, packed)
+        try:
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                child.kill()
+                await _wait_despite_cancellation(future, child.kill)
+                raise
+            errors = future.result()
+        except ChildProcessError as error:
+            raise ConfigError(str(error)) from None
+        finally:
+            start_timer.cancel()
+            self._child_processes.keep_child(child)
+            self._end_idle_children_later()
+        for unit, error in zip(units, errors, strict=True):
+            if error is not None:
+                raise ConfigError(
+                    f"a process for jobs cannot import the function of job kind {unit.kind!r}: "
+                    f"{error}: define the function and its args class at the top level of a "
+                    'module, and not under `if __name__ == "__main__":`'
+                )
+
+    async def _wait_for_process(self, future: asyncio.Future[Any], child: ChildProcess) -> None:
         try:
             await asyncio.wait([future])
         except asyncio.CancelledError:
@@ -133,9 +196,17 @@ class BlockingJobRunner:
 
     def close(self) -> None:
         """End idle threads and processes. Threads and processes that run a job continue."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         self._child_processes.end_idle_children()
         if self._thread_pool is not None:
             self._thread_pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """Call a function in the thread of the loop, unless the loop has ended."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)
 
 
 def _call_job_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:

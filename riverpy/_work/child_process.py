@@ -1,103 +1,189 @@
 """ChildProcess: a process that runs blocking jobs one at a time for a worker, which is the process
 of the client.
 
-Worker and child communicate over two pipes. What a job writes to stdout or stderr appears on the
-worker's stderr. The child ends when the worker ends: on Linux the kernel kills the child, and on
-every platform the child ends when its pipe from the worker is closed.
+Worker and child communicate over two pipes, and a third pipe carries the output of the jobs. The
+child ends when the worker ends, together with the programs that its jobs started: see
+`child_start`.
+
+We do not use the pool of a library such as pebble. A library's workers take tasks from one shared
+queue, so it can send no cancel request to a running job, kills neither a group of processes nor
+those of a killed worker, starts no child in a daemonic process, and mixes the output of the jobs.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import secrets
 import signal
-import struct
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
-from multiprocessing.spawn import get_executable, prepare
+from dataclasses import dataclass, field
+from multiprocessing.spawn import get_executable
 from pathlib import Path
-from queue import SimpleQueue
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import anyio
 
-from riverpy._work.failure import make_storable_error_text, make_storable_trace
-from riverpy.job import Job
+from riverpy._work.child_messages import (
+    CANCEL_JOB,
+    CHECK_FUNCTIONS,
+    CHILD_REFUSED,
+    JOB_ENDED,
+    JOB_STARTED,
+    METADATA_RECORDED,
+    RUN_JOB,
+    read_until_token,
+    receive_message,
+    send_message,
+)
+from riverpy._work.child_output import JobOutputLog
+from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from riverpy._postgres.jobs import ClaimKey
     from riverpy._work.attempt import Attempt
+    from riverpy.job import Job
+    from riverpy.worker import WorkUnit
 
+PROCESS_START_TIMEOUT = 60.0
+"""Seconds until a started child process must be ready to call the function of its first job."""
 IDLE_CHILD_TIMEOUT = 300.0
 """Seconds that an idle child process is kept for the next job."""
 CHILD_EXIT_TIMEOUT = 0.4
 """Seconds to wait for the end of killed child processes."""
+GUARD_EXIT_TIMEOUT = 1.0
+"""Seconds from the end of the process that runs jobs to the end of its guard."""
 CHILD_EXIT_POLL_INTERVAL = 0.005
 """Seconds between two checks whether a killed child has ended."""
-_PR_SET_PDEATHSIG = 1
-_MESSAGE_LENGTH_FORMAT = struct.Struct("!Q")
-"""The format of the length field that precedes each message."""
-_CANCEL_MESSAGE = b""
-"""The message that cancels the child's job. Every other message is a job."""
-_STARTED_MESSAGE = b""
-"""The message that a child sends before it runs a job. Its next message is the result."""
+_START_SCRIPT = Path(__file__).with_name("child_start.py")
+
+
+@dataclass(slots=True)
+class JobInChild:
+    """A job on its way through a child process."""
+
+    id: int
+    kind: str
+    packed: bytes
+    """The function, the row and the args, pickled."""
+    on_start: Callable[[], None]
+    """Called in the thread of `run_job` when the function is about to be called."""
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+    """The recorded metadata so far, as JSON texts."""
 
 
 class ChildProcess:
-    """The worker's object for one child process.
-
-    Create this object in the thread of the event loop, because the kernel kills the child when the
-    thread that created it ends.
-    """
+    """The worker's object for one child process."""
 
     def __init__(self) -> None:
-        # We start the child in the same way as multiprocessing. We do not use that module, because
-        # it refuses to start children of a daemonic process, such as a worker of some web servers.
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; "
-            f"from {__name__} import run_jobs; run_jobs({os.getpid()}, {_describe_main_module()!r})"
-        )
         self._process = subprocess.Popen(  # noqa: S603 (our own interpreter)
-            [get_executable(), "-u", "-c", code],
+            [get_executable(), "-P", "-u", str(_START_SCRIPT), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             # In a new session, Ctrl-C in a terminal does not reach the child, and `kill` also ends
             # the programs that the job has started.
             start_new_session=True,
         )
-        assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
-        assert self._process.stdout is not None  # noqa: S101
-        self._pipe_to_child, self._pipe_from_child = self._process.stdin, self._process.stdout
+        pipes = self._process.stdin, self._process.stdout, self._process.stderr
+        self._pipe_to_child, self._pipe_from_child, output = cast("tuple[IO[bytes], ...]", pipes)
+        self._token = secrets.token_hex(16)
+        setup = {"path": sys.path, "main_module": _describe_main_module(), "token": self._token}
+        with suppress(OSError):  # the child has ended: `run_job` reports it
+            self._pipe_to_child.write(json.dumps(setup).encode() + b"\n")
+            self._pipe_to_child.flush()
+        self._output = JobOutputLog(output, self._token.encode())
+        self._process_group: int | None = None
+        """The process id of the process that runs jobs, which is also the id of its process group.
+        None: it is not known yet. The guard is in another group, so that it can report how the
+        process ended."""
+        self._is_ready = False
+        self._refusal: str | None = None
+        """Why the child cannot run jobs; None: there is no reason so far."""
         self._is_running_job = False
+        self._has_started_too_late = False
         self.is_job_cancelled = False
         """Whether the job of this child was cancelled. After a cancellation the child runs no other
         job."""
         self.idle_since = 0.0
         """The time of the end of the last job, in monotonic seconds."""
 
-    def run_job(self, packed_job: bytes) -> bytes:
-        """Run a job and return its result. This call blocks, so call it in a thread.
+    def run_job(self, job: JobInChild) -> tuple[str | None, BaseException | None]:
+        """Run a job. Return the type name of the returned value, and the raised error. This call
+        blocks, so call it in a thread.
 
         Raises:
-            ChildProcessError: the process has ended.
+            ChildProcessError: the process has ended, or cannot run jobs.
         """
+        self._output.add_job(job.id, job.kind)
         try:
-            _send_message(self._pipe_to_child, packed_job)
-            _receive_message(
-                self._pipe_from_child
-            )  # this is _STARTED_MESSAGE: the child can now receive _CANCEL_MESSAGE
-            self._is_running_job = True
-            return _receive_message(self._pipe_from_child)
+            self._wait_until_ready()
+            send_message(self._pipe_to_child, RUN_JOB, job.packed)
+            while True:
+                kind, content = receive_message(self._pipe_from_child)
+                if kind == JOB_STARTED:  # the child can now receive CANCEL_JOB
+                    self._is_running_job = True
+                    job.on_start()
+                elif kind == METADATA_RECORDED:
+                    key, text = pickle.loads(content)  # noqa: S301 (our own child's)
+                    job.metadata[key] = text
+                elif kind == JOB_ENDED:
+                    break
         except (EOFError, OSError, ValueError):
-            self._kill_process_group()  # the child may still run, although its pipe is closed
-            raise ChildProcessError(_describe_exit(self._process.wait())) from None
+            raise self._end_process() from None
         finally:
             self._is_running_job = False
+        return pickle.loads(content)  # noqa: S301
+
+    def check_functions(self, packed_functions: list[bytes]) -> list[str | None]:
+        """Import functions in the child. Return for each the text of its error, or None. This call
+        blocks, so call it in a thread.
+
+        Raises:
+            ChildProcessError: the process has ended, or cannot run jobs.
+        """
+        try:
+            self._wait_until_ready()
+            send_message(self._pipe_to_child, CHECK_FUNCTIONS, pickle.dumps(packed_functions))
+            return pickle.loads(receive_message(self._pipe_from_child)[1])  # noqa: S301
+        except (EOFError, OSError, ValueError):
+            raise self._end_process() from None
+
+    def _wait_until_ready(self) -> None:
+        if self._is_ready:
+            return
+        # Before the token there may be output of code that Python runs at its start.
+        self._output.add_early_output(read_until_token(self._pipe_from_child, self._token.encode()))
+        self._process_group = int(receive_message(self._pipe_from_child)[1])
+        kind, content = receive_message(self._pipe_from_child)
+        if kind == CHILD_REFUSED:
+            self._refusal = content.decode()
+            raise EOFError
+        self._is_ready = True
+
+    def _end_process(self) -> ChildProcessError:
+        """Return the error for a child that closed its pipe. Kill what is left of it."""
+        if sys.platform == "linux":
+            with suppress(subprocess.TimeoutExpired):
+                # The guard ends in the same way as the process that ran jobs. But code that closes
+                # all files runs on without its pipe.
+                self._process.wait(GUARD_EXIT_TIMEOUT)
+        self._kill_process_group()
+        exit_code = self._process.wait()
+        if self._refusal is not None:
+            return ChildProcessError(self._refusal)
+        if self._has_started_too_late:
+            return ChildProcessError(
+                f"the process of the job was not ready after {PROCESS_START_TIMEOUT:g} s: put code "
+                'that runs once under `if __name__ == "__main__":`, or import less'
+            )
+        return ChildProcessError(_describe_exit(exit_code))
 
     def cancel_job(self) -> None:
         """Set `job.cancelled` in the child, without blocking. If the job does not use
@@ -107,7 +193,7 @@ class ChildProcess:
             self.kill()
             return
         try:
-            _send_message(self._pipe_to_child, _CANCEL_MESSAGE)
+            send_message(self._pipe_to_child, CANCEL_JOB)
         except (OSError, ValueError):  # broken pipe: the child has ended
             self.kill()
 
@@ -116,21 +202,29 @@ class ChildProcess:
         self.is_job_cancelled = True
         self._kill_process_group()
 
+    def kill_late_start(self) -> None:
+        """Kill the process, because it was not ready in time."""
+        self._has_started_too_late = True
+        self._kill_process_group()
+
     def _kill_process_group(self) -> None:
         # After the exit code was read, another process may have the same process id.
-        if sys.platform != "win32" and self._process.returncode is None:
+        if sys.platform == "win32" or self._process_group is None:
+            self._process.kill()
+        elif self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
+                os.killpg(self._process_group, signal.SIGKILL)
 
     def kill_and_wait(self, timeout: float) -> None:
-        """Kill an idle process, and wait at most `timeout` seconds for its end."""
+        """Kill an idle process, and wait at most `timeout` seconds for its end and its output."""
         self.kill()
         for pipe in (self._pipe_to_child, self._pipe_from_child):
             with suppress(OSError):  # close() flushes data, but the pipe may be broken
                 pipe.close()
+        give_up_at = time.monotonic() + timeout
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
+        self._output.close(max(give_up_at - time.monotonic(), 0.0))
 
     @property
     def has_exited(self) -> bool:
@@ -147,20 +241,35 @@ class ChildProcessPool:
 
     def assign_child(self, claim_key: ClaimKey) -> ChildProcess:
         """Return an idle or a new child for an attempt."""
+        child = self._busy_children[claim_key] = self.take_child()
+        return child
+
+    def take_child(self) -> ChildProcess:
+        """Return an idle or a new child, which the caller ends or gives to `keep_child`."""
+        self.end_old_children()
+        return self._idle_children.pop() if self._idle_children else ChildProcess()
+
+    @property
+    def has_idle_children(self) -> bool:
+        """Whether a child is kept for the next job."""
+        return bool(self._idle_children)
+
+    def end_old_children(self) -> None:
+        """End the children that have been idle for longer than `IDLE_CHILD_TIMEOUT`."""
         now = time.monotonic()
         while self._idle_children and (
             self._idle_children[0].has_exited
             or now - self._idle_children[0].idle_since > IDLE_CHILD_TIMEOUT
         ):
             self._idle_children.pop(0).kill_and_wait(CHILD_EXIT_TIMEOUT)
-        child = self._idle_children.pop() if self._idle_children else ChildProcess()
-        self._busy_children[claim_key] = child
-        return child
 
     def release_child(self, claim_key: ClaimKey) -> None:
         """Keep the child of an ended attempt for the next job. A child whose job was cancelled is
         ended."""
-        child = self._busy_children.pop(claim_key)
+        self.keep_child(self._busy_children.pop(claim_key))
+
+    def keep_child(self, child: ChildProcess) -> None:
+        """Keep a child for the next job, or end it if its job was cancelled."""
         if child.is_job_cancelled or child.has_exited:
             child.kill_and_wait(CHILD_EXIT_TIMEOUT)
         else:
@@ -209,7 +318,8 @@ def _describe_exit(exit_code: int) -> str:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = str(-exit_code)
-    return f"the process of the job was killed by signal {name}"
+    cause = " (the system kills a process if memory is short)" if name == "SIGKILL" else ""
+    return f"the process of the job was killed by signal {name}{cause}"
 
 
 def _describe_main_module() -> dict[str, str]:
@@ -222,37 +332,22 @@ def _describe_main_module() -> dict[str, str]:
     return {} if path is None else {"init_main_from_path": str(Path(path).absolute())}
 
 
-# -- messages between worker and child
-
-
-def _send_message(pipe: IO[bytes], message: bytes) -> None:
-    pipe.write(_MESSAGE_LENGTH_FORMAT.pack(len(message)) + message)
-    pipe.flush()
-
-
-def _receive_message(pipe: IO[bytes]) -> bytes:
-    """Return the next message.
+def pack_function(unit: WorkUnit) -> bytes:
+    """Return the function and the args class of a work unit, pickled.
 
     Raises:
-        EOFError: the other side has ended.
+        ConfigError: the function or the class is not found by its name.
     """
-    (length,) = _MESSAGE_LENGTH_FORMAT.unpack(_read_bytes(pipe, _MESSAGE_LENGTH_FORMAT.size))
-    return _read_bytes(pipe, length)
-
-
-def _read_bytes(pipe: IO[bytes], size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        part = pipe.read(size - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return bytes(data)
-
-
-def get_type_name(value: object) -> str | None:
-    """Return the name of the type of a returned value; None: the code returned None."""
-    return None if value is None else type(value).__name__
+    try:
+        return pickle.dumps(
+            (unit.work, unit.args_type if isinstance(unit.args_type, type) else None)
+        )
+    except Exception as error:
+        raise ConfigError(
+            f"job kind {unit.kind!r} cannot run in a process, because the process must find its "
+            f"function and its args class by their names: {error}. If another decorator replaces "
+            "the function, put @workers.blocking_job above it"
+        ) from None
 
 
 def pack_job(function: Callable[[Job[Any]], object], attempt: Attempt) -> bytes:
@@ -262,133 +357,3 @@ def pack_job(function: Callable[[Job[Any]], object], attempt: Attempt) -> bytes:
         Exception: the function or the args cannot be pickled.
     """
     return pickle.dumps((function, tuple(attempt.columns()), attempt.args))
-
-
-def unpack_result(result: bytes) -> tuple[dict[str, str], str | None, BaseException | None]:
-    """Return the recorded metadata as JSON texts, the type name of the returned value, and the
-    raised error."""
-    return pickle.loads(result)  # noqa: S301 (our own child's)
-
-
-# -- code that runs in the child
-
-
-class _ChildJob(Job[Any]):
-    """The job object that the function receives in the child."""
-
-    __slots__ = ()
-
-    def __init__(self, row: tuple[Any, ...], args: Any) -> None:
-        self._row, self._args, self._updates = row, args, {}
-
-    @property
-    def metadata_updates(self) -> dict[str, str]:
-        return self._updates or {}
-
-    @property
-    def has_read_cancelled_flag(self) -> bool:
-        """Whether the code of the job has read `job.cancelled`."""
-        return hasattr(self, "_cancelled")
-
-    def set_cancelled_flag(self) -> None:
-        """Set the event `job.cancelled`."""
-        self._cancelled_event().set()
-
-
-class _WorkerMessageReader:
-    """Reads the worker's messages in a thread, and ends the child when the worker has ended."""
-
-    def __init__(self, pipe_from_worker: IO[bytes], pipe_to_worker: IO[bytes]) -> None:
-        self._pipe_from_worker, self._pipe_to_worker = pipe_from_worker, pipe_to_worker
-        self.packed_jobs: SimpleQueue[bytes] = SimpleQueue()
-        self.running_job: _ChildJob | None = None
-        """The running job."""
-
-    def read_messages(self) -> None:
-        """Read messages until the worker ends. Then end this process."""
-        while True:
-            try:
-                message = _receive_message(self._pipe_from_worker)
-            except (EOFError, OSError):
-                _kill_own_process_group()
-            if message == _CANCEL_MESSAGE:
-                job = self.running_job
-                if job is None or not job.has_read_cancelled_flag:
-                    _kill_own_process_group()
-                job.set_cancelled_flag()
-            else:
-                _send_message(
-                    self._pipe_to_worker, _STARTED_MESSAGE
-                )  # no conflict: the main thread sends nothing now
-                self.packed_jobs.put(message)
-
-
-def run_jobs(worker_pid: int, main_module: dict[str, str]) -> None:
-    """Run jobs until the worker ends. This is the main function of a child."""
-    _exit_when_worker_thread_ends(worker_pid)
-    from_worker, to_worker = _move_stdio_pipes()
-    inbox = _WorkerMessageReader(from_worker, to_worker)
-    threading.Thread(target=inbox.read_messages, name="riverpy worker watch", daemon=True).start()
-    prepare(main_module)
-    while True:
-        result = _run_job(inbox.packed_jobs.get(), inbox)
-        _send_message(to_worker, result)
-
-
-def _move_stdio_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """Move the pipes from and to the worker to file descriptors other than stdin and stdout, and
-    return them. The output of the job then goes to the worker's stderr."""
-    pipes = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return pipes
-
-
-def _exit_when_worker_thread_ends(worker_pid: int) -> None:
-    """Make the kernel kill this process when the thread that started it ends."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    ctypes.CDLL(None).prctl(
-        _PR_SET_PDEATHSIG, signal.SIGKILL
-    )  # if this fails, the closed pipe ends the process
-    if os.getppid() != worker_pid:  # the worker has already ended
-        _kill_own_process_group()
-
-
-def _kill_own_process_group() -> NoReturn:
-    """Kill this process and the programs that its job started."""
-    if sys.platform != "win32" and os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
-
-
-def _run_job(packed_job: bytes, reader: _WorkerMessageReader) -> bytes:
-    """Run a job. Returns the recorded metadata, the type name of the returned value, and the error.
-    The traceback is added as a note to the error, because a traceback cannot be pickled."""
-    # `pickle.loads` imports user code, so it is called here and not in the thread of the inbox.
-    function, row, args = pickle.loads(packed_job)  # noqa: S301 (our own worker's)
-    job = reader.running_job = _ChildJob(row, args)
-    returned: str | None = None
-    error_to_send: BaseException | None = None
-    try:
-        returned = get_type_name(function(job))
-    except BaseException as error:
-        error_to_send = _make_error_picklable(error)
-        error_to_send.add_note(f"In the process of the job:\n{make_storable_trace(error)}")
-    finally:
-        reader.running_job = None
-    return pickle.dumps((job.metadata_updates, returned, error_to_send))
-
-
-def _make_error_picklable(error: BaseException) -> BaseException:
-    """Return the error. If the error cannot be pickled and unpickled, return a RuntimeError with
-    its text."""
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
-    except Exception:
-        return RuntimeError(make_storable_error_text(error))
-    return error

@@ -26,7 +26,7 @@ from riverpy._plugins import Plugins, plugins_of
 from riverpy._work import outcomes
 from riverpy._work.attempt import Attempt, Outcome
 from riverpy._work.blocking import BlockingJobRunner
-from riverpy._work.child_process import get_type_name
+from riverpy._work.child_main import get_type_name
 from riverpy._work.failure import (
     find_deciding_error,
     make_storable_error_text,
@@ -126,6 +126,16 @@ class Executor:
     ) -> WorkStack | None:
         stack = WorkStack(plugins, of_kind, unit, self._running, self._run_code)
         return None if stack.is_empty else stack
+
+    async def check_process_jobs(self) -> None:
+        """Check that a process can run the jobs of the kinds with `executor="process"`.
+
+        Raises:
+            ConfigError: a process cannot start, or cannot import a function.
+        """
+        units = {id(unit): unit for unit, _ in self._units.values() if unit.executor == "process"}
+        if units:
+            await self._blocking.check_functions(list(units.values()))
 
     def close(self) -> None:
         """End idle threads and processes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures.thread
+import multiprocessing.spawn
 import traceback
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,9 +28,10 @@ FILES_THAT_CALL_JOB_CODE = {
     concurrent.futures.thread.__file__,
     *(
         str(Path(__file__).with_name(name))
-        for name in ("executor.py", "middleware.py", "blocking.py", "child_process.py", "steps.py")
+        for name in ("executor.py", "middleware.py", "blocking.py", "child_main.py", "steps.py")
     ),
     str(Path(__file__).parent.with_name("_middleware_chain.py")),
+    *(multiprocessing.spawn.__file__, "<frozen runpy>"),
 }
 """The files of riverpy and Python that call the code of a job. Stored tracebacks start after the
 frames of these files."""

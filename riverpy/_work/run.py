@@ -375,6 +375,7 @@ class Run:
             self._warn_of_periodic_jobs()
         try:
             with self.until_stop_requested():
+                await self._executor.check_process_jobs()
                 await self._open_connections()
             async with (
                 self._completer.storing_results(self._stop_timeouts.wait_until_stored),

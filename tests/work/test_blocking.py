@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import math
 import multiprocessing
 import os
@@ -23,8 +24,9 @@ import pytest
 
 import riverpy
 from riverpy import EventKind, Job, JobCancel, JobSnooze, Workers
+from riverpy._log_events import JOB_WROTE_OUTPUT
 from riverpy._postgres.jobs import ClaimKey
-from riverpy._work import child_process
+from riverpy._work import child_process, child_start
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
@@ -67,6 +69,9 @@ def work_apart(job: Job[Apart]) -> None:
             print("from Python")
             os.write(1, b"from C\n")
             subprocess.run(["echo", "from a program"], check=True)
+            print("an error", file=sys.stderr)
+            ctypes.CDLL(None).printf(b"C line\n")
+            sys.stdout.write("no newline")
         case "fail":
             job.set_metadata("k", "before")
             raise ValueError("apart")
@@ -248,12 +253,10 @@ async def test_interrupted_thread_that_fails(rig: Rig) -> None:
     assert errors_of(row)[0]["error"] == "ValueError: its own"
 
 
-async def test_process(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_process(rig: Rig, monkeypatch: pytest.MonkeyPatch, log: list[Any]) -> None:
     """What a job in a process records, returns and raises arrives, and a process that dies is a
     failed attempt. This also works in a daemonic process, in which multiprocessing allows no
-    children. What the job writes to stdout appears on stderr (FR-01)."""
+    children. What the job and its programs write is logged with the job (FR-01)."""
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     register_apart(rig, timedelta(seconds=60))
     async with rig.working(slots=2) as client:
@@ -261,6 +264,7 @@ async def test_process(
             client,
             *(Apart(do) for do in ("return", "fail", "snooze", "cancel", "exit", "odd", "print")),
         )
+        await wait_until(lambda: "no newline" in [line for line, _ in lines_of(log)])
     assert [row["state"] for row in rows] == [
         "completed",
         "retryable",
@@ -281,15 +285,23 @@ async def test_process(
     assert errors_of(rows[5])[0]["error"] == "RuntimeError: Odd: a and b"
     assert errors_of(rows[3])[0]["error"] == "JobCancelError: apart"
     assert "exited with code 3" in errors_of(rows[4])[0]["error"]
-    assert {"from Python", "from C", "from a program"} <= set(capfd.readouterr().err.splitlines())
+    assert lines_of(log) == [
+        (line, rows[6]["id"])
+        for line in ("from Python", "from C", "from a program", "an error", "C line", "no newline")
+    ]
+
+
+def lines_of(log: list[Any]) -> list[tuple[str, int]]:
+    """Return the lines that jobs in processes wrote, with the ids of the jobs."""
+    return [(one["line"], one["job_id"]) for one in log if one["event"] == JOB_WROTE_OUTPUT]
 
 
 @pytest.mark.timeout(120)
 def test_child_of_a_worker_that_has_ended() -> None:
     """A child ends by itself if its worker ended before the kernel was told to kill it, even if its
     pipe is open."""
-    code = f"from {child_process.__name__} import run_jobs; run_jobs({os.getpid() + 1}, {{}})"
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    command = [sys.executable, "-P", child_start.__file__, str(os.getpid() + 1)]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         assert child.wait(PATIENCE) == 1
     finally:

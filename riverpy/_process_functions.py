@@ -1,0 +1,73 @@
+"""Checks, at registration, that a child process can find a function and an args class by name.
+
+A process of its own imports the module of the function and looks up the name. At the decoration the
+name is not bound yet, so the start of the client checks the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from riverpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ADVICE = "write it as a `def` or `class` at the top level of a module"
+
+
+def check_process_function(function: Callable[..., Any], args_type: object) -> None:
+    """Refuse what a child process cannot find by name.
+
+    Raises:
+        ConfigError: the function or the args class is a lambda, is defined in a function, or is in
+            a `__main__` without a file.
+    """
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    if not hasattr(function, "__qualname__"):  # an object with __call__
+        function = type(function)
+    _check_name("the function", function)
+    if isinstance(args_type, type):
+        _check_name("the args class", args_type)
+
+
+def _check_name(what: str, found_by_name: Callable[..., Any] | type[Any]) -> None:
+    name, module = found_by_name.__qualname__, found_by_name.__module__
+    reason: str | None = None
+    if "<lambda>" in name:
+        reason = "a lambda has no name"
+    elif "<locals>" in name:
+        reason = "it is defined inside a function"
+    elif module == "__main__" and not _has_main_file():
+        reason = "it is defined in an interactive session or in `python -c`, and not in a file"
+    if reason is not None:
+        raise ConfigError(
+            f"{what} {name} cannot be used with executor='process', because a process must find it "
+            f"by its name and {reason}: {_ADVICE}"
+        )
+
+
+def _has_main_file() -> bool:
+    main = sys.modules["__main__"]
+    return getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")
+
+
+def check_other_function(function: Callable[..., Any], other: Callable[..., Any]) -> None:
+    """Refuse a function that has replaced another registered function of the same name.
+
+    Raises:
+        ConfigError: both have the same module and name, and are not the same function.
+    """
+    names = [
+        (getattr(one, "__module__", None), getattr(one, "__qualname__", None))
+        for one in (function, other)
+    ]
+    if function is not other and None not in names[0] and names[0] == names[1]:
+        raise ConfigError(
+            f"two functions of {names[0][0]} have the name {names[0][1]}, and a process finds only "
+            "the last one: give each function its own name"
+        )

@@ -1,0 +1,261 @@
+"""The main function of the process that runs jobs for a worker, one at a time.
+
+The pipes of stdin and stdout become the connection to the worker, which no code of a job can reach
+by writing. What jobs write to stdout and stderr goes to the pipe of stderr, which the worker reads
+line by line.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import faulthandler
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing.spawn import prepare
+from queue import SimpleQueue
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+from riverpy._main_import import MainGuardMissingError, importing_main_module
+from riverpy._work.child_messages import (
+    CANCEL_JOB,
+    CHECK_FUNCTIONS,
+    CHILD_READY,
+    CHILD_REFUSED,
+    CHILD_STARTED,
+    FUNCTIONS_CHECKED,
+    JOB_ENDED,
+    JOB_STARTED,
+    METADATA_RECORDED,
+    receive_message,
+    send_message,
+)
+from riverpy._work.failure import (
+    find_error,
+    make_storable_error_text,
+    make_storable_trace,
+)
+from riverpy.context import running_job
+from riverpy.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LINE_BUFFERED = 1
+"""C's constant _IOLBF on Linux."""
+
+
+class _ChildJob(Job[Any]):
+    """The job object that the function receives in the child."""
+
+    __slots__ = ("_worker",)
+
+    def __init__(self, row: tuple[Any, ...], args: Any, worker: _WorkerConnection) -> None:
+        self._row, self._args, self._updates, self._worker = row, args, None, worker
+
+    def _merge(self, key: str, text: str) -> None:
+        """Send the value to the worker at once, so that it is stored even if this process is
+        killed."""
+        super()._merge(key, text)
+        self._worker.send_metadata(self, key, text)
+
+    @property
+    def has_read_cancelled_flag(self) -> bool:
+        """Whether the code of the job has read `job.cancelled`."""
+        return hasattr(self, "_cancelled")
+
+    def set_cancelled_flag(self) -> None:
+        """Set the event `job.cancelled`."""
+        self._cancelled_event().set()
+
+
+class _WorkerConnection:
+    """The connection to the worker. A thread reads the worker's messages, and ends this process
+    when the worker has ended."""
+
+    def __init__(self, token: str, *, owns_process_group: bool) -> None:
+        """`token` is the random text that ends the output of each job. `owns_process_group`:
+        whether the process group has no process of the worker."""
+        self._pid, self._owns_process_group = os.getpid(), owns_process_group
+        self._pipe_from_worker, self._pipe_to_worker, self._output = _move_stdio_pipes()
+        self._end_of_output = f"{token}\n".encode()
+        self._send_lock = threading.Lock()
+        self._running_job: _ChildJob | None = None
+        self.requests: SimpleQueue[tuple[bytes, bytes]] = SimpleQueue()
+        """The messages for the main thread."""
+        self._pipe_to_worker.write(token.encode())
+        self.send(CHILD_STARTED, str(self._pid).encode())
+        threading.Thread(target=self._read, name="riverpy worker watch", daemon=True).start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                kind, content = receive_message(self._pipe_from_worker)
+            except (EOFError, OSError):
+                self._kill_process_group()
+            if kind == CANCEL_JOB:
+                self._cancel_job()
+            else:
+                self.requests.put((kind, content))
+
+    def _cancel_job(self) -> None:
+        job = self._running_job
+        if job is None or not job.has_read_cancelled_flag:
+            self._kill_process_group()
+        job.set_cancelled_flag()
+
+    def _kill_process_group(self) -> NoReturn:
+        """Kill this process and the programs that its job started."""
+        if self._owns_process_group:
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    def send(self, kind: bytes, content: bytes = b"") -> None:
+        """Send a message to the worker."""
+        with self._send_lock:
+            send_message(self._pipe_to_worker, kind, content)
+
+    def send_metadata(self, job: _ChildJob, key: str, text: str) -> None:
+        """Send a recorded value, unless the job has ended or a process that it forked calls."""
+        if os.getpid() != self._pid:
+            return
+        with self._send_lock:
+            if job is self._running_job:
+                content = pickle.dumps((key, text))
+                send_message(self._pipe_to_worker, METADATA_RECORDED, content)
+
+    def start_job(self, job: _ChildJob) -> None:
+        """Tell the worker that the job starts."""
+        self._running_job = job
+        self.send(JOB_STARTED)
+
+    def end_job(self, result: bytes) -> None:
+        """Send the result of the job, after the end of its output."""
+        if os.getpid() != self._pid:  # a process that the job forked has returned from its function
+            os._exit(0)
+        with self._send_lock:
+            self._running_job = None
+        self._end_output()
+        self.send(JOB_ENDED, result)
+
+    def _end_output(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # the job may have closed or replaced the stream
+                stream.flush()
+        data = self._end_of_output
+        while data:
+            try:
+                data = data[os.write(self._output, data) :]
+            except BlockingIOError:  # a program of the job made the pipe non-blocking
+                select.select([], [self._output], [], 1.0)
+
+
+def run_jobs(*, main_module: dict[str, str], token: str, owns_process_group: bool) -> NoReturn:
+    """Run jobs until the worker ends."""
+    worker = _WorkerConnection(token, owns_process_group=owns_process_group)
+    faulthandler.enable()  # after a crash in C code, the places of the threads are in the output
+    _buffer_lines_of_c_code()
+    refusal = _import_main_module(main_module)
+    if refusal is None:
+        worker.send(CHILD_READY)
+    else:
+        worker.send(CHILD_REFUSED, refusal.encode("utf-8", "replace"))
+    while True:
+        kind, content = worker.requests.get()
+        if kind == CHECK_FUNCTIONS:
+            errors = [_check_function(one) for one in pickle.loads(content)]  # noqa: S301
+            worker.send(FUNCTIONS_CHECKED, pickle.dumps(errors))
+        else:
+            _run_job(content, worker)
+
+
+def _move_stdio_pipes() -> tuple[IO[bytes], IO[bytes], int]:
+    """Move the pipes from and to the worker to file descriptors other than stdin and stdout, and
+    return them, with a descriptor for the output. Stdout is then the same pipe as stderr."""
+    from_worker = os.fdopen(os.dup(0), "rb", buffering=0)
+    to_worker = os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return from_worker, to_worker, os.dup(2)
+
+
+def _buffer_lines_of_c_code() -> None:
+    """Let C code write each line at once. To a pipe, C code writes only when a buffer is full."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(ValueError, OSError, AttributeError):
+            library = ctypes.CDLL(None)
+            stdout = ctypes.c_void_p.in_dll(library, "stdout")
+            library.setvbuf(stdout, None, _LINE_BUFFERED, 0)
+
+
+def _import_main_module(main_module: dict[str, str]) -> str | None:
+    """Import the worker's main module. Returns None, or why this process cannot run jobs."""
+    name = next(iter(main_module.values()), "")
+    try:
+        with importing_main_module():
+            prepare(main_module)
+    except BaseException as error:
+        if find_error(error, MainGuardMissingError) is not None:
+            reason = "it would start the client again"
+        else:
+            text = make_storable_error_text(error)
+            reason = f"it raises {text}:\n{make_storable_trace(error)}"
+        return (
+            f"a process for jobs cannot import {name}, which it has to import as a module: "
+            f'{reason}\nPut the code that runs once under `if __name__ == "__main__":`'
+        )
+    return None
+
+
+def _check_function(packed_function: bytes) -> str | None:
+    """Return why this process cannot import a function, or None."""
+    try:
+        pickle.loads(packed_function)  # noqa: S301 (our own worker's)
+    except BaseException as error:
+        return make_storable_error_text(error)
+    return None
+
+
+def _run_job(packed_job: bytes, worker: _WorkerConnection) -> None:
+    """Run a job, and send the type name of the returned value and the error. The traceback is added
+    as a note to the error, because a traceback cannot be pickled."""
+    returned: str | None = None
+    error_to_send: BaseException | None = None
+    try:
+        # This imports user code, so it runs in the main thread and before the job starts.
+        function, row, args = pickle.loads(packed_job)  # noqa: S301 (our own worker's)
+        job = _ChildJob(row, args, worker)
+        worker.start_job(job)
+        returned = contextvars.copy_context().run(_call_function, function, job)
+    except BaseException as error:
+        error_to_send = _make_error_picklable(error)
+        error_to_send.add_note(f"In the process of the job:\n{make_storable_trace(error)}")
+    worker.end_job(pickle.dumps((returned, error_to_send)))
+
+
+def get_type_name(value: object) -> str | None:
+    """Return the name of the type of a returned value; None: the code returned None."""
+    return None if value is None else type(value).__name__
+
+
+def _call_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:
+    running_job.set(job)
+    return get_type_name(function(job))
+
+
+def _make_error_picklable(error: BaseException) -> BaseException:
+    """Return the error. If the error cannot be pickled and unpickled, return a RuntimeError with
+    its text."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
+    except Exception:
+        return RuntimeError(make_storable_error_text(error))
+    return error

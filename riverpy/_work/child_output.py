@@ -1,0 +1,127 @@
+"""JobOutputLog: logs what the jobs of one child process, and the programs that they start, write to
+stdout and stderr.
+
+Each line is one event. A line longer than `LINE_SIZE_MAX` is cut. If more lines arrive than the
+limit of the rate allows, further lines are dropped and counted, so a job never waits for the log.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from typing import IO
+
+from riverpy._log import get_logger
+from riverpy._log_events import JOB_OUTPUT_DROPPED, JOB_WROTE_OUTPUT
+
+LINE_SIZE_MAX = 4096
+"""The maximum number of bytes of a logged line. The rest of a longer line is dropped."""
+LINES_PER_SECOND_MAX = 100
+"""How many lines of one process are logged in a second, in the long run."""
+LINE_BURST_MAX = 1000
+"""How many lines of one process may be logged at once, after a time with little output."""
+_READ_SIZE = 65536
+
+
+class JobOutputLog:
+    """Logs the lines that arrive from one child process, in a thread of its own."""
+
+    def __init__(self, pipe: IO[bytes], end_of_job: bytes) -> None:
+        """`end_of_job` is the random text of the line that the child writes after each job."""
+        self._pipe, self._end_of_job = pipe, end_of_job
+        self._log = get_logger()
+        self._jobs: deque[tuple[int, str]] = deque()
+        """The id and the kind of the running job, after those of ended jobs whose output may still
+        be in the pipe."""
+        self._job: tuple[int | None, str | None] = (None, None)
+        """The id and the kind of the job that wrote the last line."""
+        self._line = bytearray()
+        """The beginning of a line that is not complete."""
+        self._allowed_lines = float(LINE_BURST_MAX)
+        self._allowed_since = time.monotonic()
+        self._dropped_lines = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._read, name="riverpy job output", daemon=True)
+        self._thread.start()
+
+    def add_job(self, job_id: int, kind: str) -> None:
+        """Log the next lines with this job, when the lines of the job before it have been read."""
+        self._jobs.append((job_id, kind))
+
+    def add_early_output(self, data: bytes) -> None:
+        """Log what Python wrote to the pipe of the messages before the child used it."""
+        if data:
+            with self._lock:
+                self._add_data(data if data.endswith(b"\n") else data + b"\n")
+
+    def close(self, timeout: float) -> None:
+        """Wait at most `timeout` seconds until all output of an ended process is logged."""
+        self._thread.join(timeout)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._pipe.fileno(), _READ_SIZE)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            with self._lock:
+                self._add_data(data)
+        with self._lock:
+            if self._line:
+                self._end_line()
+            self._log_dropped_lines()
+        self._pipe.close()
+
+    def _add_data(self, data: bytes) -> None:
+        first, *others = data.split(b"\n")
+        self._add_part(first)
+        for part in others:
+            self._end_line()
+            self._add_part(part)
+
+    def _add_part(self, part: bytes) -> None:
+        """Add to the current line. Of a long line only its beginning and its end are kept; the end
+        may be the line that ends a job."""
+        self._line += part
+        excess = len(self._line) - LINE_SIZE_MAX - len(self._end_of_job)
+        if excess > 0:
+            del self._line[LINE_SIZE_MAX : LINE_SIZE_MAX + excess]
+
+    def _end_line(self) -> None:
+        line = bytes(self._line)
+        self._line.clear()
+        is_end_of_job = line.endswith(self._end_of_job)
+        if is_end_of_job:
+            line = line.removesuffix(self._end_of_job)
+        if line or not is_end_of_job:
+            self._log_line(line)
+        if is_end_of_job:
+            self._log_dropped_lines()
+            if self._jobs:
+                self._job = self._jobs.popleft()
+
+    def _current_job(self) -> dict[str, int | str | None]:
+        job_id, kind = self._jobs[0] if self._jobs else self._job
+        return {"kind": kind, "job_id": job_id}
+
+    def _log_line(self, line: bytes) -> None:
+        now = time.monotonic()
+        allowed = self._allowed_lines + (now - self._allowed_since) * LINES_PER_SECOND_MAX
+        self._allowed_lines, self._allowed_since = min(allowed, LINE_BURST_MAX), now
+        if self._allowed_lines < 1:
+            self._dropped_lines += 1
+            return
+        self._allowed_lines -= 1
+        self._log_dropped_lines()
+        text = line[:LINE_SIZE_MAX].decode("utf-8", "backslashreplace").rstrip("\r")
+        is_cut = {"is_cut": True} if len(line) > LINE_SIZE_MAX else {}
+        self._log.info(JOB_WROTE_OUTPUT, **self._current_job(), line=text, **is_cut)
+
+    def _log_dropped_lines(self) -> None:
+        if self._dropped_lines:
+            count, self._dropped_lines = self._dropped_lines, 0
+            self._log.warning(JOB_OUTPUT_DROPPED, **self._current_job(), lines=count)

@@ -1,0 +1,124 @@
+"""The script that a worker starts as a child process: `python child_start.py WORKER_PID`.
+
+On Linux the started process is a guard. It forks the process that runs jobs, and then only waits:
+
+- When the worker ends, even by SIGKILL, the guard kills the process that runs jobs and its process
+  group: the programs that the jobs started.
+- When the process that runs jobs ends, the guard kills these programs too, and ends in the same
+  way, with the same exit code or signal.
+
+The kernel also kills the process that runs jobs when the guard ends. On other platforms there is no
+guard: the started process runs jobs, and ends when its pipe from the worker is closed.
+
+This file imports only small modules of the standard library, so that a guard needs little memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+PR_SET_PDEATHSIG = 1
+"""The option of Linux's prctl that sets the signal for the death of the parent."""
+
+
+def main() -> None:
+    """Read the setup from stdin, one line of JSON, and run jobs."""
+    is_session_leader = sys.platform != "win32" and os.getsid(0) == os.getpid()
+    if sys.platform == "linux" and is_session_leader:
+        _start_guard(int(sys.argv[1]))
+    with os.fdopen(0, "rb", buffering=0, closefd=False) as pipe:
+        setup = json.loads(pipe.readline())
+    sys.path[:] = setup["path"]
+    from riverpy._work.child_main import run_jobs
+
+    run_jobs(
+        main_module=setup["main_module"],
+        token=setup["token"],
+        owns_process_group=is_session_leader,
+    )
+
+
+def _start_guard(worker_pid: int) -> None:
+    """Fork. Returns in the new process, which runs jobs. This process becomes its guard."""
+    import ctypes
+
+    prctl, guard_pid = ctypes.CDLL(None).prctl, os.getpid()
+    job_process = os.fork()
+    if job_process != 0:
+        with suppress(OSError):  # the new process has done it
+            os.setpgid(job_process, job_process)
+        # If prctl fails, the closed pipe shows the end of the worker.
+        prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
+        _guard(worker_pid, job_process)
+    os.setpgid(0, 0)  # the guard is not in the group that it kills
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guard_pid:  # the guard ended before the call of prctl
+        os._exit(1)
+
+
+def _guard(worker_pid: int, job_process: int) -> NoReturn:
+    """Wait for the end of the worker or of the process that runs jobs."""
+    import select
+
+    os.closerange(1, 3)  # the pipes to the worker are those of the process that runs jobs
+    signals, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGUSR1):
+        signal.signal(number, _wake)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        os.kill(job_process, number)
+
+    signal.signal(signal.SIGTERM, forward)
+    poll = select.poll()
+    poll.register(0, 0)  # without an event: poll reports only that the worker's end is closed
+    poll.register(signals, select.POLLIN)
+    while True:
+        if os.waitid(os.P_PID, job_process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            _kill_group(job_process)  # first, because later another process may have this id
+            _, status = os.waitpid(job_process, 0)
+            _exit_like(os.waitstatus_to_exitcode(status))
+        if os.getppid() != worker_pid:
+            _kill_group(job_process)
+            os._exit(1)
+        for descriptor, _ in poll.poll():
+            if descriptor == 0:
+                _kill_group(job_process)
+                os._exit(1)
+            os.read(signals, 512)
+
+
+def _kill_group(job_process: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(job_process, signal.SIGKILL)
+
+
+def _wake(_number: int, _frame: FrameType | None) -> None:
+    """Handle a signal whose only effect is that it wakes `poll`."""
+
+
+def _exit_like(exit_code: int) -> NoReturn:
+    """End this process with this exit code; a negative exit code is the number of a signal."""
+    if exit_code < 0:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError):  # SIGKILL needs no default action
+            signal.signal(-exit_code, signal.SIG_DFL)
+        os.kill(os.getpid(), -exit_code)
+    os._exit(exit_code if exit_code >= 0 else 1)
+
+
+if __name__ == "__main__":
+    main()
