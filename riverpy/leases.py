@@ -163,7 +163,7 @@ class LeaseManager:
             TransactionError: the caller's connection is in a transaction.
         """
         self._expect_open()
-        return await self._engine.held.renew(lease)
+        return await self._engine.renewer.renew_lease(lease)
 
     async def release(self, lease: Lease) -> bool:
         """Release a lease after the work under it. Returns False if the lease had ended before, or

@@ -36,11 +36,11 @@ class Singleton(NamedTuple):
 
     name: str
     fn: SingletonFn
-    restart: RestartPolicy
-    candidate: bool
+    restart_policy: RestartPolicy
+    is_candidate: bool
 
     @property
-    def is_blocking(self) -> bool:
+    def runs_in_thread(self) -> bool:
         """Whether the function runs in a thread."""
         return not _has_function_kind(self.fn, iscoroutinefunction)
 

@@ -139,8 +139,8 @@ class LeaseMethods(ClientMethods):
                 self._database, schema=config.schema, holder=holder, pooler=config.pooler
             ),
             holder=holder,
-            timing=LeaseTiming.of(config),
+            timing=LeaseTiming.from_config(config),
             timer=Timer(),
             max_held=config.max_leases,
-            unfinished=unfinished_leases,
+            unfinished_leases=unfinished_leases,
         )

@@ -80,9 +80,9 @@ class Election:
             lease = await self._engine.acquire(self._lease_name, scope=scope)
             task = self._lease_task = self._begin_term(lease)
             try:
-                await task.released.wait()
+                await task.lease_released.wait()
             except BaseException:
-                await task.stop(scope.cause or StopCause.CLIENT_STOP)
+                await task.stop_and_wait(scope.cause or StopCause.CLIENT_STOP)
                 raise
 
     async def close(self, timeout: float) -> bool:
@@ -92,7 +92,7 @@ class Election:
         if task is None:
             return True
         task.stop_work(StopCause.CLIENT_STOP)
-        return await self._engine.timer.wait_for_event(task.released, timeout)
+        return await self._engine.timer.wait_for_event(task.lease_released, timeout)
 
     def _begin_term(self, lease: Lease) -> LeaseTask:
         self._lease = lease
@@ -144,7 +144,7 @@ class Election:
         """Resign, so that another client can become leader. This client then takes no part in the
         election for a time, which doubles with each consecutive failure. Returns False if the term
         had ended before."""
-        interval = self._engine.timing.interval
+        interval = self._engine.timing.attempt_interval
         pause_max = max(ELECTION_PAUSE_MAX, interval)
         pause = min(interval * 2.0 ** min(self._failed_term_count, 30), pause_max)
         if not self._engine.resign(lease, "its maintenance failed", pause=pause):
@@ -160,7 +160,7 @@ def handle_leadership_notification(engine: LeaseEngine, payload: str) -> None:
         return
     match message.action:
         case "resigned":
-            engine.handle_release(DEFAULT_DOMAIN, message.leader_id)
+            engine.handle_lease_released(DEFAULT_DOMAIN, message.leader_id)
         case "request_resign":
             engine.handle_release_request(DEFAULT_DOMAIN)
         case _:

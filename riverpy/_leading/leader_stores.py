@@ -118,7 +118,9 @@ class SchemaLeaseStore(DomainLeaseStore):
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAcquireResult | None:
         """Try to acquire the lease, unless a riverpy client is the leader of `default`."""
-        async with self._requests.acquire("acquiring the schema lease", timeout) as connection:
+        async with self._request_connection.acquire(
+            "acquiring the schema lease", timeout
+        ) as connection:
             lead = await default_leader_get_status(connection, self._schema)
             if lead.is_leader_riverpy:
                 return _DENIED_ANSWER

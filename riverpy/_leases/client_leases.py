@@ -23,7 +23,7 @@ class ClientLeaseEngine:
         """Start without an engine. `make_engine(unfinished)` creates it. `unfinished` are the
         leases of earlier engines whose work may still run."""
         self._make_engine = make_engine
-        self._unfinished: list[Lease] = []
+        self._unfinished_leases: list[Lease] = []
         self._engine: LeaseEngine | None = None
         self._engine_lock = anyio.Lock()
 
@@ -37,7 +37,7 @@ class ClientLeaseEngine:
         """
         async with self._engine_lock:
             if self._engine is None:
-                engine = self._make_engine(self._unfinished)
+                engine = self._make_engine(self._unfinished_leases)
                 await engine.__aenter__()
                 self._engine = engine
             return self._engine
@@ -45,27 +45,27 @@ class ClientLeaseEngine:
     async def close(self) -> None:
         """Close the engine, which ends every lease. If the engine is being opened, wait for that
         first."""
-        await run_despite_cancellation(self._close)
+        await run_despite_cancellation(self._close_engine)
 
-    async def _close(self) -> None:
+    async def _close_engine(self) -> None:
         async with self._engine_lock:
             engine, self._engine = self._engine, None
             if engine is not None:
                 await engine.close()
-                self._unfinished = engine.unfinished
+                self._unfinished_leases = engine.unfinished_leases
 
-    def receive(self, payload: str) -> None:
+    def handle_notification(self, payload: str) -> None:
         """Handle a notification on the topic of leases."""
         if self._engine is not None:
-            self._engine.receive(payload)
+            self._engine.handle_notification(payload)
 
-    def resync(self) -> None:
+    def wake_all_callers(self) -> None:
         """Try now to acquire every lease that a caller waits for, because notifications may have
         been lost."""
         if self._engine is not None:
-            self._engine.wake_all()
+            self._engine.wake_all_callers()
 
     @property
     def stats(self) -> LeaseStats:
         """The number of held leases, the counts of renewals, and the duration of the last one."""
-        return LeaseStats() if self._engine is None else self._engine.held.stats
+        return LeaseStats() if self._engine is None else self._engine.renewer.stats

@@ -61,7 +61,7 @@ the leases."""
 BUSY_LEASE_RETRY_DELAY = 0.25
 """Seconds until the next attempt to acquire a lease, if another attempt or a fenced transaction was
 in progress."""
-CANCELLED_ATTEMPT_TIMEOUT = 1.0
+CANCELLED_ACQUIRE_TIMEOUT = 1.0
 """The timeout of an attempt to acquire a lease after its caller was cancelled, in seconds."""
 ENGINE_CLOSE_TIMEOUT = 2.0
 """The longest time that `close` waits for work under leases to stop, in seconds."""
@@ -82,18 +82,20 @@ class LeaseEngine:
         timing: LeaseTiming,
         timer: Timer,
         max_held: int | None = None,
-        unfinished: Iterable[Lease] = (),
+        unfinished_leases: Iterable[Lease] = (),
     ) -> None:
         """Create the engine of the process that the store knows as `holder`. The engine holds at
         most `max_held` leases; None: no limit. It does not try to acquire the leases in
         `unfinished`, which an earlier engine has ended and whose work may still run."""
-        self._unfinished = list(unfinished)
+        self._unfinished_leases = list(unfinished_leases)
         self._store, self.holder, self._max_held = store, holder, max_held
         self.timing, self.timer = timing, timer
-        self._attempt_timeout = min(LEASE_STORE_TIMEOUT, timing.validity - timing.grace)
+        self._acquire_timeout = min(
+            LEASE_STORE_TIMEOUT, timing.validity_seconds - timing.grace_seconds
+        )
         """The timeout of an attempt to acquire a lease, in seconds. A later answer would leave no
         time for work."""
-        self.held = LeaseRenewer(store, holder=holder, timing=timing, timer=timer)
+        self.renewer = LeaseRenewer(store, holder=holder, timing=timing, timer=timer)
         self._wake_events: dict[str, set[asyncio.Event]] = {}
         """The events that wake callers, by the name of the lease for which they wait."""
         self._acquire_paused_until: dict[str, float] = {}
@@ -105,17 +107,17 @@ class LeaseEngine:
         self._failing_lease_names: set[str] = set()
         """The names of leases that the last attempt could not acquire because of an error. While
         there are any, failures are logged only at level debug."""
-        self._change_event = asyncio.Event()
+        self._state_change_event = asyncio.Event()
         """An event that is set and replaced when a lease is released, when a caller stops waiting,
         and when an attempt ends."""
         self._is_closed = False
         self._log = get_logger(holder=holder)
-        self.denied = TestSignal("LeaseEngine.denied")
+        self.lease_denied = TestSignal("LeaseEngine.denied")
 
     @property
-    def unfinished(self) -> list[Lease]:
+    def unfinished_leases(self) -> list[Lease]:
         """The leases of closed engines whose work still runs."""
-        return [lease for lease in self._unfinished if lease.is_used]
+        return [lease for lease in self._unfinished_leases if lease.is_used]
 
     async def __aenter__(self) -> Self:
         """Open the store. Raise what `LeaseStore.open` raises."""
@@ -133,18 +135,18 @@ class LeaseEngine:
         """End every lease, wait for a limited time for the work under them, and close the store.
         Callers that wait for a lease get a ClientStateError."""
         self._is_closed = True
-        self.wake_all()
-        for lease in self.held.leases:
+        self.wake_all_callers()
+        for lease in self.renewer.leases:
             lease.end("the leases of this process are closed", cause=StopCause.CLIENT_STOP)
         for attempt in self._acquire_attempts:
             attempt.start_timeout()
-        await run_despite_cancellation(self._close)
+        await run_despite_cancellation(self._wait_and_close_store)
 
-    async def _close(self) -> None:
+    async def _wait_and_close_store(self) -> None:
         with anyio.move_on_after(ENGINE_CLOSE_TIMEOUT):
-            while self.held or self._wake_events or self._acquire_attempts:
-                await self._change_event.wait()
-        for lease in self.held.leases:
+            while self.renewer or self._wake_events or self._acquire_attempts:
+                await self._state_change_event.wait()
+        for lease in self.renewer.leases:
             self._log.error(
                 LEASE_WORK_STOP_TIMED_OUT,
                 lease=lease.name,
@@ -152,25 +154,25 @@ class LeaseEngine:
                 effect="the lease is not released but expires",
             )
             lease.may_be_held = False  # the store closes now, so no later release can free the row
-        self._unfinished += self.held.leases
-        await self.held.close(ENGINE_CLOSE_TIMEOUT)
+        self._unfinished_leases += self.renewer.leases
+        await self.renewer.close(ENGINE_CLOSE_TIMEOUT)
         await self._store.close()
 
     # -- notifications
 
-    def receive(self, payload: str) -> None:
+    def handle_notification(self, payload: str) -> None:
         """Handle a notification on the topic `riverpy_lease`."""
         message = decode_message(payload)
-        prefix = self._store.prefix
+        prefix = self._store.lease_name_prefix
         if message is None or not message.lease.startswith(prefix):
             return
         name = message.lease.removeprefix(prefix)
         if message.action == "released":
-            self.handle_release(name, message.holder)
+            self.handle_lease_released(name, message.holder)
         elif message.action == "resign_requested":
             self.handle_release_request(name, epoch=message.epoch)
 
-    def handle_release(self, name: str, holder: str) -> None:
+    def handle_lease_released(self, name: str, holder: str) -> None:
         """Wake the callers that wait for this lease, because another process has released it."""
         if holder != self.holder:
             self._wake_callers(name)
@@ -178,11 +180,11 @@ class LeaseEngine:
     def handle_release_request(self, name: str, *, epoch: int | None = None) -> None:
         """End a lease that another process requested. If `epoch` (the number of a term) is given,
         end the lease only if it has this epoch."""
-        lease = self.held.get(name)
+        lease = self.renewer.get_lease(name)
         if lease is not None and epoch in {None, lease.epoch}:
-            self.resign(lease, "another process requested it", pause=self.timing.interval)
+            self.resign(lease, "another process requested it", pause=self.timing.attempt_interval)
 
-    def wake_all(self) -> None:
+    def wake_all_callers(self) -> None:
         """Try now to acquire every lease that a caller waits for, because notifications may have
         been lost."""
         for name in self._wake_events:
@@ -238,55 +240,57 @@ class LeaseEngine:
             if not self._wake_events[name]:
                 del self._wake_events[name]
                 self._failing_lease_names.discard(name)
-                self._signal_change()
+                self._signal_state_change()
         lease.waited = self.timer.seconds_since_boot() - began
         return lease
 
     async def _acquire_until(
-        self, name: str, wake: asyncio.Event, until: float, scope: StopScope | None
+        self, name: str, wake_event: asyncio.Event, deadline: float, scope: StopScope | None
     ) -> Lease:
         backoff = make_retry_backoff(self.timing)
         while True:
             self._expect_open()
-            wake.clear()
-            pause = self._seconds_until_attempt(name)
+            wake_event.clear()
+            pause = self._seconds_until_next_attempt(name)
             if pause <= 0:
                 self._expect_progress(scope)
-                lease, pause = await self._attempt_after_delay(name, backoff)
+                lease, pause = await self._try_acquire_after_delay(name, backoff)
                 if lease is not None:
-                    self.held.add(lease, scope)
+                    self.renewer.add_lease(lease, scope)
                     return lease
                 self._expect_open()
-                self.denied.emit()
-            left = until - self.timer.seconds_since_boot()
+                self.lease_denied.emit()
+            left = deadline - self.timer.seconds_since_boot()
             if left <= 0:
                 raise TimeoutError(f"lease {name!r} was not free in the time to wait for it")
             self._expect_progress(scope, pause)
-            if await self.timer.wait_for_event(wake, min(pause, left)):
+            if await self.timer.wait_for_event(wake_event, min(pause, left)):
                 await self.timer.sleep(random.uniform(0, ACQUIRE_JITTER_MAX))  # noqa: S311 (no secret)
 
     def _expect_open(self) -> None:
         if self._is_closed:
             raise ClientStateError("wait for a lease while its client or manager is open")
 
-    def _seconds_until_attempt(self, name: str) -> float:
+    def _seconds_until_next_attempt(self, name: str) -> float:
         """Return the seconds until this process may try to acquire the lease of this name."""
-        if self.held.get(name) is not None:
+        if self.renewer.get_lease(name) is not None:
             return math.inf
-        if any(lease.name == name for lease in self.unfinished):
-            return self.timing.interval
+        if any(lease.name == name for lease in self.unfinished_leases):
+            return self.timing.attempt_interval
         if (
             self._max_held is not None
-            and len(self.held) + self._current_attempt_count >= self._max_held
+            and len(self.renewer) + self._current_attempt_count >= self._max_held
         ):
-            return self.timing.interval
+            return self.timing.attempt_interval
         return self._acquire_paused_until.get(name, 0.0) - self.timer.seconds_since_boot()
 
-    async def _attempt_after_delay(self, name: str, backoff: Backoff) -> tuple[Lease | None, float]:
+    async def _try_acquire_after_delay(
+        self, name: str, backoff: Backoff
+    ) -> tuple[Lease | None, float]:
         """Try once to acquire a lease, after a delay that grows with the number of leases held or
         attempted in this process. If many leases are free at once, each process gets some. Returns
         the lease, or None and the seconds until the next attempt."""
-        before = len(self.held) + self._current_attempt_count
+        before = len(self.renewer) + self._current_attempt_count
         self._current_attempt_count += 1
         try:
             if before:
@@ -332,7 +336,7 @@ class LeaseEngine:
         """
         self._expect_open()
         attempted_at = self.timer.seconds_since_boot()
-        ttl, timeout = self.timing.ttl_timedelta, self._attempt_timeout
+        ttl, timeout = self.timing.ttl_timedelta, self._acquire_timeout
         attempt = AcquireAttempt(
             partial(self._store.acquire, name, self.holder, ttl, timeout=timeout)
         )
@@ -345,7 +349,7 @@ class LeaseEngine:
             raise
         finally:
             self._acquire_attempts.discard(attempt)
-            self._signal_change()
+            self._signal_state_change()
         if attempt.answer is None:
             return None, BUSY_LEASE_RETRY_DELAY + random.uniform(0, ACQUIRE_JITTER_MAX)  # noqa: S311 (no secret)
         pause = self.timing.seconds_until_next_attempt(attempt.answer.seconds_until_expiry)
@@ -389,9 +393,11 @@ class LeaseEngine:
             )
         finally:
             lease.is_used = False
-            self.held.remove(lease)
-            self._signal_change()
-            self.wake_all() if self._max_held is not None else self._wake_callers(lease.name)
+            self.renewer.remove_lease(lease)
+            self._signal_state_change()
+            self.wake_all_callers() if self._max_held is not None else self._wake_callers(
+                lease.name
+            )
         self._log.debug(
             LEASE_RELEASED if is_freed else LEASE_ALREADY_LOST, lease=lease.name, epoch=lease.epoch
         )
@@ -412,11 +418,11 @@ class LeaseEngine:
             )
             return False
 
-    def _signal_change(self) -> None:
-        event, self._change_event = self._change_event, asyncio.Event()
+    def _signal_state_change(self) -> None:
+        event, self._state_change_event = self._state_change_event, asyncio.Event()
         event.set()
         if not self._wake_events:
-            self._store.mark_idle(acquiring=True)
+            self._store.mark_connections_idle(acquiring=True)
 
     def _expect_progress(self, scope: StopScope | None, pause: float = 0.0) -> None:
         if scope is not None:
@@ -433,7 +439,7 @@ class AcquireAttempt:
         the same time."""
         self._statement = statement
         self._error: Exception | None = None
-        self._scope = anyio.CancelScope(shield=True)
+        self._cancel_scope = anyio.CancelScope(shield=True)
         self._end_event = asyncio.Event()
 
     async def execute_statement(self) -> None:
@@ -454,14 +460,14 @@ class AcquireAttempt:
     def start_timeout(self) -> None:
         """Cancel the statement after `CANCELLED_ATTEMPT_TIMEOUT` seconds, because no caller waits
         for it any more."""
-        self._scope.deadline = anyio.current_time() + CANCELLED_ATTEMPT_TIMEOUT
+        self._cancel_scope.deadline = anyio.current_time() + CANCELLED_ACQUIRE_TIMEOUT
 
     async def _execute_statement_shielded(self) -> None:
-        with self._scope:
+        with self._cancel_scope:
             try:
                 self.answer = await self._statement()
             except Exception as error:  # `execute_statement` raises it
                 self._error = error
-        if self._scope.cancelled_caught:
+        if self._cancel_scope.cancelled_caught:
             self._error = TimeoutError("the leases were closed before the answer came")
         self._end_event.set()

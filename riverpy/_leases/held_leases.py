@@ -63,22 +63,22 @@ class LeaseRenewer:
         self._store, self._holder = store, holder
         self._timing, self._timer = timing, timer
         self._leases: dict[str, Lease] = {}
-        self._scopes: dict[Lease, StopScope] = {}  # scopes of the services that hold leases
-        self._next_work_log_at: dict[Lease, float] = {}
+        self._scope_by_lease: dict[Lease, StopScope] = {}  # scopes of the services that hold leases
+        self._work_log_due_at: dict[Lease, float] = {}
         """For each ended lease, the time (by `Timer.seconds_since_boot`) at which its work is
         logged if it still runs."""
-        self._change_event = asyncio.Event()
+        self._lease_change_event = asyncio.Event()
         """An event that is set and replaced when a lease is added, renewed by a call of `renew`, or
         removed."""
         self._next_renewal_at = 0.0  # the time of the next renewal, by `Timer.seconds_since_boot`
-        self._task: asyncio.Task[None] | None = None
+        self._renewal_task: asyncio.Task[None] | None = None
         """The task that renews and watches leases while there are any."""
-        self.renewals = self.renewal_failures = 0
-        self.renewal_seconds = 0.0
+        self.renewal_count = self.renewal_failure_count = 0
+        self.last_renewal_seconds = 0.0
         """The duration of the last renewal, in seconds."""
         self._log = get_logger(holder=holder)
-        self._log_term = self._log.info if store.should_log_terms else self._log.debug
-        self.renewed = TestSignal("LeaseRenewer.renewed")
+        self._log_lease_term = self._log.info if store.should_log_terms else self._log.debug
+        self.leases_renewed = TestSignal("LeaseRenewer.renewed")
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -92,36 +92,40 @@ class LeaseRenewer:
     def stats(self) -> LeaseStats:
         """The number of held leases, the counts of renewals, and the duration of the last one."""
         held = sum(lease.is_held for lease in self._leases.values())
-        return LeaseStats(held, self.renewals, self.renewal_failures, self.renewal_seconds)
+        return LeaseStats(
+            held, self.renewal_count, self.renewal_failure_count, self.last_renewal_seconds
+        )
 
-    def get(self, name: str) -> Lease | None:
+    def get_lease(self, name: str) -> Lease | None:
         return self._leases.get(name)
 
-    def add(self, lease: Lease, scope: StopScope | None) -> None:
+    def add_lease(self, lease: Lease, scope: StopScope | None) -> None:
         """Renew a new lease until it ends. `scope` is the `StopScope` of the service that holds the
         lease."""
         if not self._active_leases:
-            since = self._timing.validity - lease.valid_for
-            self._next_renewal_at = self._timer.seconds_since_boot() + self._timing.interval - since
+            since = self._timing.validity_seconds - lease.valid_for
+            self._next_renewal_at = (
+                self._timer.seconds_since_boot() + self._timing.attempt_interval - since
+            )
         self._leases[lease.name] = lease
         if scope is not None:
-            self._scopes[lease] = scope
+            self._scope_by_lease[lease] = scope
         lease.call_at_end(lambda: self._handle_lease_end(lease))
-        self._log_term(LEASE_ACQUIRED, lease=lease.name, epoch=lease.epoch)
-        self._signal_change()
-        if self._task is None or self._task.done():
+        self._log_lease_term(LEASE_ACQUIRED, lease=lease.name, epoch=lease.epoch)
+        self._signal_lease_change()
+        if self._renewal_task is None or self._renewal_task.done():
             # The new task must not inherit the context variables of this caller.
             loop, context = asyncio.get_running_loop(), contextvars.Context()
-            self._task = loop.create_task(self._watch_and_renew_leases(), context=context)
+            self._renewal_task = loop.create_task(self._watch_and_renew_leases(), context=context)
 
-    def remove(self, lease: Lease) -> None:
+    def remove_lease(self, lease: Lease) -> None:
         """Forget a lease whose work has stopped. A lease that is not in this object is ignored."""
-        self._next_work_log_at.pop(lease, None)
+        self._work_log_due_at.pop(lease, None)
         if self._leases.get(lease.name) is lease:
             del self._leases[lease.name]
-        self._signal_change()
+        self._signal_lease_change()
 
-    async def renew(self, lease: Lease) -> bool:
+    async def renew_lease(self, lease: Lease) -> bool:
         """Extend one lease, for code that renews its leases itself. Returns False if the lease has
         ended.
 
@@ -132,41 +136,41 @@ class LeaseRenewer:
             lease.end(NOT_RENEWED_REASON)
             return False
         try:
-            await self._renew([lease], timeout=min(LEASE_STORE_TIMEOUT, lease.valid_for))
+            await self._renew_leases([lease], timeout=min(LEASE_STORE_TIMEOUT, lease.valid_for))
         finally:
-            self._signal_change()
+            self._signal_lease_change()
         return lease.is_held
 
     async def close(self, timeout: float) -> None:
         """Forget all leases. The caller has ended them. Wait for at most `timeout` seconds until a
         running renewal stops."""
         self._leases.clear()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=timeout)
+        if self._renewal_task is not None:
+            self._renewal_task.cancel()
+            await asyncio.wait([self._renewal_task], timeout=timeout)
 
-    def _signal_change(self) -> None:
-        event, self._change_event = self._change_event, asyncio.Event()
+    def _signal_lease_change(self) -> None:
+        event, self._lease_change_event = self._lease_change_event, asyncio.Event()
         event.set()
         if not self._leases:
-            self._store.mark_idle(renewing=True)
+            self._store.mark_connections_idle(renewing=True)
 
     def _handle_lease_end(self, lease: Lease) -> None:
-        self._next_work_log_at[lease] = lease.ended_at + self._timing.grace
-        if (scope := self._scopes.pop(lease, None)) is not None:
+        self._work_log_due_at[lease] = lease.ended_at + self._timing.grace_seconds
+        if (scope := self._scope_by_lease.pop(lease, None)) is not None:
             scope.expect_no_progress()  # the work may take any time to stop
         keys = {"lease": lease.name, "epoch": lease.epoch, "reason": lease.end_reason}
         if lease.is_lost and self._store.should_log_terms:
             self._log.warning(LEASE_LOST, **keys)
         else:
-            self._log_term(LEASE_ENDED, **keys)
+            self._log_lease_term(LEASE_ENDED, **keys)
 
     @property
     def _active_leases(self) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.cause is None]
 
     @property
-    def _seconds_until_stop(self) -> float:
+    def _seconds_until_first_stop(self) -> float:
         """Seconds until the first work under a held lease must be stopped."""
         return min((lease.seconds_until_stop for lease in self._active_leases), default=math.inf)
 
@@ -175,7 +179,7 @@ class LeaseRenewer:
         try:
             while self._leases:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._watch)
+                    tasks.start_soon(self._watch_leases)
                     await self._renew_leases_on_time()
                     tasks.cancel_scope.cancel()
         except Exception:
@@ -183,9 +187,9 @@ class LeaseRenewer:
         finally:
             for lease in self._active_leases:  # active leases remain only after a failure
                 lease.end("a fault ended the renewal of leases")
-            self._signal_change()
+            self._signal_lease_change()
 
-    async def _watch(self) -> None:
+    async def _watch_leases(self) -> None:
         """End leases that were not renewed, early enough for their work to stop before the local
         deadline."""
         while True:
@@ -193,7 +197,7 @@ class LeaseRenewer:
                 if lease.seconds_until_stop <= 0:
                     lease.end(NOT_RENEWED_REASON)
             self._log_unfinished_work()
-            planned = min(self._timing.deadline_check_interval, self._seconds_until_stop)
+            planned = min(self._timing.deadline_check_interval, self._seconds_until_first_stop)
             planned = max(planned, DEADLINE_CHECK_INTERVAL_MIN)
             before = self._timer.seconds_since_boot()
             await self._timer.sleep(planned)
@@ -204,9 +208,9 @@ class LeaseRenewer:
     def _log_unfinished_work(self) -> None:
         """Log work that has not stopped in time after its lease ended."""
         now = self._timer.seconds_since_boot()
-        for lease, log_at in self._next_work_log_at.items():
+        for lease, log_at in self._work_log_due_at.items():
             if now >= log_at and self._leases.get(lease.name) is lease:
-                self._next_work_log_at[lease] = now + UNFINISHED_WORK_LOG_INTERVAL
+                self._work_log_due_at[lease] = now + UNFINISHED_WORK_LOG_INTERVAL
                 self._log.warning(
                     WORK_RAN_PAST_ITS_LEASE,
                     lease=lease.name,
@@ -226,18 +230,20 @@ class LeaseRenewer:
                 for lease in self._active_leases
                 if lease.seconds_until_stop >= TIME_LEFT_FOR_RENEWAL_MIN
             ]
-            for scope in [self._scopes[lease] for lease in held if lease in self._scopes]:
+            for scope in [
+                self._scope_by_lease[lease] for lease in held if lease in self._scope_by_lease
+            ]:
                 scope.expect_progress(within=attempt_interval_max(self._timing))
             early = self._next_renewal_at - self._timer.seconds_since_boot()
             if early > 0 or not held:
                 step = self._timing.deadline_check_interval
                 await self._timer.wait_for_event(
-                    self._change_event, min(early, step) if early > 0 else step
+                    self._lease_change_event, min(early, step) if early > 0 else step
                 )
                 continue
-            due = self._timer.seconds_since_boot() + self._timing.interval
+            due = self._timer.seconds_since_boot() + self._timing.attempt_interval
             try:
-                await self._renew(held, timeout=self._renewal_timeout(held, locked))
+                await self._renew_leases(held, timeout=self._renewal_timeout(held, locked))
             except UNKNOWN_RESULT_ERRORS as error:
                 if isinstance(error, LeaseLockedError):
                     locked = error.lease_names
@@ -246,8 +252,8 @@ class LeaseRenewer:
                     is_cause_logged=self._store.is_outage_logged,
                     error=describe_error(error),
                 )
-                self.renewal_failures += 1
-                left = max(self._seconds_until_stop, 0.0)
+                self.renewal_failure_count += 1
+                left = max(self._seconds_until_first_stop, 0.0)
                 self._next_renewal_at = self._timer.seconds_since_boot() + min(
                     backoff.next_delay(), left / 2
                 )
@@ -257,35 +263,37 @@ class LeaseRenewer:
                 backoff.reset()
                 self._next_renewal_at = due
 
-    def _renewal_timeout(self, held: list[Lease], locked: frozenset[str]) -> float:
+    def _renewal_timeout(self, leases: list[Lease], locked_names: frozenset[str]) -> float:
         """Return the timeout of a renewal: half of the time until the work must stop, so that a
         second renewal is possible. Leases in `locked` do not shorten the timeout of the others."""
-        free = [lease for lease in held if lease.name not in locked]
-        return min(LEASE_STORE_TIMEOUT, min(lease.seconds_until_stop for lease in free or held) / 2)
+        free = [lease for lease in leases if lease.name not in locked_names]
+        return min(
+            LEASE_STORE_TIMEOUT, min(lease.seconds_until_stop for lease in free or leases) / 2
+        )
 
-    async def _renew(self, held: list[Lease], *, timeout: float) -> None:
+    async def _renew_leases(self, leases: list[Lease], *, timeout: float) -> None:
         attempted_at = self._timer.seconds_since_boot()
-        terms = [(lease.name, lease.epoch) for lease in held]
+        terms = [(lease.name, lease.epoch) for lease in leases]
         answers = await self._store.renew(self._holder, terms, timeout=timeout)
-        for lease in held:
+        for lease in leases:
             if lease.name not in answers:
                 lease.end("another process may hold the lease", may_be_held=False)
             elif answers[lease.name]:
                 lease.extend(attempted_at=attempted_at)
-        self.renewals += 1
-        self.renewal_seconds = self._timer.seconds_since_boot() - attempted_at
-        self.renewed.emit()
+        self.renewal_count += 1
+        self.last_renewal_seconds = self._timer.seconds_since_boot() - attempted_at
+        self.leases_renewed.emit()
         if locked := [name for name, is_renewed in answers.items() if not is_renewed]:
             raise LeaseLockedError(locked)
 
 
 def attempt_interval_max(timing: LeaseTiming) -> float:
     """Return the longest time from one attempt to acquire, or renewal, to the next, in seconds."""
-    return 3 * timing.interval + LEASE_STORE_TIMEOUT
+    return 3 * timing.attempt_interval + LEASE_STORE_TIMEOUT
 
 
 def make_retry_backoff(timing: LeaseTiming) -> Backoff:
     """Return the delays after failures: 1, 2, 4 and then always 5 seconds at the default
     interval."""
-    interval = timedelta(seconds=timing.interval)
+    interval = timedelta(seconds=timing.attempt_interval)
     return Backoff(interval / 5, interval)

@@ -72,7 +72,7 @@ class Lease:
         """Seconds that this process waited for the lease."""
         self._pid = os.getpid()
         self._store, self._timing, self._timer = store, timing, timer
-        self._valid_until = attempted_at + timing.validity
+        self._valid_until = attempted_at + timing.validity_seconds
         self._end_event = asyncio.Event()
         self._end_callbacks: list[Callable[[], object]] = []
 
@@ -175,7 +175,7 @@ class Lease:
     @property
     def seconds_until_stop(self) -> float:
         """Seconds until the work must be stopped, so that it ends before the local deadline."""
-        return self.valid_for - self._timing.grace
+        return self.valid_for - self._timing.grace_seconds
 
     @property
     def ttl(self) -> timedelta:
@@ -215,7 +215,7 @@ class Lease:
         """Extend the local deadline after a renewal that started at `attempted_at` by
         `Timer.seconds_since_boot`."""
         if self.cause is None:
-            self._valid_until = attempted_at + self._timing.validity
+            self._valid_until = attempted_at + self._timing.validity_seconds
 
     def end(
         self, reason: str, *, cause: StopCause = StopCause.LEASE_LOST, may_be_held: bool = True
@@ -269,12 +269,12 @@ class CancelAtLeaseEnd:
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
         self._task: asyncio.Task[Any] | None = None
-        self._cancel_count = 0
+        self._earlier_cancel_count = 0
         self._is_cancel_sent = False
 
     def __enter__(self) -> None:
         self._task = task = asyncio.current_task()
-        self._cancel_count = 0 if task is None else task.cancelling()
+        self._earlier_cancel_count = 0 if task is None else task.cancelling()
         loop = asyncio.get_running_loop()
         # Do not cancel at once: a block that ends the lease itself may exit without another await.
         self._lease.call_at_end(lambda: loop.call_soon(self._cancel_task))
@@ -292,7 +292,9 @@ class CancelAtLeaseEnd:
     ) -> None:
         task, self._task = self._task, None
         if task is not None and self._is_cancel_sent:
-            is_ours = task.uncancel() <= self._cancel_count  # False: other code cancelled it too
+            is_ours = (
+                task.uncancel() <= self._earlier_cancel_count
+            )  # False: other code cancelled it too
             if is_ours and isinstance(exc, asyncio.CancelledError):
                 raise self._lease.lost_error() from exc
         if exc is None and self._lease.cause is not None:

@@ -41,56 +41,58 @@ class LeaseTask:
         """The error that the work raised."""
         self.was_stopped = False
         """Whether the stop of the work was requested before the work ended."""
-        self.was_lost = False
+        self.was_lease_lost = False
         """Whether the lease was not held any more when the work ended."""
-        self.seconds = 0.0
+        self.work_seconds = 0.0
         """The duration of the work, in seconds."""
-        self.work_ended, self.released = asyncio.Event(), asyncio.Event()
+        self.work_ended, self.lease_released = asyncio.Event(), asyncio.Event()
         self._engine, self._work, self._loss_cause = engine, work, loss_cause
-        self._scope = StopScope()
+        self._work_scope = StopScope()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, name: str) -> None:
+    def start(self, task_name: str) -> None:
         """Start the task."""
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"riverpy {name}")
+        self._task = asyncio.get_running_loop().create_task(
+            self._run_work(), name=f"riverpy {task_name}"
+        )
 
     def stop_work(self, cause: StopCause) -> None:
         """End the lease, and stop the work."""
-        self._scope.stop(cause)
+        self._work_scope.stop(cause)
         self.lease.end("this client is stopping", cause=cause)
 
-    async def stop(self, cause: StopCause) -> bool:
+    async def stop_and_wait(self, cause: StopCause) -> bool:
         """Stop the work, and wait for at most the grace period until the work has ended. Returns
         whether the work has ended and the lease is released."""
         self.stop_work(cause)
         engine = self._engine
         with anyio.CancelScope(shield=True):
-            if not await engine.timer.wait_for_event(self.work_ended, engine.timing.grace):
+            if not await engine.timer.wait_for_event(self.work_ended, engine.timing.grace_seconds):
                 return False
-            await self.released.wait()  # ends soon: the release has a timeout
+            await self.lease_released.wait()  # ends soon: the release has a timeout
         return True
 
     def _handle_lease_end(self) -> None:
         is_stop = self.lease.cause is StopCause.CLIENT_STOP
-        self._scope.stop(StopCause.CLIENT_STOP if is_stop else self._loss_cause)
+        self._work_scope.stop(StopCause.CLIENT_STOP if is_stop else self._loss_cause)
 
-    async def _run(self) -> None:
+    async def _run_work(self) -> None:
         timer = self._engine.timer
         began_at = timer.seconds_since_boot()
         self.lease.call_at_end(self._handle_lease_end)
         try:
-            with self._scope:
-                await self._work(self._scope)
+            with self._work_scope:
+                await self._work(self._work_scope)
         except Exception as error:
             self.error = error
         finally:
-            self.seconds = timer.seconds_since_boot() - began_at
-            self.was_stopped = self._scope.cause is not None
-            self.was_lost = not self.lease.is_held
+            self.work_seconds = timer.seconds_since_boot() - began_at
+            self.was_stopped = self._work_scope.cause is not None
+            self.was_lease_lost = not self.lease.is_held
             self.work_ended.set()
             with anyio.CancelScope(shield=True):
                 await self._engine.release(self.lease)
-            self.released.set()
+            self.lease_released.set()
 
 
 def error_log_keys(error: BaseException) -> dict[str, Any]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
 
 
-POLL_INTERVAL = 0.01
+ACQUIRE_POLL_INTERVAL = 0.01
 """Seconds between two checks while an attempt to acquire a lease waits for a fenced transaction."""
 
 
@@ -123,12 +123,12 @@ class MemoryLeases(LeaseStore):
         )
         while True:
             with self._lock:
-                answer = self._acquire(name, holder, ttl.total_seconds())
+                answer = self._try_acquire(name, holder, ttl.total_seconds())
             if answer is not None or self._timer.seconds_since_boot() >= give_up_at:
                 return answer
-            await self._timer.sleep(POLL_INTERVAL)
+            await self._timer.sleep(ACQUIRE_POLL_INTERVAL)
 
-    def _acquire(self, name: str, holder: str, ttl: float) -> LeaseAcquireResult | None:
+    def _try_acquire(self, name: str, holder: str, ttl: float) -> LeaseAcquireResult | None:
         row, now = self._rows.get(name), self._timer.seconds_since_boot()
         if row is not None:
             if row.expires_at >= now:
@@ -147,7 +147,7 @@ class MemoryLeases(LeaseStore):
         renewed: dict[str, bool] = {}  # no value is False: a row in memory is never locked
         with self._lock:
             for name, epoch in terms:
-                row = self._held_row(name, epoch)
+                row = self._find_held_row(name, epoch)
                 if row is not None and row.holder == holder:
                     row.expires_at = self._timer.seconds_since_boot() + row.ttl
                     renewed[name] = True
@@ -155,7 +155,7 @@ class MemoryLeases(LeaseStore):
 
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
         with self._lock:
-            row = self._held_row(name, epoch)
+            row = self._find_held_row(name, epoch)
             if row is None or row.holder != holder:
                 return False
             row.expires_at = -math.inf
@@ -177,7 +177,7 @@ class MemoryLeases(LeaseStore):
             )
         with self._lock:
             transaction.expect_open()
-            row = self._held_row(name, epoch)
+            row = self._find_held_row(name, epoch)
             if row is None:
                 return False
             transaction.limit(timeout.total_seconds())
@@ -195,7 +195,7 @@ class MemoryLeases(LeaseStore):
             "MemoryLeases.transaction()"
         )
 
-    def _held_row(self, name: str, epoch: int) -> _LeaseRow | None:
+    def _find_held_row(self, name: str, epoch: int) -> _LeaseRow | None:
         row = self._rows.get(name)
         if row is None or row.epoch != epoch or row.expires_at < self._timer.seconds_since_boot():
             return None

@@ -42,7 +42,7 @@ FUNCTION_RETRY_DELAY_MIN = timedelta(seconds=1)
 FUNCTION_RETRY_DELAY_MAX = timedelta(seconds=30)
 """The first and the longest delay after a failure. Another process may run the function during the
 delay."""
-FAILURE_RESET_AFTER = 60.0
+FAILURE_COUNT_RESET_AFTER = 60.0
 """If the function ran for this number of seconds, the next failure counts as the first one."""
 
 
@@ -55,25 +55,25 @@ class SingletonRunner:
         self.name = f"singleton {singleton.name}"
         self.singleton = singleton
         self._engine = engine
-        self._backoff = Backoff(FUNCTION_RETRY_DELAY_MIN, FUNCTION_RETRY_DELAY_MAX)
-        self._task: LeaseTask | None = None
-        self._term_count = self._failure_count = self._loss_count = 0
-        self._seconds_waited: float | None = None
+        self._retry_backoff = Backoff(FUNCTION_RETRY_DELAY_MIN, FUNCTION_RETRY_DELAY_MAX)
+        self._lease_task: LeaseTask | None = None
+        self._term_count = self._failure_count = self._lease_loss_count = 0
+        self._seconds_waited_for_lease: float | None = None
         self._log = get_logger(singleton=singleton.name)
 
     @property
     def stats(self) -> SingletonStats:
         """The state of the singleton, and its counts since the run started."""
-        task = self._task
-        lease = None if task is None or task.released.is_set() else task.lease
+        task = self._lease_task
+        lease = None if task is None or task.lease_released.is_set() else task.lease
         return SingletonStats(
             held=lease is not None and lease.is_held,
             running=lease is not None,
             epoch=None if lease is None else lease.epoch,
             terms=self._term_count,
             failures=self._failure_count,
-            losses=self._loss_count,
-            waited=self._seconds_waited,
+            losses=self._lease_loss_count,
+            waited=self._seconds_waited_for_lease,
         )
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
@@ -83,15 +83,17 @@ class SingletonRunner:
         while True:
             lease = await self._engine.acquire(self.singleton.name)
             self._term_count += 1
-            self._seconds_waited = lease.waited
-            task = self._task = LeaseTask(lease, self._engine, partial(self._run_function, lease))
+            self._seconds_waited_for_lease = lease.waited
+            task = self._lease_task = LeaseTask(
+                lease, self._engine, partial(self._run_function, lease)
+            )
             task.start(self.name)
             try:
-                await task.released.wait()
+                await task.lease_released.wait()
             except BaseException:
                 if task.error is not None and not task.was_stopped:  # `fn` failed before the stop
                     self._log_failure_at_stop(task.error)
-                await task.stop(scope.cause or StopCause.CLIENT_STOP)
+                await task.stop_and_wait(scope.cause or StopCause.CLIENT_STOP)
                 raise
             if not await self._handle_function_end(task):
                 return
@@ -99,8 +101,8 @@ class SingletonRunner:
     async def close(self, timeout: float) -> bool:
         """Wait for at most `timeout` seconds for a function that ignored its cancellation. Returns
         whether no function runs any more."""
-        task = self._task
-        return task is None or await self._engine.timer.wait_for_event(task.released, timeout)
+        task = self._lease_task
+        return task is None or await self._engine.timer.wait_for_event(task.lease_released, timeout)
 
     async def _run_function(self, lease: Lease, scope: StopScope) -> None:
         try:
@@ -113,7 +115,7 @@ class SingletonRunner:
     async def _call_function(self, lease: Lease) -> None:
         singleton = self.singleton
         name, call = f"singleton {singleton.name!r}", partial(cast("Any", singleton.fn), lease)
-        if singleton.is_blocking:
+        if singleton.runs_in_thread:
             result = await _run_in_thread(name, call, lease)
         else:
             result = await await_in_separate_task(name, call)
@@ -127,20 +129,20 @@ class SingletonRunner:
         """Log how the function ended, and wait after a failure. Returns whether this process waits
         for the lease again."""
         error, lease = task.error, task.lease
-        if task.was_stopped or (task.was_lost and isinstance(error, FencedOutError)):
-            self._loss_count += 1
+        if task.was_stopped or (task.was_lease_lost and isinstance(error, FencedOutError)):
+            self._lease_loss_count += 1
             self._log.warning(SINGLETON_LOST_ITS_LEASE, epoch=lease.epoch)
             return True
         if error is None:
             self._log.info(SINGLETON_ENDED, epoch=lease.epoch)
             return False
         self._failure_count += 1
-        if self.singleton.restart == "never":
+        if self.singleton.restart_policy == "never":
             self._log.error(SINGLETON_FAILED_FOR_GOOD, **error_log_keys(error))
             return False
-        if task.seconds >= FAILURE_RESET_AFTER:
-            self._backoff.reset()
-        delay = self._backoff.next_delay()
+        if task.work_seconds >= FAILURE_COUNT_RESET_AFTER:
+            self._retry_backoff.reset()
+        delay = self._retry_backoff.next_delay()
         self._log.error(SINGLETON_FAILED, seconds=round(delay, 1), **error_log_keys(error))
         await self._engine.timer.sleep(delay)
         return True
@@ -173,7 +175,9 @@ class SingletonRunnerGroup:
                 command.
             Exception: one of DATABASE_ERRORS.
         """
-        candidates = [one for one in self._singletons.singletons_by_name.values() if one.candidate]
+        candidates = [
+            one for one in self._singletons.singletons_by_name.values() if one.is_candidate
+        ]
         if candidates:
             engine = await self._leases.open()
             self._runners = [SingletonRunner(one, engine) for one in candidates]

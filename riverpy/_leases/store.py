@@ -59,7 +59,7 @@ class LeaseStore(ABC):
     end. Each call takes at most `timeout` seconds, and raises one of DATABASE_ERRORS if its result
     is unknown. It raises TransactionError if the caller's connection is in a transaction."""
 
-    prefix = ""
+    lease_name_prefix = ""
     """The prefix of the leases' names in the table and in notifications."""
     should_log_terms = True
     """Whether the engine logs acquired and ended leases. False for an election, which has its own
@@ -88,7 +88,7 @@ class LeaseStore(ABC):
         """Whether the connections have an outage that was logged."""
         return self.outage is not None and self.outage.is_outage_logged
 
-    def mark_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:  # noqa: B027
+    def mark_connections_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:  # noqa: B027
         """Mark connections as idle. `acquiring`: no caller waits for a lease. `renewing`: no lease
         is renewed. The loss of an idle connection does not count as an outage."""
 
@@ -155,8 +155,8 @@ class LeaseTable(LeaseStore):
 
     def __init__(
         self,
-        renewals: _ConnectionProvider,
-        others: _ConnectionProvider,
+        renewal_connection: _ConnectionProvider,
+        request_connection: _ConnectionProvider,
         schema: str | None,
         *,
         prefix: str = "",
@@ -170,14 +170,18 @@ class LeaseTable(LeaseStore):
             schema: the schema of River's tables; None: the search path decides.
             prefix: the prefix of the names in the table.
         """
-        self._renewals, self._requests, self._schema = renewals, others, schema
-        self.prefix = prefix
+        self._renewal_connection, self._request_connection, self._schema = (
+            renewal_connection,
+            request_connection,
+            schema,
+        )
+        self.lease_name_prefix = prefix
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAcquireResult | None:
         with suppress(LockNotAvailableError, SerializationError):
-            async with self._requests.acquire("acquiring a lease", timeout) as connection:
+            async with self._request_connection.acquire("acquiring a lease", timeout) as connection:
                 return await self._acquire(connection, name, holder, ttl)
         return None
 
@@ -188,7 +192,7 @@ class LeaseTable(LeaseStore):
         return await lease_acquire(
             connection,
             self._schema,
-            name=self.prefix + name,
+            name=self.lease_name_prefix + name,
             holder=holder,
             ttl=ttl,
             lock_timeout=ACQUIRE_LOCK_TIMEOUT,
@@ -197,17 +201,23 @@ class LeaseTable(LeaseStore):
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
-        rows = [(self.prefix + name, epoch) for name, epoch in terms]
-        async with self._renewals.acquire("renewing leases", timeout) as connection:
+        rows = [(self.lease_name_prefix + name, epoch) for name, epoch in terms]
+        async with self._renewal_connection.acquire("renewing leases", timeout) as connection:
             _expect_no_transaction(connection)
             held = await lease_renew(connection, self._schema, holder=holder, names_and_epochs=rows)
-        return {row.removeprefix(self.prefix): is_renewed for row, is_renewed in held.items()}
+        return {
+            row.removeprefix(self.lease_name_prefix): is_renewed for row, is_renewed in held.items()
+        }
 
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
-        async with self._requests.acquire("releasing a lease", timeout) as connection:
+        async with self._request_connection.acquire("releasing a lease", timeout) as connection:
             _expect_no_transaction(connection)
             return await lease_release(
-                connection, self._schema, name=self.prefix + name, epoch=epoch, holder=holder
+                connection,
+                self._schema,
+                name=self.lease_name_prefix + name,
+                epoch=epoch,
+                holder=holder,
             )
 
     async def fence(
@@ -222,7 +232,7 @@ class LeaseTable(LeaseStore):
         return await lease_fence_transaction(
             expect_fenceable(transaction),
             self._schema,
-            name=self.prefix + name,
+            name=self.lease_name_prefix + name,
             epoch=epoch,
             transaction_timeout=timeout,
             lock_timeout=lock_timeout,
@@ -231,7 +241,7 @@ class LeaseTable(LeaseStore):
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
         return lease_fence_sql(
             self._schema,
-            name=self.prefix + name,
+            name=self.lease_name_prefix + name,
             epoch=epoch,
             transaction_timeout=timeout,
             lock_timeout=timeout,
@@ -284,7 +294,7 @@ class UserLeaseTable(LeaseTable):
     async def open(self) -> None:
         if self._own_connections:
             await self._own_connections[0].open()
-        async with self._renewals.acquire(
+        async with self._renewal_connection.acquire(
             "checking for the table of leases", TABLE_CHECK_TIMEOUT
         ) as connection:
             state = await read_schema_state(connection, self._schema)
@@ -295,7 +305,7 @@ class UserLeaseTable(LeaseTable):
     def is_caller_database_closed(self) -> bool:
         return self._caller_database is not None and is_closed_for_good(self._caller_database)
 
-    def mark_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:
+    def mark_connections_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:
         for connection, is_idle in zip(self._own_connections, (renewing, acquiring), strict=False):
             if is_idle:
                 connection.mark_unused()

@@ -40,11 +40,11 @@ class LeaseTiming(msgspec.Struct, frozen=True):
 
     ttl: float
     """The time to live of a lease: how long it lasts without a renewal."""
-    interval: float
+    attempt_interval: float
     """The time from one renewal, or attempt to acquire, to the next."""
 
     @classmethod
-    def of(cls, config: Config) -> LeaseTiming:
+    def from_config(cls, config: Config) -> LeaseTiming:
         """Return the timing of a client's configuration."""
         return cls(config.leader_ttl.total_seconds(), config.elect_interval.total_seconds())
 
@@ -54,13 +54,13 @@ class LeaseTiming(msgspec.Struct, frozen=True):
         return timedelta(seconds=self.ttl)
 
     @property
-    def validity(self) -> float:
+    def validity_seconds(self) -> float:
         """The time from the start of a successful attempt to acquire or renewal to the local
         deadline."""
         return self.ttl * (1 - DEADLINE_MARGIN_SHARE_OF_TTL)
 
     @property
-    def grace(self) -> float:
+    def grace_seconds(self) -> float:
         """The grace period in which work under a lease must stop."""
         return self.ttl * GRACE_PERIOD_SHARE_OF_TTL
 
@@ -77,7 +77,7 @@ class LeaseTiming(msgspec.Struct, frozen=True):
     def seconds_until_next_attempt(self, remaining: float | None) -> float:
         """Return the time from a denied attempt to acquire a lease to the next attempt. `remaining`
         is the time until the holder's lease expires; None: unknown."""
-        usual = self.interval * (1 + random.uniform(0, ELECT_JITTER_FRACTION))  # noqa: S311 (no secret)
+        usual = self.attempt_interval * (1 + random.uniform(0, ELECT_JITTER_FRACTION))  # noqa: S311 (no secret)
         if remaining is None:
             return usual
         return min(usual, remaining + random.uniform(0, ACQUIRE_JITTER_MAX))  # noqa: S311 (no secret)

@@ -43,7 +43,6 @@ from riverpy._postgres.periodic import (
     PeriodicRegistration,
     PeriodicRow,
     periodic_delete_unused,
-    periodic_get_server_time,
     periodic_list,
     periodic_list_scheduled,
     periodic_list_unused,
@@ -54,6 +53,7 @@ from riverpy._postgres.periodic import (
     periodic_table_exists,
 )
 from riverpy._postgres.skipped_rows import SkippedRows
+from riverpy._postgres.transactions import read_server_time
 from riverpy.errors import InsertError, TransactionError
 from riverpy.periodic import PeriodicJobsStart
 from riverpy.schedules import next_time
@@ -287,7 +287,7 @@ class PeriodicEnqueuer(MaintenanceService):
         if not new:
             return
         async with self.read_connection("registering periodic jobs") as connection:
-            now = await periodic_get_server_time(connection)
+            now = await read_server_time(connection)
         await self._registration_runner.send_in_batches(
             NewPeriodicJob(registration, job)
             for job in new

@@ -13,7 +13,6 @@ from riverpy._postgres.sql_files import query, query_with
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from datetime import datetime
 
     from asyncpg import Record
 
@@ -75,12 +74,6 @@ async def job_page(
     name = f"job_page_{page.block}"
     rows = await _fetch_rows(connection, "river_job_list", name, schema, page.parts, page.values)
     return [(row[0], row[1], row[2], row[3]) for row in rows]
-
-
-async def job_now(connection: Transaction) -> datetime:
-    """Return the server's time."""
-    ((now,),) = await query("river_job_list", "job_now", None).fetch(connection)
-    return now
 
 
 async def job_count(

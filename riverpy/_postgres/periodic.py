@@ -69,11 +69,6 @@ async def periodic_table_exists(connection: Transaction, schema: str | None) -> 
     return await query(_SQL_FILE, "periodic_exists", schema).fetchval(connection, schema=schema)
 
 
-async def periodic_get_server_time(connection: Transaction) -> datetime:
-    """Return the server's time."""
-    return await query(_SQL_FILE, "periodic_now", None).fetchval(connection)
-
-
 async def periodic_list(connection: Transaction, schema: str | None) -> list[PeriodicJobState]:
     """Return all rows, by id. Raise SchemaMissingError if the table is missing."""
     rows = await _raise_if_table_missing(

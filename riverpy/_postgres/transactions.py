@@ -22,6 +22,7 @@ from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from datetime import datetime
 
     from riverpy._postgres.driver import Transaction
 
@@ -159,3 +160,8 @@ async def _fetch_value(connection: Transaction, statement_name: str) -> Any:
     reason = f"checking the transaction of a fence took longer than {TRANSACTION_CHECK_TIMEOUT:g} s"
     with anyio.fail_after(TRANSACTION_CHECK_TIMEOUT, reason=reason):
         return await query("session", statement_name, None).fetchval(connection)
+
+
+async def read_server_time(connection: Transaction) -> datetime:
+    """Return the server's time."""
+    return await query("session", "session_now", None).fetchval(connection)

@@ -87,7 +87,7 @@ class LeaderSetup:
 
     def _receive_lease(self, payload: str) -> None:
         for setup in self.setups:
-            setup.engine.receive(payload)
+            setup.engine.handle_notification(payload)
 
     @property
     def skipped_rows(self) -> list[SkippedRowReport]:
@@ -99,7 +99,7 @@ class LeaderSetup:
         """Check all leases, and read again which domains own which queues, because notifications
         may have been lost."""
         for setup in self.setups:
-            setup.engine.wake_all()
+            setup.engine.wake_all_callers()
             setup.forget_owners()
 
     def handle_owner_change(self) -> None:
@@ -134,7 +134,7 @@ class ElectionSetup:
         self.engine = LeaseEngine(
             self._store,
             holder=run.client.id,
-            timing=LeaseTiming.of(run.config),
+            timing=LeaseTiming.from_config(run.config),
             timer=timer,
         )
         self.election = Election(
@@ -159,7 +159,7 @@ class ElectionSetup:
         lease, has_foreign_leader = context.fence.lease, self._store.has_non_riverpy_leader
 
         def resign(why: str) -> None:
-            self.engine.resign(lease, why, pause=self.engine.timing.interval)
+            self.engine.resign(lease, why, pause=self.engine.timing.attempt_interval)
 
         return [
             DefaultDomainLeaderCheck(context, resign, has_foreign_leader=has_foreign_leader),

@@ -221,7 +221,7 @@ class Run:
         notifier.subscribe("river_insert", self._receive_insert)
         notifier.subscribe("river_control", self._receive_control)
         notifier.subscribe(EVENT_TOPIC, self._receive_event)
-        notifier.subscribe(LEASE_TOPIC, self._client.leases.receive)
+        notifier.subscribe(LEASE_TOPIC, self._client.leases.handle_notification)
         if self._leader_setup is not None:
             for topic, receive in self._leader_setup.topics.items():
                 notifier.subscribe(topic, receive)
@@ -274,7 +274,7 @@ class Run:
         """Read paused queues, cancelled jobs, claims and leases from the database, because
         notifications may have been lost."""
         self._reconciler.resync()
-        self._client.leases.resync()
+        self._client.leases.wake_all_callers()
         if self._leader_setup is not None:
             self._leader_setup.resync()
 
@@ -323,7 +323,7 @@ class Run:
     def stats(self) -> ClientStats:
         """Return the current state and the counts of the run."""
         client, counters = self._client, self._context.counters
-        leases = None if self._leader_setup is None else self._leader_setup.engine.held
+        leases = None if self._leader_setup is None else self._leader_setup.engine.renewer
         connections = {one.name: one.is_connected for one in self._connections.all}
         is_listening = self._notifier is not None and self.state != "stopped"
         if self._notifier is not None:
@@ -342,8 +342,8 @@ class Run:
             results_refused=counters.refused_result_count,
             dropped_events=client.subscriptions.dropped,
             heartbeat_age=self._heartbeat.seconds_since_last_heartbeat,
-            lease_renewals=leases.renewals if leases else 0,
-            lease_renewal_failures=leases.renewal_failures if leases else 0,
+            lease_renewals=leases.renewal_count if leases else 0,
+            lease_renewal_failures=leases.renewal_failure_count if leases else 0,
             loop_lag=counters.loop_lag.build_histogram(),
             stuck=tuple(name for group in self._groups for name in group.stuck_service_names()),
             stuck_jobs=len(self.running.stuck_attempts),

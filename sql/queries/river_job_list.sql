@@ -50,8 +50,3 @@ select count(*)
 from /* schema */ river_job
 where true
 -- include: job_filters.job_filters
-
-
--- name: job_now
--- The server's time, against which the times of a job are shown.
-select now();

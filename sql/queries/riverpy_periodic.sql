@@ -9,11 +9,6 @@
 select to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_periodic') is not null;
 
 
--- name: periodic_now
--- The server's time.
-select now();
-
-
 -- name: periodic_list
 -- All rows.
 select

@@ -44,3 +44,8 @@ release savepoint riverpy_call;
 -- name: session_savepoint_rollback
 -- The rollback keeps the savepoint, so it must be released too.
 rollback to savepoint riverpy_call;
+
+
+-- name: session_now
+-- The server's time.
+select now();

@@ -245,7 +245,7 @@ async def client() -> AsyncGenerator[riverpy.Client]:
     """Yield the client, and hold leases directly beside it."""
     end_with_the_fleet()
     if settings.broken is DisabledProtection.MARGIN:
-        LeaseTiming.validity = property(lambda self: 2 * self.ttl)
+        LeaseTiming.validity_seconds = property(lambda self: 2 * self.ttl)
     async with anyio.create_task_group() as late:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hold_all, late)

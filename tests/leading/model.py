@@ -206,7 +206,7 @@ class Services:
     def is_given_up(self) -> bool:
         """Whether services run for longer than the grace period after they were stopped."""
         late = self._process.timer.seconds_since_boot() - self._told_at
-        return self.is_serving and self.told_to_end and late > TIMING.grace
+        return self.is_serving and self.told_to_end and late > TIMING.grace_seconds
 
     async def _write(self, lease: Lease) -> None:
         connection = self._process.connection
@@ -375,7 +375,7 @@ class Process:
     def resync(self) -> None:
         """Handle a reconnect."""
         if self.state != "dead":
-            self.loop.call_soon(self.engine.wake_all)
+            self.loop.call_soon(self.engine.wake_all_callers)
 
     def give_up(self) -> None:
         """Let maintenance fail."""
@@ -583,7 +583,8 @@ class World:
             f"{process.name} serves while another leads",
         )
         self.expect(
-            awake <= WATCH + TIMING.grace, f"{process.name} still serves while another leads"
+            awake <= WATCH + TIMING.grace_seconds,
+            f"{process.name} still serves while another leads",
         )
 
     def expect_leader(self) -> None:
@@ -591,9 +592,9 @@ class World:
         for process in self.processes:
             process.recover()
         until = self.now + CALM + self.server.set_back
-        self.run(TIMING.interval)
+        self.run(TIMING.attempt_interval)
         while (self.rival.term or not self.leaders()) and self.now < until:
-            self.run(TIMING.interval)
+            self.run(TIMING.attempt_interval)
         leaders = self.leaders()
         self.expect(bool(leaders), "nobody leads though nothing is wrong")
         self.run(2 * TIMING.ttl)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from riverpy._leases.lease import Lease
     from tests.leading.model import World
 
-TIMING = LeaseTiming(ttl=15.0, interval=5.0)
+TIMING = LeaseTiming(ttl=15.0, attempt_interval=5.0)
 """The default intervals."""
 TRANSACTION_LIMIT = 5.0
 """Seconds after which the server ends a fenced transaction."""
@@ -204,7 +204,7 @@ class Rival:
         server, now = self._world.server, self._world.server.now()
         server.serve(self._elect, lambda _: None, locks=True)
         if self._term is not None and server.renew(RIVAL, [("", self._term.epoch)], now):
-            self._trusted_until = self._world.now + TIMING.validity
+            self._trusted_until = self._world.now + TIMING.validity_seconds
 
     def _elect(self, now: datetime) -> None:
         server = self._world.server
@@ -213,7 +213,7 @@ class Rival:
         if server.row is None and server.now() - now < timedelta(seconds=1):
             answer = server.acquire("", RIVAL, TIMING.ttl_timedelta, now)
             self._term = _term(RIVAL, answer.epoch)
-            self._trusted_until = self._world.now + TIMING.validity
+            self._trusted_until = self._world.now + TIMING.validity_seconds
 
     def resign(self) -> None:
         """Notify that it resigns if it is the leader, and delete the row."""

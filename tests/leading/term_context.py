@@ -164,7 +164,7 @@ def lease_of(held: HeldTerm, ttl: float, timer: Timer | None = None) -> Lease:
         held.term,
         attempted_at=timer.seconds_since_boot(),
         store=held.store,
-        timing=LeaseTiming(ttl=ttl, interval=min(ttl / 3, 5.0)),
+        timing=LeaseTiming(ttl=ttl, attempt_interval=min(ttl / 3, 5.0)),
         timer=timer,
     )
 

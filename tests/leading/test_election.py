@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("log")
 
-TIMING = LeaseTiming(ttl=15.0, interval=5.0)
-VALIDITY, GRACE = TIMING.validity, TIMING.grace
+TIMING = LeaseTiming(ttl=15.0, attempt_interval=5.0)
+VALIDITY, GRACE = TIMING.validity_seconds, TIMING.grace_seconds
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -83,7 +83,7 @@ class Row(LeaseStore):
         def decide() -> LeaseAcquireResult:
             left = self.expires_at - self.timer.seconds_since_boot()
             if self.term is not None and left >= 0:
-                return self.term._replace(is_granted=False, remaining=left)
+                return self.term._replace(is_granted=False, seconds_until_expiry=left)
             return self.grant(holder, ttl.total_seconds())
 
         return await self._answer("acquire", holder, timeout, decide)
@@ -335,7 +335,7 @@ async def test_back_off_after_errors(
     assert [entry["log_level"] for entry in log].count("warning") == 1
     row.is_down = False
     before = len(times_of)
-    a.engine.wake_all()
+    a.engine.wake_all_callers()
     await timer.advance(0.05)
     assert len(row.times_of("acquire")) == before + 1
     assert a.leads
@@ -442,7 +442,7 @@ async def test_renewal_fails_once(
 ) -> None:
     """A renewal without an answer leaves time for another one, also with the shortest allowed
     lease. The term stays held. One line logs the failure, and one its end."""
-    leader = Candidate(row, timing=LeaseTiming(ttl=ttl, interval=5.0))
+    leader = Candidate(row, timing=LeaseTiming(ttl=ttl, attempt_interval=5.0))
     await leader.start()
     row.faults.append(asyncio.Event())
     await timer.advance(ttl)
@@ -688,7 +688,7 @@ async def test_services_that_do_not_end(
     await leader.announce("request_resign")
     await timer.advance(GRACE + 1)
     assert [entry["event"] for entry in log].count(WORK_RAN_PAST_ITS_LEASE) == 1
-    leader.engine.wake_all()
+    leader.engine.wake_all_callers()
     await leader.announce("resigned", "b")
     await timer.advance(60)
     assert row.times_of("release") == []

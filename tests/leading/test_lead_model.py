@@ -63,7 +63,7 @@ class LeadElectionOverSteps(LeadElection):
     """Steps of the database's clock: the lease seems to have expired, or to be from before a change
     of the clock."""
 
-    overlap = TIMING.validity / min(RATES) + 2 * LATENCY
+    overlap = TIMING.validity_seconds / min(RATES) + 2 * LATENCY
 
     @rule(by=st.sampled_from([17, -20]), seconds=some_seconds)
     def clock_of_the_database_is_set(self, by: int, seconds: float) -> None:

@@ -121,7 +121,7 @@ class Election(Damage, Fleet):
 class ElectionOverLostRows(Election):
     """Faults of the database: it loses the row, or its clock is set forward."""
 
-    overlap = TIMING.validity / min(RATES) + 2 * LATENCY
+    overlap = TIMING.validity_seconds / min(RATES) + 2 * LATENCY
 
     @rule(seconds=some_seconds)
     def database_crashes(self, seconds: float) -> None:
@@ -140,7 +140,7 @@ class WholeLease(LeaseTiming, frozen=True):
     """A timing without a margin."""
 
     @property
-    def validity(self) -> float:
+    def validity_seconds(self) -> float:
         """All of the lease."""
         return self.ttl
 
@@ -148,7 +148,7 @@ class WholeLease(LeaseTiming, frozen=True):
 class WithoutMargin(Fleet):
     """A local deadline without a margin: it is the end of the lease."""
 
-    timing = WholeLease(TIMING.ttl, TIMING.interval)
+    timing = WholeLease(TIMING.ttl, TIMING.attempt_interval)
 
 
 class TermBlindServer(Server):
@@ -280,7 +280,7 @@ def test_resignation_names_its_term() -> None:
 def test_lost_row_is_noticed_at_the_next_renewal() -> None:
     """If an unlogged table is emptied, a leader that reaches the database stops being leader at its
     next renewal."""
-    with closing(World([1.0, 1.0], overlap=TIMING.interval)) as world:
+    with closing(World([1.0, 1.0], overlap=TIMING.attempt_interval)) as world:
         first, second = world.processes
         first.services.pace = 60.0
         world.run(5.5)
@@ -302,7 +302,7 @@ def test_slow_answer_does_not_extend_validity(exchange: int) -> None:
         first, _ = world.processes
         first.services.pace = 60.0
         first.connection.faults.extend([Fault()] * exchange + [Fault(answer=2.0)])
-        world.run(2.1 + exchange * TIMING.interval)
+        world.run(2.1 + exchange * TIMING.attempt_interval)
         assert first.lease
         first.freeze()
         world.run(TIMING.ttl)
@@ -314,7 +314,7 @@ def test_services_end_before_the_lease_passes_on() -> None:
     is leader, even if they need most of the grace period and the leader's clock is slow (P20)."""
     with closing(World([0.95, 1.0])) as world:
         first, _ = world.processes
-        first.services.lateness = TIMING.grace * 0.9
+        first.services.lateness = TIMING.grace_seconds * 0.9
         world.run(1.0)
         first.cut_off(Fault(request=None))
         world.run(TIMING.ttl)
@@ -333,7 +333,7 @@ def test_leader_after_an_outage() -> None:
         assert not world.leaders()
         for process in world.processes:
             process.heal()
-        world.run(2 * TIMING.interval)
+        world.run(2 * TIMING.attempt_interval)
         assert len(world.leaders()) == 1
 
 

@@ -266,7 +266,7 @@ async def test_p06_cause_of_demotion() -> None:
     await terms.timer.advance(5)
     task.lease.end("another client leads", may_be_held=False)
     await settle()
-    assert task.released.is_set()
+    assert task.lease_released.is_set()
     assert [service.cause for service in terms.attempts[0]] == [StopCause.LEADERSHIP_LOST] * 2
 
 
@@ -275,7 +275,7 @@ async def test_p06_cause_of_client_stop() -> None:
     terms = Terms(two_good)
     task = terms.begin()
     await terms.timer.advance(5)
-    assert await task.stop(StopCause.CLIENT_STOP)
+    assert await task.stop_and_wait(StopCause.CLIENT_STOP)
     assert [service.cause for service in terms.attempts[0]] == [StopCause.CLIENT_STOP] * 2
 
 
@@ -435,7 +435,7 @@ async def test_p11_partial_start_is_rolled_back() -> None:
     _, second = terms.attempts
     assert [service.prepared for service in second] == [1, 1, 1]
     assert [service.is_over for service in second] == [False, False, False]
-    assert await task.stop(StopCause.CLIENT_STOP)
+    assert await task.stop_and_wait(StopCause.CLIENT_STOP)
 
 
 async def test_p22_no_pass_before_all_are_up() -> None:
@@ -458,7 +458,7 @@ async def test_p22_no_pass_before_all_are_up() -> None:
     _, second = terms.attempts
     assert [service.passes for service in first] == [0, 0]
     assert [service.passes for service in second] == [1, 1]
-    assert await task.stop(StopCause.CLIENT_STOP)
+    assert await task.stop_and_wait(StopCause.CLIENT_STOP)
 
 
 async def test_fault_after_the_start(
@@ -513,7 +513,7 @@ async def test_maker_fails() -> None:
     task = terms.begin()
     await terms.timer.advance(5)
     assert terms.resigned == 1
-    assert task.released.is_set()
+    assert task.lease_released.is_set()
 
 
 async def test_close_waits_for_quarantine(maintenance: FakeMaintenance) -> None:
@@ -568,7 +568,7 @@ class FakeStore(LeaseStore):
         await asyncio.sleep(0)
         remaining = self.expires_at - self.timer.seconds_since_boot()
         if self.holder is not None and remaining >= 0:
-            return self.holder._replace(is_granted=False, remaining=remaining)
+            return self.holder._replace(is_granted=False, seconds_until_expiry=remaining)
         self._terms += 1
         self.holder = term(self._terms, holder)
         self.expires_at = self.timer.seconds_since_boot() + ttl.total_seconds()
@@ -687,7 +687,7 @@ async def test_p10_permanent_failure_does_not_spin(clients: Competition) -> None
     firsts = [at for n, at in enumerate(starts) if n % 3 == 0]
     gaps = [later - earlier for earlier, later in pairwise(firsts)]
     assert len(maintenance.made) <= 3 * len(firsts)
-    assert all(gap >= 2.7 + TIMING.interval for gap in gaps)
+    assert all(gap >= 2.7 + TIMING.attempt_interval for gap in gaps)
     assert all(later >= earlier - 1 for earlier, later in pairwise(gaps))
     assert 60 <= gaps[-1] <= 65
     assert len(gaps) >= 8
@@ -734,9 +734,9 @@ async def test_p15_term_begins_once(clients: Competition) -> None:
     """Renewals, notifications and reconnects start no services: a term has one start (P15)."""
     maintenance = await clients.add("a")
     for _ in range(5):
-        clients.elections["a"]._engine.wake_all()
-        clients.elections["a"]._engine.handle_release(DEFAULT_DOMAIN, "b")
-        await clients.timer.advance(TIMING.interval)
+        clients.elections["a"]._engine.wake_all_callers()
+        clients.elections["a"]._engine.handle_lease_released(DEFAULT_DOMAIN, "b")
+        await clients.timer.advance(TIMING.attempt_interval)
     assert len(clients.store.times_of("renew", "a")) == 5
     assert len(maintenance.made) == 1
 
@@ -767,7 +767,7 @@ async def test_p20_services_end_before_the_deadline(clients: Competition) -> Non
     clients.store.fails_to_renew = True
     began = clients.timer.seconds_since_boot()
     maintenance = await clients.add("a", [Plan(end_gate=gate)])
-    limit = TIMING.validity - TIMING.grace
+    limit = TIMING.validity_seconds - TIMING.grace_seconds
     await clients.timer.advance(limit - 0.01)
     assert maintenance.made[0].cause is None
     await clients.timer.advance(0.01)
@@ -828,7 +828,7 @@ async def test_fault_of_a_term(log: list[dict[str, object]]) -> None:
         raise HookError("a fault")
 
     host = asyncio.create_task(host_election(Election(store.engine("a"), DEFAULT_DOMAIN, fail)))
-    await timer.advance(TIMING.interval - 0.1)
+    await timer.advance(TIMING.attempt_interval - 0.1)
     assert len(store.times_of("acquire", "a")) == len(store.times_of("release", "a")) == 1
     assert [entry["log_level"] for entry in lines_of(log, LEADER_TERM_FAILED)] == ["error"]
     await timer.advance(0.2)
@@ -844,10 +844,10 @@ async def test_p21_exhausted_client_sits_out(clients: Competition) -> None:
     await clients.add("b")
     await clients.timer.advance(3.4)
     (resigned_at,) = clients.store.times_of("release", "a")
-    await clients.timer.advance(TIMING.interval * 1.3)
+    await clients.timer.advance(TIMING.attempt_interval * 1.3)
     assert clients.leader == "b"
     later = [at for at in clients.store.times_of("acquire", "a") if at > resigned_at]
-    assert all(at - resigned_at >= TIMING.interval for at in later)
+    assert all(at - resigned_at >= TIMING.attempt_interval for at in later)
     await clients.timer.advance(60)
     assert clients.leader == "b"
     assert len(clients.maintenance["b"].made) == 1

@@ -190,7 +190,7 @@ class LeaseServer(Server):
 class LeaseConnection(Connection):
     """A process's connection to the database: the store of its leases, and fenced transactions."""
 
-    prefix = "s:"
+    lease_name_prefix = "s:"
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
@@ -289,12 +289,12 @@ class LeaseProcess(Process):
     def receive(self, payload: str) -> None:
         """Receive a notification, unless the process or its network is down."""
         if self.state != "dead" and self.connection.usual == Fault():
-            self.loop.call_soon(self.engine.receive, payload)
+            self.loop.call_soon(self.engine.handle_notification, payload)
 
     def resync(self) -> None:
         """Handle a reconnect."""
         if self.state != "dead":
-            self.loop.call_soon(self.engine.wake_all)
+            self.loop.call_soon(self.engine.wake_all_callers)
 
     def recover(self) -> None:
         """Run again without faults."""
@@ -373,9 +373,9 @@ class LeaseWorld(World):
         for process in self.processes:
             process.recover()
         until = self.now + CALM + self.server.set_back
-        self.run(TIMING.interval)
+        self.run(TIMING.attempt_interval)
         while not all(map(self.holders, NAMES)) and self.now < until:
-            self.run(TIMING.interval)
+            self.run(TIMING.attempt_interval)
         held = {name: self.holders(name) for name in NAMES}
         self.expect(all(held.values()), "a lease is not held though nothing is wrong")
         self.run(2 * TIMING.ttl)

@@ -284,9 +284,9 @@ async def test_hold(backend: Backend) -> None:
     """The lease of a block is renewed in the background. The next block runs when it has ended."""
     async with backend.manager(**QUICK) as a, backend.manager(**QUICK) as b:
         async with a.hold("x") as lease:
-            a._engine.held.renewed.init()
+            a._engine.renewer.leases_renewed.init()
             for _ in range(3):
-                await a._engine.held.renewed.wait()
+                await a._engine.renewer.leases_renewed.wait()
                 assert lease.is_held
             with pytest.raises(TimeoutError, match="'x' was not free"):
                 async with b.hold("x", wait=timedelta(0)):
@@ -317,7 +317,7 @@ async def test_block_is_cancelled_on_loss(backend: Backend) -> None:
         with pytest.raises(LeaseLostError, match="another process may hold the lease"):
             await lose(a, b)
         assert was_cancelled
-        assert a._engine.held.leases == []
+        assert a._engine.renewer.leases == []
 
 
 async def test_manager_that_is_closed(backend: Backend) -> None:

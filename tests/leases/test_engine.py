@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("log")
 
-TIMING = LeaseTiming(ttl=15.0, interval=5.0)
-VALIDITY, GRACE = TIMING.validity, TIMING.grace
+TIMING = LeaseTiming(ttl=15.0, attempt_interval=5.0)
+VALIDITY, GRACE = TIMING.validity_seconds, TIMING.grace_seconds
 TTL = timedelta(seconds=15)
 
 
@@ -50,7 +50,7 @@ def timer() -> VirtualTimer:
 class Store(MemoryLeases):
     """Leases in memory. Records calls, and fails as a test configures."""
 
-    prefix = "s:"
+    lease_name_prefix = "s:"
 
     def __init__(self, timer: VirtualTimer) -> None:
         super().__init__(timer=timer)
@@ -176,7 +176,7 @@ async def test_one_statement_for_all(
         for block in blocks:
             tasks.start_soon(block.run)
         await timer.advance(20)
-        assert len(engine.held.leases) == 25
+        assert len(engine.renewer.leases) == 25
         store.calls.clear()
         await timer.advance(100)
         assert [what for verb, what, _ in store.calls if verb == "renew"] == [25] * 20
@@ -184,7 +184,7 @@ async def test_one_statement_for_all(
         assert all(block.lease is not None and block.lease.is_held for block in blocks)
         for block in blocks:
             block.may_end.set()
-    assert engine.held.leases == []
+    assert engine.renewer.leases == []
 
 
 async def test_first_renewal_is_in_time(
@@ -225,8 +225,8 @@ async def test_slow_renewal_does_not_extend_validity(
     store.faults.append(2.0)
     await timer.advance(3 + 0.1)
     assert len(store.times_of("renew")) == 1
-    assert engine.held.renewals == 1
-    assert engine.held.renewal_seconds == pytest.approx(2.0)
+    assert engine.renewer.renewal_count == 1
+    assert engine.renewer.last_renewal_seconds == pytest.approx(2.0)
     assert lease.valid_for == pytest.approx(VALIDITY - 2.1)
     await engine.release(lease)
 
@@ -246,10 +246,10 @@ async def _call_while_time_passes(timer: VirtualTimer, call: Any, seconds: float
 
 async def test_granted_too_late(store: Store, timer: VirtualTimer, log: list[Any]) -> None:
     """A lease is released if its grant arrives when no time is left to work under it."""
-    timing = LeaseTiming(ttl=12.0, interval=5.0)
+    timing = LeaseTiming(ttl=12.0, attempt_interval=5.0)
     store.faults.append(5.0)
     engine = LeaseEngine(store, holder="a", timing=timing, timer=timer)
-    bound = timing.validity - timing.grace
+    bound = timing.validity_seconds - timing.grace_seconds
     assert bound > 5.0  # no answer of an interval is too late, but for a process that stalled
 
     async def stall() -> None:
@@ -271,7 +271,7 @@ async def test_renewal_after_the_deadline(
     lease, _ = await engine.try_acquire("x")
     assert lease is not None
     await timer.advance(VALIDITY + 0.1)
-    assert not await engine.held.renew(lease)
+    assert not await engine.renewer.renew_lease(lease)
     assert store.times_of("renew") == []
     assert await engine.release(lease)
 
@@ -298,7 +298,7 @@ async def test_renewals_that_fail(
     assert levels[0] == "warning"
     assert set(levels[1:]) == {"debug"}
     assert store.times_of("release", "x")
-    assert engine.held.renewal_failures == len(levels)
+    assert engine.renewer.renewal_failure_count == len(levels)
 
 
 async def test_renewals_that_work_again(
@@ -434,10 +434,10 @@ async def test_slow_renewal_beside_a_locked_row(
         await timer.advance(VALIDITY - GRACE - 4.5)
         assert blocks[0].lease is not None
         assert blocks[0].lease.valid_for - GRACE < 1.0
-        failures = engine.held.renewal_failures
+        failures = engine.renewer.renewal_failure_count
         store.faults.append(1.0)
         await timer.advance(5)
-        assert engine.held.renewal_failures == failures + 1  # of the lock
+        assert engine.renewer.renewal_failure_count == failures + 1  # of the lock
         for block in blocks:
             block.may_end.set()
 
@@ -486,11 +486,11 @@ async def test_notification_of_a_release(
             _payload("something"),
             "no message",
         ):
-            engine.receive(payload)
+            engine.handle_notification(payload)
         await timer.advance(0.1)
         assert block.lease is None
         received_at = timer.seconds_since_boot()
-        engine.receive(_payload("released"))
+        engine.handle_notification(_payload("released"))
         await timer.advance(0.06)
         assert block.lease is not None
         assert received_at <= store.times_of("acquire")[-1] <= received_at + 0.05
@@ -505,7 +505,7 @@ async def test_resync(store: Store, engine: LeaseEngine, timer: VirtualTimer) ->
         tasks.start_soon(block.run)
         await timer.advance(1)
         await MemoryLeases.release(store, "x", held.epoch, "b", timeout=1)
-        engine.wake_all()
+        engine.wake_all_callers()
         await timer.advance(0.06)
         assert block.lease is not None
         block.may_end.set()
@@ -619,7 +619,7 @@ async def test_cancelled_attempt(
     """A lease that is acquired after its caller was cancelled is released. An attempt without an
     answer is given up soon after the cancellation."""
     for limit, releases in ((30.0, 1), (0.01, 0)):
-        monkeypatch.setattr("riverpy._leases.engine.CANCELLED_ATTEMPT_TIMEOUT", limit)
+        monkeypatch.setattr("riverpy._leases.engine.CANCELLED_ACQUIRE_TIMEOUT", limit)
         store.calls.clear()
         store.faults.append(0.5)
         block, scope, ended = Block(engine), anyio.CancelScope(), anyio.Event()
@@ -638,7 +638,7 @@ async def test_cancelled_attempt(
                 await timer.advance(0.6)
             await ended.wait()
         assert block.lease is None
-        assert engine.held.leases == []
+        assert engine.renewer.leases == []
         assert len(store.times_of("release")) == releases
 
 
@@ -681,7 +681,7 @@ async def test_lease_that_is_ended(store: Store, engine: LeaseEngine, timer: Vir
     """A lease that was ended by a call is not renewed. Its release frees it if it has not
     expired."""
     lease = await engine.acquire("x")
-    assert engine.held.leases == [lease]
+    assert engine.renewer.leases == [lease]
     assert lease.end("what is done under it goes on", cause=StopCause.CLIENT_STOP)
     assert not lease.end("the first reason counts")
     lines: list[str] = []
@@ -692,7 +692,7 @@ async def test_lease_that_is_ended(store: Store, engine: LeaseEngine, timer: Vir
     await timer.advance(12)
     assert store.times_of("renew") == store.times_of("release") == []
     assert await engine.release(lease)
-    assert engine.held.leases == []
+    assert engine.renewer.leases == []
 
 
 async def test_release_request(store: Store, engine: LeaseEngine, timer: VirtualTimer) -> None:
@@ -703,10 +703,14 @@ async def test_release_request(store: Store, engine: LeaseEngine, timer: Virtual
         tasks.start_soon(block.run)
         await timer.advance(1)
         assert block.lease is not None
-        engine.receive(_payload("resign_requested", holder="a", epoch=block.lease.epoch - 1))
+        engine.handle_notification(
+            _payload("resign_requested", holder="a", epoch=block.lease.epoch - 1)
+        )
         await settle()
         assert not block.is_cancelled
-        engine.receive(_payload("resign_requested", holder="a", epoch=block.lease.epoch))
+        engine.handle_notification(
+            _payload("resign_requested", holder="a", epoch=block.lease.epoch)
+        )
         requested_at = timer.seconds_since_boot()
         await settle()
         assert block.is_cancelled
@@ -722,7 +726,7 @@ async def test_release_that_fails(store: Store, engine: LeaseEngine, log: list[A
     with pytest.raises(ZeroDivisionError):
         await _fail_inside(store, engine)
     assert LEASE_RELEASE_FAILED in [line["event"] for line in log]
-    assert engine.held.leases == []
+    assert engine.renewer.leases == []
 
 
 async def _fail_inside(store: Store, engine: LeaseEngine) -> None:
@@ -801,7 +805,7 @@ async def test_task_of_the_engine(store: Store, engine: LeaseEngine, timer: Virt
     """The engine has a task only while it has leases. A later lease starts another task."""
     for _ in range(2):
         async with engine.hold("x") as lease:
-            task = engine.held._task
+            task = engine.renewer._renewal_task
             assert task is not None
             await timer.advance(30)
             assert lease.is_held
@@ -820,7 +824,7 @@ async def test_close(store: Store, timer: VirtualTimer) -> None:
         tasks.start_soon(block.run)
         tasks.start_soon(waiting.run)
         await timer.advance(1)
-        task = engine.held._task
+        task = engine.renewer._renewal_task
         tasks.start_soon(engine.close)
         await timer.advance(0.1)
     assert block.is_cancelled
@@ -847,7 +851,7 @@ async def test_close_during_an_attempt(store: Store, timer: VirtualTimer) -> Non
         assert store.is_closed
     assert isinstance(block.error, ClientStateError)
     assert len(store.times_of("release", "x")) == 1
-    assert engine.held.leases == []
+    assert engine.renewer.leases == []
 
 
 async def test_close_during_an_attempt_without_an_answer(
@@ -855,7 +859,7 @@ async def test_close_during_an_attempt_without_an_answer(
 ) -> None:
     """The store is closed after all attempts have ended. Attempts without an answer are given up
     soon, and raise."""
-    monkeypatch.setattr("riverpy._leases.engine.CANCELLED_ATTEMPT_TIMEOUT", 0.01)
+    monkeypatch.setattr("riverpy._leases.engine.CANCELLED_ACQUIRE_TIMEOUT", 0.01)
     engine = _engine(store)
     ended: list[str] = []
 
@@ -888,7 +892,7 @@ async def test_close_during_a_renewal(store: Store, timer: VirtualTimer, log: li
         store.faults.append(4.0)
         await timer.advance(5)
         assert store.times_of("renew")
-        task = engine.held._task
+        task = engine.renewer._renewal_task
         assert task is not None
         await engine.close()
         assert task.done()

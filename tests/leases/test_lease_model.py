@@ -111,7 +111,7 @@ class LeasesOverLostCommits(Leases):
     """Faults of the database: a standby takes over without the last commits, or its clock is
     set."""
 
-    overlap = TIMING.validity / min(RATES) + 2 * LATENCY
+    overlap = TIMING.validity_seconds / min(RATES) + 2 * LATENCY
 
     @rule()
     def standby_is_as_far(self) -> None:
@@ -200,7 +200,7 @@ def _without(decides: type[LeaseTable]) -> type[Holders]:
 class WithoutMargin(Holders):
     """A local deadline without a margin: it is the end of the lease."""
 
-    timing = WholeLease(TIMING.ttl, TIMING.interval)
+    timing = WholeLease(TIMING.ttl, TIMING.attempt_interval)
 
 
 WITHOUT = {

@@ -423,7 +423,7 @@ async def test_injected_connection_survives(
             lease = await _granted(leases)
             async with schema.connected() as other, other.transaction():
                 await other.execute("LOCK TABLE riverpy_lease")
-                monkeypatch.setattr(leases._engine, "_attempt_timeout", 0.1)
+                monkeypatch.setattr(leases._engine, "_acquire_timeout", 0.1)
                 with pytest.raises(TimeoutError, match="acquiring a lease took longer"):
                     await leases.try_acquire("x")
                 monkeypatch.setattr("riverpy._leases.held_leases.LEASE_STORE_TIMEOUT", 0.1)
@@ -485,10 +485,10 @@ async def test_transaction_during_a_hold(schema: Schema) -> None:
         async with leases.hold("x") as lease:
             async with connection.transaction():
                 with anyio.fail_after(30):
-                    while not engine.held.renewal_failures:
+                    while not engine.renewer.renewal_failure_count:
                         await anyio.sleep(0.01)
-            engine.held.renewed.init()
-            await engine.held.renewed.wait()
+            engine.renewer.leases_renewed.init()
+            await engine.renewer.leases_renewed.wait()
             assert lease.is_held
 
 
@@ -577,7 +577,7 @@ async def test_outage_of_an_idle_connection(schema: Schema) -> None:
         manager = LeaseManager(proxy.url, schema=schema.name, holder="a", **QUICK)
         with capture_logs() as log:
             async with manager as leases, leases.hold("x"):
-                leases._engine._attempt_timeout = 0.2
+                leases._engine._acquire_timeout = 0.2
                 proxy.refusing = True
                 proxy.cut("riverpy lease requests")
                 with pytest.raises((TimeoutError, OSError, asyncpg.InterfaceError)):
@@ -600,7 +600,7 @@ async def test_exhausted_pool(schema: Schema, monkeypatch: pytest.MonkeyPatch) -
     ):
         async with pool.acquire():
             with monkeypatch.context() as patch:
-                patch.setattr(leases._engine, "_attempt_timeout", 0.1)
+                patch.setattr(leases._engine, "_acquire_timeout", 0.1)
                 with pytest.raises(TimeoutError, match="acquiring a lease took longer"):
                     await leases.try_acquire("x")
         assert await leases.release(await _granted(leases))
@@ -653,15 +653,15 @@ async def test_release_wakes_waiting_callers(schema: Schema) -> None:
         schema.connected() as listener,
     ):
         lease = await _granted(a)
-        b._engine.denied.init()
+        b._engine.lease_denied.init()
 
         def receive(*notification: Any) -> None:
-            b._engine.receive(notification[-1])
+            b._engine.handle_notification(notification[-1])
 
         await listener.add_listener(f"{schema.name}.riverpy_lease", receive)
 
         async def release() -> None:
-            await b._engine.denied.wait()
+            await b._engine.lease_denied.wait()
             assert await a.release(lease)
 
         async with anyio.create_task_group() as tasks:

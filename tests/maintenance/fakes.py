@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
 
 GRACE = 3.0
-TIMING = LeaseTiming(ttl=15.0, interval=5.0)
+TIMING = LeaseTiming(ttl=15.0, attempt_interval=5.0)
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -194,18 +194,20 @@ class FakeMaintenance:
         """End the last term. Virtual time does not advance, so the test hangs if the end waits for
         time."""
         with anyio.fail_after(10):
-            return await self.tasks[-1].stop(cause)
+            return await self.tasks[-1].stop_and_wait(cause)
 
     async def close(self, timeout: float) -> bool:
         """Stop everything, as when the client stops."""
         for task in self.tasks:
             task.stop_work(StopCause.CLIENT_STOP)
-        return all([await self.timer.wait_for_event(task.released, timeout) for task in self.tasks])
+        return all(
+            [await self.timer.wait_for_event(task.lease_released, timeout) for task in self.tasks]
+        )
 
     @property
     def is_clear(self) -> bool:
         """Whether no term has running work."""
-        return all(task.released.is_set() for task in self.tasks)
+        return all(task.lease_released.is_set() for task in self.tasks)
 
     async def starts(self, number: int) -> int:
         """Return how many maintainers of the n-th term were started."""

@@ -222,7 +222,7 @@ async def test_frozen_process_begins_nothing(shop: Shop) -> None:
     await shop.open()
     await shop.advance(FIRST_RUN_DELAY_MAX)
     assert shop.service.passes == 1
-    await shop.timer.stall(INTERVAL + TIMING.validity)
+    await shop.timer.stall(INTERVAL + TIMING.validity_seconds)
     await shop.timer.advance(60)
     assert shop.service.passes == 1
 
@@ -230,7 +230,7 @@ async def test_frozen_process_begins_nothing(shop: Shop) -> None:
 async def test_frozen_before_its_first_pass(shop: Shop) -> None:
     """A process that was frozen while its services started begins none of them."""
     await shop.open()
-    await shop.timer.stall(TIMING.validity)
+    await shop.timer.stall(TIMING.validity_seconds)
     await shop.timer.advance(60)
     assert shop.service.passes == 0
 

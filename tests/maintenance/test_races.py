@@ -113,7 +113,7 @@ class Race:
     async def _end(self, number: int) -> None:
         ending = term(number)
         self.over.add(ending)
-        if await self.maintenance.tasks[number - 1].stop(StopCause.LEADERSHIP_LOST):
+        if await self.maintenance.tasks[number - 1].stop_and_wait(StopCause.LEADERSHIP_LOST):
             going_on = [maintainer.term for maintainer in self.maintenance.running]
             self._expect(ending not in going_on, "what has ended does not run")
         else:

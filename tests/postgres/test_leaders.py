@@ -426,7 +426,7 @@ class Fenced:
             term,
             attempted_at=timer.seconds_since_boot(),
             store=session.store,
-            timing=LeaseTiming(ttl=30.0, interval=10.0),
+            timing=LeaseTiming(ttl=30.0, attempt_interval=10.0),
             timer=timer,
         )
         self.fence = TermFence(self.lease)

@@ -170,10 +170,10 @@ async def test_stop_hands_over(rig: Rig, schema: Schema) -> None:
             first = await a.until_leader()
             async with member(rig, "b", "mail", **LONG) as b:
                 engine: Any = b.client._run._leader_setup.engine  # type: ignore[union-attr]
-                engine.denied.init()
-                engine.wake_all()  # its first attempt may have ended
+                engine.lease_denied.init()
+                engine.wake_all_callers()  # its first attempt may have ended
                 with anyio.fail_after(PATIENCE):
-                    await engine.denied.wait()
+                    await engine.lease_denied.wait()
                 a.client.stop()
                 second = await b.until_leader()
         with anyio.fail_after(PATIENCE):
@@ -246,7 +246,7 @@ class Holder:
             answer,
             attempted_at=timer.seconds_since_boot(),
             store=self.store,
-            timing=LeaseTiming(ttl=30.0, interval=10.0),
+            timing=LeaseTiming(ttl=30.0, attempt_interval=10.0),
             timer=timer,
         )
         return TermFence(self.lease)
@@ -472,9 +472,9 @@ async def test_schema_leader_without_default(rig: Rig) -> None:
             await c.until_leader()
             await rig.until(SCHEMA_HOLDER, None)
             engine = a.client._run._leader_setup.setups[1].engine  # type: ignore[union-attr]
-            engine.denied.init()
+            engine.lease_denied.init()
             with anyio.fail_after(PATIENCE, reason="it is elected beside the leader of default"):
-                await engine.denied.wait()
+                await engine.lease_denied.wait()
             await is_scheduled(rig, "default")
         await rig.until(SCHEMA_HOLDER, "a")
 

@@ -44,7 +44,7 @@ SENT = {
     "notification_schemas",
     "notify",
     "periodic_exists",
-    "periodic_now",
+    "session_now",
     "periodic_unused",
     "queue_paused",
     "queue_touch",

@@ -139,9 +139,9 @@ async def test_release_wakes_other_clients(schema: Schema) -> None:
     async with running(clients[0]), clients[1]:
         await soon(tasks[0].began)
         engine = await clients[1]._lease_engine.open()
-        engine.denied.init()
+        engine.lease_denied.init()
         async with running(clients[1]):
-            await engine.denied.wait()
+            await engine.lease_denied.wait()
             clients[0].stop()
             await soon(tasks[1].began)
 
@@ -163,11 +163,11 @@ async def test_names_spread(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> 
         async with clients[1], clients[2], clients[3]:
             engines = [await client._lease_engine.open() for client in clients[1:]]
             for engine in engines:
-                engine.denied.init()
+                engine.lease_denied.init()
             async with running(*clients[1:]):
                 for engine in engines:
                     for _ in range(12):
-                        await engine.denied.wait()
+                        await engine.lease_denied.wait()
                 # A process may be notified later than others that a lease is free.
                 monkeypatch.setattr(engine_module, "ACQUIRE_DELAY_PER_HELD_LEASE", 0.25)
                 monkeypatch.setattr(engine_module, "ACQUIRE_DELAY_MAX", 2.0)
@@ -198,10 +198,10 @@ async def test_max_leases(schema: Schema) -> None:
         await until(lambda: held() == [4, 4, 0])
         async with clients[2]:
             engine = await clients[2]._lease_engine.open()
-            engine.denied.init()
+            engine.lease_denied.init()
             async with running(clients[2]):
                 for _ in range(8):
-                    await engine.denied.wait()
+                    await engine.lease_denied.wait()
                 assert held() == [4, 4, 0]
                 clients[0].stop()
                 await until(lambda: held() == [0, 4, 4])
