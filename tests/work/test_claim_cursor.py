@@ -174,9 +174,13 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[QueueRange]:
     seen: list[QueueRange] = []
     claim = riverpy._work.producer.job_claim
 
-    async def spy(*args: Any, after: QueuePosition, last_priority: int, **values: Any) -> Any:
-        seen.append(QueueRange(after, last_priority))
-        return await claim(*args, after_position=after, priority_max=last_priority, **values)
+    async def spy(
+        *args: Any, after_position: QueuePosition, priority_max: int, **values: Any
+    ) -> Any:
+        seen.append(QueueRange(after_position, priority_max))
+        return await claim(
+            *args, after_position=after_position, priority_max=priority_max, **values
+        )
 
     monkeypatch.setattr(riverpy._work.claim_cursor, "SLOW_CLAIM_THRESHOLD", -1.0)
     monkeypatch.setattr(riverpy._work.claim_cursor, "SLOW_CLAIM_THRESHOLD_PER_ROW", 0.0)
@@ -256,7 +260,7 @@ async def test_claims_longer_than_the_pause(
     claim = riverpy._work.producer.job_claim
 
     async def slow(*args: Any, **values: Any) -> Any:
-        if values["after"] != WHOLE_QUEUE.start_after:
+        if values["after_position"] != WHOLE_QUEUE.start_after:
             await anyio.sleep(took)
         return await claim(*args, **values)
 

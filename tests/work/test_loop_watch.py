@@ -15,6 +15,7 @@ from riverpy import EventKind, Job
 from riverpy._log_events import EVENT_LOOP_BLOCKED, EVENT_LOOP_RESUMED
 from riverpy._work import loop_watch
 from riverpy._work.attempt import Attempt
+from riverpy._work.attempt_store import AttemptStore
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ async def test_blocked_by_no_job(rig: Rig, log: list[dict[str, Any]]) -> None:
     async with rig.working() as client:
         run = client._run
         assert run is not None
-        waiting = Attempt([0] * 20, (None, 0.0), lambda: None, 0.0)
+        store = AttemptStore(client._transaction, None)
+        waiting = Attempt([0] * 20, (None, 0.0), lambda: None, 0.0, store)
         run.running.add([waiting])  # like a prefetched job, without a task
         asyncio.get_running_loop().call_soon(block_until_told, log)
         after = await until_told(log, EVENT_LOOP_RESUMED)
