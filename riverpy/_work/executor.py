@@ -237,7 +237,7 @@ class Executor:
         if returned is not None or attempt.stop_cause is not None:
             self._log_return(attempt, returned)
         if attempt.steps is not None:
-            attempt.steps.finish()
+            attempt.steps.finish(is_stopped=attempt.stop_cause is not None)
 
     def _log_return(self, attempt: Attempt, returned: str | None) -> None:
         """Log, once for each kind, that the worker's code returned a value. Also log that the code

@@ -296,8 +296,9 @@ class Steps:
 
     # -- the end of the attempt
 
-    def finish(self) -> None:
-        """Check the steps after the code has returned.
+    def finish(self, *, is_stopped: bool) -> None:
+        """Check the steps after the code has returned. `is_stopped`: the attempt was cancelled by
+        its timeout, by `job_cancel` or by a stop.
 
         Raises:
             BaseException: the error of a step that failed, although the code caught it.
@@ -305,7 +306,7 @@ class Steps:
         """
         failure = self._failure
         try:
-            if isinstance(failure, asyncio.CancelledError):
+            if isinstance(failure, asyncio.CancelledError) and not is_stopped:
                 raise StepError("a step was cancelled, and the code continued") from failure
             if failure is not None:
                 raise failure

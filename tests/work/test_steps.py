@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -346,6 +347,26 @@ async def test_result_that_cannot_be_stored_at_once(
         await client.job_cancel(job_id)
         assert (await rig.event()).kind is EventKind.JOB_CANCELLED
     assert metadata_of(await rig.row(job_id))[KEPT] == {"a": None}
+
+
+async def test_code_that_catches_its_cancellation(rig: Rig) -> None:
+    """If a stop cancels a step, and the code catches the cancellation and returns, the job is
+    interrupted and not completed."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        await job.step("first", nothing)
+        rig.release.set()
+        with suppress(asyncio.CancelledError):
+            await job.step("second", asyncio.sleep, 3600)
+
+    async with rig.working() as client:
+        job_id = (await client.insert(Task())).job.id
+        await rig.release.wait()
+        client.stop_and_cancel()
+        assert (await rig.event()).kind is EventKind.JOB_INTERRUPTED
+    row = await rig.row(job_id)
+    assert (row["state"], row["attempt"], metadata_of(row)) == ("available", 0, {STEP: "first"})
 
 
 async def test_row_that_the_code_has_locked(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
