@@ -349,6 +349,29 @@ async def test_result_that_cannot_be_stored_at_once(
     assert metadata_of(await rig.row(job_id))[KEPT] == {"a": None}
 
 
+async def test_code_without_steps(rig: Rig, ran: Ran) -> None:
+    """A job with a stored step fails if its code has no steps, for instance after a deploy. Stored
+    cursors that are a list fail it before its code runs."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        ran.append(str(job.args.n))
+
+    async with rig.working() as client:
+        for n, stored in enumerate([{STEP: "gone"}, {CURSOR: [1]}, {CURSOR: {}}]):
+            await client.insert(Task(n), InsertOpts(metadata=stored, max_attempts=1))
+        events = {event.job.id: event.job for event in await rig.take(3) if event.job}
+    errors = [[error.error for error in job.errors] for _, job in sorted(events.items())]
+    assert errors == [
+        ['StepError: river: resumable step "gone" not found in Worker'],
+        [
+            "StepError: river: unmarshal resumable cursors: expected an object, got an array",
+        ],
+        [],
+    ]
+    assert sorted(ran) == ["0", "2"]
+
+
 async def test_code_that_catches_its_cancellation(rig: Rig) -> None:
     """If a stop cancels a step, and the code catches the cancellation and returns, the job is
     interrupted and not completed."""
