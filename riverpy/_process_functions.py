@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from riverpy.errors import ConfigError
@@ -53,7 +54,8 @@ def _check_name(what: str, found_by_name: Callable[..., Any] | type[Any]) -> Non
 
 def _has_main_file() -> bool:
     main = sys.modules["__main__"]
-    return getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")
+    path = getattr(main, "__file__", None)  # it may be "<stdin>"
+    return getattr(main, "__spec__", None) is not None or (path is not None and Path(path).exists())
 
 
 def check_other_function(function: Callable[..., Any], other: Callable[..., Any]) -> None:

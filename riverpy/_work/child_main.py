@@ -95,7 +95,11 @@ class _WorkerConnection:
         while True:
             try:
                 kind, content = receive_message(self._pipe_from_worker)
-            except (EOFError, OSError):
+            except EOFError:  # the worker has ended
+                self._kill_process_group()
+            except OSError as error:
+                with suppress(OSError):
+                    os.write(2, f"riverpy: the job closed its worker's pipe: {error}\n".encode())
                 self._kill_process_group()
             if kind == CANCEL_JOB:
                 self._cancel_job()
@@ -146,12 +150,23 @@ class _WorkerConnection:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # the job may have closed or replaced the stream
                 stream.flush()
+        self._repair_output()
         data = self._end_of_output
         while data:
             try:
                 data = data[os.write(self._output, data) :]
             except BlockingIOError:  # a program of the job made the pipe non-blocking
                 select.select([], [self._output], [], 1.0)
+
+    def _repair_output(self) -> None:
+        """Open stdout and stderr again if the job has closed them, for the next job."""
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(self._output, number)
+            stream = getattr(sys, name)
+            if stream is None or getattr(stream, "closed", False):
+                setattr(sys, name, os.fdopen(number, "w", buffering=1, errors="backslashreplace"))
+        if sys.platform != "win32":
+            os.set_blocking(self._output, True)
 
 
 def run_jobs(*, main_module: dict[str, str], token: str, owns_process_group: bool) -> NoReturn:

@@ -22,7 +22,15 @@ LINES_PER_SECOND_MAX = 100
 """How many lines of one process are logged in a second, in the long run."""
 LINE_BURST_MAX = 1000
 """How many lines of one process may be logged at once, after a time with little output."""
+DROPPED_LINES_LOG_INTERVAL = 10.0
+"""Seconds between two events about dropped lines of the same job."""
 _READ_SIZE = 65536
+_CONTROL_CHARACTER_ESCAPES = {
+    number: f"\\x{number:02x}"
+    for number in (*range(0x20), *range(0x7F, 0xA0))
+    if number != ord("\t")
+}
+"""A translation table, so that a logged line cannot control the terminal of its reader."""
 
 
 class JobOutputLog:
@@ -39,9 +47,11 @@ class JobOutputLog:
         """The id and the kind of the job that wrote the last line."""
         self._line = bytearray()
         """The beginning of a line that is not complete."""
+        self._is_line_cut = False
         self._allowed_lines = float(LINE_BURST_MAX)
         self._allowed_since = time.monotonic()
         self._dropped_lines = 0
+        self._next_drop_event_at = 0.0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._read, name="riverpy job output", daemon=True)
         self._thread.start()
@@ -90,6 +100,7 @@ class JobOutputLog:
         excess = len(self._line) - LINE_SIZE_MAX - len(self._end_of_job)
         if excess > 0:
             del self._line[LINE_SIZE_MAX : LINE_SIZE_MAX + excess]
+            self._is_line_cut = True
 
     def _end_line(self) -> None:
         line = bytes(self._line)
@@ -99,6 +110,7 @@ class JobOutputLog:
             line = line.removesuffix(self._end_of_job)
         if line or not is_end_of_job:
             self._log_line(line)
+        self._is_line_cut = False
         if is_end_of_job:
             self._log_dropped_lines()
             if self._jobs:
@@ -116,12 +128,15 @@ class JobOutputLog:
             self._dropped_lines += 1
             return
         self._allowed_lines -= 1
-        self._log_dropped_lines()
+        if now > self._next_drop_event_at:
+            self._log_dropped_lines()
         text = line[:LINE_SIZE_MAX].decode("utf-8", "backslashreplace").rstrip("\r")
-        is_cut = {"is_cut": True} if len(line) > LINE_SIZE_MAX else {}
+        text = text.translate(_CONTROL_CHARACTER_ESCAPES)
+        is_cut = {"is_cut": True} if self._is_line_cut or len(line) > LINE_SIZE_MAX else {}
         self._log.info(JOB_WROTE_OUTPUT, **self._current_job(), line=text, **is_cut)
 
     def _log_dropped_lines(self) -> None:
         if self._dropped_lines:
             count, self._dropped_lines = self._dropped_lines, 0
+            self._next_drop_event_at = time.monotonic() + DROPPED_LINES_LOG_INTERVAL
             self._log.warning(JOB_OUTPUT_DROPPED, **self._current_job(), lines=count)

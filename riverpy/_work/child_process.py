@@ -318,7 +318,7 @@ def _describe_exit(exit_code: int) -> str:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = str(-exit_code)
-    cause = " (the system kills a process if memory is short)" if name == "SIGKILL" else ""
+    cause = "; the usual cause is too little memory" if name == "SIGKILL" else ""
     return f"the process of the job was killed by signal {name}{cause}"
 
 
@@ -329,7 +329,9 @@ def _describe_main_module() -> dict[str, str]:
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:
         return {"init_main_from_name": spec.name}
-    return {} if path is None else {"init_main_from_path": str(Path(path).absolute())}
+    if path is None or not Path(path).exists():  # an interactive session, or a script from stdin
+        return {}
+    return {"init_main_from_path": str(Path(path).absolute())}
 
 
 def pack_function(unit: WorkUnit) -> bytes:

@@ -7,6 +7,7 @@ import ctypes
 import math
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +15,9 @@ import time
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import anyio
@@ -82,7 +85,24 @@ def work_apart(job: Job[Apart]) -> None:
         case "cancel":
             raise JobCancel("apart")
         case "exit":
+            job.set_metadata("k", "kept")
             os._exit(3)
+        case "crash":
+            ctypes.string_at(0)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "close":
+            sys.stdout.close()
+            os.close(1)
+        case "fork":
+            if os.fork() == 0:
+                job.set_metadata("k", "of the fork")
+                return
+            os.wait()
+        case "step":
+            job.step("one", print)
+        case "current":
+            assert riverpy.current_job() is job
         case _:
             time.sleep(3600)
 
@@ -274,6 +294,7 @@ async def test_process(rig: Rig, monkeypatch: pytest.MonkeyPatch, log: list[Any]
         "retryable",
         "completed",
     ]
+    assert metadata_of(rows[4])["k"] == "kept"
     output = metadata_of(rows[0])["output"]
     assert output["pid"] != os.getpid()
     assert (output["attempt"], output["id"]) == (1, rows[0]["id"])
@@ -289,6 +310,29 @@ async def test_process(rig: Rig, monkeypatch: pytest.MonkeyPatch, log: list[Any]
         (line, rows[6]["id"])
         for line in ("from Python", "from C", "from a program", "an error", "C line", "no newline")
     ]
+
+
+@pytest.mark.timeout(120)
+async def test_process_that_its_job_damages(rig: Rig, log: list[Any]) -> None:
+    """A job that crashes, kills its process, forks or closes its output fails alone or not at all,
+    and the next job works in the same way. A crash in C code leaves its place in the log."""
+    register_apart(rig, timedelta(seconds=60))
+    async with rig.working(slots=1) as client:
+        names = ("close", "fork", "current", "step", "crash", "kill", "print")
+        rows = await rig.work(client, *(Apart(name) for name in names))
+        await wait_until(lambda: "no newline" in [line for line, _ in lines_of(log)])
+    by_name = dict(zip(names, rows, strict=True))
+    completed = {name for name, row in by_name.items() if row["state"] == "completed"}
+    assert completed == {"close", "fork", "current", "print"}
+    assert "k" not in metadata_of(by_name["fork"])
+    errors = {name: errors_of(row)[0]["error"] for name, row in by_name.items() if row["errors"]}
+    assert "job.step works only in an async job" in errors["step"]
+    assert errors["crash"].endswith("killed by signal SIGSEGV")
+    assert "SIGKILL; the usual cause is too little memory" in errors["kill"]
+    crash = [line for line, job_id in lines_of(log) if job_id == by_name["crash"]["id"]]
+    assert "Fatal Python error: Segmentation fault" in crash
+    assert any("in work_apart" in line for line in crash)
+    assert ("from Python", by_name["print"]["id"]) in lines_of(log)
 
 
 def lines_of(log: list[Any]) -> list[tuple[str, int]]:
@@ -519,3 +563,55 @@ def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(riverpy.ConfigError, match="thread"):
         Workers().blocking_job(executor="fork")  # type: ignore[arg-type]
     assert multiprocessing.active_children() == []
+
+
+def twin(job: Job[Apart]) -> None: ...
+
+
+first_twin = twin
+
+
+def twin(job: Job[Apart]) -> None: ...
+
+
+def test_function_without_a_name_is_refused() -> None:
+    """A function or args class that a process cannot find by its name is refused at registration,
+    with what to do. An async job and a job in a thread need no name."""
+
+    class Inner(msgspec.Struct):
+        kind: ClassVar[str] = "inner"
+
+    def nested(job: Job[Apart]) -> None: ...
+
+    def nested_args(job: Job[Any]) -> None: ...
+
+    nested_args.__annotations__["job"] = Job[Inner]
+    nested_args.__qualname__ = "nested_args"
+    interactive = FunctionType(work_apart.__code__, {"__name__": "__main__"}, "interactive")
+    interactive.__annotations__ = {"job": Job[Apart]}
+    unnamed = lambda job: None  # noqa: E731
+    unnamed.__annotations__ = {"job": Job[Apart]}
+    for function, reason in [
+        (nested, "inside a function: write it"),
+        (partial(nested), "inside a function"),
+        (nested_args, "args class .*Inner"),
+        (unnamed, "a lambda has no name"),
+    ]:
+        Workers().blocking_job(executor="thread")(function)
+        with pytest.raises(riverpy.ConfigError, match=reason):
+            Workers().blocking_job(executor="process")(function)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+        with pytest.raises(riverpy.ConfigError, match="interactive session"):
+            Workers().blocking_job(executor="process")(interactive)
+    workers = Workers()
+    workers.blocking_job(executor="process")(first_twin)
+    with pytest.raises(riverpy.ConfigError, match="its own name"):
+        workers.blocking_job(executor="process", kind="other")(twin)
+
+
+async def test_replaced_function_is_refused(rig: Rig) -> None:
+    """A function whose name another object has is refused when the client starts."""
+    rig.workers.blocking_job(executor="process")(first_twin)
+    with pytest.raises(riverpy.ConfigError, match=r"put @workers\.blocking_job above"):
+        await rig.client().run()

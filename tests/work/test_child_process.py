@@ -4,7 +4,9 @@ child has ended."""
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 CODE = f"""{PATIENT_END}
+import subprocess
 
 class Child(msgspec.Struct, frozen=True):
     kind: ClassVar[str] = "child"
@@ -31,6 +34,8 @@ class Child(msgspec.Struct, frozen=True):
 def child(job: riverpy.Job[Child]) -> None:
     if job.args.what == "without the kernel":
         ctypes.CDLL(None).prctl(1, 0)
+    program = subprocess.Popen(["sleep", "3600"])
+    Path("program").write_text(str(program.pid))
     Path("pid.new").write_text(str(os.getpid()))
     os.rename("pid.new", "pid")
     if job.args.what == "holds the GIL":
@@ -67,16 +72,19 @@ def runs(process: psutil.Process) -> bool:
 
 @pytest.mark.parametrize("what", ["sleeps", "without the kernel", "holds the GIL"])
 async def test_child_of_a_killed_worker(schema: Schema, tmp_path: Path, what: str) -> None:
-    """A child ends when its worker is killed: through the kernel, even while C code holds the
-    child's GIL, and through the closed pipe where the kernel does not do it."""
+    """A child and the programs of its job end when its worker is killed: through the kernel, even
+    while C code holds the child's GIL, and through the closed pipe where the kernel does not do
+    it."""
     await insert(schema, what, kind="child")
     async with (
         worker_of(schema, tmp_path, "jobs", code=CODE) as worker,
         child_of(tmp_path) as child,
     ):
+        processes = [child, *child.parents()[:1], *child.children()]
+        assert str(processes[2].pid) == (tmp_path / "program").read_text()
         worker.send(signal.SIGKILL)
         async with asyncio.timeout(SIGNAL_TIMEOUT):
-            while runs(child):
+            while any(runs(process) for process in processes):
                 await asyncio.sleep(0.01)
 
 
@@ -106,3 +114,70 @@ async def test_row_of_a_child(
             assert found == PUT_BACK
         else:
             assert job["state"] == "running"
+
+
+SCRIPT = """
+import asyncio, os, sys
+from typing import ClassVar
+import msgspec, riverpy
+
+workers = riverpy.Workers()
+
+
+class Task(msgspec.Struct):
+    kind: ClassVar[str] = "task"
+
+
+@workers.blocking_job(executor="process")
+def work(job: riverpy.Job[Task]) -> None: ...
+
+
+if "hide" in sys.argv:
+
+    @workers.blocking_job(executor="process", kind="hidden")
+    def hidden(job: riverpy.Job[Task]) -> None: ...
+
+
+client = riverpy.Client(
+    os.environ["SCRIPT_DATABASE_URL"],
+    workers=workers,
+    queues={"default": riverpy.QueueConfig()},
+    config=riverpy.Config(schema=os.environ["SCRIPT_SCHEMA"]),
+)
+"""
+START = "asyncio.run(client.run(drain=True))"
+GUARDED_START = f"if __name__ == '__main__':\n    {START}"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("end", "args", "error"),
+    [
+        (START, [], "it would start the client again\nPut the code that runs once under `if __na"),
+        (GUARDED_START, ["hide"], "cannot import the function of job kind 'hidden'"),
+        (GUARDED_START, [], None),
+    ],
+    ids=["no guard", "hidden function", "guard"],
+)
+async def test_script_that_starts_its_client(
+    schema: Schema, tmp_path: Path, end: str, args: list[str], error: str | None
+) -> None:
+    """A script without a main guard is refused with this reason, and a function that exists only in
+    the main process too. The job stays unchanged. A script with a main guard runs its job."""
+    await insert(schema, "", kind="task")
+    (tmp_path / "script.py").write_text(SCRIPT + end)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "script.py",
+        *args,
+        cwd=tmp_path,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"SCRIPT_DATABASE_URL": schema.url, "SCRIPT_SCHEMA": schema.name},
+    )
+    async with asyncio.timeout(SIGNAL_TIMEOUT):
+        _, output = await process.communicate()
+    text = output.decode()
+    assert (process.returncode, error is None or error in text) == (int(error is not None), True)
+    assert text.count("ConfigError: ") == int(error is not None)
+    (job,) = await schema.jobs()
+    assert job["state"] == ("completed" if error is None else "available")
