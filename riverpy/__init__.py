@@ -58,6 +58,7 @@ from riverpy.insert_opts import (
     InsertOpts,
     InsertResult,
     JobInsertParams,
+    ReplaceOpts,
     Unique,
     UniqueOpts,
 )
@@ -172,6 +173,7 @@ __all__ = [
     "QueueConfig",
     "QueueStats",
     "RawArgs",
+    "ReplaceOpts",
     "RetryPolicy",
     "RiverError",
     "SchemaMissingError",

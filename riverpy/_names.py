@@ -32,6 +32,9 @@ River's `river_leader`."""
 PYPI_PACKAGE_NAME = "riverpy-queue"
 """The name of the package on PyPI."""
 LEASE_NAME_LENGTH_MAX = 100
+EXPIRES_AT_METADATA_KEY = "riverpy:expires_at"
+"""The metadata key of the time from which no attempt of a job starts, by the server's clock. Its
+value is a text such as `2026-01-31T18:00:00.000000Z`."""
 SCHEMA_LEASE_NAME = "@schema"
 """The name of the schema lease. If domain `default` has no riverpy leader, the holder of this lease
 does the maintenance that is done once for the whole schema."""

@@ -36,3 +36,10 @@ def wire_timestamp(raw: bytes) -> int:
 def raw_timestamp(value: datetime) -> int:
     """Return a time as microseconds since 2000. This is the inverse of `timestamp`."""
     return (value - PG_EPOCH) // _MICROSECOND
+
+
+def format_microseconds(raw: int) -> str:
+    """Return a time in microseconds since 2000 as text in UTC with six decimals, such as
+    `2026-01-31T18:00:00.000000Z`. Such texts sort by time."""
+    time = (PG_EPOCH + timedelta(microseconds=raw)).replace(tzinfo=None)
+    return f"{time.isoformat(timespec='microseconds')}Z"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,12 +11,14 @@ from riverpy.job import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from riverpy.job import JobArgs, JobRow, RawArgs
 
 MAX_ATTEMPTS_DEFAULT = 25
 MAX_ATTEMPTS_MAX = 32_767
+LONGEST_TIME = timedelta(days=36_500)
+"""The largest value of `expires_in` and `max_wait`."""
 PRIORITY_DEFAULT = 1
 PRIORITY_MAX = 4
 QUEUE_DEFAULT = "default"
@@ -59,10 +62,37 @@ class UniqueOpts(msgspec.Struct, frozen=True, kw_only=True):
     by_period. Default False."""
 
 
+class ReplaceOpts(msgspec.Struct, frozen=True, kw_only=True):
+    """Selects what the insert of a duplicate replaces in the existing job. At least one field must
+    be True.
+
+    The existing job is changed only while it waits: as available, pending, scheduled or retryable.
+    It keeps its id, its attempts and its queue.
+    """
+
+    args: bool = True
+    """Replace the args. Default True."""
+    scheduled_at: bool = True
+    """Replace the time at which the job is due, and its `expires_in`. A job whose insert sets no
+    `scheduled_at` is due now. A pending job stays pending. Default True."""
+    priority: bool = False
+    """Replace the priority. Default False."""
+    metadata: bool = False
+    """Replace the metadata, except for the keys that River and riverpy keep there. Default
+    False."""
+    max_wait: timedelta | None = None
+    """The longest time that replacing may postpone the job, counted from its `created_at`. More
+    than 0, at most 100 years; needs `scheduled_at`. Default None: no limit."""
+
+
 class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one insert. Precedence: this insert, then `insert_opts` of the args class, then
     the client, then the default. None means not set."""
 
+    expires_in: timedelta | None = None
+    """The time after the insert from which no attempt of the job starts. The job is then cancelled
+    with the error `JobCancelError: expired`. A running attempt continues. More than 0, at most 100
+    years. Default None: the job does not expire."""
     max_attempts: int | None = None
     """How many attempts the job has: 1 to 32,767. Default 25."""
     metadata: dict[str, Any] | None = None
@@ -74,6 +104,9 @@ class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
     """The priority, 1 (worked first) to 4 (worked last). Default 1."""
     queue: str | None = None
     """The queue of the job. Default `default`."""
+    replace: ReplaceOpts | None = None
+    """What this insert replaces in the existing job if it meets a duplicate that waits. Requires
+    `unique_opts`. `insert_many_fast` refuses it. Default None: a duplicate is not changed."""
     scheduled_at: datetime | None = None
     """When the job is due, with a time zone. A job with a time, even a past one, is inserted as
     `scheduled`, and the leader makes it available. Default None: available at once."""
@@ -122,3 +155,6 @@ class InsertResult(msgspec.Struct, frozen=True):
     unique_skipped_as_duplicate: bool
     """Whether the job was not inserted, because it is a duplicate of an existing job or of an
     earlier job in the batch."""
+    is_replaced: bool = False
+    """Whether the existing job was changed, because `replace` was set and the job was waiting. If
+    False for a duplicate, `job` shows its state."""

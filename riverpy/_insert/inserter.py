@@ -14,6 +14,7 @@ from riverpy._clock import Backoff
 from riverpy._error_text import error_text
 from riverpy._insert.errors import sqlstate, translate_errors
 from riverpy._insert.json_text import utf8_size
+from riverpy._insert.replacement import merge_replacing_row
 from riverpy._insert.row import (
     InsertSettings,
     PreparedJob,
@@ -102,6 +103,15 @@ def _get_row_sort_key(row: InsertRow) -> str:
     """Return the sort key of a row. All batches send unique jobs in the same order, so that two
     batches cannot deadlock."""
     return row.unique_key or ""
+
+
+def _make_duplicate_result(first: InsertResult, row: InsertRow) -> InsertResult:
+    """Return the result of a row whose unique key occurs earlier in the batch. `first` is the
+    result of the first row with the key."""
+    is_replaced = row.replace is not None and (
+        first.is_replaced or not first.unique_skipped_as_duplicate
+    )
+    return InsertResult(first.job, True, is_replaced)
 
 
 class NotifyLimiter:
@@ -237,7 +247,10 @@ class Inserter:
                 have the same unique key. `tx` stays usable.
             Exception: as `insert_many`.
         """
-        return await self._insert_rows(tx, *self._make_rows(params), self._send_copy_statement)
+        args, rows = self._make_rows(params)
+        if any(row.replace is not None for row in rows):
+            raise InsertError("insert_many_fast cannot replace jobs: use insert_many")
+        return await self._insert_rows(tx, args, rows, self._send_copy_statement)
 
     def _make_rows(self, params: Sequence[InsertManyParams]) -> tuple[list[Args], list[InsertRow]]:
         now = self._clock.now()
@@ -298,10 +311,17 @@ class Inserter:
     ) -> T:
         queues: list[str] = []
         if self._insert_settings.should_notify:
-            available = (row.queue for row in rows if row.state == JobState.AVAILABLE)
+            # A replaced job may become due although the new job is not.
+            available = (
+                row.queue
+                for row in rows
+                if row.state == JobState.AVAILABLE or row.replace is not None
+            )
             queues = list(dict.fromkeys(available))
         if tx is None:
-            return await self._send_with_retries(rows, self._limiter.select_queues(queues), send)
+            if not any(row.replace is not None for row in rows):
+                queues = self._limiter.select_queues(queues)
+            return await self._send_with_retries(rows, queues, send)
         expect_transaction(tx)
         with translate_errors(tx):
             return await send(tx, rows, queues)
@@ -367,12 +387,20 @@ class Inserter:
         """The index of the first job with each unique key. The other jobs with the key are not
         sent."""
         sent: list[int] = []
+        sent_rows = rows
         for index, row in enumerate(rows):
             if row.unique_key is None or firsts.setdefault(row.unique_key, index) == index:
                 sent.append(index)
+            elif row.replace is not None:
+                sent_rows = [*rows] if sent_rows is rows else sent_rows
+                first = firsts[row.unique_key]
+                sent_rows[first] = merge_replacing_row(sent_rows[first], row)
         if firsts:
             sent.sort(key=lambda index: _get_row_sort_key(rows[index]))
-        size = sum(utf8_size(rows[index].args) + utf8_size(rows[index].metadata) for index in sent)
+        size = sum(
+            utf8_size(sent_rows[index].args) + utf8_size(sent_rows[index].metadata)
+            for index in sent
+        )
         if size > STATEMENT_BYTES_MAX:
             raise InsertError(
                 f"the batch has {size:,} bytes, but one statement can carry "
@@ -381,7 +409,7 @@ class Inserter:
         found, notified = await job_insert(
             connection,
             self._schema,
-            [rows[index] for index in sent],
+            [sent_rows[index] for index in sent],
             queues_to_notify=queues_to_notify,
         )
         self._log_notification_queue(queues_to_notify, notified)
@@ -389,7 +417,7 @@ class Inserter:
         return [
             results[index]
             if index in results
-            else InsertResult(results[firsts[row.unique_key or ""]].job, True)
+            else _make_duplicate_result(results[firsts[row.unique_key or ""]], row)
             for index, row in enumerate(rows)
         ]
 

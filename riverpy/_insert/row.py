@@ -10,6 +10,11 @@ import msgspec
 
 from riverpy import _json
 from riverpy._insert.json_text import compact_json_object, encode_args, encode_job_metadata
+from riverpy._insert.replacement import (
+    check_replacing_row,
+    encode_expires_in,
+    encode_replace_opts,
+)
 from riverpy._insert.unique_key import (
     check_unique_opts,
     compute_unique_key,
@@ -121,10 +126,15 @@ def prepare_row(
         state=JobState.PENDING if _expect_type("pending", call_opts.pending, bool) else state,
         tags=_first_not_none(call_opts.tags, class_opts.tags, ()),
         scheduled_at=scheduled_at and scheduled_at.isoformat(),
+        expires_in=encode_expires_in(
+            _first_not_none(call_opts.expires_in, class_opts.expires_in, None)
+        ),
+        replace=encode_replace_opts(_first_not_none(call_opts.replace, class_opts.replace, None)),
     )
     unique = _choose_unique_opts(call_opts, class_opts)
     warn_of_ignored_fields(unique, kind=kind, args_class=type(args))
     if unique is None:
+        check_replacing_row(row)
         return row
     states = make_unique_state_bits(unique)
     key = compute_unique_key(
@@ -135,7 +145,9 @@ def prepare_row(
         queue=row.queue,
         due_at=scheduled_at or now,
     )
-    return row._replace(unique_key=key.hex(), unique_states=f"{states:08b}")
+    row = row._replace(unique_key=key.hex(), unique_states=f"{states:08b}")
+    check_replacing_row(row)
+    return row
 
 
 def _make_checked_row(
@@ -149,12 +161,16 @@ def _make_checked_row(
     state: JobState,
     tags: object,
     scheduled_at: str | None,
+    expires_in: str | None,
+    replace: str | None,
 ) -> InsertRow:
     """Check the options that hooks may change, and return a row without a unique key."""
     validate_queue(_expect_type("queue", queue, str))
     return InsertRow(
         args=args,
         unique_key=None,
+        expires_in=expires_in,
+        replace=replace,
         kind=kind,
         metadata=metadata,
         queue=cast("str", queue),
@@ -209,11 +225,15 @@ def make_row(job: PreparedJob, params: JobInsertParams, *, settings: InsertSetti
         state=state,
         tags=params.tags,
         scheduled_at=time and time.isoformat(),
+        expires_in=old.expires_in,
+        replace=None if params.unique_key is None else old.replace,
     )
     key = _check_unique_key(params.unique_key, is_unique=old.unique_states is not None)
     if key is None:
         return row
-    return row._replace(unique_key=key.hex(), unique_states=old.unique_states)
+    row = row._replace(unique_key=key.hex(), unique_states=old.unique_states)
+    check_replacing_row(row)
+    return row
 
 
 def _check_unique_key(unique_key: object, *, is_unique: bool) -> bytes | None:

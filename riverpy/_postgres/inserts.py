@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from riverpy._names import EXPIRES_AT_METADATA_KEY
 from riverpy._postgres.sql_files import query
-from riverpy._timestamps import timestamp
+from riverpy._timestamps import PG_EPOCH, format_microseconds, wire_timestamp
 from riverpy.insert_opts import InsertResult
-from riverpy.job import JobColumn, JobRow
+from riverpy.job import JobColumn, JobRow, JobState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -27,6 +29,12 @@ _HEX_TEXT_COLUMNS = (
 )
 _DUPLICATE_COLUMN = JobColumn.UNIQUE_STATES + 1
 _NOTIFIED_COUNT_COLUMN = JobColumn.UNIQUE_STATES + 2
+_WAITING_STATES = (
+    JobState.AVAILABLE,
+    JobState.PENDING,
+    JobState.RETRYABLE,
+    JobState.SCHEDULED,
+)
 _COPY_BATCH_ROW_COUNT = 500
 """The number of jobs that are encoded for COPY at a time."""
 _COPY_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
@@ -38,6 +46,11 @@ class InsertRow(NamedTuple):
     args: str
     unique_key: str | None
     """The key in hexadecimal digits."""
+    expires_in: str | None
+    """The microseconds from the insert until the job expires."""
+    replace: str | None
+    """What is replaced in the existing job of a duplicate, as a JSON object: the names of fields,
+    each with the value true, and `max_wait` in microseconds."""
     kind: str
     metadata: str
     queue: str
@@ -69,9 +82,14 @@ async def job_insert(
     shared_values = rows[0].values_except_args_and_unique_key()
     if all(row.values_except_args_and_unique_key() == shared_values for row in rows[1:]):
         name, values = "job_insert", rows[0]._asdict()
+        is_general = rows[0].expires_in is not None or rows[0].replace is not None
     else:
         columns: map[Any] = map(list, zip(*rows, strict=True))
         name, values = "job_insert_mixed", dict(zip(InsertRow._fields, columns, strict=True))
+        is_general = any(values["expires_in"]) or any(values["replace"])
+    if is_general:
+        return await _insert_general(connection, schema, rows, queues_to_notify)
+    del values["expires_in"], values["replace"]
     values["args"] = [row.args for row in rows]
     values["unique_key"] = [row.unique_key for row in rows]
     records = await query(_SQL_FILE, name, schema).fetch(
@@ -81,6 +99,26 @@ async def job_insert(
         InsertResult(_job_from_record(record), record[_DUPLICATE_COLUMN] == "t")
         for record in records
     ]
+    return results, int(records[0][_NOTIFIED_COUNT_COLUMN])
+
+
+async def _insert_general(
+    connection: Transaction, schema: str | None, rows: Sequence[InsertRow], notify: list[str]
+) -> tuple[list[InsertResult], int]:
+    """Insert jobs of which some expire or replace existing jobs; see `job_insert`."""
+    columns: map[Any] = map(list, zip(*rows, strict=True))
+    values: dict[str, Any] = dict(zip(InsertRow._fields, columns, strict=True))
+    members = [f'"{row.unique_key}":{row.replace}' for row in rows if row.replace is not None]
+    values["replace"] = f"{{{','.join(members)}}}"
+    records = await query(_SQL_FILE, "job_insert_general", schema).fetch(
+        connection, **values, notify=notify
+    )
+    results: list[InsertResult] = []
+    for row, record in zip(rows, records, strict=True):
+        job, is_duplicate = _job_from_record(record), record[_DUPLICATE_COLUMN] == "t"
+        # The statement changes no state from or to one in which a job does not wait.
+        is_replaced = is_duplicate and row.replace is not None and job.state in _WAITING_STATES
+        results.append(InsertResult(job, is_duplicate, is_replaced))
     return results, int(records[0][_NOTIFIED_COUNT_COLUMN])
 
 
@@ -110,10 +148,11 @@ async def job_insert_with_copy(
     connection: Transaction, schema: str | None, rows: Sequence[InsertRow], *, timeout: float
 ) -> None:
     """Insert jobs with COPY in text format, which does not depend on the connection's codecs."""
-    columns, now = InsertRow._fields, None
-    if any(row.scheduled_at for row in rows):
+    columns = [name for name in InsertRow._fields if name not in ("expires_in", "replace")]
+    now = None
+    if any(row.scheduled_at or row.expires_in for row in rows):
         digits = await query(_SQL_FILE, "insert_now", None).fetchval(connection)
-        now = str(timestamp(bytes.fromhex(digits)))
+        now = wire_timestamp(bytes.fromhex(digits))
     else:
         columns = columns[:-1]
     await connection.copy_to_table(
@@ -126,7 +165,7 @@ async def job_insert_with_copy(
     )
 
 
-async def _copy_lines(rows: Sequence[InsertRow], now: str | None) -> AsyncGenerator[bytes]:
+async def _copy_lines(rows: Sequence[InsertRow], now: int | None) -> AsyncGenerator[bytes]:
     ends: dict[tuple[object, ...], str] = {}
     """The encoded end of a COPY row for each set of shared values. So each set is encoded only
     once."""
@@ -141,10 +180,22 @@ async def _copy_lines(rows: Sequence[InsertRow], now: str | None) -> AsyncGenera
         yield "".join(lines).encode()
 
 
-def _copy_line_end(row: InsertRow, now: str | None) -> str:
-    """Encode the values after the args and the unique key. If `now` is None, omit
-    `scheduled_at`."""
+def _copy_line_end(row: InsertRow, now: int | None) -> str:
+    """Encode the values after the args and the unique key. `now` is the server's time in
+    microseconds since 2000. If it is None, no job has a time: omit `scheduled_at`."""
     tags = ",".join(f'"{tag}"' for tag in row.tags.split(",") if tag)
-    row = row._replace(tags=f"{{{tags}}}", scheduled_at=row.scheduled_at or now)
-    values = row[2:] if now is not None else row[2:-1]
+    row = row._replace(tags=f"{{{tags}}}")
+    if now is not None:
+        time = str(PG_EPOCH + timedelta(microseconds=now))
+        row = row._replace(scheduled_at=row.scheduled_at or time)
+        if row.expires_in is not None:
+            row = row._replace(metadata=_add_expiry(row.metadata, now + int(row.expires_in)))
+    values = row[4:] if now is not None else row[4:-1]
     return "\t".join(r"\N" if value is None else value.translate(_COPY_ESCAPES) for value in values)
+
+
+def _add_expiry(metadata: str, expires_at: int) -> str:
+    """Return the metadata, a JSON object as text, with the time at which the job expires."""
+    separator = "" if metadata == "{}" else ","
+    member = f'"{EXPIRES_AT_METADATA_KEY}":"{format_microseconds(expires_at)}"'
+    return f"{metadata[:-1]}{separator}{member}}}"

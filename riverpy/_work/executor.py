@@ -22,11 +22,13 @@ from riverpy._log_events import (
     JOB_RETURN_VALUE_IGNORED,
     JOB_STARTED,
 )
+from riverpy._names import EXPIRES_AT_METADATA_KEY
 from riverpy._plugins import Plugins, plugins_of
 from riverpy._work import outcomes
 from riverpy._work.attempt import Attempt, Outcome
 from riverpy._work.blocking import BlockingJobRunner
 from riverpy._work.child_main import get_type_name
+from riverpy._work.expiry import EXPIRED_ERROR_TEXT, is_expired
 from riverpy._work.failure import (
     find_deciding_error,
     make_storable_error_text,
@@ -199,6 +201,9 @@ class Executor:
             if attempt.started_at > self._first_step_deadline and not self._may_start():
                 outcomes.set_released_outcome(attempt)
                 return
+            if EXPIRES_AT_METADATA_KEY in attempt.metadata_text and _is_attempt_expired(attempt):
+                attempt.outcome = outcomes.make_cancel_outcome(attempt, EXPIRED_ERROR_TEXT)
+                return
             stack = (
                 self._work_stacks.get(attempt.kind, self._client_stack)
                 if self._work_stacks
@@ -350,6 +355,13 @@ class Executor:
                 is_final=True,
                 error_entry=outcome.error_entry,
             )
+
+
+def _is_attempt_expired(attempt: Attempt) -> bool:
+    """Whether the job expired before this attempt started. The server's time of the start is that
+    of the claim plus the time since then."""
+    microseconds = int((attempt.started_at - attempt.claimed_at) * 1e6)
+    return is_expired(attempt.metadata_text, attempt.claim_key.attempted_at + microseconds)
 
 
 def _timeout_seconds(timeout: timedelta | None) -> float:

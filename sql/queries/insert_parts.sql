@@ -1,4 +1,4 @@
--- Text that the two statements that insert jobs share.
+-- Text that the statements that insert jobs share.
 
 
 -- name: insert_begin
@@ -10,20 +10,19 @@ insert into /* schema */ river_job as job (
 );
 
 
--- name: insert_end
--- On a conflict it locks the existing job and returns it unchanged.
+-- name: on_conflict
 -- The predicate of the partial index is spelled out: with a parameter in it, a generic plan would not find the index.
--- Returns the jobs in the order of riverpy.job.JobColumn, then whether the job existed, then the number of
--- notifications. The server sends the notifications because this number is read.
 on conflict (unique_key)
   where unique_key is not null
     and unique_states is not null
-    and /* schema */ river_job_state_in_bitmask(unique_states, state)
-  do update set kind = job.kind
-returning
-  int8out(job.id), jsonb_out(job.args), int2out(job.attempt), textout(encode(timestamptz_send(job.attempted_at), 'hex')),
-  job.attempted_by, textout(encode(timestamptz_send(job.created_at), 'hex')), job.errors::text[],
-  textout(encode(timestamptz_send(job.finalized_at), 'hex')), textout(job.kind), int2out(job.max_attempts),
-  jsonb_out(job.metadata), int2out(job.priority), textout(job.queue), enum_out(job.state),
-  textout(encode(timestamptz_send(job.scheduled_at), 'hex')), job.tags::text[], textout(encode(job.unique_key, 'hex')),
-  bit_out(job.unique_states), boolout(job.xmax <> 0), (select int8out(count(*)) from notified);
+    and /* schema */ river_job_state_in_bitmask(unique_states, state);
+
+
+-- name: columns
+-- The columns of a job in the order of riverpy.job.JobColumn.
+int8out(job.id), jsonb_out(job.args), int2out(job.attempt), textout(encode(timestamptz_send(job.attempted_at), 'hex')),
+job.attempted_by, textout(encode(timestamptz_send(job.created_at), 'hex')), job.errors::text[],
+textout(encode(timestamptz_send(job.finalized_at), 'hex')), textout(job.kind), int2out(job.max_attempts),
+jsonb_out(job.metadata), int2out(job.priority), textout(job.queue), enum_out(job.state),
+textout(encode(timestamptz_send(job.scheduled_at), 'hex')), job.tags::text[], textout(encode(job.unique_key, 'hex')),
+bit_out(job.unique_states);

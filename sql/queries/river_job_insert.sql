@@ -2,10 +2,13 @@
 --
 -- Values cross as cstring and text[] only, because a caller's connection may have its own codecs for every other type.
 -- Timestamps and unique keys cross as hexadecimal digits of the wire format.
+--
+-- On a conflict the existing job is locked. The statements return the columns of each job, then whether the job
+-- existed, then the number of notifications. The server sends the notifications because this number is read.
 
 
 -- name: job_insert
--- Insert jobs that differ only in their args and unique keys.
+-- Insert jobs that differ only in their args and unique keys. A duplicate is returned unchanged.
 -- include: insert_parts.insert_begin
 select
   given.args::jsonb, @kind::cstring::text, @max_attempts::cstring::text::smallint, @metadata::cstring::text::jsonb,
@@ -14,11 +17,15 @@ select
   string_to_array(@tags::cstring::text, ','), decode(given.unique_key, 'hex'),
   @unique_states::cstring::text::bit(8)
 from unnest(@args::text[], @unique_key::text[]) as given (args, unique_key)
--- include: insert_parts.insert_end
+-- include: insert_parts.on_conflict
+do update set kind = job.kind
+returning
+  -- include: insert_parts.columns
+  , boolout(job.xmax <> 0), (select int8out(count(*)) from notified);
 
 
 -- name: job_insert_mixed
--- Insert jobs that differ in other values too.
+-- Insert jobs that differ in other values too. A duplicate is returned unchanged.
 -- include: insert_parts.insert_begin
 select
   given.args::jsonb, given.kind, given.max_attempts::smallint, given.metadata::jsonb, given.priority::smallint,
@@ -31,7 +38,110 @@ from unnest(
 ) as given (
   args, kind, max_attempts, metadata, priority, queue, scheduled_at, state, tags, unique_key, unique_states
 )
--- include: insert_parts.insert_end
+-- include: insert_parts.on_conflict
+do update set kind = job.kind
+returning
+  -- include: insert_parts.columns
+  , boolout(job.xmax <> 0), (select int8out(count(*)) from notified);
+
+
+-- name: job_insert_general
+-- Insert jobs of which some expire, or replace values of the existing job with their unique key. @replace is an object:
+-- for each key, the names of the values to replace. An existing job is changed only while it waits. This is decided
+-- from the locked row: a claim either has committed before, and the job is running, or skips the locked row. A
+-- pending job stays pending. The time at which a job expires belongs to its due time. Replaced metadata keep the keys
+-- of River and riverpy. A job's own queue is notified if the job is due now.
+with replacements as materialized (
+  select @replace::cstring::text::jsonb as by_unique_key
+), stored as (
+  insert into /* schema */ river_job as job (
+    args, kind, max_attempts, metadata, priority, queue, scheduled_at, state, tags, unique_key, unique_states
+  )
+  select
+    given.args::jsonb, given.kind, given.max_attempts::smallint,
+    case
+      when given.expires_in is null then given.metadata::jsonb
+      else given.metadata::jsonb || jsonb_build_object(
+        'riverpy:expires_at',
+        to_char(
+          (now() + given.expires_in::bigint * interval '1 microsecond') at time zone 'UTC',
+          'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'
+        )
+      )
+    end,
+    given.priority::smallint, given.queue, coalesce(given.scheduled_at::timestamptz, now()),
+    given.state::/* schema */ river_job_state, string_to_array(given.tags, ','), decode(given.unique_key, 'hex'),
+    given.unique_states::bit(8)
+  from unnest(
+    @args::text[], @kind::text[], @max_attempts::text[], @metadata::text[], @priority::text[], @queue::text[],
+    @scheduled_at::text[], @state::text[], @tags::text[], @unique_key::text[], @unique_states::text[],
+    @expires_in::text[]
+  ) as given (
+    args, kind, max_attempts, metadata, priority, queue, scheduled_at, state, tags, unique_key, unique_states,
+    expires_in
+  )
+  -- include: insert_parts.on_conflict
+  do update set (args, priority, scheduled_at, state, metadata) = (
+    select
+      case when chosen.names ? 'args' then excluded.args else job.args end,
+      case when chosen.names ? 'priority' then excluded.priority else job.priority end,
+      case when chosen.names ? 'scheduled_at' then due.at else job.scheduled_at end,
+      case
+        when chosen.names ? 'scheduled_at' and job.state <> 'pending'
+        then case when due.at <= now() then 'available' else 'scheduled' end::/* schema */ river_job_state
+        else job.state
+      end,
+      case
+        when chosen.names is null or jsonb_typeof(job.metadata) <> 'object' then job.metadata
+        else (
+          case
+            when chosen.names ? 'metadata' then excluded.metadata || (
+              select coalesce(jsonb_object_agg(kept.key, kept.value), '{}')
+              from jsonb_each(job.metadata) as kept
+              where kept.key ~ '^(river:|riverpy:|snoozes$)'
+            )
+            else job.metadata
+          end - 'riverpy:expires_at'
+        ) || jsonb_strip_nulls(jsonb_build_object(
+          'riverpy:expires_at',
+          case when chosen.names ? 'scheduled_at' then excluded.metadata else job.metadata end -> 'riverpy:expires_at'
+        ))
+      end
+    from (
+      select case
+        when job.state in ('available', 'pending', 'retryable', 'scheduled')
+        then (select by_unique_key -> encode(excluded.unique_key, 'hex') from replacements)
+      end as names
+    ) as chosen
+    cross join lateral (
+      select least(
+        excluded.scheduled_at,
+        job.created_at + (chosen.names ->> 'max_wait')::bigint * interval '1 microsecond'
+      ) as at
+    ) as due
+  )
+  returning job.*, job.xmax <> 0 as existed
+), notified as (
+  select pg_notify(
+    /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
+  )
+  from (
+    select distinct queue
+    from stored
+    where state = 'available' and scheduled_at <= now() and (existed or queue = any(@notify::text[]))
+  ) as waiting
+  where cardinality(@notify::text[]) > 0 and (select pg_notification_queue_usage() < 0.9)
+)
+select
+  -- include: insert_parts.columns
+  , boolout(job.existed), (
+    select int8out(case
+      when count(*) >= 0 and (select pg_notification_queue_usage() < 0.9) then cardinality(@notify::text[])::bigint
+      else 0
+    end)
+    from notified
+  )
+from stored as job;
 
 
 -- name: insert_now

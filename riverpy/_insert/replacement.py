@@ -1,0 +1,107 @@
+"""Replacement: check and encode what an insert replaces in an existing job, and `expires_in`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from riverpy.errors import InsertError
+from riverpy.insert_opts import LONGEST_TIME, ReplaceOpts
+from riverpy.job import JobState
+
+if TYPE_CHECKING:
+    from riverpy._postgres.inserts import InsertRow
+
+_FIELDS = ("args", "scheduled_at", "priority", "metadata")
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def encode_replace_opts(opts: object) -> str | None:
+    """Return the JSON text of what is replaced, for the statement that inserts jobs. None: nothing
+    is replaced.
+
+    Raises:
+        InsertError: the options are not allowed.
+    """
+    if opts is None:
+        return None
+    if not isinstance(opts, ReplaceOpts):
+        raise InsertError(f"replace must be ReplaceOpts, got {type(opts).__name__}")
+    chosen: dict[str, object] = {}
+    for name in _FIELDS:
+        value: object = getattr(opts, name)
+        if not isinstance(value, bool):
+            raise InsertError(f"replace.{name} must be bool, got {type(value).__name__}")
+        if value:
+            chosen[name] = True
+    if not chosen:
+        raise InsertError(f"replace must select at least one of {', '.join(_FIELDS)}")
+    if opts.max_wait is not None:
+        if not opts.scheduled_at:
+            raise InsertError("replace.max_wait requires replace.scheduled_at")
+        chosen["max_wait"] = _to_microseconds("replace.max_wait", opts.max_wait)
+    return msgspec.json.encode(chosen).decode()
+
+
+def encode_expires_in(value: object) -> str | None:
+    """Return the microseconds until a job expires, as text. None: the job does not expire.
+
+    Raises:
+        InsertError: the time is not allowed.
+    """
+    return None if value is None else str(_to_microseconds("expires_in", value))
+
+
+def _to_microseconds(name: str, value: object) -> int:
+    if not isinstance(value, timedelta):
+        raise InsertError(f"{name} must be timedelta, got {type(value).__name__}")
+    if not timedelta(0) < value <= LONGEST_TIME:
+        raise InsertError(
+            f"{name} must be more than 0 and at most {LONGEST_TIME.days:,} days, got {value}"
+        )
+    return value // _MICROSECOND
+
+
+def check_replacing_row(row: InsertRow) -> None:
+    """Check that a row may replace an existing job.
+
+    Raises:
+        InsertError: the row has no unique key, or it is pending and would replace the time of a job
+            that may not be pending.
+    """
+    if row.replace is None:
+        return
+    if row.unique_key is None:
+        raise InsertError("replace requires unique_opts, which find the job to replace")
+    if row.state == JobState.PENDING and "scheduled_at" in _decode(row.replace):
+        raise InsertError(
+            "an insert with pending cannot replace scheduled_at: set "
+            "replace=ReplaceOpts(scheduled_at=False, ...)"
+        )
+
+
+def merge_replacing_row(first: InsertRow, later: InsertRow) -> InsertRow:
+    """Return the first row of a batch with a unique key, with the values that a later row with the
+    same key and `replace` replaces in it."""
+    if later.replace is None:
+        return first
+    chosen = _decode(later.replace)
+    if "args" in chosen:
+        first = first._replace(args=later.args)
+    if "priority" in chosen:
+        first = first._replace(priority=later.priority)
+    if "metadata" in chosen:
+        first = first._replace(metadata=later.metadata)
+    if "scheduled_at" in chosen:
+        state = first.state if first.state == JobState.PENDING else later.state
+        first = first._replace(
+            scheduled_at=later.scheduled_at, state=state, expires_in=later.expires_in
+        )
+    merged = _decode(first.replace or "{}") | chosen
+    return first._replace(replace=msgspec.json.encode(merged).decode())
+
+
+def _decode(replace: str) -> dict[str, Any]:
+    return msgspec.json.decode(replace, type=dict[str, Any])

@@ -1,0 +1,31 @@
+"""Expiry: whether a claimed job has expired, so that its attempt must not start."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from riverpy._names import EXPIRES_AT_METADATA_KEY
+from riverpy._timestamps import format_microseconds
+
+EXPIRED_ERROR_TEXT = "expired"
+"""The reason in the error of a job that is cancelled because it has expired."""
+_TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
+
+
+def is_expired(metadata: str, server_time: int) -> bool:
+    """Whether a job has expired at a time of the server's clock, in microseconds since 2000.
+
+    `metadata` is the job's metadata as JSON text. A time that is not written as an insert with
+    `expires_in` writes it is ignored.
+    """
+    if EXPIRES_AT_METADATA_KEY not in metadata:
+        return False
+    try:
+        members = msgspec.json.decode(metadata, type=dict[str, msgspec.Raw])
+        expires_at = msgspec.json.decode(members[EXPIRES_AT_METADATA_KEY], type=str)
+    except (msgspec.DecodeError, KeyError, RecursionError):
+        return False
+    is_time = _TIME_PATTERN.fullmatch(expires_at) is not None
+    return is_time and expires_at <= format_microseconds(server_time)

@@ -1,0 +1,79 @@
+"""Jobs that expire: no attempt of an expired job runs code."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from riverpy import EventKind, InsertOpts, JobState, WorkerMiddleware
+from riverpy._timestamps import PG_EPOCH, format_microseconds
+from riverpy._work.expiry import is_expired
+from tests.work.rig import Task, errors_of
+
+if TYPE_CHECKING:
+    from riverpy import Job
+    from riverpy.middleware import WorkInner
+    from tests.work.rig import Rig
+
+HOUR = timedelta(hours=1)
+PAST = "jsonb_build_object('riverpy:expires_at', '2020-01-31T18:00:00.000000Z')"
+
+
+def test_which_times_count() -> None:
+    """A time counts from its microsecond on, in the form that inserts write. Other values, and the
+    key inside other values, are ignored."""
+    now = 795_000_000_123_456
+    text = format_microseconds(now)
+    assert text == f"{(PG_EPOCH + timedelta(microseconds=now)).replace(tzinfo=None).isoformat()}Z"
+    metadata = f'{{"a": [1], "riverpy:expires_at": "{text}"}}'
+    assert [is_expired(metadata, now + by) for by in (-1, 0, 1)] == [False, True, True]
+    for value in (f'"{text[:-1]}"', '""', "1", "null", f'["{text}"]', '"0000"'):
+        assert not is_expired(f'{{"riverpy:expires_at": {value}}}', now + 1)
+    for other in (f'{{"a": {metadata}}}', f'["riverpy:expires_at", "{text}"]', "{}", "nonsense"):
+        assert not is_expired(other, now + 1)
+    assert not is_expired('{"riverpy:expires_at": ' + "[" * 100_000, now)
+
+
+@pytest.mark.parametrize("earlier_attempts", [0, 1])
+async def test_expired_jobs_do_not_run(rig: Rig, earlier_attempts: int) -> None:
+    """A job that has expired when it is claimed is cancelled with the error `expired`, also before
+    a retry. Its code and its middleware do not run, and subscribers receive the event. A job that
+    expires later runs."""
+    ran: list[int] = []
+
+    class Middleware(WorkerMiddleware):
+        async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
+            ran.append(-1)
+            await do_inner()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        ran.append(job.args.n)
+
+    opts = InsertOpts(expires_in=HOUR)
+    client = rig.client(middleware=[Middleware()])
+    async with rig.client() as inserting:
+        expired = (await inserting.insert(Task(1), opts)).job.id
+        await inserting.insert(Task(2), opts)
+    await rig.schema.execute(
+        f"UPDATE river_job SET metadata = {PAST}, attempt = $2 WHERE id = $1",
+        expired,
+        earlier_attempts,
+    )
+    async with rig.running(client):
+        events = await rig.take(2)
+    assert ran == [-1, 2]
+    by_id = {event.job.id: event for event in events if event.job is not None}
+    event = by_id.pop(expired)
+    assert event.kind is EventKind.JOB_CANCELLED
+    assert [one.kind for one in by_id.values()] == [EventKind.JOB_COMPLETED]
+    (row,) = [row for row in await rig.schema.jobs() if row["id"] == expired]
+    assert (row["state"], row["attempt"]) == (JobState.CANCELLED, earlier_attempts + 1)
+    assert row["finalized_at"] is not None
+    (error,) = errors_of(row)
+    assert (error["attempt"], error["error"]) == (
+        earlier_attempts + 1,
+        "JobCancelError: expired",
+    )
