@@ -96,9 +96,8 @@ class SentryPlugin:
                 error: BaseException | None = None
                 try:
                     await do_inner()
-                except (
-                    BaseException
-                ) as raised:  # keep it here: Sentry marks a span as failed if an error leaves it
+                except BaseException as raised:
+                    # Do not let the error leave the span: Sentry would mark the span as failed.
                     error = raised
                 end = classify_attempt_ending(error)
                 trace.set_status(_STATUS_OF_ENDING[end])

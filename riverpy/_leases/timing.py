@@ -55,8 +55,8 @@ class LeaseTiming(msgspec.Struct, frozen=True):
 
     @property
     def validity_seconds(self) -> float:
-        """The time from the start of a successful attempt to acquire or renewal to the local
-        deadline."""
+        """The time from the start of a successful attempt to acquire or renew the lease, until the
+        local deadline."""
         return self.ttl * (1 - DEADLINE_MARGIN_SHARE_OF_TTL)
 
     @property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MISSED_TIME_DELAY_MIN = timedelta(seconds=30)
 """A time counts as missed if its delay is longer than this. A change of leader takes less time."""
 MISSED_JOBS_MAX = 1000
-"""The largest number of missed times of one periodic job that get a job."""
+"""The maximum number of jobs that one periodic job gets for missed times."""
 SINGLE_STEPS_MAX = 10_000
 """The largest number of times of a user's own schedule that are computed one by one."""
 _SEARCH_PERIOD_MIN = timedelta(milliseconds=1)

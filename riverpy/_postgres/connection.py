@@ -332,7 +332,8 @@ class DedicatedConnection:
         return isinstance(error, DATABASE_ERRORS) or not self._through_pooler
 
     def mark_unused(self) -> None:
-        """Record that the connection is not used for now, so that an outage can end without it."""
+        """Record that the connection is not used for now. A reported outage can then
+        end although this connection was not restored."""
         self.outage_tracker.record_unused(self.name)
 
     async def close(self) -> None:

@@ -173,7 +173,8 @@ class ElectionSetup:
 
     @property
     def skipped_rows(self) -> list[SkippedRowReport]:
-        """The rows that this maintenance skips for a while, because their statements fail."""
+        """The rows that the maintenance services skip for a while, because the statements for
+        these rows fail."""
         if self.election.lease is None:
             return []
         reports = [report for service in self._services for report in service.skipped_row_reporters]

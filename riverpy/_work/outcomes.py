@@ -43,7 +43,8 @@ def make_snooze_outcome(attempt: Attempt, delay: timedelta) -> Outcome:
 
 
 def make_interrupt_outcome(attempt: Attempt, *, delay: float | None = 0.0) -> Outcome:
-    """Return the outcome of an attempt that a stop ended. The attempt does not count."""
+    """Return the outcome of an attempt that was interrupted by a stop of the client. The attempt
+    does not count."""
     return Outcome(
         event_kind=EventKind.JOB_INTERRUPTED,
         state=JobState.AVAILABLE,

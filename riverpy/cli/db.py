@@ -45,10 +45,9 @@ def start(name: str, as_json: bool) -> None:
 @_server_name_argument
 @debug_option
 def stop(name: str) -> None:
-    """Stop the server, even if programs use it. Its data is kept.
-
-    This stops the servers of this name of all major versions of PostgreSQL. The exit code is 1 if
-    there is none.
+    """Stop the server of this name, even if programs use it. The server's data is kept. If several
+    major versions of PostgreSQL have a server of this name, all of them stop. The exit code is 1 if
+    no server of this name runs.
     """
     ran = [server.stop() for server in find_existing_servers(name)]
     print_note(f"{name}: {'stopped' if any(ran) else 'was not running'}")
