@@ -27,6 +27,8 @@ from riverpy.errors import (
     LeaseLostError,
     MigrationError,
     NotFoundError,
+    QueueAlreadyAddedError,
+    QueueNotFoundError,
     RiverError,
     SchemaMissingError,
     ServerVersionError,
@@ -78,6 +80,7 @@ from riverpy.middleware import (
 from riverpy.migrate import Migrator
 from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobsStart, PeriodicJobState
 from riverpy.queue import Queue
+from riverpy.queues import ClientQueues, QueueRemoval
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, JobStuckHandler, RetryPolicy, StuckJob
 from riverpy.schedules import PeriodicSchedule, cron, every
 from riverpy.stats import (
@@ -98,6 +101,7 @@ __all__ = [
     "Claim",
     "Client",
     "ClientIdInUseError",
+    "ClientQueues",
     "ClientStateError",
     "ClientStats",
     "Config",
@@ -170,7 +174,10 @@ __all__ = [
     "PeriodicSchedule",
     "Plugin",
     "Queue",
+    "QueueAlreadyAddedError",
     "QueueConfig",
+    "QueueNotFoundError",
+    "QueueRemoval",
     "QueueStats",
     "RawArgs",
     "ReplaceOpts",

@@ -9,11 +9,13 @@ has no cause that code could check.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 import time
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -128,6 +130,14 @@ class Service(Protocol):
         ...
 
 
+class _Member(NamedTuple):
+    """A service of a group."""
+
+    service: Service
+    scope: StopScope
+    ended: asyncio.Event
+
+
 class ServiceGroup:
     """Owns services, which are its members. When the `async with` block ends, the group stops its
     members with the cause CLIENT_STOP, and waits for them. After an error in the block, it cancels
@@ -138,8 +148,9 @@ class ServiceGroup:
 
     def __init__(self, parent: StopScope | None = None) -> None:
         self._parent = parent
-        self._service_names: dict[StopScope, str] = {}
+        self._members: dict[StopScope, _Member] = {}
         self._task_group: TaskGroup = anyio.create_task_group()
+        self._context = contextvars.copy_context()
 
     async def start(self, service: Service) -> None:
         """Start a service, and return when it has started.
@@ -147,36 +158,57 @@ class ServiceGroup:
         Raises:
             Exception: the service raised this error before it had started.
         """
-        await self._task_group.start(self._run_service, service, name=f"riverpy {service.name}")
+        member = self._add_member(service)
+        await self._task_group.start(self._run_member, member, name=f"riverpy {service.name}")
+
+    def start_soon(self, service: Service) -> None:
+        """Start a service, and return at once. The service runs with the context variables of the
+        code that created the group, not with those of the caller, which may be a job."""
+        member, name = self._add_member(service), f"riverpy {service.name}"
+        run = partial(self._run_member, member, task_status=anyio.TASK_STATUS_IGNORED)
+        self._context.run(partial(self._task_group.start_soon, run, name=name))
 
     def stop(self, cause: StopCause) -> None:
         """Stop every member with this cause. To wait for them, leave the group."""
-        for scope in self._service_names:
+        for scope in self._members:
             scope.stop(cause)
+
+    async def stop_service(self, service: Service, cause: StopCause) -> None:
+        """Stop one member with this cause, and wait until it has ended."""
+        for member in list(self._members.values()):
+            if member.service is service:
+                member.scope.stop(cause)
+                await member.ended.wait()
 
     def stuck_service_names(self) -> list[str]:
         """Return the names of the members that made no progress in time."""
         now = time.monotonic()
         return [
-            name for scope, name in self._service_names.items() if scope.progress_deadline < now
+            member.service.name
+            for scope, member in self._members.items()
+            if scope.progress_deadline < now
         ]
 
     def extend_progress_deadlines(self, seconds: float) -> None:
         """Give all members these seconds more to make progress, because the event loop was blocked
         for this time."""
-        for scope in self._service_names:
+        for scope in self._members:
             scope.progress_deadline += seconds
 
-    async def _run_service(self, service: Service, *, task_status: TaskStatus[None]) -> None:
+    def _add_member(self, service: Service) -> _Member:
         scope = StopScope(self._parent)
-        self._service_names[scope] = service.name
+        self._members[scope] = member = _Member(service, scope, asyncio.Event())
+        return member
+
+    async def _run_member(self, member: _Member, *, task_status: TaskStatus[None]) -> None:
         try:
-            with scope:
+            with member.scope as scope:
                 # The group may stop a service before it starts. Then `run` is not called.
                 await anyio.lowlevel.checkpoint_if_cancelled()
-                await service.run(scope, task_status=task_status)
+                await member.service.run(scope, task_status=task_status)
         finally:
-            del self._service_names[scope]
+            del self._members[member.scope]
+            member.ended.set()
 
     async def __aenter__(self) -> Self:
         await self._task_group.__aenter__()
@@ -191,7 +223,7 @@ class ServiceGroup:
         if exc_type is None:
             self.stop(StopCause.CLIENT_STOP)
         else:
-            for scope in self._service_names:
+            for scope in self._members:
                 scope.cancel("the group failed or was cancelled")
         return await self._task_group.__aexit__(exc_type, exc, tb)
 

@@ -40,9 +40,10 @@ from riverpy._work.release import release_claims
 from riverpy._work.run import Run
 from riverpy._work.run_context import ClientParts
 from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, Subscriptions
-from riverpy.config import Config, check_queues
+from riverpy.config import Config
 from riverpy.errors import ClientStateError, ConfigError
 from riverpy.periodic import PeriodicJobs
+from riverpy.queues import ClientQueues
 from riverpy.stats import ClientStats
 from riverpy.worker import Workers
 
@@ -116,7 +117,11 @@ class Client(
                 f"config must be a Config, as in Config(schema='jobs'), got {type(config).__name__}"
             )
         self._workers = workers
-        self._queues: dict[str, QueueConfig] = {}
+        self._queues = ClientQueues(
+            lambda: self._run and self._run.queues,
+            lambda: self._config.soft_stop_timeout,
+            has_workers=workers is not None,
+        )
         self._config = config or Config()
         self._database: str | Pool | None = None
         self._pool: Pool | None = None
@@ -151,9 +156,9 @@ class Client(
         return self._workers
 
     @property
-    def queues(self) -> Mapping[str, QueueConfig]:
-        """The queues that this client works."""
-        return dict(self._queues)
+    def queues(self) -> ClientQueues:
+        """The queues that this client works. They may be changed at any time."""
+        return self._queues
 
     @property
     def periodic_jobs(self) -> PeriodicJobs:
@@ -245,10 +250,8 @@ class Client(
             raise ConfigError(
                 f"the database is a URL or an asyncpg pool, got {type(database).__name__}"
             )
-        check_queues(queues)
-        if queues and self._workers is None:
-            raise ConfigError("a client with queues needs workers: Client(…, workers=…)")
-        self._database, self._queues = database, dict(queues)
+        self._queues.replace_all(queues)
+        self._database = database
 
     # -- opening and closing
 
@@ -492,7 +495,7 @@ class Client(
             url=self._working_url(),
             config=self._config,
             workers=workers,
-            queues=self._queues,
+            queues=self._queues.configs,
             singletons=self._singleton_registry,
             leases=self._lease_engine,
             subscriptions=self._subscriptions,

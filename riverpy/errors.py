@@ -135,6 +135,34 @@ class NotFoundError(RiverError):
     """The job, queue or periodic job does not exist."""
 
 
+class QueueAlreadyAddedError(ConfigError):
+    """A client works this queue, so it cannot be added again.
+
+    Attributes:
+        queue: the queue.
+    """
+
+    def __init__(self, queue: str, *, is_changing: bool = False) -> None:
+        super().__init__(
+            f"queue {queue!r} is being added or removed: wait for that call"
+            if is_changing
+            else f"the client works queue {queue!r}: change its slots with `client.queues.resize`"
+        )
+        self.queue = queue
+
+
+class QueueNotFoundError(NotFoundError):
+    """A client does not work this queue, so it cannot be removed or resized.
+
+    Attributes:
+        queue: the queue.
+    """
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(f"the client does not work queue {queue!r}: see `client.queues`")
+        self.queue = queue
+
+
 class JobRunningError(RiverError):
     """A running job cannot be deleted. Cancel it first."""
 

@@ -24,7 +24,7 @@ from riverpy._postgres.domains import domain_get_election_status
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from anyio.abc import TaskStatus
 
@@ -70,7 +70,7 @@ class LeaderWatch:
         config: Config,
         *,
         kinds: Sequence[str],
-        queues: Sequence[str],
+        queues: Collection[str],
         periodic_jobs: PeriodicJobs,
         is_leader: Callable[[], bool],
         timer: Timer,

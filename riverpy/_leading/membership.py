@@ -45,7 +45,7 @@ from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy.errors import DomainConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from anyio.abc import TaskStatus
 
@@ -106,12 +106,34 @@ class DomainMembership:
                 makes this an error.
             Exception: one of DATABASE_ERRORS.
         """
+        await self._join_domain_with(self._config.domain_queues or self._registration.queues)
+
+    async def claim_added_queue(self, queue: str) -> None:
+        """Claim a queue that was added to the running client. If the configuration has
+        `domain_queues`, the client claims only these, so this does nothing.
+
+        Raises:
+            DomainConflictError, Exception: as `join_domain`.
+        """
+        if not self._config.domain_queues:
+            await self._join_domain_with([queue])
+
+    def forget_removed_queue(self, queue: str) -> None:
+        """Check the owner of a queue no more, because the client does not work it any more. The
+        domain still owns the queue, because other clients may work it."""
+        if not self._config.domain_queues:
+            self._claimed_queues = [one for one in self._claimed_queues if one != queue]
+            self._owner_by_moved_queue.pop(queue, None)
+
+    async def _join_domain_with(self, queues: Iterable[str]) -> None:
+        """Claim these queues."""
+        wanted = sorted(set(queues))
         observer = HeartbeatObserver(self._timer)
         dead_after = self._config.dead_after.total_seconds()
         interval = min(dead_after / HEARTBEAT_READS_WITHIN_DEAD_AFTER, HEARTBEAT_READ_INTERVAL_MAX)
         dead: Mapping[str, bytes] = {}
         is_logged = False
-        while (undecided := await self._try_to_join_domain(dead)) is not None:
+        while (undecided := await self._try_to_join_domain(wanted, dead)) is not None:
             if not is_logged:
                 is_logged = True
                 self._log.warning(
@@ -126,11 +148,12 @@ class DomainMembership:
             if not undecided <= dead.keys():
                 await self._timer.sleep(min(interval, stopped.seconds_until_next_stop))
 
-    async def _try_to_join_domain(self, dead_clients: Mapping[str, bytes]) -> set[str] | None:
+    async def _try_to_join_domain(
+        self, wanted: Sequence[str], dead_clients: Mapping[str, bytes]
+    ) -> set[str] | None:
         """Claim the queues. If another domain owns one of them, some clients of that domain may be
         alive. Then claim nothing, and return the ids of these clients."""
         schema = self._config.schema
-        wanted = sorted(set(self._config.domain_queues or self._registration.queues))
         async with (
             self._reserved.acquire("joining the leader domain", JOIN_TIMEOUT) as connection,
             connection.transaction(isolation="read_committed"),
@@ -149,8 +172,9 @@ class DomainMembership:
             }
             if undecided:
                 return undecided
-            self._claimed_queues = [queue for queue in wanted if queue not in kept_by_owner]
-            await self._claim_queues(connection)
+            claimed = [queue for queue in wanted if queue not in kept_by_owner]
+            await self._claim_queues(connection, claimed)
+            self._claimed_queues = sorted({*self._claimed_queues, *claimed})
             await self._write_heartbeat(connection)
             return None
 
@@ -190,11 +214,11 @@ class DomainMembership:
         self._last_heartbeat_at = self._timer.seconds_since_boot()
         self._failure_log.log_recovery(DOMAIN_HEARTBEAT_RESTORED)
 
-    async def _claim_queues(self, connection: Connection) -> None:
+    async def _claim_queues(self, connection: Connection, queues: Sequence[str]) -> None:
         claimed = await owner_claim_queues(
             connection,
             self._config.schema,
-            queues=self._claimed_queues,
+            queues=queues,
             domain=self._config.domain,
             client_id=self._registration.client_id,
         )

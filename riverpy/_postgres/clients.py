@@ -24,6 +24,7 @@ class ClientRegistration(NamedTuple):
 
     client_id: str
     queues: list[str]
+    """The queues that the client works now. The run changes this list."""
     kinds: list[str]
     is_candidate: bool
     poll_only: bool
@@ -141,15 +142,17 @@ async def client_set_slot_counts(
     *,
     client_id: str,
     registered_at: int,
+    queues: Sequence[str],
     slot_counts: Sequence[int],
     stuck_job_ids: Sequence[int],
 ) -> None:
-    """Write the client's slots for each queue, in the order of its registered queues, and the ids
-    of its stuck jobs."""
+    """Write the client's queues, the slots of each of these queues, and the ids of its stuck
+    jobs."""
     await query(_SQL_FILE, "client_set_slots", schema).execute(
         connection,
         client_id=client_id,
         registered_at=registered_at,
+        queues=queues,
         slots=slot_counts,
         stuck=stuck_job_ids,
     )

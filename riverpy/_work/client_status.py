@@ -42,6 +42,7 @@ REPORTED_ERROR_LENGTH_MAX = 200
 class _ClientStatus(NamedTuple):
     """Values to write into the client's row."""
 
+    queues: list[str]
     slots_per_queue: list[int]
     """The number of slots of each queue, plus one for each stuck job whose slot was freed for
     another job."""
@@ -85,12 +86,16 @@ class ClientStatusReporter:
             get_skipped_rows,
         )
         self._connection, self._schema = run.connections.reserved, run.schema
-        self._client_id, self._slots_per_queue = run.client.id, run.client.slots
+        self._client = run.client
         self._has_state_columns, self._supports_domains = has_state_columns, supports_domains
         self._reported_status: _ClientStatus | None = None
         self._is_stopping = False
         self._wakeup = asyncio.Event()
         self._log = get_logger()
+
+    def report_change(self) -> None:
+        """Write at once that the queues or their slots have changed."""
+        self._wakeup.set()
 
     def report_stopping(self) -> None:
         """Write at once that the client is stopping. Then other clients no longer count it as a
@@ -124,7 +129,7 @@ class ClientStatusReporter:
                     await client_set_state(
                         connection,
                         self._schema,
-                        client_id=self._client_id,
+                        client_id=self._client.id,
                         registered_at=registered_at,
                         state=state,
                         process_name=own_process_name(),
@@ -134,8 +139,9 @@ class ClientStatusReporter:
                 await client_set_slot_counts(
                     connection,
                     self._schema,
-                    client_id=self._client_id,
+                    client_id=self._client.id,
                     registered_at=registered_at,
+                    queues=now.queues,
                     slot_counts=now.slots_per_queue,
                     stuck_job_ids=now.stuck_job_ids,
                 )
@@ -146,7 +152,7 @@ class ClientStatusReporter:
                     await member_mark_supports_domains(
                         connection,
                         self._schema,
-                        client_id=self._client_id,
+                        client_id=self._client.id,
                         registered_at=registered_at,
                     )
         except DATABASE_ERRORS as error:  # no client depends on the status, so try again later
@@ -156,13 +162,15 @@ class ClientStatusReporter:
         return STATUS_CHECK_INTERVAL
 
     def _make_status(self) -> _ClientStatus:
-        slots = dict(self._slots_per_queue)
+        slots = self._client.slots
         for attempt, keeps_slot in self._running_attempts.stuck_attempts.items():
-            slots[attempt.queue] += not keeps_slot
+            if attempt.queue in slots:  # the queue may have been removed
+                slots[attempt.queue] += not keeps_slot
         ids = sorted(attempt.id for attempt in self._running_attempts.stuck_attempts)
         skipped = self._get_skipped_rows() if self._has_state_columns else []
         rows = sorted(skipped, key=lambda row: row.first_failed_at)[:REPORTED_SKIPPED_ROWS_MAX]
         return _ClientStatus(
+            queues=list(slots),
             slots_per_queue=list(slots.values()),
             stuck_job_ids=ids[:REPORTED_STUCK_JOBS_MAX],
             skipped_rows=[

@@ -95,7 +95,7 @@ class Completer:
         """`schedule_claim` is called with the name of a queue, and the seconds until a job of this
         queue is due again."""
         self._connection, self._schema = run.connections.results, run.schema
-        self._backlog_max = max(RESULT_BACKLOG_MAX, 2 * sum(run.client.slots.values()))
+        self.set_slot_count(sum(run.client.slots.values()))
         self._skip_locked = run.config.pooler
         """Whether each statement skips locked rows. A connection through a pooler needs this,
         because it has no `lock_timeout`."""
@@ -120,6 +120,8 @@ class Completer:
             asyncio.Event(),
             asyncio.Event(),
         )
+        self.batches_sent = asyncio.Event()
+        """An event that is set after each send of results. A waiting task clears it first."""
         self._is_closing = False
         self._was_cancelled = False
         """Whether the task of the completer was cancelled. `asyncio.run` cancels all tasks at its
@@ -129,6 +131,10 @@ class Completer:
         self._should_log_jobs = self._log.is_debug_enabled
         self._limited_log = self._log.with_rate_limit()
         self.flushed = TestSignal("Completer.flushed")
+
+    def set_slot_count(self, slots: int) -> None:
+        """Set the number of slots of all queues. The limit of the backlog depends on it."""
+        self._backlog_max = max(RESULT_BACKLOG_MAX, 2 * slots)
 
     def _make_result_sender(
         self, count_fitting_results: Callable[[list[Attempt]], int] = len
@@ -265,6 +271,7 @@ class Completer:
             self._locked_rows_retry_at = time.monotonic() + self._locked_rows_backoff.next_delay()
         if self.waiting_result_count < self._backlog_max // 2:
             self._backlog_reduced.set()
+        self.batches_sent.set()
         self.flushed.emit()
 
     async def _send_batch(self, sender: BatchSender[Attempt]) -> None:

@@ -66,6 +66,13 @@ class HistogramBuilder:
         self.bucket_counts[bisect_left(self.bucket_bounds, value)] += 1
         self.value_sum += value
 
+    def add_builder(self, other: HistogramBuilder) -> None:
+        """Add the values of another histogram with the same bounds."""
+        self.bucket_counts = [
+            one + more for one, more in zip(self.bucket_counts, other.bucket_counts, strict=True)
+        ]
+        self.value_sum += other.value_sum
+
     def build_histogram(self) -> Histogram:
         """Return the current histogram."""
         return Histogram(self.bucket_bounds, tuple(self.bucket_counts), self.value_sum)
@@ -121,6 +128,8 @@ class RunCounters:
             UNKNOWN_KINDS: self._unknown_kind_counters
         }
         self.counters_by_queue = {queue: QueueCounters() for queue in queues}
+        self._removed_queue_wait_times = HistogramBuilder(WAIT_TIME_BUCKET_BOUNDS)
+        """The waiting times in the queues that were removed during the run."""
         self.loop_lag = HistogramBuilder(LOOP_LAG_BUCKET_BOUNDS)
         self.refused_result_count = 0
         self.failures_by_kind: dict[str, tuple[int, str]] = {}
@@ -156,7 +165,10 @@ class RunCounters:
             wait = (row[_ATTEMPTED_AT] - due) * 1e-6 + started - attempt.claimed_at
             if wait < 0.0:
                 wait = 0.0
-            waits = queues[row[_QUEUE]].wait_times
+            queue = queues.get(row[_QUEUE])
+            if queue is None:  # the queue was removed while the job was running
+                continue
+            waits = queue.wait_times
             waits.bucket_counts[place(WAIT_TIME_BUCKET_BOUNDS, wait)] += 1
             waits.value_sum += wait
 
@@ -178,6 +190,22 @@ class RunCounters:
             self.other_failing_kinds.add(
                 UNKNOWN_KINDS if kind_counters is self._unknown_kind_counters else name
             )
+
+    def add_queue(self, queue: str) -> None:
+        """Count a queue that was added. All its counters start at zero."""
+        self.counters_by_queue[queue] = QueueCounters()
+
+    def remove_queue(self, queue: str) -> None:
+        """Count a queue no more. Its waiting times stay in `build_wait_histogram`."""
+        self._removed_queue_wait_times.add_builder(self.counters_by_queue.pop(queue).wait_times)
+
+    def build_wait_histogram(self) -> Histogram:
+        """Return the waiting times in all queues of the run, also in removed queues."""
+        waits = HistogramBuilder(WAIT_TIME_BUCKET_BOUNDS)
+        for one in self.counters_by_queue.values():
+            waits.add_builder(one.wait_times)
+        waits.add_builder(self._removed_queue_wait_times)
+        return waits.build_histogram()
 
     def pop_failures(self) -> tuple[dict[str, tuple[int, str]], int]:
         """Return `failures_by_kind` and the number of `other_failing_kinds`, and empty both."""

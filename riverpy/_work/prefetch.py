@@ -32,7 +32,7 @@ class PrefetchBuffer:
     def __init__(self, slot_count: int, release_attempts: Callable[[list[Attempt]], None]) -> None:
         """`slot_count` is the number of slots of the queue. `release_attempts` is called with kept
         jobs that will not start."""
-        self._prefetched_jobs_max = int(slot_count * PREFETCHED_JOBS_PER_SLOT_MAX)
+        self.set_slot_count(slot_count)
         self._release_attempts = release_attempts
         self._waiting_attempts: deque[tuple[float, Attempt]] = deque()
         """The kept jobs, the oldest first, each with the monotonic time at which it is released."""
@@ -43,6 +43,10 @@ class PrefetchBuffer:
 
     def __len__(self) -> int:
         return len(self._waiting_attempts)
+
+    def set_slot_count(self, slot_count: int) -> None:
+        """Set the number of slots of the queue."""
+        self._prefetched_jobs_max = int(slot_count * PREFETCHED_JOBS_PER_SLOT_MAX)
 
     def count_ended_job(self) -> None:
         """Count an ended job of the queue."""

@@ -117,7 +117,7 @@ class Producer:
         self._backoff = Backoff(CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX)
         # These are separate events, so that a free slot does not wake a producer that waits for
         # jobs.
-        self._slot_freed, self._wakeup, self._resumed = (asyncio.Event() for _ in range(3))
+        self.slot_freed, self._wakeup, self._resumed = (asyncio.Event() for _ in range(3))
         self._resumed.set()
         self._notified = False
         """Whether a notification arrived since the last claim started."""
@@ -142,12 +142,28 @@ class Producer:
         """Whether the queue is paused."""
         return not self._resumed.is_set()
 
+    @property
+    def running_count(self) -> int:
+        """The number of slots in which a job runs."""
+        return self._slots - self._free_slots
+
+    def resize(self, slots: int) -> None:
+        """Change the number of slots. With fewer slots than running jobs, the producer claims again
+        when enough jobs have ended."""
+        self._free_slots += slots - self._slots
+        self._slots = slots
+        self._claim_max = max(CLAIM_SIZE_MIN, slots // 2)
+        self.unclaimable.set_claim_size_limit(self._claim_max)
+        if self._prefetch is not None:
+            self._prefetch.set_slot_count(slots)
+        self.slot_freed.set()
+
     def stats(self) -> QueueStats:
         """Return the current state and the counts of the queue."""
         counters, claimed_at = self._counters, self._claimed_at
         return QueueStats(
             slots=self._slots,
-            running=self._slots - self._free_slots,
+            running=self.running_count,
             paused=self.paused,
             poll_interval=self._poll_interval,
             claim_age=time.monotonic() - claimed_at if claimed_at else None,
@@ -186,7 +202,7 @@ class Producer:
     def free_slot(self) -> None:
         """Free a slot, and start a prefetched job in it."""
         self._free_slots += 1
-        self._slot_freed.set()
+        self.slot_freed.set()
         if self._prefetch is not None:
             self._prefetch.count_ended_job()
             self._start_prefetched(self._prefetch)
@@ -195,7 +211,7 @@ class Producer:
         """Start a prefetched job, if there is one."""
         if not self._heartbeat.can_claim_jobs:
             prefetch.release_all_attempts()
-        elif attempt := prefetch.pop_next_attempt():
+        elif self._free_slots > 0 and (attempt := prefetch.pop_next_attempt()):
             self._free_slots -= 1
             self._executor.start([attempt])
 
@@ -261,13 +277,13 @@ class Producer:
 
     async def _wait_for_free_slot(self) -> None:
         while not self._claimable_count():
-            self._slot_freed.clear()
-            await self._slot_freed.wait()
+            self.slot_freed.clear()
+            await self.slot_freed.wait()
 
     def _claimable_count(self) -> int:
         """Return how many jobs may be claimed: the free slots and the jobs to prefetch."""
         if self._prefetch is None:
-            return self._free_slots
+            return max(self._free_slots, 0)
         return max(self._free_slots + self._prefetch.count_extra_jobs_to_claim(), 0)
 
     def _release_prefetched(self) -> None:
@@ -388,7 +404,9 @@ class Producer:
 
     def _launch_claimed_jobs(self, rows: list[Record], cancelled: set[int]) -> None:
         may_start = self._heartbeat.can_claim_jobs  # False: the heartbeat stopped during the claim
-        waiting = self._executor.launch(rows, self.free_slot, self._free_slots if may_start else 0)
+        # `resize` may have removed slots during the claim.
+        slots = max(self._free_slots, 0) if may_start else 0
+        waiting = self._executor.launch(rows, self.free_slot, slots)
         for job_id in cancelled:
             self._running.cancel(job_id, self.queue)
         self._free_slots -= len(rows) - len(waiting)

@@ -128,6 +128,10 @@ class Reconciler:
         """The last error of updating the row of a single queue."""
         self._changed_job_count = 0
         """The number of jobs that this check has released or rescued."""
+        self._removed_queues: set[str] = set()
+        """The removed queues that a claim without an answer may have claimed jobs of."""
+        self._pause_lock = anyio.Lock()
+        """Held from a read of paused queues until they are applied."""
         self._paused: set[str] = set()
         """The paused queues among the queues that this check has updated."""
         self._log = get_logger()
@@ -234,6 +238,8 @@ class Reconciler:
         else:
             self._next_claim_check = began + self.interval
             self.has_uncertain_claim = bool(self._release_sender.skipped_rows)
+            if not self.has_uncertain_claim:
+                self._removed_queues.clear()
         if retry_at := min(self._release_sender.next_send_at, self._rescue_sender.next_send_at):
             self._next_claim_check = min(self._next_claim_check, max(retry_at, began + RETRY_DELAY))
 
@@ -252,7 +258,31 @@ class Reconciler:
                 self._notified_queues.add(name)
                 producer.set_paused(paused)
 
+    async def start_queue(self, queue: str) -> None:
+        """Write the row of a queue that was added, and pause its producer if the queue is paused.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS.
+        """
+        async with self._pause_lock:
+            self._notified_queues.discard(queue)
+            async with self._claims.acquire("adding a queue", STATEMENT_TIMEOUT) as connection:
+                rows = await queues.queue_touch(connection, self._schema, [queue])
+            if queue not in self._notified_queues and queue in self._producers:
+                self._producers[queue].set_paused(rows.get(queue, False))
+
+    def forget_queue(self, queue: str) -> None:
+        """Update the row of a queue no more, because the queue was removed. If a claim without an
+        answer may have claimed its jobs, they are still released."""
+        self._touch_sender.forget_skipped_row(queue)
+        if self.has_uncertain_claim:
+            self._removed_queues.add(queue)
+
     async def _touch_queues(self) -> None:
+        async with self._pause_lock:
+            await self._touch_queues_unlocked()
+
+    async def _touch_queues_unlocked(self) -> None:
         """Update the client's rows in `river_queue`, and read which queues are paused. If the time
         is too short, the next check starts with the remaining queues.
 
@@ -269,7 +299,7 @@ class Reconciler:
         elif failing == len(self._producers) and self._touch_error is not None:
             raise self._touch_error
         else:
-            await self._read_paused_queues()
+            await self._read_paused_queues_unlocked()
         if is_done:
             self._touch_at = time.monotonic() + QUEUE_TOUCH_INTERVAL
 
@@ -285,6 +315,10 @@ class Reconciler:
             await self._read_paused_queues()
 
     async def _read_paused_queues(self) -> None:
+        async with self._pause_lock:
+            await self._read_paused_queues_unlocked()
+
+    async def _read_paused_queues_unlocked(self) -> None:
         self._notified_queues.clear()
         async with self._reserved.acquire(
             "reading pauses", RESERVED_STATEMENT_TIMEOUT
@@ -340,7 +374,7 @@ class Reconciler:
                 return await jobs.job_list_claimed_by_client(
                     connection,
                     self._schema,
-                    queues=list(self._producers),
+                    queues=[*self._producers, *self._removed_queues],
                     client_id=self._client_id,
                     claimed_longer_than=age,
                     skipped_ids=skipped,

@@ -36,7 +36,6 @@ from riverpy._postgres.clients import ClientRegistration
 from riverpy._postgres.domains import OWNERSHIP_CHANGED_ACTION
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS
 from riverpy._postgres.job_maintenance import JOBS_DUE_ACTION
-from riverpy._postgres.jobs import job_is_any_available
 from riverpy._postgres.leases import LEASE_TOPIC as LEASE_TOPIC
 from riverpy._postgres.notifier import Notifier, decode_message
 from riverpy._postgres.periodic import EVENT_TOPIC, PERIODIC_CHANGED_ACTION
@@ -60,6 +59,7 @@ from riverpy._work.loop_watch import LoopWatch
 from riverpy._work.producer import Producer
 from riverpy._work.reconciler import Reconciler
 from riverpy._work.run_context import RunConnections, RunContext
+from riverpy._work.run_queues import RunQueues
 from riverpy._work.running_attempts import RunningAttempts
 from riverpy._work.stop import StopReport, StopTimeouts, log_report
 from riverpy._work.summary import Summary
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.jobs import ClaimKey
     from riverpy._postgres.skipped_rows import SkippedRowReport
     from riverpy._work.run_context import ClientParts
+    from riverpy.config import QueueConfig
 
 MAINTENANCE_END_MIN = 1.0
 """The shortest timeout, in seconds, for the end of maintenance at a stop. For example, the
@@ -131,7 +132,8 @@ class Run:
             lambda: self._heartbeat.can_claim_jobs,
             client.attempt_store,
         )
-        self.producers = self._make_producers()
+        self.queues = self._make_queues()
+        self.producers = self.queues.producers
         self._reconciler = Reconciler(
             context,
             running=self.running,
@@ -169,19 +171,27 @@ class Run:
             on_client_id_lost=self.stop_hard,
         )
 
-    def _make_producers(self) -> dict[str, Producer]:
-        return {
-            name: Producer(
-                name,
-                queue,
-                self._context,
-                executor=self._executor,
-                running=self.running,
-                completer=self._completer,
-                claim_failed=lambda: self._reconciler.claim_failed(),
-            )
-            for name, queue in self._client.queues.items()
-        }
+    def _make_queues(self) -> RunQueues:
+        return RunQueues(
+            self._context,
+            self._make_producer,
+            self.running,
+            self._completer,
+            prepare=self._prepare_queue,
+            on_changed=self._handle_changed_queues,
+            on_removed=self._forget_queue,
+        )
+
+    def _make_producer(self, name: str, queue: QueueConfig) -> Producer:
+        return Producer(
+            name,
+            queue,
+            self._context,
+            executor=self._executor,
+            running=self.running,
+            completer=self._completer,
+            claim_failed=lambda: self._reconciler.claim_failed(),
+        )
 
     def _make_membership(self) -> DomainMembership | None:
         if self._config.domain == DEFAULT_DOMAIN:
@@ -201,7 +211,7 @@ class Run:
             self._connections.results,
             self._config,
             kinds=list(self._client.workers),
-            queues=list(self._client.queues),
+            queues=self._client.queues,
             periodic_jobs=self._client.periodic_jobs,
             is_leader=lambda: self.is_leader,
             timer=Timer(),
@@ -270,6 +280,24 @@ class Run:
         if queue in self.producers:
             self.producers[queue].expect_due_job(delay)
 
+    async def _prepare_queue(self, name: str) -> None:
+        """Claim an added queue for the leader domain, and read whether it is paused."""
+        if self._membership is not None:
+            await self._membership.claim_added_queue(name)
+        await self._reconciler.start_queue(name)
+
+    def _handle_changed_queues(self) -> None:
+        """Report the queues and slots of the client, because they have changed."""
+        self._registration.queues[:] = self._client.queues
+        self._completer.set_slot_count(sum(self._client.slots.values()))
+        if self._status_reporter is not None:
+            self._status_reporter.report_change()
+
+    def _forget_queue(self, name: str) -> None:
+        self._reconciler.forget_queue(name)
+        if self._membership is not None:
+            self._membership.forget_removed_queue(name)
+
     def _resync(self) -> None:
         """Read paused queues, cancelled jobs, claims and leases from the database, because
         notifications may have been lost."""
@@ -281,13 +309,8 @@ class Run:
     def _skipped_rows(self) -> list[SkippedRowReport]:
         """Return the rows of jobs and of maintenance that are skipped for a while, because their
         statements fail."""
-        claims = [
-            entry
-            for producer in self.producers.values()
-            for entry in producer.unclaimable.skipped_jobs
-        ]
         return [
-            *report_skipped_rows("claim", claims),
+            *report_skipped_rows("claim", self.queues.skipped_jobs),
             *report_skipped_rows(
                 "result", self._completer.skipped_results, lambda attempt: attempt.id
             ),
@@ -395,6 +418,7 @@ class Run:
         except BaseExceptionGroup as group:
             raise unwrap_single_error(group) from None
         finally:
+            self.queues.end()
             self._executor.close()
             self._heartbeat.forget_registered_run()
             await self._connections.close()
@@ -450,10 +474,12 @@ class Run:
         async with ServiceGroup() as claiming:
             self._groups.append(claiming)
             with self.until_stop_requested():
-                for service in (*self.producers.values(), *elections, *self._singletons):
+                await self.queues.start(claiming)
+                for service in (*elections, *self._singletons):
                     await claiming.start(service)
             if not self._stop_requested.is_set():
                 self.state = "working"
+                self.queues.accept_changes(claiming)
             task_status.started()
             if drain:
                 with self.until_stop_requested():
@@ -471,6 +497,7 @@ class Run:
         if not self._stop_requested.is_set():
             self._stop_timeouts.start()
             self.state = "stopping"
+            self.queues.refuse_changes()
             self._report_stopping()
             self._stop_requested.set()
         if self._scope_until_stop is not None:
@@ -504,22 +531,11 @@ class Run:
         """
         if self._is_busy:  # check this first: the statement would delay claims
             return False
-        claiming = [producer for producer in self.producers.values() if not producer.paused]
-        queues = [producer.queue for producer in claiming]
-        skipped = [
-            job_id for producer in claiming for job_id in producer.unclaimable.skipped_job_ids
-        ]
         try:
             async with self._connections.claims.acquire(
                 "checking for jobs", DRAIN_STATEMENT_TIMEOUT
             ) as connection:
-                return not self._is_busy and not await job_is_any_available(
-                    connection,
-                    self._config.schema,
-                    queues=queues,
-                    kinds=self._context.kinds,
-                    skipped_ids=skipped,
-                )
+                return not self._is_busy and not await self.queues.is_any_job_available(connection)
         except DATABASE_ERRORS:  # the state is unknown, so jobs may be available
             return False
 

@@ -13,7 +13,7 @@ from riverpy._postgres.connection import (
 from riverpy._postgres.connector import Connector
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from riverpy._clients.heartbeat import HeartbeatWriter
     from riverpy._insert.inserter import Inserter
@@ -38,7 +38,8 @@ class ClientParts:
     url: str | None
     config: Config
     workers: Workers
-    queues: Mapping[str, QueueConfig]
+    queues: dict[str, QueueConfig]
+    """The queues that the client works now. The run changes this dict."""
     singletons: SingletonRegistry
     leases: ClientLeaseEngine
     subscriptions: Subscriptions

@@ -7,7 +7,6 @@ The failures are logged one second after the first failure, and then at most onc
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import TYPE_CHECKING
 
 import anyio
@@ -16,7 +15,6 @@ from riverpy._attempt_errors import parse_error_entry
 from riverpy._dsn import mask_passwords
 from riverpy._log import get_logger
 from riverpy._log_events import JOBS_FAILED, JOBS_WORKED
-from riverpy.stats import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,8 +45,8 @@ class Summary:
     ) -> None:
         """`stats` returns the current state of the run."""
         self._counters, self._stats = counters, stats
-        self._last_stats = stats()
-        """The result of `stats` when the ended jobs were last logged."""
+        self._last_stats, self._last_waits = stats(), counters.build_wait_histogram()
+        """The statistics and the waiting times when the ended jobs were last logged."""
         self._log = get_logger(client_id=client_id)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
@@ -87,8 +85,9 @@ class Summary:
 
     def _log_jobs(self) -> None:
         stats, logged = self._stats(), self._last_stats
+        all_waits, logged_waits = self._counters.build_wait_histogram(), self._last_waits
         # Set this before the return, so that the next event does not include the idle time.
-        self._last_stats = stats
+        self._last_stats, self._last_waits = stats, all_waits
         counts, logged_counts = _count_ends(stats), _count_ends(logged)
         counts = {outcome: count - logged_counts[outcome] for outcome, count in counts.items()}
         ended = sum(counts.values()) - counts["discarded"]  # discarded jobs count as failed too
@@ -96,7 +95,7 @@ class Summary:
         if not (ended or refused or stats.stuck_jobs):
             return
         seconds = stats.uptime - logged.uptime
-        waits = _merge_waits(stats).since(_merge_waits(logged))
+        waits = all_waits.since(logged_waits)
         self._log.info(
             JOBS_WORKED,
             **counts,
@@ -120,12 +119,6 @@ def _count_ends(stats: ClientStats) -> dict[str, int]:
         outcome: sum(getattr(kind, outcome) for kind in stats.kinds.values())
         for outcome in OUTCOMES
     }
-
-
-def _merge_waits(stats: ClientStats) -> Histogram:
-    """Return one histogram of the waiting times in all queues."""
-    waits = [queue.waits for queue in stats.queues.values()]
-    return reduce(Histogram.merged, waits) if waits else Histogram((), (0,), 0.0)
 
 
 def _read_error_text(entry: str) -> str:

@@ -67,6 +67,11 @@ class UnclaimableJobs:
         no skipped jobs."""
         return self._skipped_jobs.next_retry_at if self._skipped_jobs else math.inf
 
+    def set_claim_size_limit(self, jobs_per_claim_limit: int) -> None:
+        """Set the maximum number of jobs in a claim."""
+        self._claim_size.row_count_max = jobs_per_claim_limit
+        self._claim_size.rows = min(self._claim_size.rows, jobs_per_claim_limit)
+
     def limit_claim_size(self, wanted_job_count: int) -> int:
         """Return how many jobs to claim, at most `wanted_job_count`."""
         return min(wanted_job_count, self._claim_size.rows)

@@ -67,10 +67,10 @@ select exists (
 
 
 -- name: client_set_slots
--- Write the client's slots in each of its queues and its stuck jobs. A leader may write at the same time: this changes
--- only the client's own row.
+-- Write the client's queues, its slots in each of them and its stuck jobs. A leader may write at the same time: this
+-- changes only the client's own row.
 update /* schema */ riverpy_client
-set slots = @slots::integer[], stuck = @stuck::bigint[]
+set queues = @queues::text[], slots = @slots::integer[], stuck = @stuck::bigint[]
 where client_id = @client_id::text
   and started_at = timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond';
 

@@ -1,0 +1,215 @@
+"""RunQueues: the producers of one run. Queues may be added, removed and resized during the run."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from riverpy._lifecycle import StopCause, run_despite_cancellation
+from riverpy._log import get_logger
+from riverpy._log_events import QUEUE_ADDED, QUEUE_REMOVED, QUEUE_RESIZED
+from riverpy._postgres.jobs import job_is_any_available
+from riverpy.errors import ClientStateError, QueueAlreadyAddedError, QueueNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from riverpy._lifecycle import ServiceGroup
+    from riverpy._postgres.driver import Connection
+    from riverpy._postgres.skipped_rows import SkippedRow
+    from riverpy._work.completer import Completer
+    from riverpy._work.producer import Producer
+    from riverpy._work.run_context import RunContext
+    from riverpy._work.running_attempts import RunningAttempts
+    from riverpy.config import QueueConfig
+
+PRODUCER_STOP_TIMEOUT = 5.0
+"""Seconds that a producer may take to stop. After a stop request, a running claim may take one
+second more."""
+
+
+class RunQueues:
+    """The queues of one run. `producers` has the producer of each queue. The dict also has a
+    removed queue until its producer has stopped."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        make_producer: Callable[[str, QueueConfig], Producer],
+        running: RunningAttempts,
+        completer: Completer,
+        prepare: Callable[[str], Awaitable[None]],
+        on_changed: Callable[[], None],
+        on_removed: Callable[[str], None],
+    ) -> None:
+        """Make the producers of the client's queues.
+
+        Args:
+            context: the context of the run.
+            make_producer: makes the producer of a queue.
+            running: the running attempts.
+            completer: stores the results of the attempts.
+            prepare: is awaited with the name of an added queue, before its jobs are claimed.
+            on_changed: is called after queues or slots have changed.
+            on_removed: is called with the name of a queue whose producer has stopped.
+        """
+        self._context = context
+        self._configs, self._counters = context.client.queues, context.counters
+        self._make_producer, self._running, self._completer = make_producer, running, completer
+        self._prepare, self._on_changed, self._on_removed = prepare, on_changed, on_removed
+        self.producers = {name: make_producer(name, one) for name, one in self._configs.items()}
+        self._group: ServiceGroup | None = None
+        """The group of the running producers; None: the run is starting or stopping."""
+        self._changing_names: set[str] = set()
+        """The names of the queues that are being added or removed."""
+        self._draining: set[Producer] = set()
+        """The stopped producers whose jobs still run, and for which a removal waits."""
+        self._has_run_ended = False
+        self._log: Any = get_logger()
+
+    @property
+    def skipped_jobs(self) -> list[SkippedRow[int]]:
+        """The jobs that claims skip, because claiming them fails."""
+        return [
+            job for producer in self.producers.values() for job in producer.unclaimable.skipped_jobs
+        ]
+
+    async def is_any_job_available(self, connection: Connection) -> bool:
+        """Whether a queue that is not paused has a job that can be claimed."""
+        claiming = [producer for producer in self.producers.values() if not producer.paused]
+        return await job_is_any_available(
+            connection,
+            self._context.schema,
+            queues=[producer.queue for producer in claiming],
+            kinds=self._context.kinds,
+            skipped_ids=[
+                job_id for producer in claiming for job_id in producer.unclaimable.skipped_job_ids
+            ],
+        )
+
+    async def start(self, group: ServiceGroup) -> None:
+        """Start the producers in this group."""
+        for producer in list(self.producers.values()):
+            await group.start(producer)
+
+    def accept_changes(self, group: ServiceGroup) -> None:
+        """Let queues be added and removed from now on."""
+        self._group = group
+
+    def refuse_changes(self) -> None:
+        """Let no more queues be added or removed, because the run stops."""
+        self._group = None
+
+    def end(self) -> None:
+        """End the waits for jobs of removed queues, because the run has ended."""
+        self._has_run_ended = True
+        self._completer.batches_sent.set()
+        for producer in self._draining:
+            producer.slot_freed.set()
+
+    async def add(self, name: str, config: QueueConfig) -> None:
+        """Start to work a queue.
+
+        Raises:
+            QueueAlreadyAddedError: the queue is being added or removed.
+            ClientStateError: the run is starting or stopping.
+            Exception: `prepare` failed.
+        """
+        self._expect_group()
+        if name in self._changing_names:
+            raise QueueAlreadyAddedError(name, is_changing=True)
+        self._changing_names.add(name)
+        self._counters.add_queue(name)
+        producer = self.producers[name] = self._make_producer(name, config)
+        is_started = False
+        try:
+            await self._prepare(name)
+            group = self._expect_group()  # the run may have stopped meanwhile
+            self._configs[name] = config
+            group.start_soon(producer)
+            is_started = True
+        finally:
+            self._changing_names.discard(name)
+            if not is_started:
+                self._forget(name)
+        self._on_changed()
+        self._log.info(QUEUE_ADDED, queue=name, slots=config.max_workers)
+
+    async def remove(self, name: str, timeout: float | None) -> tuple[tuple[int, ...], int]:
+        """Stop to work a queue, and wait `timeout` seconds for its jobs; None: no limit. Return the
+        ids of the jobs that still run, and the number of results that are not stored.
+
+        Raises:
+            QueueNotFoundError: the run does not work this queue.
+            ClientStateError: the run is starting or stopping.
+        """
+        group = self._expect_group()
+        if name not in self._configs:
+            raise QueueNotFoundError(name)
+        producer = self.producers[name]
+        self._changing_names.add(name)
+        del self._configs[name]
+        self._on_changed()
+        try:
+            await run_despite_cancellation(partial(self._stop, group, producer))
+            with anyio.move_on_after(timeout):
+                await self._wait_for_jobs(producer)
+        finally:
+            self._changing_names.discard(name)
+            left, unstored = self._unfinished(name)
+            self._log.info(QUEUE_REMOVED, queue=name, running=len(left), unstored=unstored)
+        return left, unstored
+
+    def resize(self, name: str, config: QueueConfig) -> None:
+        """Change the number of slots of a queue.
+
+        Raises:
+            ClientStateError: the run is starting or stopping.
+        """
+        self._expect_group()
+        before, self._configs[name] = self._configs[name].max_workers, config
+        self.producers[name].resize(config.max_workers)
+        self._on_changed()
+        self._log.info(QUEUE_RESIZED, queue=name, slots=config.max_workers, before=before)
+
+    def _expect_group(self) -> ServiceGroup:
+        if self._group is None:
+            raise ClientStateError(
+                "the client is starting or stopping: change its queues while it works, or while it "
+                "does not run"
+            )
+        return self._group
+
+    async def _stop(self, group: ServiceGroup, producer: Producer) -> None:
+        """Stop the producer, and forget it."""
+        with anyio.move_on_after(PRODUCER_STOP_TIMEOUT):
+            await group.stop_service(producer, StopCause.QUEUE_REMOVED)
+        self._forget(producer.queue)
+
+    def _forget(self, name: str) -> None:
+        del self.producers[name]
+        self._counters.remove_queue(name)
+        self._on_removed(name)
+
+    async def _wait_for_jobs(self, producer: Producer) -> None:
+        """Wait until all jobs of a stopped producer have ended and their results are stored, or
+        until the run has ended."""
+        self._draining.add(producer)
+        try:
+            while producer.running_count and not self._has_run_ended:
+                producer.slot_freed.clear()
+                await producer.slot_freed.wait()
+            while self._unfinished(producer.queue)[1] and not self._has_run_ended:
+                self._completer.batches_sent.clear()
+                await self._completer.batches_sent.wait()
+        finally:
+            self._draining.discard(producer)
+
+    def _unfinished(self, name: str) -> tuple[tuple[int, ...], int]:
+        """Return the ids of the running jobs of a queue, and the number of its results that are not
+        stored."""
+        running = tuple(sorted(attempt.id for attempt in self._running if attempt.queue == name))
+        unstored = sum(attempt.queue == name for attempt in self._completer.unstored_attempts)
+        return running, unstored

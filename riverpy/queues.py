@@ -1,0 +1,195 @@
+"""ClientQueues: the queues that a client works. They may change while the client runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from riverpy.config import QueueConfig, check_queues
+from riverpy.errors import ConfigError, QueueAlreadyAddedError, QueueNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class QueueRemoval(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of `ClientQueues.remove`. The client claims no more jobs of the queue."""
+
+    queue: str
+    """The name of the queue."""
+    running_job_ids: tuple[int, ...] = ()
+    """The ids of the jobs that still ran at the timeout. They keep running, and their results are
+    stored when they end."""
+    unstored: int = 0
+    """The number of ended jobs whose results were not stored at the timeout. The client still tries
+    to store them."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all jobs of the queue ended, and all results were stored, before the timeout."""
+        return not self.running_job_ids and not self.unstored
+
+
+class RunningQueues(Protocol):
+    """The queues of a running client."""
+
+    async def add(self, name: str, config: QueueConfig) -> None:
+        """Start to work a queue."""
+        ...
+
+    async def remove(self, name: str, timeout: float | None) -> tuple[tuple[int, ...], int]:
+        """Stop to work a queue, and wait for its jobs. Return the ids of the jobs that still run,
+        and the number of results that are not stored."""
+        ...
+
+    def resize(self, name: str, config: QueueConfig) -> None:
+        """Change the number of slots."""
+        ...
+
+
+class ClientQueues(Mapping[str, QueueConfig]):
+    """The queues that a client works: a mapping of names to settings. Use it in the client's event
+    loop.
+
+    The methods change a running client at once. If the client does not run, they change what its
+    next run works.
+    """
+
+    def __init__(
+        self,
+        get_running: Callable[[], RunningQueues | None],
+        get_default_timeout: Callable[[], timedelta | None],
+        *,
+        has_workers: bool,
+    ) -> None:
+        """`get_running` returns the queues of the client's run; None: the client does not run.
+        `get_default_timeout` returns the default timeout of `remove`."""
+        self._get_running, self._get_default_timeout = get_running, get_default_timeout
+        self._has_workers = has_workers
+        self.configs: dict[str, QueueConfig] = {}
+        """The settings by name. The run changes this dict."""
+
+    def __getitem__(self, name: str) -> QueueConfig:
+        return self.configs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self.configs))
+
+    def __len__(self) -> int:
+        return len(self.configs)
+
+    def __repr__(self) -> str:
+        return f"ClientQueues({self.configs!r})"
+
+    def replace_all(self, queues: Mapping[str, QueueConfig]) -> None:
+        """Set all queues of a client that does not run.
+
+        Raises:
+            ConfigError: a name or a value is not allowed, or the client has no workers.
+        """
+        self._check(queues)
+        configs = dict(queues)
+        self.configs.clear()
+        self.configs.update(configs)
+
+    async def add(self, name: str, config: QueueConfig | None = None) -> None:
+        """Add a queue. A running client claims its jobs when this method returns. A client of a
+        leader domain claims the queue for its domain first.
+
+        Args:
+            name: the name of the queue.
+            config: its settings. Default: `QueueConfig()`, with 100 slots.
+
+        Raises:
+            QueueAlreadyAddedError: the client works this queue, or a removal of this queue waits
+                for its jobs.
+            ConfigError: the name or a value is not allowed, or the client has no workers.
+            DomainConflictError: the queue belongs to another leader domain, and
+                `Config.on_domain_conflict` makes this an error.
+            ClientStateError: the client is starting or stopping.
+            Exception: the database cannot be reached.
+        """
+        config = QueueConfig() if config is None else config
+        self._check({name: config})
+        if name in self.configs:
+            raise QueueAlreadyAddedError(name)
+        running = self._get_running()
+        if running is None:
+            self.configs[name] = config
+        else:
+            await running.add(name, config)
+
+    async def remove(
+        self, name: str, *, timeout: timedelta | UnsetType | None = UNSET
+    ) -> QueueRemoval:
+        """Remove a queue. A running client claims no more jobs of the queue, and its running jobs
+        may end. Other clients still work the queue, and its row in `river_queue` stays.
+
+        The method waits until these jobs have ended and their results are stored. After the timeout
+        the queue is removed too. Its jobs keep running, and the result names them. The same is true
+        if the call is cancelled.
+
+        Args:
+            name: the name of the queue.
+            timeout: how long to wait for running jobs. Default: `Config.soft_stop_timeout`. None:
+                no limit. Zero: do not wait.
+
+        Raises:
+            QueueNotFoundError: the client does not work this queue.
+            ConfigError: the timeout is negative, or no timedelta.
+            ClientStateError: the client is starting or stopping.
+        """
+        if timeout is UNSET:
+            timeout = self._get_default_timeout()
+        if timeout is not None and (
+            not isinstance(timeout, timedelta)  # pyright: ignore[reportUnnecessaryIsInstance]
+            or timeout < timedelta(0)
+        ):
+            raise ConfigError(
+                f"timeout must be a timedelta of zero or more, or None for no limit, got "
+                f"{timeout!r}"
+            )
+        self._expect_queue(name)
+        running = self._get_running()
+        if running is None:
+            del self.configs[name]
+            return QueueRemoval(queue=name)
+        seconds = None if timeout is None else timeout.total_seconds()
+        job_ids, unstored = await running.remove(name, seconds)
+        return QueueRemoval(queue=name, running_job_ids=job_ids, unstored=unstored)
+
+    async def resize(self, name: str, max_workers: int) -> None:
+        """Change the number of slots of a queue: how many of its jobs run at a time.
+
+        If there are fewer slots than running jobs, the client claims the next job when enough jobs
+        have ended. Running jobs are not cancelled.
+
+        Args:
+            name: the name of the queue.
+            max_workers: the number of slots, 1 to 10,000.
+
+        Raises:
+            QueueNotFoundError: the client does not work this queue.
+            ConfigError: `max_workers` is not allowed.
+            ClientStateError: the client is starting or stopping.
+        """
+        self._expect_queue(name)
+        config = msgspec.structs.replace(self.configs[name], max_workers=max_workers)
+        running = self._get_running()
+        if running is None:
+            self.configs[name] = config
+        else:
+            running.resize(name, config)
+
+    def _check(self, queues: Mapping[str, QueueConfig]) -> None:
+        check_queues(queues)
+        if queues and not self._has_workers:
+            raise ConfigError("a client with queues needs workers: Client(…, workers=…)")
+
+    def _expect_queue(self, name: str) -> None:
+        if name not in self.configs:
+            raise QueueNotFoundError(name)
