@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from datetime import timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -18,6 +20,7 @@ from riverpy._postgres.driver import (
     is_permanent_statement_error,
     is_unreadable_value_error,
 )
+from riverpy._postgres.job_maintenance import job_set_lock_timeout
 from riverpy.job_list import JobChanges
 
 if TYPE_CHECKING:
@@ -37,8 +40,17 @@ REASONS_MAX = 100
 """The maximum number of refused jobs whose reasons are kept."""
 LOCK_DELAYS = (0.1, 0.2, 0.4, 0.8, 1.5, 2.0)
 """Seconds before each new try at the jobs that other sessions have locked: 5 in all."""
+LOCK_TIMEOUT = timedelta(milliseconds=500)
+"""The timeout of a wait for a session that takes the unique key of one of the jobs. Locked rows are
+not waited for."""
+LOCK_WAITS_MAX = 30
+"""The maximum number of such waits for one batch. After more, the other jobs of the batch are tried
+again later. If none could be changed, the table may be locked, so the change fails."""
 UNIQUE_REASON = "another job has the same unique key"
-LOCKED_REASON = "another session has locked the job"
+LOCKED_REASON = "another session has locked the job, or takes its unique key"
+_WAIT_SQLSTATES = {"40P01", "55P03"}
+"""The SQLSTATEs of a deadlock and of a lock timeout: another session has taken the unique key of
+one of the jobs, and has not committed."""
 _FORBIDDEN_CLASS = "42"
 """The SQLSTATE class of a missing permission or table. Such an error affects all jobs."""
 
@@ -74,16 +86,18 @@ class BatchedChange:
         schema: str | None,
         statement: BatchStatement,
         filters: CheckedFilters,
+        limit: int | None,
         tx: Transaction | None,
     ) -> None:
-        """Prepare the change. `tx` is the caller's transaction; None: each batch is a transaction
-        of its own."""
+        """Prepare the change of the first `limit` jobs (None: of all). `tx` is the caller's
+        transaction; None: each batch is a transaction of its own."""
         self._transaction = transaction
         self._schema = schema
         self._statement = statement
         self._filters = filters
         self._other_filters = filters.without("ids").values
         """The filters for jobs whose ids are given."""
+        self._limit = limit
         self._tx = tx
         self._changes = JobChanges()
         self._locked: list[int] = []
@@ -108,12 +122,14 @@ class BatchedChange:
     async def _chunks(self) -> AsyncGenerator[list[int]]:
         """Yield the ids of the jobs, sorted."""
         if (ids := self._filters.ids) is not None:
-            yield ids
+            yield ids[: self._limit]
             return
         async with self._transaction(self._tx) as connection:
             last_id = await job_lists.job_last_id(connection, self._schema)
         after_id = 0
-        while after_id < last_id:
+        left = last_id if self._limit is None else self._limit
+        while after_id < last_id and left:
+            limit = min(CHUNK_JOBS, left)
             async with self._transaction(self._tx) as connection:
                 ids = await job_lists.job_ids(
                     connection,
@@ -121,12 +137,13 @@ class BatchedChange:
                     self._filters.values,
                     after_id=after_id,
                     last_id=last_id,
-                    limit=CHUNK_JOBS,
+                    limit=limit,
                 )
             yield ids
-            if len(ids) < CHUNK_JOBS:
+            if len(ids) < limit:
                 return
             after_id = ids[-1]
+            left -= limit
 
     async def _change_all(
         self, ids: Sequence[int], on_progress: Callable[[JobChanges], object] | None
@@ -140,23 +157,35 @@ class BatchedChange:
 
     async def _change(self, batch: list[int]) -> None:
         """Change some jobs. If one of them makes the statement fail, the others are changed in
-        smaller and smaller parts."""
+        smaller and smaller parts. The number of waits for other sessions is limited."""
         parts = deque([batch])
+        waits = 0
+        has_changed_part = False
         while parts:
             part = parts.popleft()
             try:
                 async with self._transaction(self._tx) as connection:
+                    if self._tx is None:
+                        await job_set_lock_timeout(connection, LOCK_TIMEOUT)
                     row = await self._statement(connection, self._schema, self._other_filters, part)
             except PostgresError as error:
-                if not _is_job_refused(error):
-                    raise
+                is_waiting = error.sqlstate in _WAIT_SQLSTATES
+                waits += is_waiting
+                if waits > LOCK_WAITS_MAX and has_changed_part:
+                    self._locked += [*part, *chain.from_iterable(parts)]
+                    return
+                if waits > LOCK_WAITS_MAX or not (is_waiting or _is_job_refused(error)):
+                    raise  # the table is locked, or the error affects all jobs
                 if len(part) > 1:
                     parts.extendleft(reversed(split_batch(part)))
+                elif is_waiting:
+                    self._locked += part
                 else:
                     is_unique = isinstance(error, UniqueViolationError)
                     reason = UNIQUE_REASON if is_unique else describe_error(error)
                     self._refuse({part[0]: reason})
             else:
+                has_changed_part = True
                 await self._count(part, row)
 
     async def _count(self, part: list[int], row: BatchRow) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 from riverpy._calls.base import ClientMethods
 from riverpy._calls.batched_change import BatchedChange
 from riverpy._calls.job_filters import check_filters, expect_filter
-from riverpy._calls.job_page import LIMIT_DEFAULT, check_limit
+from riverpy._calls.job_page import LIMIT_DEFAULT, check_limit, check_whole_number
 from riverpy._postgres import job_lists
 from riverpy._postgres.damaged_jobs import translate_damage_error
 from riverpy._postgres.driver import PostgresError, describe_error, is_unreadable_value_error
@@ -94,6 +94,7 @@ class JobBatchMethods(ClientMethods):
     async def job_retry_many(
         self,
         *,
+        limit: int | None = None,
         on_progress: Callable[[JobChanges], object] | None = None,
         tx: Transaction | None = None,
         **filters: Unpack[JobFilters],
@@ -106,9 +107,11 @@ class JobBatchMethods(ClientMethods):
         are left out. If the call is cancelled, the current batch is finished first, and stays.
 
         A job whose unique key another job has is refused; the others are retried. A job that
-        another session has locked is tried again for 5 seconds, and then refused.
+        another session has locked is tried again for 5 seconds, and then refused; so is a job whose
+        unique key an open transaction takes.
 
         Args:
+            limit: change only the first jobs, by id. Default None: all of them.
             on_progress: called with what was done so far, after each batch. If it raises, the call
                 ends with its error, and no further batch begins.
             tx: your connection, in a transaction. All batches are part of it. If the call fails,
@@ -117,62 +120,66 @@ class JobBatchMethods(ClientMethods):
                 ids.
 
         Raises:
-            ConfigError: no filter is given, or a filter is not allowed.
+            ConfigError: no filter is given, or a filter or the limit is not allowed.
         """
         checked = check_filters(filters)
         expect_filter(checked, "job_retry_many")
-        return await self._change_many(job_lists.job_retry_batch, checked, on_progress, tx)
+        return await self._change_many(job_lists.job_retry_batch, checked, limit, on_progress, tx)
 
     async def job_cancel_many(
         self,
         *,
+        limit: int | None = None,
         on_progress: Callable[[JobChanges], object] | None = None,
         tx: Transaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
         """Cancel all jobs that pass all filters, each as `job_cancel` does. Returns what was done.
 
-        The workers of running jobs are notified. Batches, `on_progress`, `tx`, `filters` and locked
-        jobs: as for `job_retry_many`.
+        The workers of running jobs are notified. Batches, `limit`, `on_progress`, `tx`, `filters`
+        and locked jobs: as for `job_retry_many`.
 
         Raises:
-            ConfigError: no filter is given, or a filter is not allowed.
+            ConfigError: no filter is given, or a filter or the limit is not allowed.
         """
         checked = check_filters(filters)
         expect_filter(checked, "job_cancel_many")
-        return await self._change_many(job_lists.job_cancel_batch, checked, on_progress, tx)
+        return await self._change_many(job_lists.job_cancel_batch, checked, limit, on_progress, tx)
 
     async def job_delete_in_batches(
         self,
         *,
+        limit: int | None = None,
         on_progress: Callable[[JobChanges], object] | None = None,
         tx: Transaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
         """Delete all jobs that pass all filters, without reading them. Returns what was done.
 
-        Running jobs are left alone. Batches, `on_progress`, `tx`, `filters` and locked jobs: as for
-        `job_retry_many`.
+        Running jobs are left alone. Batches, `limit`, `on_progress`, `tx`, `filters` and locked
+        jobs: as for `job_retry_many`.
 
         Raises:
-            ConfigError: no filter is given, or a filter is not allowed.
+            ConfigError: no filter is given, or a filter or the limit is not allowed.
         """
         checked = check_filters(filters)
         expect_filter(checked, "job_delete_in_batches")
-        return await self._change_many(job_lists.job_delete_batch, checked, on_progress, tx)
+        return await self._change_many(job_lists.job_delete_batch, checked, limit, on_progress, tx)
 
     async def _change_many(
         self,
         statement: BatchStatement,
         filters: CheckedFilters,
+        limit: int | None,
         on_progress: Callable[[JobChanges], object] | None,
         tx: Transaction | None,
     ) -> JobChanges:
+        schema = self._config.schema
+        if limit is not None:
+            check_whole_number(limit, "limit", 2**63 - 1)
         if tx is None:
-            change = BatchedChange(self._transaction, self._config.schema, statement, filters, None)
+            change = BatchedChange(self._transaction, schema, statement, filters, limit, None)
             return await change.run(on_progress)
         async with self._transaction(tx) as connection:
-            change = BatchedChange(
-                self._transaction, self._config.schema, statement, filters, connection
-            )
+            change = BatchedChange(self._transaction, schema, statement, filters, limit, connection)
             return await change.run(on_progress)

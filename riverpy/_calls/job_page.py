@@ -65,12 +65,16 @@ class PagePlan(NamedTuple):
         return write_cursor(JobPosition(self.order, job_id, kind, queue, time))
 
 
-def check_limit(limit: int, name: str = "limit") -> int:
-    """Raise ConfigError unless the limit is a whole number from 1 to 10,000. Return it."""
-    is_integer = isinstance(limit, int) and not isinstance(limit, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if not is_integer or not 1 <= limit <= LIMIT_MAX:
-        raise ConfigError(f"{name} must be a whole number from 1 to {LIMIT_MAX:,}, got {limit!r}")
-    return limit
+def check_limit(limit: int, name: str = "limit") -> None:
+    """Raise ConfigError unless the limit is a whole number from 1 to 10,000."""
+    check_whole_number(limit, name, LIMIT_MAX)
+
+
+def check_whole_number(value: int, name: str, last: int) -> None:
+    """Raise ConfigError unless the value is a whole number from 1 to `last`."""
+    is_integer = isinstance(value, int) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_integer or not 1 <= value <= last:
+        raise ConfigError(f"{name} must be a whole number from 1 to {last:,}, got {value!r}")
 
 
 def plan_page(

@@ -82,6 +82,7 @@ class _Change(NamedTuple):
 
     verb: BatchVerb
     filters: JobFilters
+    limit: int | None
     is_confirmed: bool
     as_json: bool
 
@@ -91,6 +92,7 @@ def change_matching_jobs(
     verb: BatchVerb,
     filters: JobFilters,
     *,
+    limit: int | None,
     is_confirmed: bool,
     as_json: bool,
 ) -> None:
@@ -106,7 +108,7 @@ def change_matching_jobs(
             f"this can {verb} many jobs, and there is no terminal to ask for confirmation: add "
             "--yes"
         )
-    run_async(_change, database, _Change(verb, filters, is_confirmed, as_json))
+    run_async(_change, database, _Change(verb, filters, limit, is_confirmed, as_json))
 
 
 async def _change(database: DatabaseSettings, change: _Change) -> None:
@@ -114,10 +116,12 @@ async def _change(database: DatabaseSettings, change: _Change) -> None:
         url, schema = found.database_url, found.schema
     config = Config(schema=schema, pool_size=2)
     async with Client(url, config=config) as client:
-        count = await client.job_count(**change.filters)
+        matched = await client.job_count(**change.filters)
+        count = matched if change.limit is None else min(matched, change.limit)
         if count and not change.is_confirmed:
+            first = "" if count == matched else f"the first {count:,} of "
             question = (
-                f"{change.verb.capitalize()} {format_count(count, 'job')} "
+                f"{change.verb.capitalize()} {first}{format_count(matched, 'job')} "
                 f"({make_printable(describe_filters(change.filters))})?"
             )
             click.confirm(question, abort=True, err=True)
@@ -161,10 +165,16 @@ def _method(
 ) -> Callable[[Callable[[JobChanges], object]], Awaitable[JobChanges]]:
     """Return the method of the client that changes the jobs."""
     if change.verb == "retry":
-        return lambda note: client.job_retry_many(on_progress=note, **change.filters)
+        return lambda note: client.job_retry_many(
+            limit=change.limit, on_progress=note, **change.filters
+        )
     if change.verb == "cancel":
-        return lambda note: client.job_cancel_many(on_progress=note, **change.filters)
-    return lambda note: client.job_delete_in_batches(on_progress=note, **change.filters)
+        return lambda note: client.job_cancel_many(
+            limit=change.limit, on_progress=note, **change.filters
+        )
+    return lambda note: client.job_delete_in_batches(
+        limit=change.limit, on_progress=note, **change.filters
+    )
 
 
 @contextmanager

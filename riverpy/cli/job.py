@@ -19,7 +19,7 @@ from riverpy.cli._job_output import job_to_json_object, print_job, print_job_tab
 from riverpy.cli._options import database_options, json_option, limit_option
 from riverpy.cli._output import print_json, print_note
 from riverpy.cli._run import raise_command_errors, run_async
-from riverpy.cli._types import NAME
+from riverpy.cli._types import NAME, IntegerType
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.job import JobState
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from riverpy._postgres.driver import Transaction
-    from riverpy.cli._job_batches import BatchVerb
     from riverpy.cli._options import DatabaseSettings
     from riverpy.job import JobRow
     from riverpy.job_list import JobPage
@@ -41,6 +40,12 @@ JOB_READ_TIMEOUT = 30.0
 """The timeout for reading jobs, in seconds."""
 
 _ids_argument = click.argument("job_ids", metavar="ID...", type=ID_TYPE, nargs=-1)
+_first_option = click.option(
+    "--limit",
+    type=IntegerType(1, 2**63 - 1),
+    metavar="N",
+    help="With options that choose jobs: only the first N jobs, by id. Default: all of them.",
+)
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
@@ -139,6 +144,7 @@ def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
 @job.command
 @_ids_argument
 @job_filter_options
+@_first_option
 @_yes_option
 @json_option
 @database_options
@@ -147,6 +153,7 @@ def cancel(
     *,
     job_ids: Sequence[int],
     filters: JobFilters,
+    limit: int | None,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -164,15 +171,18 @@ def cancel(
     riverpy job cancel 12 13
     riverpy job cancel --state available --kind report --yes
     """
-    if _is_by_ids(job_ids, filters):
+    if _is_by_ids(job_ids, filters, limit):
         change_items(database, "job", "id", job_ids, _cancel_job, as_json=as_json)
     else:
-        _change_matching(database, "cancel", filters, yes, as_json)
+        change_matching_jobs(
+            database, "cancel", filters, limit=limit, is_confirmed=yes, as_json=as_json
+        )
 
 
 @job.command
 @_ids_argument
 @job_filter_options
+@_first_option
 @_yes_option
 @json_option
 @database_options
@@ -181,6 +191,7 @@ def retry(
     *,
     job_ids: Sequence[int],
     filters: JobFilters,
+    limit: int | None,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -198,15 +209,18 @@ def retry(
     riverpy job retry --state discarded --kind welcome
     riverpy job retry --state retryable --error TimeoutError --yes --json
     """
-    if _is_by_ids(job_ids, filters):
+    if _is_by_ids(job_ids, filters, limit):
         change_items(database, "job", "id", job_ids, _retry_job, as_json=as_json)
     else:
-        _change_matching(database, "retry", filters, yes, as_json)
+        change_matching_jobs(
+            database, "retry", filters, limit=limit, is_confirmed=yes, as_json=as_json
+        )
 
 
 @job.command
 @_ids_argument
 @job_filter_options
+@_first_option
 @_yes_option
 @json_option
 @database_options
@@ -215,6 +229,7 @@ def delete(
     *,
     job_ids: Sequence[int],
     filters: JobFilters,
+    limit: int | None,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -231,8 +246,10 @@ def delete(
     riverpy job delete 12 13 --yes
     riverpy job delete --state discarded --kind welcome
     """
-    if not _is_by_ids(job_ids, filters):
-        _change_matching(database, "delete", filters, yes, as_json)
+    if not _is_by_ids(job_ids, filters, limit):
+        change_matching_jobs(
+            database, "delete", filters, limit=limit, is_confirmed=yes, as_json=as_json
+        )
         return
     if not yes and not sys.stdin.isatty():
         raise click.UsageError(
@@ -243,21 +260,15 @@ def delete(
     change_items(database, "job", "id", job_ids, _delete_job, as_json=as_json)
 
 
-def _is_by_ids(job_ids: Sequence[int], filters: JobFilters) -> bool:
+def _is_by_ids(job_ids: Sequence[int], filters: JobFilters, limit: int | None) -> bool:
     """Whether the jobs are given by their ids, and not by filters."""
-    if job_ids and filters:
+    if job_ids and (filters or limit):
         raise click.UsageError("give either ids or options that choose jobs, not both")
     if not job_ids and not filters:
         raise click.UsageError(
             "Missing argument 'ID...': give ids, or options that choose jobs, such as --kind"
         )
     return bool(job_ids)
-
-
-def _change_matching(
-    database: DatabaseSettings, verb: BatchVerb, filters: JobFilters, yes: bool, as_json: bool
-) -> None:
-    change_matching_jobs(database, verb, filters, is_confirmed=yes, as_json=as_json)
 
 
 async def _cancel_job(client: Client, job_id: int, tx: Transaction) -> ItemChangeResult:

@@ -96,8 +96,10 @@ async def test_changes_by_filter(schema: Schema, monkeypatch: pytest.MonkeyPatch
     assert result.exit_code == 1
     assert result.stderr.endswith("job 2 was refused: another job has the same unique key\n")
     assert ", 1 refused in " in result.stdout
+    result = await command(schema, "delete", "--tag", "red", "--limit", "9", "--yes", "--json")
+    assert json.loads(result.stdout)["matched"] == 9
     result = await command(schema, "delete", "--tag", "red", "--yes")
-    assert result.stdout.startswith("deleted 49 jobs, 1 unchanged in ")
+    assert result.stdout.startswith("deleted 41 jobs, 1 unchanged in ")
     result = await command(schema, "delete", "--kind", "none", "--yes")
     assert (result.exit_code, result.stdout[:15]) == (0, "deleted 0 jobs ")
 
@@ -120,7 +122,7 @@ async def test_delete_by_ids(schema: Schema) -> None:
     ("args", "said"),
     [
         (["retry"], "Missing argument 'ID...': give ids, or options that choose jobs"),
-        (["retry", "1", "--kind", "a"], "give either ids or options that choose jobs, not both"),
+        (["retry", "1", "--limit", "1"], "give either ids or options that choose jobs, not both"),
         (["retry", "--kind", "a"], "there is no terminal to ask for confirmation: add --yes"),
         (["delete", "1"], "there is no terminal to ask for confirmation: add --yes"),
         (["cancel", "--metadata", "[1]"], "'[1]' is not a JSON object"),
@@ -190,8 +192,10 @@ async def test_question_progress_and_interruption(schema: Schema, tmp_path: Path
     between two batches, and says truly what it did."""
     await schema.execute(MANY, 3_500)
     filters = ["--kind", "kind0", "--kind", "kind1", "--state", "discarded"]
-    terminal = await Terminal.start(schema, "retry", *filters)
-    await terminal.until("Retry 3,500 jobs (kind kind0, kind1; state discarded)? [y/N]: ")
+    terminal = await Terminal.start(schema, "retry", *filters, "--limit", "7")
+    await terminal.until(
+        "Retry the first 7 of 3,500 jobs (kind kind0, kind1; state discarded)? [y/N]: "
+    )
     terminal.type("n")
     assert await terminal.end() == (130, "")
     assert await schema.fetchval(COUNT) == 0

@@ -16,12 +16,14 @@ from riverpy import (
     Config,
     InsertManyParams,
     InsertOpts,
+    JobRow,
     NotFoundError,
     RiverError,
     TransactionError,
     UniqueConflictError,
     UniqueOpts,
 )
+from riverpy._calls import batched_change
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -55,6 +57,12 @@ async def _effect(connection: Any) -> None:
 
 
 UNIQUE = [InsertManyParams(Task(), InsertOpts(unique_opts=KEY))]
+
+
+async def _read_all(jobs: AsyncGenerator[JobRow]) -> list[JobRow]:
+    return [job async for job in jobs]
+
+
 CALLS = {
     "insert": ClientCall(lambda c, _, tx: c.insert(Task(), tx=tx)),
     "insert_many": ClientCall(lambda c, _, tx: c.insert_many([InsertManyParams(Task())], tx=tx)),
@@ -65,6 +73,14 @@ CALLS = {
     "job_update": ClientCall(
         lambda c, n, tx: c.job_update(n, output=1, tx=tx), missing=NotFoundError
     ),
+    "job_delete": ClientCall(lambda c, n, tx: c.job_delete(n, tx=tx), missing=NotFoundError),
+    "job_list": ClientCall(lambda c, n, tx: c.job_list(ids=[n], tx=tx)),
+    "jobs": ClientCall(lambda c, n, tx: _read_all(c.jobs(ids=[n], tx=tx))),
+    "job_count": ClientCall(lambda c, n, tx: c.job_count(ids=[n], tx=tx)),
+    "job_delete_many": ClientCall(lambda c, n, tx: c.job_delete_many(ids=[n], tx=tx)),
+    "job_retry_many": ClientCall(lambda c, n, tx: c.job_retry_many(ids=[n], tx=tx)),
+    "job_cancel_many": ClientCall(lambda c, n, tx: c.job_cancel_many(ids=[n], tx=tx)),
+    "job_delete_in_batches": ClientCall(lambda c, n, tx: c.job_delete_in_batches(ids=[n], tx=tx)),
     "queue_get": ClientCall(lambda c, name, tx: c.queue_get(name, tx=tx), True, NotFoundError),
     "queue_list": ClientCall(lambda c, _, tx: c.queue_list(tx=tx)),
     "queue_lags": ClientCall(lambda c, name, tx: c.queue_lags([name], tx=tx), True),
@@ -189,9 +205,12 @@ async def locked(schema: Schema) -> AsyncGenerator[None]:
 
 
 @pytest.mark.parametrize("fault", ["missing thing", "missing tables", "locked", "refused rows"])
-async def test_after_an_error(client: Client, schema: Schema, fault: str) -> None:
+async def test_after_an_error(
+    client: Client, schema: Schema, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After an exception of riverpy, the transaction is usable and has its earlier writes, or the
     exception says that the transaction has ended."""
+    monkeypatch.setattr(batched_change, "LOCK_DELAYS", ())
     things = {name: await known(schema, client_call) for name, client_call in CALLS.items()}
     if fault == "missing thing":
         things = {name: "missing" if CALLS[name].is_named else 0 for name in CALLS}

@@ -41,7 +41,7 @@ SELECT i, state::river_job_state, 'kind' || i % 3, 'queue' || i % 2, 1 + i % 4, 
   END,
   CASE WHEN state IN ('cancelled', 'completed', 'discarded')
     THEN CASE WHEN i = 12 THEN 'infinity'
-      ELSE timestamptz '2026-01-03Z' + i / 16 * interval '1 hour' END END,
+      ELSE timestamptz '2026-01-03Z' + i * 7 % 48 / 16 * interval '1 hour' END END,
   CASE WHEN i % 6 = 0
     THEN ARRAY['{"error": "first"}', '{"error": "the 100% _last_ one"}']::jsonb[]
     WHEN i % 7 = 0 THEN ARRAY['{"error": "last"}', '[1]']::jsonb[] END

@@ -242,6 +242,14 @@ async def main() -> None:
         assert results
         count: int = await client.insert_many_fast(params)
         assert count
+        page = await client.job_list(
+            kinds=["welcome"], states=[riverpy.JobState.DISCARDED], limit=5
+        )
+        assert_type(page, riverpy.JobPage)
+        filters: riverpy.JobFilters = {"queues": ("mail",), "metadata": {"tenant": 7}}
+        async for listed in client.jobs(order_by="time", after=page.cursor, **filters):
+            assert_type(listed, riverpy.JobRow)
+        assert_type(await client.job_retry_many(on_progress=print, **filters), riverpy.JobChanges)
         row = await client.job_get(1)
         for error in row.errors:
             assert_type(error, riverpy.AttemptError)
