@@ -1,13 +1,17 @@
-"""Whether this process is a child that imports the main module of its worker.
+"""What child processes do with the main module of their worker.
 
 A child process of a worker imports the worker's main module, to find the functions of jobs in it.
 If this module starts a client without a check of `__name__`, the child would start the client too,
 and each client would start more children. So a client refuses to open during the import.
+
+The main module of the command line has no functions of jobs, so its children do not import it.
 """
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from riverpy.errors import ClientStateError
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 _is_importing = False
+"""Whether this process is a child that imports the main module of its worker."""
+_has_command_line_main = False
 
 
 class MainGuardMissingError(ClientStateError):
@@ -40,3 +46,24 @@ def refuse_during_main_import() -> None:
             "this process runs jobs of a worker, and imports the worker's script to find their "
             'functions: put the code that opens the client under `if __name__ == "__main__":`'
         )
+
+
+def skip_main_module() -> None:
+    """Let the children of this process not import its main module, which is the command line."""
+    global _has_command_line_main
+    _has_command_line_main = True
+
+
+def describe_main_module() -> dict[str, str]:
+    """Return the name or the path of the main module that children import; empty: they import no
+    main module."""
+    main = sys.modules["__main__"]
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if _has_command_line_main:
+        return {}
+    if spec is not None:
+        # As in multiprocessing, a `__main__` of a package is not imported. It may have no guard.
+        return {} if spec.name.endswith("__main__") else {"init_main_from_name": spec.name}
+    if path is None or not Path(path).exists():  # an interactive session, or a script from stdin
+        return {}
+    return {"init_main_from_path": str(Path(path).absolute())}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import anyio
 
+from riverpy._main_import import describe_main_module
 from riverpy._work.child_main import get_type_name
 from riverpy._work.child_process import (
     IDLE_CHILD_TIMEOUT,
@@ -141,13 +142,17 @@ class BlockingJobRunner:
             self._end_idle_children_later()
 
     async def check_functions(self, units: Sequence[WorkUnit]) -> None:
-        """Start a process and import the functions of jobs in it. The process is kept for the first
-        job.
+        """Check that a process can find the functions of jobs by their names.
+
+        If processes import the main module, as after the start of a script, import it and the
+        functions in a process, which is kept for the first job.
 
         Raises:
-            ConfigError: the process cannot start, or cannot import a function.
+            ConfigError: a function is not found, or the main module cannot be imported.
         """
         packed = [pack_function(unit) for unit in units]
+        if not describe_main_module():
+            return
         child = self._child_processes.take_child()
         loop = asyncio.get_running_loop()
         start_timer = loop.call_later(PROCESS_START_TIMEOUT, child.kill_late_start)

@@ -28,6 +28,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import anyio
 
+from riverpy._main_import import describe_main_module
 from riverpy._work.child_messages import (
     CANCEL_JOB,
     CHECK_FUNCTIONS,
@@ -94,7 +95,7 @@ class ChildProcess:
         pipes = self._process.stdin, self._process.stdout, self._process.stderr
         self._pipe_to_child, self._pipe_from_child, output = cast("tuple[IO[bytes], ...]", pipes)
         self._token = secrets.token_hex(16)
-        setup = {"path": sys.path, "main_module": _describe_main_module(), "token": self._token}
+        setup = {"path": sys.path, "main_module": describe_main_module(), "token": self._token}
         with suppress(OSError):  # the child has ended: `run_job` reports it
             self._pipe_to_child.write(json.dumps(setup).encode() + b"\n")
             self._pipe_to_child.flush()
@@ -320,18 +321,6 @@ def _describe_exit(exit_code: int) -> str:
         name = str(-exit_code)
     cause = "; the usual cause is too little memory" if name == "SIGKILL" else ""
     return f"the process of the job was killed by signal {name}{cause}"
-
-
-def _describe_main_module() -> dict[str, str]:
-    """Return the name or the path of the worker's main module, which the child imports. The module
-    may contain the functions of jobs."""
-    main = sys.modules["__main__"]
-    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if spec is not None:
-        return {"init_main_from_name": spec.name}
-    if path is None or not Path(path).exists():  # an interactive session, or a script from stdin
-        return {}
-    return {"init_main_from_path": str(Path(path).absolute())}
 
 
 def pack_function(unit: WorkUnit) -> bytes:

@@ -28,6 +28,7 @@ from riverpy._log_events import (
     WORKER_STOPPED,
     WORKER_STOPPED_WITH_ABANDONED_JOBS,
 )
+from riverpy._main_import import skip_main_module
 from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy._postgres.connection import expect_writable
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS, close_connection, connect
@@ -163,6 +164,7 @@ def worker(
         settings[_settings.LOG].or_none() or "console",
         settings[_settings.LOG_LEVEL].or_none() or "info",
     )
+    skip_main_module()
     with raise_on_stop_signals():
         try:
             loaded = load_client_target(target)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ALLOWED = {
+    ("riverpy/_work/child_main.py", "pickle"),  # own bytes, from and to the worker
     ("riverpy/_work/child_process.py", "pickle"),  # own bytes, to and from a child process
     ("riverpy/_tools/dev/worker.py", "runpy"),  # runs the command line itself
     ("riverpy/cli/__init__.py", "import_module"),  # loads the module of a command
