@@ -13,6 +13,7 @@ from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.client_cleaner import ClientCleaner
 from riverpy._maintenance.execution_cleaner import ExecutionCleaner
 from riverpy._maintenance.job_cleaner import JobCleaner
+from riverpy._maintenance.job_expirer import JobExpirer
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
@@ -106,6 +107,7 @@ def _make_queue_services(
         JobScheduler(context),
         JobRescuer(context, _get_contact_function(heartbeat)),
         JobCleaner(context),
+        JobExpirer(context),
         QueueCleaner(context),
     ]
 

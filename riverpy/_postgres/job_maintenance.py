@@ -22,6 +22,9 @@ JOBS_DUE_ACTION = "due"
 """The `action` of notifications that announce when jobs become due."""
 RESCUE_ERROR_TEXT = "Stuck job rescued by JobRescuer"
 """River's error text for every rescue. River UI and users' alerts match on this text."""
+EXPIRED_ERROR = "JobCancelError: expired"
+"""The error of a job that is cancelled because it has expired. A claim of such a job stores the
+same text."""
 
 _SQL_FILE = "river_job_maintenance"
 
@@ -246,3 +249,35 @@ async def job_rescue(
         error=RESCUE_ERROR_TEXT,
     )
     return {row[0]: row[1] for row in rows}
+
+
+async def job_list_expired(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queue_filter: QueueFilter | None,
+    skipped_ids: Sequence[int],
+    limit: int,
+) -> list[int]:
+    """Return the ids of waiting jobs that have expired, lowest first. Jobs in `skipped_ids` are
+    left out."""
+    rows = await fetch_for_queues(
+        connection,
+        _SQL_FILE,
+        "job_expired",
+        schema,
+        queue_filter,
+        skipped=skipped_ids,
+        limit=limit,
+    )
+    return [row[0] for row in rows]
+
+
+async def job_cancel_expired(
+    connection: Transaction, schema: str | None, ids: Sequence[int]
+) -> set[int]:
+    """Cancel the given jobs that wait and have expired, with `EXPIRED_ERROR`. Return their ids."""
+    rows = await query(_SQL_FILE, "job_cancel_expired", schema).fetch(
+        connection, ids=ids, error=EXPIRED_ERROR
+    )
+    return {row[0] for row in rows}

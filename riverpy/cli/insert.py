@@ -17,7 +17,7 @@ from riverpy.cli._run import run_async
 from riverpy.cli._types import DURATION, NAME, TEXT, TIMESTAMP, IntegerType, ParsedType
 from riverpy.client import Client
 from riverpy.config import Config
-from riverpy.insert_opts import MAX_ATTEMPTS_MAX, PRIORITY_MAX, InsertOpts, UniqueOpts
+from riverpy.insert_opts import MAX_ATTEMPTS_MAX, PRIORITY_MAX, InsertOpts, ReplaceOpts, UniqueOpts
 from riverpy.job import JobState, RawArgs
 
 if TYPE_CHECKING:
@@ -25,8 +25,19 @@ if TYPE_CHECKING:
     from riverpy.insert_opts import InsertResult
 
 
+_REPLACED_VALUES = ("args", "scheduled_at", "priority", "metadata")
+
+
 def _split_at_commas(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")] if text else []
+
+
+def _parse_replaced_values(text: str) -> list[str]:
+    names = _split_at_commas(text)
+    for name in names:
+        if name not in _REPLACED_VALUES:
+            raise ValueError(f"{name!r} is not one of {', '.join(_REPLACED_VALUES)}")
+    return names
 
 
 def _parse_states(text: str) -> list[JobState]:
@@ -94,19 +105,43 @@ def _parse_states(text: str) -> list[JobState]:
     is_flag=True,
     help="Also compare with jobs of other kinds.",
 )
+@click.option(
+    "--replace",
+    type=ParsedType("names of values", _parse_replaced_values),
+    metavar="A,B",
+    help="If a waiting job is a duplicate, replace these of its values: args, scheduled_at, "
+    "priority, metadata. Needs an option --unique-….",
+)
+@click.option(
+    "--replace-max-wait",
+    "max_wait",
+    type=DURATION,
+    help="With --replace: the longest time from the creation of the job to its new time, such as "
+    "1m.",
+)
+@click.option(
+    "--expires-in",
+    type=DURATION,
+    help="Cancel the job if it has not started after this time, such as 10m.",
+)
 @json_option
 @database_options
 def insert(database: DatabaseSettings, *, kind: str, args: str, as_json: bool, **opts: Any) -> None:
     """Insert one job of KIND. Its args are a JSON object, or - to read them from stdin.
 
-    The command prints the job, or the existing job if it is a duplicate.
+    The command prints the job, or the existing job if it is a duplicate. With --replace the
+    existing job gets new values, if it still waits.
     """
     text = _read_args_from_stdin() if args == "-" else args
     raw = RawArgs(kind, _json.normalize_object(text, path="args", may_be_array=True))
     result = run_async(
         _insert_job, database.require_url(), database.schema, raw, _make_insert_opts(**opts)
     )
-    job = {**job_to_json_object(result.job), "duplicate": result.unique_skipped_as_duplicate}
+    job = {
+        **job_to_json_object(result.job),
+        "duplicate": result.unique_skipped_as_duplicate,
+        "replaced": result.is_replaced,
+    }
     (print_json if as_json else print_job)(job)
 
 
@@ -128,15 +163,30 @@ async def _insert_job(
 
 
 def _make_insert_opts(
-    *, at: datetime | None, delay: timedelta | None, metadata: str | None, **opts: Any
+    *,
+    at: datetime | None,
+    delay: timedelta | None,
+    metadata: str | None,
+    replace: list[str] | None,
+    max_wait: timedelta | None,
+    **opts: Any,
 ) -> InsertOpts:
     unique = UniqueOpts(**{name: opts.pop(name) for name in UniqueOpts.__struct_fields__})
     return InsertOpts(
         scheduled_at=_compute_scheduled_at(at, delay),
         metadata=None if metadata is None else _parse_metadata(metadata),
         unique_opts=unique,
+        replace=_make_replace_opts(replace, max_wait),
         **opts,
     )
+
+
+def _make_replace_opts(replace: list[str] | None, max_wait: timedelta | None) -> ReplaceOpts | None:
+    if replace is None:
+        if max_wait is not None:
+            raise click.UsageError("--replace-max-wait needs --replace")
+        return None
+    return ReplaceOpts(**{name: name in replace for name in _REPLACED_VALUES}, max_wait=max_wait)
 
 
 def _compute_scheduled_at(at: datetime | None, delay: timedelta | None) -> datetime | None:

@@ -121,6 +121,8 @@ with replacements as materialized (
     ) as due
   )
   returning job.*, job.xmax <> 0 as existed
+), notification_queue as materialized (
+  select (select pg_notification_queue_usage() < 0.9) as has_room
 ), notified as (
   select pg_notify(
     /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
@@ -130,13 +132,13 @@ with replacements as materialized (
     from stored
     where state = 'available' and scheduled_at <= now() and (existed or queue = any(@notify::text[]))
   ) as waiting
-  where cardinality(@notify::text[]) > 0 and (select pg_notification_queue_usage() < 0.9)
+  where cardinality(@notify::text[]) > 0 and (select has_room from notification_queue)
 )
 select
   -- include: insert_parts.columns
   , boolout(job.existed), (
     select int8out(case
-      when count(*) >= 0 and (select pg_notification_queue_usage() < 0.9) then cardinality(@notify::text[])::bigint
+      when count(*) >= 0 and (select has_room from notification_queue) then cardinality(@notify::text[])::bigint
       else 0
     end)
     from notified

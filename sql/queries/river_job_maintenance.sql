@@ -318,3 +318,51 @@ with locked as materialized (
 select id, state::text
 from rescued
 where (select count(*) from notified) >= 0;
+
+
+-- name: job_expired
+-- The ids of waiting jobs whose time `riverpy:expires_at` has passed. Values in another form than that of an insert
+-- are ignored. The planner chooses between the index of states and the index of metadata, by which has fewer rows, or
+-- reads both. So the jobs of history are not read, unless nearly all of them expire.
+with found as materialized (
+  select id
+  from /* schema */ river_job
+  where state in ('available', 'pending', 'retryable', 'scheduled') and metadata ? 'riverpy:expires_at'
+    -- queues: queue
+    and (metadata ->> 'riverpy:expires_at') collate "C"
+      <= (select to_char(now() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
+    and metadata ->> 'riverpy:expires_at' ~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z$'
+)
+select id
+from found
+where id <> all(@skipped::bigint[])
+order by id
+limit @limit::bigint;
+
+
+-- name: job_cancel_expired
+-- Cancel the given jobs if they still wait and have expired. Their attempts do not change. Safe when two leaders run
+-- it at once: locked rows are skipped.
+with picked as materialized (
+  select id
+  from /* schema */ river_job
+  where id = any(@ids::bigint[]) and state in ('available', 'pending', 'retryable', 'scheduled')
+    and (metadata ->> 'riverpy:expires_at') collate "C"
+      <= (select to_char(now() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
+    and metadata ->> 'riverpy:expires_at' ~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z$'
+  order by id
+  for no key update skip locked
+)
+update /* schema */ river_job as job
+set
+  state = 'cancelled',
+  finalized_at = now(),
+  errors = array_append(case
+    when cardinality(job.errors) >= 100 then job.errors[:1] || job.errors[cardinality(job.errors) - 97:]
+    else job.errors
+  end, jsonb_build_object(
+    'at', rtrim(rtrim(to_char(now() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), '0'), '.') || 'Z',
+    'attempt', job.attempt, 'error', @error::text, 'trace', ''
+  ))
+where job.id = any(array(select id from picked))
+returning job.id;

@@ -64,6 +64,7 @@ async def test_insert_prints_the_row(command: Command, schema: Schema) -> None:
         "unique_key": None,
         "unique_states": None,
         "duplicate": False,
+        "replaced": False,
     }
     assert datetime.fromisoformat(printed["created_at"]) == row["created_at"]
     assert (printed["attempted_at"], printed["finalized_at"]) == (None, None)
@@ -116,6 +117,29 @@ async def test_a_duplicate_prints_the_job_that_exists(command: Command) -> None:
     assert "finalized_at" not in lines
 
 
+async def test_replace_and_expires_in(command: Command) -> None:
+    """--replace changes the waiting job, at most by --replace-max-wait, and --expires-in is stored
+    with it."""
+    args = ("insert", "welcome", "--unique-by-queue", "--in", "1h")
+    first = await call(command, *args)
+    options = ("--replace", "scheduled_at, priority", "--replace-max-wait", "2h")
+    second = await call(
+        command, *args[:-1], "9h", "--priority", "3", *options, "--expires-in", "3h"
+    )
+    assert (second["id"], second["duplicate"], second["replaced"]) == (first["id"], True, True)
+    assert second["priority"] == 3
+    created, due, expires = (
+        datetime.fromisoformat(text)
+        for text in (
+            second["created_at"],
+            second["scheduled_at"],
+            second["metadata"]["riverpy:expires_at"],
+        )
+    )
+    assert due - created == timedelta(hours=2)
+    assert expires - created >= timedelta(hours=3)
+
+
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
@@ -133,6 +157,10 @@ async def test_a_duplicate_prints_the_job_that_exists(command: Command) -> None:
         (("insert", "welcome", "--at", "2026-01-01T00:00:00"), 2, "has no time zone"),
         (("insert", "welcome", "--at", "10001-01-01T00:00:00Z"), 2, "is not a time"),
         (("insert", "welcome", "--in", "soon"), 2, "is not a duration"),
+        (("insert", "welcome", "--replace", "queue"), 2, "'queue' is not one of args, scheduled"),
+        (("insert", "welcome", "--replace", "args"), 2, "replace requires unique_opts"),
+        (("insert", "welcome", "--replace-max-wait", "1m"), 2, "needs --replace"),
+        (("insert", "welcome", "--expires-in", "0s"), 2, "expires_in must be more than 0"),
         (("insert", "welcome", "--in", "900000000d"), 2, "after the year 9999"),
         (
             ("insert", "welcome", "--in", "1h", "--at", "2027-01-01T00:00:00Z"),

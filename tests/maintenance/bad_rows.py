@@ -13,6 +13,7 @@ from riverpy import JobRetention, Worker, Workers
 from riverpy._maintenance.client_cleaner import ClientCleaner
 from riverpy._maintenance.execution_cleaner import ExecutionCleaner
 from riverpy._maintenance.job_cleaner import JobCleaner
+from riverpy._maintenance.job_expirer import JobExpirer
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._maintenance.queue_cleaner import QueueCleaner
@@ -174,6 +175,13 @@ CASES = {
         f"{JOBS} WHERE state = 'running'",
     ),
     "job cleaner": Case(_new(JobCleaner), "river_job", "DELETE", _jobs(**ENDED), JOBS),
+    "job expirer": Case(
+        _new(JobExpirer),
+        "river_job",
+        "UPDATE",
+        _jobs(metadata="""'{"riverpy:expires_at": "2026-01-31T18:00:00.000000Z"}'"""),
+        f"{JOBS} WHERE state = 'available'",
+    ),
     "queue cleaner": Case(
         _new(QueueCleaner),
         "river_queue",

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.timeout(180)  # to fill the table takes a busy machine 
 ROWS = 200_000
 ENDED = "river_job_state_and_finalized_at_index"
 FETCH = "river_job_prioritized_fetching_index"
+METADATA = "river_job_metadata_index"
 PRIMARY = "river_job_pkey"
 UNIQUE = "river_job_unique_idx"
 QUEUE = "river_queue_pkey"
@@ -253,6 +254,27 @@ async def test_cost_of_a_pass(
     await large.execute("DEALLOCATE planned")
     root = json.loads(text)[0]["Plan"]
     assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < 500
+
+
+@pytest.mark.parametrize(("suffix", "queues"), SCOPES, ids=SCOPE_IDS)
+async def test_job_expired(large: asyncpg.Connection[Any], suffix: str, queues: str) -> None:
+    """Expired jobs are found in the indexes of metadata and of claims, and history is not read."""
+    arguments = {"skipped": "'{}'", "limit": "50000", "queues": f"'{queues}'"}
+    plan = await plan_of(large, "river_job_maintenance", f"job_expired{suffix}", **arguments)
+    assert plan.scans <= {METADATA, FETCH}
+    assert plan.walks == set()
+
+
+async def test_job_cancel_expired(large: asyncpg.Connection[Any]) -> None:
+    """Expired jobs are cancelled by primary key."""
+    plan = await plan_of(
+        large,
+        "river_job_maintenance",
+        "job_cancel_expired",
+        ids=array_of(range(1, 10_001), "bigint"),
+        error="'expired'",
+    )
+    assert (plan.scans, plan.walks) == ({PRIMARY}, set())
 
 
 @pytest.mark.parametrize("skipped", ["{}", "{1,2,3}"])

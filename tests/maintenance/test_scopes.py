@@ -18,6 +18,7 @@ from riverpy._leading.queue_scope import (
     only_queues,
 )
 from riverpy._maintenance.job_cleaner import JobCleaner
+from riverpy._maintenance.job_expirer import JobExpirer
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._maintenance.queue_cleaner import QueueCleaner
@@ -117,6 +118,16 @@ CASES = {
         [
             ("river_job_maintenance", "job_due"),
             ("river_job_maintenance", "job_schedule"),
+        ],
+        {},
+    ),
+    "expirer": Case(
+        JobExpirer,
+        _job("metadata", """'pending', '{"riverpy:expires_at": "2026-01-31T18:00:00.000000Z"}'"""),
+        "SELECT queue FROM river_job WHERE state = 'pending'",
+        [
+            ("river_job_maintenance", "job_expired"),
+            ("river_job_maintenance", "job_cancel_expired"),
         ],
         {},
     ),

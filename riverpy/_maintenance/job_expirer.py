@@ -1,0 +1,91 @@
+"""JobExpirer: cancels waiting jobs that have expired."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._log_events import EXPIRED_JOBS_CANCELLED
+from riverpy._maintenance.base import READ_STATEMENT_TIMEOUT, MaintenanceService
+from riverpy._maintenance.batch_runner import BatchRunner
+from riverpy._postgres.job_maintenance import job_cancel_expired, job_list_expired
+
+if TYPE_CHECKING:
+    from riverpy._leading.term_context import TermContext
+    from riverpy._lifecycle import StopScope
+    from riverpy._postgres.sql_files import QueueFilter
+
+RUN_INTERVAL_MIN = 30.0
+"""The shortest time between two runs, in seconds."""
+INTERVAL_PER_READ_SECOND = 50.0
+"""The interval is at least this many times the time of the longest read. So reads take at most two
+per cent of the time, also if very many waiting jobs have an expiry."""
+PAGE_ROWS_MAX = 50_000
+"""The largest number of jobs that one read returns."""
+
+
+class JobExpirer(MaintenanceService):
+    """Cancels waiting jobs that have expired, in batches. A job that the database refuses is
+    skipped: it is retried later, alone. Workers cancel an expired job when they claim it."""
+
+    name = "job expirer"
+
+    def __init__(self, context: TermContext) -> None:
+        super().__init__(context)
+        self.batch_runner: BatchRunner[int] = BatchRunner(
+            self, "cancelling expired jobs", self._cancel_expired_jobs, row_key=int
+        )
+        self._unchanged_job_ids: set[int] = set()
+        """The ids of jobs that this run could not change, because they are locked or no longer
+        wait."""
+        self._cancelled_count = 0
+        self._longest_read = 0.0
+        """The time of the longest read of this run, in seconds."""
+
+    async def run_once(self, scope: StopScope) -> float:
+        """Cancel all waiting jobs that have expired."""
+        self._unchanged_job_ids, self._cancelled_count, self._longest_read = set(), 0, 0.0
+        queues = await self.context.read_queue_scope()
+        self.batch_runner.set_queue_scope(queues)
+        try:
+            for within in queues.make_statement_filters():
+                if not await self._cancel_in_queues(within):
+                    break
+            await self.batch_runner.send_in_batches(())  # retries rows that are skipped
+        finally:
+            if self._cancelled_count:
+                self.log.info(EXPIRED_JOBS_CANCELLED, count=self._cancelled_count)
+        interval = max(RUN_INTERVAL_MIN, self._longest_read * INTERVAL_PER_READ_SECOND)
+        return self.batch_runner.seconds_until_next_run(interval)
+
+    async def _cancel_in_queues(self, queue_filter: QueueFilter | None) -> bool:
+        """Cancel the expired jobs of these queues. Return False if the run should end."""
+        while True:
+            ids = await self._read_expired_job_ids(queue_filter)
+            if not await self.batch_runner.send_in_batches(ids):
+                return False
+            if len(ids) < PAGE_ROWS_MAX:
+                return True
+
+    async def _read_expired_job_ids(self, queue_filter: QueueFilter | None) -> list[int]:
+        self.context.fence.expect_held()
+        skipped_ids = [entry.row for entry in self.batch_runner.skipped_rows.rows]
+        began = self.context.timer.seconds_since_boot()
+        async with self.context.long_statement_connection.acquire(
+            "looking for expired jobs", READ_STATEMENT_TIMEOUT
+        ) as connection:
+            ids = await job_list_expired(
+                connection,
+                self.schema,
+                queue_filter=queue_filter,
+                skipped_ids=[*self._unchanged_job_ids, *skipped_ids],
+                limit=PAGE_ROWS_MAX,
+            )
+        took = self.context.timer.seconds_since_boot() - began
+        self._longest_read = max(self._longest_read, took)
+        return ids
+
+    async def _cancel_expired_jobs(self, ids: list[int]) -> None:
+        async with self.batch_runner.transaction() as connection:
+            cancelled = await job_cancel_expired(connection, self.schema, ids)
+        self._unchanged_job_ids.update(set(ids) - cancelled)
+        self._cancelled_count += len(cancelled)

@@ -1,0 +1,103 @@
+"""The job expirer: which waiting jobs are cancelled, and what their rows show."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from riverpy._log_events import EXPIRED_JOBS_CANCELLED
+from riverpy._maintenance import batch_runner, job_expirer
+from riverpy._maintenance.job_expirer import RUN_INTERVAL_MIN, JobExpirer
+from riverpy._postgres.job_maintenance import EXPIRED_ERROR
+from riverpy._work.expiry import EXPIRED_ERROR_TEXT
+from riverpy.errors import FencedOutError
+from tests.maintenance.rows import insert_jobs, states_of
+
+if TYPE_CHECKING:
+    from tests._database import Schema
+    from tests.leading.term_context import HeldTerm
+
+WAITING = ("available", "pending", "retryable", "scheduled")
+PAST, FUTURE = "interval '-1 second'", "interval '1 minute'"
+
+
+def expiring(by: str) -> str:
+    """The metadata of a job that expires at the server's time plus `by`."""
+    text = f"to_char((now() + {by}) at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
+    return f"jsonb_build_object('a', 1, 'riverpy:expires_at', {text})"
+
+
+async def test_cancels_waiting_jobs(
+    held: HeldTerm, schema: Schema, log: list[dict[str, Any]]
+) -> None:
+    """Waiting jobs that have expired are cancelled with the error of an expired claim. Their
+    attempts and all else stay as they are. Other jobs stay, and the count is logged."""
+    assert f"JobCancelError: {EXPIRED_ERROR_TEXT}" == EXPIRED_ERROR
+    expired = [
+        (await insert_jobs(schema, state=f"'{state}'", metadata=expiring(PAST), attempt="2"))[0]
+        for state in WAITING
+    ]
+    others: list[int] = []
+    for state in WAITING:
+        others += await insert_jobs(schema, state=f"'{state}'", metadata=expiring(FUTURE))
+    others += await insert_jobs(schema, state="'running'", metadata=expiring(PAST))
+    others += await insert_jobs(
+        schema, state="'completed'", finalized_at="now()", metadata=expiring(PAST)
+    )
+    for metadata in (
+        '{"riverpy:expires_at": ""}',
+        '{"riverpy:expires_at": 0}',
+        '{"riverpy:expires_at": "2026-01-31"}',
+        '{"a": {"riverpy:expires_at": "2026-01-31T18:00:00.000000Z"}}',
+        '["riverpy:expires_at"]',
+        '"riverpy:expires_at"',
+    ):
+        others += await insert_jobs(schema, metadata=f"'{metadata}'")
+    before = {row["id"]: dict(row) for row in await schema.jobs()}
+    assert await held.run(JobExpirer(held.context)) == RUN_INTERVAL_MIN
+    after = {row["id"]: dict(row) for row in await schema.jobs()}
+    for job_id in expired:
+        row = after[job_id]
+        (error,) = map(json.loads, row["errors"])
+        assert error.pop("at").endswith("Z")
+        assert error == {"attempt": 2, "error": EXPIRED_ERROR, "trace": ""}
+        changed = {"state": "cancelled"} | {key: row[key] for key in ("finalized_at", "errors")}
+        assert row == before[job_id] | changed
+        assert row["finalized_at"] is not None
+    assert {job_id: after[job_id] for job_id in others} == {n: before[n] for n in others}
+    assert [(entry["event"], entry["count"]) for entry in log] == [(EXPIRED_JOBS_CANCELLED, 4)]
+
+
+async def test_pages_and_locked_rows(
+    held: HeldTerm, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More jobs than a page and a batch hold are all cancelled, except for a locked one, which the
+    next run cancels. Many reads of one run end although a job cannot be cancelled."""
+    monkeypatch.setattr(batch_runner, "BATCH_ROWS_MAX", 3)
+    monkeypatch.setattr(job_expirer, "PAGE_ROWS_MAX", 4)
+    ids = await insert_jobs(schema, 11, metadata=expiring(PAST))
+    service = JobExpirer(held.context)
+    async with schema.connected() as one, one.transaction():
+        await one.execute("SELECT FROM river_job WHERE id = $1 FOR UPDATE", ids[1])
+        await held.run(service)
+        states = await states_of(schema)
+        assert [job_id for job_id in ids if states[job_id] != "cancelled"] == [ids[1]]
+    await held.run(service)
+    assert set((await states_of(schema)).values()) == {"cancelled"}
+
+
+async def test_former_leader(held: HeldTerm, schema: Schema) -> None:
+    """A client that is no longer the leader cancels nothing."""
+    await insert_jobs(schema, metadata=expiring(PAST))
+    await schema.execute("UPDATE river_leader SET leader_id = 'other'")
+    with pytest.raises(FencedOutError):
+        await JobExpirer(held.context).batch_runner.send_in_batches(list(await states_of(schema)))
+    assert set((await states_of(schema)).values()) == {"available"}
+
+
+async def test_interval_after_slow_reads(held: HeldTerm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a slow read the next run comes later, so that reads take a small part of the time."""
+    monkeypatch.setattr(job_expirer, "INTERVAL_PER_READ_SECOND", 1e9)
+    assert await held.run(JobExpirer(held.context)) > RUN_INTERVAL_MIN
