@@ -10,6 +10,7 @@ from riverpy._work.subscriptions import Subscription
 from riverpy.client import Client
 from riverpy.config import Config, JobRetention, QueueConfig
 from riverpy.context import current_job
+from riverpy.current_client import current_client
 from riverpy.errors import (
     ArgsError,
     AttemptLostError,
@@ -82,7 +83,7 @@ from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobsStart, Perio
 from riverpy.queue import Queue
 from riverpy.queues import ClientQueues, QueueRemoval
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, JobStuckHandler, RetryPolicy, StuckJob
-from riverpy.schedules import PeriodicSchedule, cron, every
+from riverpy.schedules import PeriodicSchedule, cron, every, never
 from riverpy.stats import (
     ClientStats,
     Histogram,
@@ -202,6 +203,8 @@ __all__ = [
     "WorkerMiddlewareFunc",
     "Workers",
     "cron",
+    "current_client",
     "current_job",
     "every",
+    "never",
 ]

@@ -16,6 +16,7 @@ from riverpy._calls.executions import ExecutionMethods
 from riverpy._calls.job_batches import JobBatchMethods
 from riverpy._calls.job_lists import JobListMethods
 from riverpy._calls.jobs import JobMethods
+from riverpy._calls.leadership import LeadershipMethods
 from riverpy._calls.leases import LeaseMethods
 from riverpy._calls.periodic_jobs import PeriodicJobMethods
 from riverpy._calls.queues import QueueMethods
@@ -41,6 +42,7 @@ from riverpy._work.run import Run
 from riverpy._work.run_context import ClientParts
 from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, Subscriptions
 from riverpy.config import Config
+from riverpy.context import calling_client
 from riverpy.errors import ClientStateError, ConfigError
 from riverpy.periodic import PeriodicJobs
 from riverpy.queues import ClientQueues
@@ -74,6 +76,7 @@ class Client(
     QueueMethods,
     PeriodicJobMethods,
     ExecutionMethods,
+    LeadershipMethods,
     LeaseMethods,
 ):
     """A River client. `async with client:` opens its pool; `client.working()` works jobs while your
@@ -117,11 +120,8 @@ class Client(
                 f"config must be a Config, as in Config(schema='jobs'), got {type(config).__name__}"
             )
         self._workers = workers
-        self._queues = ClientQueues(
-            lambda: self._run and self._run.queues,
-            lambda: self._config.soft_stop_timeout,
-            has_workers=workers is not None,
-        )
+        has_workers = workers is not None
+        self._queues = ClientQueues(lambda: self._run and self._run.queues, has_workers=has_workers)
         self._config = config or Config()
         self._database: str | Pool | None = None
         self._pool: Pool | None = None
@@ -137,7 +137,7 @@ class Client(
         self._subscriptions = Subscriptions()
         self._leadership = LeadershipPublisher(lambda: self.id, lambda: self._config.domain)
         self._log = get_logger()
-        self._periodic_jobs = PeriodicJobs(periodic_jobs)
+        self._periodic_jobs = PeriodicJobs(periodic_jobs, self._known_kinds)
         self._set_database_and_queues(database=database, queues={} if queues is None else queues)
 
     @property
@@ -343,6 +343,10 @@ class Client(
 
     # -- inserting
 
+    def _known_kinds(self) -> Workers | None:
+        """Return the kinds that this client may insert; None: all kinds."""
+        return None if self._config.skip_unknown_job_check else self._workers
+
     @cached_property
     def _inserter(self) -> Inserter:
         return Inserter(
@@ -352,9 +356,7 @@ class Client(
             schema=self._config.schema,
             insert_settings=InsertSettings(
                 default_max_attempts=self._config.max_attempts,
-                known_kinds=None
-                if self._workers is None or self._config.skip_unknown_job_check
-                else self._workers,
+                known_kinds=self._known_kinds(),
                 skip_job_kind_validation=self._config.skip_job_kind_validation,
                 should_notify=self._config.insert_notify,
             ),
@@ -459,6 +461,7 @@ class Client(
 
         Raises:
             ConfigError: there are no queues and no singletons, or there are queues but no workers.
+            UnknownJobKindError: a periodic job has a kind that this client cannot insert.
             ClientStateError: the client runs already.
             Exception: the client could not start, or riverpy itself has a fault.
         """
@@ -472,6 +475,7 @@ class Client(
             self._stop_next_run(run)
         try:
             async with AsyncExitStack() as opened:
+                opened.enter_context(calling_client(self))
                 if not self.is_open:
                     with run.until_stop_requested():
                         await opened.enter_async_context(self)
@@ -490,6 +494,8 @@ class Client(
         workers = self._workers or Workers()
         if self._queues and not len(workers):
             raise ConfigError("there is no worker: register one with Workers.add or @workers.job")
+        if self._config.candidate:
+            self._periodic_jobs.check_kinds()
         parts = ClientParts(
             id=self.id,
             url=self._working_url(),
@@ -505,7 +511,8 @@ class Client(
             children=self._children,
             attempt_store=AttemptStore(self._transaction, self._config.schema),
         )
-        return Run(parts, abandoned=self._abandoned)
+        with calling_client(self):  # the run copies the context variables for its jobs
+            return Run(parts, abandoned=self._abandoned)
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[Self]:

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from riverpy.errors import ClientStateError
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from riverpy.job import Job
+
+running_client: ContextVar[object | None] = ContextVar("riverpy_running_client", default=None)
+"""The client that runs the calling code. `riverpy.current_client` returns it with its type."""
+
+
+@contextmanager
+def calling_client(client: object) -> Generator[None]:
+    """Let all code that starts in the `with` block belong to this client."""
+    token = running_client.set(client)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the block may end in another context, at the end of the loop
+            running_client.reset(token)
+
 
 running_job: ContextVar[Job[Any] | None] = ContextVar("riverpy_running_job", default=None)
 

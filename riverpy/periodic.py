@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast, get_type_hints
 
 import msgspec
 
 from riverpy._lifecycle import convert_base_exceptions
 from riverpy._names import expect_literal_value, validate_kind
-from riverpy.errors import ConfigError
+from riverpy.errors import ConfigError, UnknownJobKindError
 from riverpy.insert_opts import InsertOpts
 from riverpy.job import JobArgs, RawArgs
-from riverpy.schedules import PeriodicSchedule, format_schedule, next_time
+from riverpy.schedules import NeverSchedule, PeriodicSchedule, format_schedule, next_time
 
 MissedPolicy: TypeAlias = Literal["skip", "one", "all"]
 RunOnStart: TypeAlias = Literal["never", "first_registration", "each_term"]
@@ -47,7 +47,7 @@ class PeriodicJob:
         """Create a periodic job. `Client(periodic_jobs=…)` or `PeriodicJobs.add` registers it.
 
         Args:
-            schedule: `every(…)`, `cron(…)`, or your own object with a method `next`.
+            schedule: `every(…)`, `cron(…)`, `never()`, or your own object with a method `next`.
             constructor: the args of every job; or a plain function without arguments that is called
                 for each run. It returns args, a pair of args and InsertOpts, or None to insert no
                 job this time.
@@ -89,8 +89,22 @@ class PeriodicJob:
         validate_kind(self.id, subject="the id of a periodic job")
         if callable(constructor):
             _check_constructor(self.id, constructor)
-        if next_time(schedule, datetime.now(UTC)) is None:
+        is_never = isinstance(schedule, NeverSchedule)
+        if not is_never and next_time(schedule, datetime.now(UTC)) is None:
             raise ConfigError(f"the schedule of periodic job {self.id!r} has no time in the future")
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of the jobs: the kind of the args, or of the return annotation of the
+        constructor. None: the annotation does not name one kind."""
+        source: object = self._constructor
+        if callable(self._constructor):
+            try:
+                source = get_type_hints(self._constructor).get("return")
+            except (NameError, TypeError, AttributeError):
+                return None
+        kind = getattr(source, "kind", None)
+        return kind if isinstance(kind, str) else None
 
     def construct(self) -> tuple[JobArgs | RawArgs, InsertOpts] | None:
         """Return the args and options of one run; None: no job is inserted this time.
@@ -160,18 +174,30 @@ def _make_default_id(constructor: object, schedule_text: str) -> str:
 class PeriodicJobs:
     """The periodic jobs of a client. They may change at any time, in the client's event loop."""
 
-    def __init__(self, jobs: Iterable[PeriodicJob] = ()) -> None:
+    def __init__(
+        self,
+        jobs: Iterable[PeriodicJob] = (),
+        get_known_kinds: Callable[[], Container[str] | None] = lambda: None,
+    ) -> None:
+        """`get_known_kinds` returns the kinds that the client may insert; None: all kinds. `jobs`
+        are not checked, because workers may be registered until the client runs: `check_kinds`
+        checks them."""
         self._jobs: dict[str, PeriodicJob] = {}
+        self._get_known_kinds: Callable[[], Container[str] | None] = lambda: None
         self.wake: Callable[[], None] = lambda: None
         """Called after jobs were added. The service that inserts periodic jobs sets this
         callback."""
         self.add_many(jobs)
+        self._get_known_kinds = get_known_kinds
 
     def add(self, job: PeriodicJob) -> str:
         """Register a periodic job. Returns its id.
 
         Raises:
             ConfigError: another periodic job has this id.
+            UnknownJobKindError: the client cannot insert the kind of the job, because it has no
+                worker for it. This is checked if the args, or the return annotation of the
+                constructor, name the kind.
         """
         (job_id,) = self.add_many([job])
         return job_id
@@ -181,6 +207,7 @@ class PeriodicJobs:
 
         Raises:
             ConfigError: two periodic jobs have the same id.
+            UnknownJobKindError: as `add`.
         """
         if not isinstance(jobs, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
@@ -197,11 +224,22 @@ class PeriodicJobs:
                 raise ConfigError(
                     f"two periodic jobs have the id {job.id!r}: set another id= for one of them"
                 )
+            self._check_kind(job)
             added[job.id] = job
         self._jobs.update(added)
         if added:
             self.wake()
         return list(added)
+
+    def check_kinds(self) -> None:
+        """Raise UnknownJobKindError if the client cannot insert the kind of a periodic job."""
+        for job in self:
+            self._check_kind(job)
+
+    def _check_kind(self, job: PeriodicJob) -> None:
+        known_kinds, kind = self._get_known_kinds(), job.kind
+        if known_kinds is not None and kind is not None and kind not in known_kinds:
+            raise UnknownJobKindError(kind)
 
     def get(self, job_id: str) -> PeriodicJob | None:
         """Return the periodic job with this id, if there is one."""
@@ -214,6 +252,17 @@ class PeriodicJobs:
         again in this time, its schedule continues.
         """
         return self._jobs.pop(job_id, None) is not None
+
+    def remove_many(self, job_ids: Iterable[str]) -> list[str]:
+        """Remove these periodic jobs, as `remove` does. Ids that are not there are ignored. Returns
+        the ids of the removed periodic jobs.
+
+        Raises:
+            ConfigError: `job_ids` is a single text.
+        """
+        if isinstance(job_ids, str):
+            raise ConfigError(f"remove_many takes a list of ids, got {job_ids!r}: use remove")
+        return [job_id for job_id in dict.fromkeys(job_ids) if self.remove(job_id)]
 
     def clear(self) -> None:
         """Remove all periodic jobs."""

@@ -41,9 +41,11 @@ class RunningQueues(Protocol):
         """Start to work a queue."""
         ...
 
-    async def remove(self, name: str, timeout: float | None) -> tuple[tuple[int, ...], int]:
-        """Stop to work a queue, and wait for its jobs. Return the ids of the jobs that still run,
-        and the number of results that are not stored."""
+    async def remove(
+        self, name: str, timeout: timedelta | UnsetType | None
+    ) -> tuple[tuple[int, ...], int]:
+        """Stop working a queue, and wait for its jobs. UNSET: the default timeout. Return the
+        ids of the jobs that still run, and the number of results that are not stored."""
         ...
 
     def resize(self, name: str, config: QueueConfig) -> None:
@@ -62,13 +64,11 @@ class ClientQueues(Mapping[str, QueueConfig]):
     def __init__(
         self,
         get_running: Callable[[], RunningQueues | None],
-        get_default_timeout: Callable[[], timedelta | None],
         *,
         has_workers: bool,
     ) -> None:
-        """`get_running` returns the queues of the client's run; None: the client does not run.
-        `get_default_timeout` returns the default timeout of `remove`."""
-        self._get_running, self._get_default_timeout = get_running, get_default_timeout
+        """`get_running` returns the queues of the client's run; None: the client does not run."""
+        self._get_running = get_running
         self._has_workers = has_workers
         self.configs: dict[str, QueueConfig] = {}
         """The settings by name. The run changes this dict."""
@@ -143,23 +143,14 @@ class ClientQueues(Mapping[str, QueueConfig]):
             ConfigError: the timeout is negative, or no timedelta.
             ClientStateError: the client is starting or stopping.
         """
-        if timeout is UNSET:
-            timeout = self._get_default_timeout()
-        if timeout is not None and (
-            not isinstance(timeout, timedelta)  # pyright: ignore[reportUnnecessaryIsInstance]
-            or timeout < timedelta(0)
-        ):
-            raise ConfigError(
-                f"timeout must be a timedelta of zero or more, or None for no limit, got "
-                f"{timeout!r}"
-            )
+        if timeout is not UNSET and timeout is not None:
+            _check_timeout(timeout)
         self._expect_queue(name)
         running = self._get_running()
         if running is None:
             del self.configs[name]
             return QueueRemoval(queue=name)
-        seconds = None if timeout is None else timeout.total_seconds()
-        job_ids, unstored = await running.remove(name, seconds)
+        job_ids, unstored = await running.remove(name, timeout)
         return QueueRemoval(queue=name, running_job_ids=job_ids, unstored=unstored)
 
     async def resize(self, name: str, max_workers: int) -> None:
@@ -193,3 +184,10 @@ class ClientQueues(Mapping[str, QueueConfig]):
     def _expect_queue(self, name: str) -> None:
         if name not in self.configs:
             raise QueueNotFoundError(name)
+
+
+def _check_timeout(timeout: object) -> None:
+    if not isinstance(timeout, timedelta) or timeout < timedelta(0):
+        raise ConfigError(
+            f"timeout must be a timedelta of zero or more, or None for no limit, got {timeout!r}"
+        )

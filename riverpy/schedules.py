@@ -26,6 +26,7 @@ SCHEDULE_INTERVAL_MAX = timedelta(days=365_000)
 _ONE_SECOND = timedelta(seconds=1)
 _ONE_DAY = timedelta(days=1)
 _EVERY_PREFIX, _CRON_PREFIX = "every ", "cron "
+_NEVER_TEXT = "never"
 _CRON_WILDCARDS = ("*", "?")
 _RIVER_CLOCK_SUFFIX = " clock_changes=river"
 
@@ -71,6 +72,17 @@ class IntervalSchedule:
         if self.expression is not None:
             return f"{_CRON_PREFIX}{self.expression} UTC"
         return _EVERY_PREFIX + format_duration(self.interval)
+
+
+class NeverSchedule:
+    """A schedule that is never due. Its text is `never`."""
+
+    def next(self, after: datetime, /) -> datetime | None:
+        """Return None."""
+        return None
+
+    def __str__(self) -> str:
+        return _NEVER_TEXT
 
 
 class CronSchedule:
@@ -179,6 +191,12 @@ def every(interval: timedelta) -> IntervalSchedule:
     return IntervalSchedule(interval)
 
 
+def never() -> NeverSchedule:
+    """Return a schedule that is never due. Its periodic job runs only with `run_on_start`, or when
+    `Client.periodic_run` or `riverpy periodic run` requests it."""
+    return NeverSchedule()
+
+
 def cron(
     expression: str, *, timezone: str | None = None, clock_changes: ClockChangePolicy = "once"
 ) -> CronSchedule | IntervalSchedule:
@@ -219,6 +237,8 @@ def parse_schedule(text: str) -> PeriodicSchedule | None:
         ConfigError: this version of riverpy cannot read the text, or this machine lacks its time
             zone.
     """
+    if text == _NEVER_TEXT:
+        return never()
     if text.startswith(_EVERY_PREFIX):
         try:
             return every(parse_duration(text.removeprefix(_EVERY_PREFIX)))

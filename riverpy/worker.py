@@ -150,8 +150,34 @@ class Workers:
         """Return every registered work unit once, in the order of registration."""
         return [unit for kind, unit in self._units.items() if unit.kind == kind]
 
-    def add(self, worker: Worker[Any]) -> Self:
+    def include(self, other: Workers, *, replace: bool = False) -> Self:
+        """Register all workers of another registry, or none after an error. Workers that `other`
+        gets later are not included.
+
+        Args:
+            other: the other registry. It is not changed.
+            replace: as for `job`.
+
+        Raises:
+            ConfigError: a kind is already registered, or `other` is not a registry.
+        """
+        if not isinstance(other, Workers):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"include takes a Workers registry, got {type(other).__name__}")
+        before = dict(self._units)
+        try:
+            for unit in other.units():
+                self._register(unit, replace=replace)
+        except ConfigError:
+            self._units = before
+            raise
+        return self
+
+    def add(self, worker: Worker[Any], *, replace: bool = False) -> Self:
         """Register a worker object.
+
+        Args:
+            worker: the worker object.
+            replace: as for `job`.
 
         Raises:
             ConfigError: `worker` is not a worker object; its `work` is not an `async def` that
@@ -183,7 +209,8 @@ class Workers:
                 job_timeout=worker.timeout if _has_own_method(cls, "timeout") else None,
                 next_retry=worker.next_retry if _has_own_method(cls, "next_retry") else None,
                 middleware=worker.middleware if _has_own_method(cls, "middleware") else None,
-            )
+            ),
+            replace=replace,
         )
         return self
 
@@ -198,6 +225,7 @@ class Workers:
         timeout: timedelta | UnsetType | None = UNSET,
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
         middleware: Sequence[WorkerMiddleware] = (),
+        replace: bool = False,
     ) -> Callable[[AsyncFunctionFromJobToNone], AsyncFunctionFromJobToNone]: ...
     def job(
         self,
@@ -208,6 +236,7 @@ class Workers:
         timeout: timedelta | UnsetType | None = UNSET,
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
         middleware: Sequence[WorkerMiddleware] = (),
+        replace: bool = False,
     ) -> (
         AsyncFunctionFromJobToNone
         | Callable[[AsyncFunctionFromJobToNone], AsyncFunctionFromJobToNone]
@@ -221,6 +250,9 @@ class Workers:
             timeout: how long a job may run; None: no limit. Default: the client's timeout.
             next_retry: as `Worker.next_retry`. Default: the client's retry policy.
             middleware: runs around each attempt, outside of the client's middleware. Default none.
+            replace: replace the worker of the same kind, if there is one, for example when a cell
+                of a notebook runs again. A running client keeps the worker that it started with.
+                Default False: a kind that is already registered is refused.
 
         Raises:
             ConfigError: the function is not a coroutine function, or has no usable annotation, more
@@ -228,7 +260,9 @@ class Workers:
                 already registered or not allowed.
         """
 
-        register = self._make_decorator("job", None, kind, timeout, next_retry, middleware)
+        register = self._make_decorator(
+            "job", None, kind, timeout, next_retry, middleware, replace=replace
+        )
         return register if function is None else register(function)
 
     @overload
@@ -245,6 +279,7 @@ class Workers:
         timeout: timedelta | UnsetType | None = UNSET,
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
         middleware: Sequence[WorkerMiddleware] = (),
+        replace: bool = False,
     ) -> Callable[[PlainFunctionFromJobToNone], PlainFunctionFromJobToNone]: ...
     def blocking_job(
         self,
@@ -256,6 +291,7 @@ class Workers:
         timeout: timedelta | UnsetType | None = UNSET,
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
         middleware: Sequence[WorkerMiddleware] = (),
+        replace: bool = False,
     ) -> (
         PlainFunctionFromJobToNone
         | Callable[[PlainFunctionFromJobToNone], PlainFunctionFromJobToNone]
@@ -271,7 +307,7 @@ class Workers:
         Args:
             function: the function, if the decorator is used without parentheses.
             executor: `thread` (default) or `process`.
-            kind, timeout, next_retry, middleware: as `job`.
+            kind, timeout, next_retry, middleware, replace: as `job`.
 
         Raises:
             ConfigError: as `job`, and for a coroutine function. With `process` also for a lambda,
@@ -282,7 +318,7 @@ class Workers:
             raise ConfigError(f"executor must be 'thread' or 'process', got {executor!r}")
 
         register = self._make_decorator(
-            "blocking_job", executor, kind, timeout, next_retry, middleware
+            "blocking_job", executor, kind, timeout, next_retry, middleware, replace=replace
         )
         return register if function is None else register(function)
 
@@ -294,6 +330,8 @@ class Workers:
         timeout: timedelta | UnsetType | None,
         next_retry: Callable[[Job[Any]], timedelta | None] | None,
         middleware: Sequence[WorkerMiddleware],
+        *,
+        replace: bool,
     ) -> Callable[[FunctionT], FunctionT]:
         """Return a decorator that registers a function. `decorator` is the name of the decorator,
         for error messages. `executor` is None for an `async def`."""
@@ -327,13 +365,14 @@ class Workers:
                     next_retry=next_retry,
                     middleware=(lambda job: middleware_of_kind) if middleware_of_kind else None,
                     executor=executor,
-                )
+                ),
+                replace=replace,
             )
             return function
 
         return register
 
-    def _register(self, unit: WorkUnit) -> None:
+    def _register(self, unit: WorkUnit, *, replace: bool) -> None:
         check_timeout(unit.kind, unit.timeout)
         if unit.next_retry is not None and not callable(unit.next_retry):
             raise ConfigError(
@@ -346,8 +385,13 @@ class Workers:
                     check_other_function(unit.work, other.work)
         names = (unit.kind, *unit.aliases)
         for name in names:
-            if name in self._units:
-                raise ConfigError(f"two workers for job kind {name!r}: a kind has one worker")
+            registered = self._units.get(name)
+            if registered is not None and not (replace and registered.kind == unit.kind):
+                raise ConfigError(
+                    f"two workers for job kind {name!r}: a kind has one worker; replace=True "
+                    "replaces the worker of the same kind"
+                )
+        self._units = {name: one for name, one in self._units.items() if one.kind != unit.kind}
         self._units.update(dict.fromkeys(names, unit))
 
 

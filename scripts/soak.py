@@ -1,7 +1,8 @@
 """Works many jobs and loses many connections, and checks that nothing of them is left in memory.
 
 It uses a PostgreSQL of its own and one worker in this process. Some jobs fail, time out, are
-cancelled by themselves or by another session, snooze, run in threads or record outputs. Samples are
+cancelled by themselves or by another session, snooze, run in threads or record outputs. Then queues
+are added to the running client and removed. Samples are
 taken between batches, while no job runs. Exit code 1: a value at the end exceeds the value after
 the warm-up by more than its tolerance.
 """
@@ -42,6 +43,11 @@ INSERT = """
 INSERT INTO river_job (kind, args, max_attempts, metadata)
 SELECT 'soak', jsonb_build_object('n', n % 100), 2, '{}' FROM generate_series(1, $1::int) AS n
 """
+INSERT_INTO_QUEUES = """
+INSERT INTO river_job (kind, args, max_attempts, metadata, queue)
+SELECT 'soak', '{"n": 99}', 2, '{}', name FROM unnest($1::text[]) AS name
+"""
+CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'riverpy %'"
 LEFT = "SELECT count(*) FROM river_job WHERE finalized_at IS NULL"
 ENDS = "SELECT state::text, count(*) FROM river_job GROUP BY 1"
 KILL = """
@@ -114,6 +120,10 @@ class SoakClient:
         self.ends: dict[str, int] = {}
         """Number of jobs by their final state."""
         self.reconnects = 0
+        self.queues = 0
+        """Number of queues that were added and removed."""
+        self.connections = 0
+        """The largest number of connections to the database after a round of queues."""
 
     async def work(self, jobs: int) -> None:
         """Insert this many jobs, and wait until they are finished."""
@@ -127,6 +137,27 @@ class SoakClient:
         """Terminate every connection of the client, then work this many jobs."""
         self.reconnects += await self._connection.fetchval(KILL)
         await self.work(jobs)
+
+    async def work_new_queues(self, names: list[str]) -> None:
+        """Add these queues, insert a job into each, and remove them: half of them while their jobs
+        may still run, half of them after all jobs have ended."""
+        queues = self.client.queues
+        async with asyncio.TaskGroup() as tasks:
+            for name in names:
+                tasks.create_task(queues.add(name, riverpy.QueueConfig(max_workers=2)))
+        await self._connection.execute(INSERT_INTO_QUEUES, names)
+        half = names[: len(names) // 2]
+        async with asyncio.TaskGroup() as tasks:
+            for name in half:
+                tasks.create_task(queues.remove(name))
+        await self._connection.execute("DELETE FROM river_job WHERE queue = any($1)", half)
+        await self._until(LEFT, 0)
+        async with asyncio.TaskGroup() as tasks:
+            for name in names[len(half) :]:
+                tasks.create_task(queues.remove(name))
+        await self._connection.execute("TRUNCATE river_job, river_queue")
+        self.queues += len(names)
+        self.connections = max(self.connections, await self._connection.fetchval(CONNECTIONS))
 
     async def _until(self, sql: str, value: int) -> None:
         with anyio.fail_after(PATIENCE, reason=f"{sql} did not become {value}"):
@@ -228,6 +259,16 @@ async def soak_reconnects(
         yield sample()
 
 
+async def soak_queues(
+    soak_client: SoakClient, rounds: int, *, queues: int = 50
+) -> AsyncIterator[Sample]:
+    """In each round add this many queues with new names to the running client, insert a job into
+    each, and remove them. Yield a sample after each round."""
+    for number in range(rounds):
+        await soak_client.work_new_queues([f"queue-{number}-{n}" for n in range(queues)])
+        yield sample()
+
+
 @asynccontextmanager
 async def server() -> AsyncGenerator[str]:
     """Yield the URL of a server with the tables of River and riverpy. It is deleted at the end."""
@@ -247,9 +288,15 @@ async def run(options: argparse.Namespace) -> int:
         soaks = {
             "jobs": soak_jobs(soak_client, options.jobs),
             "reconnects": soak_reconnects(soak_client, options.reconnects),
+            "queues": soak_queues(soak_client, options.queue_rounds),
         }
         reports = {name: await report(name, soak) for name, soak in soaks.items()}
-    totals = {"jobs": dict(sorted(soak_client.ends.items())), "reconnects": soak_client.reconnects}
+    totals = {
+        "jobs": dict(sorted(soak_client.ends.items())),
+        "reconnects": soak_client.reconnects,
+        "queues": soak_client.queues,
+        "connections_max": soak_client.connections,
+    }
     if options.json:
         print(json.dumps({**totals, "soaks": reports}))
     else:
@@ -280,10 +327,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1_000_000, help="jobs to work (1000000)")
     parser.add_argument("--reconnects", type=int, default=1_000, help="connections to lose (1000)")
+    parser.add_argument(
+        "--queue-rounds",
+        type=int,
+        default=500,
+        help="rounds in which 50 queues are added and removed (500)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options = parser.parse_args()
-    if options.jobs < 0 or options.reconnects < 0:
-        parser.error("--jobs and --reconnects are 0 or more")
+    if min(options.jobs, options.reconnects, options.queue_rounds) < 0:
+        parser.error("--jobs, --reconnects and --queue-rounds are 0 or more")
     return asyncio.run(run(options))
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from msgspec import UNSET
 
 from riverpy._lifecycle import StopCause, run_despite_cancellation
 from riverpy._log import get_logger
@@ -15,6 +16,9 @@ from riverpy.errors import ClientStateError, QueueAlreadyAddedError, QueueNotFou
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from datetime import timedelta
+
+    from msgspec import UnsetType
 
     from riverpy._lifecycle import ServiceGroup
     from riverpy._postgres.driver import Connection
@@ -137,9 +141,12 @@ class RunQueues:
         self._on_changed()
         self._log.info(QUEUE_ADDED, queue=name, slots=config.max_workers)
 
-    async def remove(self, name: str, timeout: float | None) -> tuple[tuple[int, ...], int]:
-        """Stop to work a queue, and wait `timeout` seconds for its jobs; None: no limit. Return the
-        ids of the jobs that still run, and the number of results that are not stored.
+    async def remove(
+        self, name: str, timeout: timedelta | UnsetType | None
+    ) -> tuple[tuple[int, ...], int]:
+        """Stop working a queue, and wait at most `timeout` for its jobs; UNSET: the soft stop
+        timeout; None: no limit. Return the ids of the jobs that still run, and the number of
+        results that are not stored.
 
         Raises:
             QueueNotFoundError: the run does not work this queue.
@@ -154,7 +161,9 @@ class RunQueues:
         self._on_changed()
         try:
             await run_despite_cancellation(partial(self._stop, group, producer))
-            with anyio.move_on_after(timeout):
+            if timeout is UNSET:
+                timeout = self._context.config.soft_stop_timeout
+            with anyio.move_on_after(None if timeout is None else timeout.total_seconds()):
                 await self._wait_for_jobs(producer)
         finally:
             self._changing_names.discard(name)

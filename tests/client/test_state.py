@@ -586,3 +586,36 @@ def test_refuses_values_of_wrong_types(make: Callable[[], object], words: str) -
     """A value of a wrong type is refused. The error shows the right form."""
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+def test_include_and_replace() -> None:
+    """A registry includes another one as a whole or not at all. A kind is registered again only
+    with `replace=True`, which replaces the worker of this kind with all its aliases."""
+    first, second = Workers(), Workers()
+
+    async def old(job: Job[Any]) -> None: ...
+
+    async def new(job: Job[Any]) -> None: ...
+
+    first.job(kind="one")(old)
+    second.job(kind="two")(old)
+    assert first.include(second) is first
+    assert list(first) == ["one", "two"]
+    other = Workers()
+    other.job(kind="three")(new)
+    other.job(kind="two")(new)
+    with pytest.raises(ConfigError, match="two workers for job kind 'two'"):
+        first.include(other)
+    assert list(first) == ["one", "two"]
+    first.include(other, replace=True)
+    assert {kind: unit.work for kind in first if (unit := first.get(kind))} == {
+        "one": old,
+        "two": new,
+        "three": new,
+    }
+    with pytest.raises(ConfigError, match="replace=True"):
+        first.job(kind="one")(new)
+    first.job(kind="one", replace=True)(new)
+    assert [unit.work for unit in first.units()] == [new, new, new]
+    with pytest.raises(ConfigError, match="include takes"):
+        first.include([])  # type: ignore[arg-type]

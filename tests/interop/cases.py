@@ -15,7 +15,6 @@ from pathlib import Path
 CASES = set(range(1, 112))
 
 WAITS_FOR = {
-    "queues at run time": (29, 105),
     "a clock and a random source that tests can set": (45,),
 }
 """Missing features of riverpy, and the cases that need them."""

@@ -87,3 +87,71 @@ async def test_names(
         await caller.pause(name)
         await worker.until("queue_paused", queue=name)
         assert (await same_queue(callers, name))["paused_at"] is not None
+
+
+@EITHER
+async def test_queues_of_a_running_client(
+    language: str, callers: Callers, fleet: Fleet, schema: Schema, rig: Rig
+) -> None:
+    """A running client adds a queue with one slot, gives it two slots, and removes it. Then only
+    other clients work it. A queue that is there is not added, one that is not there is not removed,
+    and 0 slots are refused, each with an error of its own (CF-029,
+    dynamic_queue_add_reconfigure_remove)."""
+    caller = callers[OTHER[language]]
+    async with fleet.worker(language) as worker:
+        assert await worker.add_queue("extra", 0) not in {"", "QueueAlreadyAddedError"}
+        assert await worker.add_queue("extra", 1) == ""
+        assert await worker.add_queue("extra", 1) == "QueueAlreadyAddedError"
+        assert await worker.remove_queue("other") == "QueueNotFoundError"
+        job = await caller.insert(conform(queue="extra"))
+        await worker.until("job_completed", id=job["id"])
+        assert await worker.resize_queue("extra", 2) == ""
+        for _ in range(2):
+            await caller.insert(conform("signal", message="go", queue="extra"))
+        await rig.until_state("running", 2)
+        worker.release("go")
+        await rig.until_state("completed", 3)
+
+        assert await worker.remove_queue("extra") == ""
+        left = await caller.insert(conform(queue="extra"))
+        marker = await caller.insert(conform())
+        await worker.until("job_completed", id=marker["id"])
+        assert (await rig.row(left["id"]))["state"] == "available"
+        assert await schema.fetchval("SELECT count(*) FROM river_queue WHERE name = 'extra'") == 1
+        async with fleet.worker(OTHER[language], queues={"extra": 1}) as other:
+            await other.until("job_completed", id=left["id"])
+
+
+@EITHER
+async def test_queue_removed_while_it_works(
+    language: str, callers: Callers, fleet: Fleet, rig: Rig
+) -> None:
+    """The removal of a queue waits for its running jobs. After its timeout they keep running, and a
+    stop of the client ends them as usual. The queue can be added again, and is still paused if it
+    was (CF-105). Go removes the queue only with a second call, after its jobs have ended."""
+    caller = callers[OTHER[language]]
+    async with fleet.worker(language, queues={"default": 5, "extra": 1}) as worker:
+        for message in ("first", "second"):
+            job = await caller.insert(conform("signal", message=message, queue="extra"))
+            await worker.until("job_started", id=job["id"])
+            later = await caller.insert(conform(queue="extra"))
+            assert await worker.remove_queue("extra", 0.2) == "timeout"
+            assert (await rig.row(job["id"]))["state"] == "running"
+            assert (await rig.row(later["id"]))["state"] == "available"
+            if message == "first":
+                worker.release(message)
+                await worker.until("job_completed", id=job["id"])
+                if language == "go":
+                    assert await worker.remove_queue("extra") == ""
+                await caller.pause("extra")
+                assert await worker.add_queue("extra", 1) == ""
+                marker = await caller.insert(conform())
+                await worker.until("job_completed", id=marker["id"])
+                assert (await rig.row(later["id"]))["state"] == "available"
+                await caller.resume("extra")
+                await worker.until("job_completed", id=later["id"])
+        worker.stop()
+        worker.release("second")
+        await worker.until("job_completed", id=job["id"])
+        await worker.stopped()
+    assert (await rig.row(job["id"]))["state"] == "completed"

@@ -21,6 +21,7 @@ from riverpy import (
     JobRetention,
     QueueConfig,
     RawArgs,
+    RiverError,
     Workers,
 )
 from riverpy.periodic import PeriodicJob
@@ -250,6 +251,18 @@ class Worker(Lines):
         """Wait until it has stopped."""
         raise NotImplementedError
 
+    async def add_queue(self, name: str, slots: int) -> str:
+        """Add a queue to the running client. Return the error: its type, or ""."""
+        raise NotImplementedError
+
+    async def remove_queue(self, name: str, seconds: float = 20.0) -> str:
+        """Remove a queue. Return the error: its type, "timeout" if jobs still run, or ""."""
+        raise NotImplementedError
+
+    async def resize_queue(self, name: str, slots: int) -> str:
+        """Change the slots of a queue without running jobs. Return the error."""
+        return await self.remove_queue(name) or await self.add_queue(name, slots)
+
 
 class ProcessWorker(Worker):
     """A process: the verb `work` of Go's program, or `riverpy worker`."""
@@ -274,6 +287,17 @@ class ProcessWorker(Worker):
 
     async def stopped(self) -> None:
         await self.process.wait()
+
+    async def add_queue(self, name: str, slots: int) -> str:
+        return await self._change_queue(do="add", queue=name, slots=slots)
+
+    async def remove_queue(self, name: str, seconds: float = 20.0) -> str:
+        timeout = int(seconds * 1000)
+        return await self._change_queue(do="remove", queue=name, timeout_ms=timeout)
+
+    async def _change_queue(self, *, queue: str, **change: Any) -> str:
+        self.process.send({"queue": queue, **change})
+        return (await self.until("queue_changed", queue=queue))["error"].rpartition(".")[2]
 
 
 class PythonWorker(Worker):
@@ -315,6 +339,24 @@ class PythonWorker(Worker):
 
     async def stopped(self) -> None:
         await self._stopped.wait()
+
+    async def add_queue(self, name: str, slots: int) -> str:
+        try:
+            await self.client.queues.add(name, QueueConfig(max_workers=slots))
+        except RiverError as error:
+            return type(error).__name__
+        return ""
+
+    async def remove_queue(self, name: str, seconds: float = 20.0) -> str:
+        try:
+            removal = await self.client.queues.remove(name, timeout=timedelta(seconds=seconds))
+        except RiverError as error:
+            return type(error).__name__
+        return "" if removal.is_complete else "timeout"
+
+    async def resize_queue(self, name: str, slots: int) -> str:
+        await self.client.queues.resize(name, slots)
+        return ""
 
     async def _insert_effect(self, job_id: int, attempt: int) -> None:
         table = f'"{self._schema.name}".effects'

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 import pytest
 
-from riverpy.errors import ConfigError
+from riverpy.errors import ConfigError, UnknownJobKindError
 from riverpy.insert_opts import InsertOpts
 from riverpy.job import RawArgs
 from riverpy.periodic import PeriodicJob, PeriodicJobs
-from riverpy.schedules import cron, every
+from riverpy.schedules import cron, every, format_schedule, never, parse_schedule
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -268,3 +268,40 @@ def test_schedule_with_one_time() -> None:
             return due if after < due else None
 
     assert PeriodicJob(Once(), Report()).schedule_text.endswith("Once")
+
+
+def test_remove_many() -> None:
+    """Several periodic jobs are removed at once. Ids that are not there are ignored."""
+    jobs = PeriodicJobs([job("one"), job("two"), job("three")])
+    assert jobs.remove_many(["three", "four", "one", "one"]) == ["three", "one"]
+    assert [one.id for one in jobs] == ["two"]
+    with pytest.raises(ConfigError, match="list of ids"):
+        jobs.remove_many("two")
+
+
+def test_never() -> None:
+    """The schedule `never` is accepted, although it has no time, and is read back from its text."""
+    assert PeriodicJob(never(), Report()).schedule_text == "never"
+    schedule = parse_schedule("never")
+    assert schedule is not None
+    assert format_schedule(schedule) == "never"
+    assert schedule.next(datetime.now(UTC)) is None
+
+
+def test_kinds_that_the_client_cannot_insert() -> None:
+    """A periodic job is refused when it is added, if its args or the annotation of its constructor
+    name a kind without a worker. Those that the client was created with are checked later, because
+    workers may be registered until the client runs."""
+    known = {"other"}
+    jobs = PeriodicJobs([job("early")], lambda: known)
+    for refused in (job("args"), PeriodicJob(HOURLY, make_report)):
+        with pytest.raises(UnknownJobKindError, match="report"):
+            jobs.add(refused)
+        assert [one.id for one in jobs] == ["early"]
+    with pytest.raises(UnknownJobKindError, match="report"):
+        jobs.check_kinds()
+    jobs.add(PeriodicJob(HOURLY, lambda: None, id="any"))
+    jobs.add(PeriodicJob(HOURLY, RawArgs("other", "{}"), id="raw"))
+    known.add("report")
+    jobs.check_kinds()
+    jobs.add(job("args"))

@@ -76,8 +76,16 @@ func (r *releases) read(input io.Reader) {
 	for lines := bufio.NewScanner(input); lines.Scan(); {
 		var line struct {
 			Release string `json:"release"`
+			queueChange
 		}
-		if json.Unmarshal(lines.Bytes(), &line) != nil || released[line.Release] {
+		if json.Unmarshal(lines.Bytes(), &line) != nil {
+			continue
+		}
+		if line.Do != "" {
+			queueChanges <- line.queueChange
+			continue
+		}
+		if released[line.Release] {
 			continue
 		}
 		released[line.Release] = true

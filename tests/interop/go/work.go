@@ -106,6 +106,7 @@ func work(ctx context.Context, base *base, config *river.Config) error {
 	if err := client.Start(ctx); err != nil {
 		return err
 	}
+	go changeQueues(ctx, client, base.out)
 	if err := base.out.print(map[string]any{"event": "started", "client_id": client.ID()}); err != nil {
 		return err
 	}

@@ -1,0 +1,27 @@
+"""The client that runs the calling code, for jobs that insert jobs or call other methods of it."""
+
+from __future__ import annotations
+
+from riverpy.client import Client
+from riverpy.context import running_client
+from riverpy.errors import ClientStateError
+
+
+def current_client() -> Client:
+    """Return the client that runs the calling code: a job, a singleton, or a hook of a running
+    client.
+
+    A blocking job in a thread gets the client too, but the client's methods must be called in the
+    client's event loop.
+
+    Raises:
+        ClientStateError: no client runs the calling code. A blocking job in a process of its own
+            has no client.
+    """
+    client = running_client.get()
+    if not isinstance(client, Client):
+        raise ClientStateError(
+            "current_client() is for code that a running client calls in its own process, such as "
+            "a job"
+        )
+    return client
