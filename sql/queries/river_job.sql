@@ -366,7 +366,7 @@ left join notified on true;
 
 
 -- name: job_retry
--- Make a job available now, and notify its queue. A running job, and one that is due already, stay as they are. In
+-- Make a job available now, without a time at which it expires, and notify its queue. A running job, and one that is due already, stay as they are. In
 -- that case the locked row is returned, as by job_cancel.
 with found as (
   select *
@@ -381,7 +381,8 @@ with found as (
     scheduled_at = now(),
     max_attempts = least(job.max_attempts + case when job.attempt = job.max_attempts then 1 else 0 end, 32767),
     metadata = case
-      when jsonb_typeof(job.metadata) = 'object' then job.metadata - 'cancel_attempted_at'
+      when jsonb_typeof(job.metadata) = 'object'
+      then job.metadata - 'cancel_attempted_at' - 'riverpy:expires_at'
       else job.metadata
     end
   from found

@@ -104,7 +104,8 @@ with found as materialized (
     scheduled_at = now(),
     max_attempts = least(job.max_attempts + case when job.attempt = job.max_attempts then 1 else 0 end, 32767),
     metadata = case
-      when jsonb_typeof(job.metadata) = 'object' then job.metadata - 'cancel_attempted_at'
+      when jsonb_typeof(job.metadata) = 'object'
+      then job.metadata - 'cancel_attempted_at' - 'riverpy:expires_at'
       else job.metadata
     end
   where job.id = any(array(select id from chosen except select id from refused))

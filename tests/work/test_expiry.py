@@ -77,3 +77,24 @@ async def test_expired_jobs_do_not_run(rig: Rig, earlier_attempts: int) -> None:
         earlier_attempts + 1,
         "JobCancelError: expired",
     )
+
+
+async def test_retry_of_an_expired_job(rig: Rig) -> None:
+    """A job that has expired runs after `job_retry` and `job_retry_many`: they remove the time."""
+    ran: list[int] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        ran.append(job.args.n)
+
+    async with rig.client() as client:
+        one, two = [(await client.insert(Task(n))).job.id for n in (1, 2)]
+        await rig.schema.execute(
+            f"UPDATE river_job SET metadata = {PAST}, state = 'cancelled', finalized_at = now()"
+        )
+        await client.job_retry(one)
+        await client.job_retry_many(ids=[two])
+    async with rig.running(rig.client()):
+        events = await rig.take(2)
+    assert [event.kind for event in events] == [EventKind.JOB_COMPLETED] * 2
+    assert sorted(ran) == [1, 2]
