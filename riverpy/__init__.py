@@ -7,6 +7,7 @@ from riverpy._leading.term_fence import LeaderTerm
 from riverpy._lifecycle import StopCause
 from riverpy._work.stop import StopReport
 from riverpy._work.subscriptions import Subscription
+from riverpy.attempt_log import AttemptLog
 from riverpy.client import Client
 from riverpy.config import Config, JobRetention, QueueConfig
 from riverpy.context import current_job
@@ -80,6 +81,7 @@ from riverpy.middleware import (
 )
 from riverpy.migrate import Migrator
 from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobsStart, PeriodicJobState
+from riverpy.progress import JobProgress
 from riverpy.queue import Queue
 from riverpy.queues import ClientQueues, QueueRemoval
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, JobStuckHandler, RetryPolicy, StuckJob
@@ -97,6 +99,7 @@ from riverpy.worker import Worker, Workers
 __all__ = [
     "ArgsError",
     "AttemptError",
+    "AttemptLog",
     "AttemptLostError",
     "CancelFlag",
     "Claim",
@@ -146,6 +149,7 @@ __all__ = [
     "JobInsertParams",
     "JobOrder",
     "JobPage",
+    "JobProgress",
     "JobRetention",
     "JobRow",
     "JobRunningError",

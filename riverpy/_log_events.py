@@ -70,6 +70,7 @@ QUEUE_PAUSED = "queue paused"
 QUEUE_RESUMED = "queue resumed"
 QUEUE_RENEWAL_FAILED = "queue renewal failed"
 QUEUE_NOTIFICATION_FAILED = "queue notification failed"
+PROGRESS_WRITE_FAILED = "progress write failed"
 CLIENT_STATUS_REPORT_FAILED = "client status report failed"
 LOG_EVENTS_LIMITED = "log events limited"
 

@@ -13,6 +13,7 @@ from riverpy import _json
 from riverpy._attempt_errors import AttemptError, iterate_error_entries, parse_error_entry
 from riverpy._timestamps import PG_EPOCH, timestamp
 from riverpy.errors import ArgsError, ClientStateError
+from riverpy.progress import decode_progress, make_progress
 from riverpy.steps import StepMethods, make_unavailable_error
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from riverpy._postgres.driver import Transaction
+    from riverpy.attempt_log import AttemptLog
+    from riverpy.progress import JobProgress
 
 ERRORS_MAX = 100
 """The maximum number of errors in a row: the first error and the newest errors. The SQL statements
@@ -191,6 +194,12 @@ class JobRow:
         return self.metadata.get("output")
 
     @property
+    def last_progress(self) -> JobProgress | None:
+        """The progress that the job has reported last, when the row was read; None: there is
+        none."""
+        return decode_progress(self._row[JobColumn.METADATA])
+
+    @property
     def priority(self) -> int:
         """The priority, from 1 (worked first) to 4 (worked last)."""
         return self._row[JobColumn.PRIORITY]
@@ -270,12 +279,14 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
     """The job that a worker receives: the claimed row, its decoded `args`, and what the attempt
     records."""
 
-    __slots__ = ("_args", "_cancelled", "_updates")
+    __slots__ = ("_args", "_cancelled", "_log", "_updates")
 
     _args: ArgsT_co
     _cancelled: threading.Event
     """The event of the property `cancelled`. It is created when the property is first read, because
     most attempts do not need it."""
+    _log: AttemptLog
+    """The log of the attempt. The middleware `JobLog` sets it."""
     _updates: dict[str, str] | None
     """The metadata to store when the attempt ends. The values are JSON texts."""
 
@@ -326,6 +337,52 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
             except AttributeError:
                 event = self._cancelled = threading.Event()
                 return event
+
+    @property
+    def log(self) -> AttemptLog:
+        """The log of this attempt, which is stored with the job: `job.log.info("read %d rows", n)`.
+
+        Raises:
+            ClientStateError: the client has no middleware `riverpy.joblog.JobLog`, or the job runs
+                in a process.
+        """
+        try:
+            return self._log
+        except AttributeError:
+            raise ClientStateError(
+                "job.log works with Config(middleware=[riverpy.joblog.JobLog()]), in async jobs "
+                "and in threads: in a job with executor='process', print the lines, and they go to "
+                "the worker's log"
+            ) from None
+
+    @property
+    def has_log(self) -> bool:
+        """Whether `log` can be used."""
+        return hasattr(self, "_log")
+
+    def progress(self, done: float, total: float | None = None, text: str | None = None) -> None:
+        """Report how far the job has come. `riverpy job show` shows it.
+
+        This call does not wait. The client stores the newest progress of all its jobs at most once
+        a second with one statement, and stores the last progress with the result of the attempt.
+        May be called in any thread.
+
+        Args:
+            done: how much is done, in any unit. A number from 0.
+            total: how much there is to do, in the same unit. Default None: unknown.
+            text: what the job does now, at most 1,000 characters. Default None.
+
+        Raises:
+            ArgsError: a value cannot be stored.
+            ClientStateError: the job runs in a process.
+        """
+        self._report_progress(make_progress(done, total, text))
+
+    def _report_progress(self, progress: JobProgress) -> None:
+        raise ClientStateError(
+            "job.progress works in async jobs and in threads: register the function with "
+            "executor='thread', or report from an async job that starts the process"
+        )
 
     def record_output(self, value: object) -> None:
         """Store `value` as the job's output (metadata key `output`) at the end of this attempt,

@@ -210,6 +210,25 @@ async def job_merge_running(
     )
 
 
+async def job_store_progress(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    claim_keys: Sequence[ClaimKey],
+    progress_texts: list[str],
+) -> set[int]:
+    """Store the progress of running jobs, each as JSON text. Return the ids of the jobs that still
+    run with their claim keys, and that no other session has locked."""
+    rows = await _fetch_rows(
+        connection,
+        "job_store_progress",
+        schema,
+        **values_by_field(claim_keys),
+        progress=progress_texts,
+    )
+    return {row[0] for row in rows}
+
+
 async def job_complete_running(
     connection: Transaction, schema: str | None, claim_key: ClaimKey, *, updates: str | None
 ) -> Record | None:

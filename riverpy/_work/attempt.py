@@ -13,6 +13,7 @@ from riverpy._work.attempt_store import encode_json_object
 from riverpy._work.steps import KEY_PREFIX, Steps
 from riverpy.events import EventKind
 from riverpy.job import ERRORS_MAX, Job, JobColumn, JobRow, JobState
+from riverpy.progress import PROGRESS_KEY
 from riverpy.steps import is_in_event_loop, make_unavailable_error
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopCause
     from riverpy._postgres.driver import Transaction
     from riverpy._work.attempt_store import AttemptStore
+    from riverpy.attempt_log import AttemptLog
+    from riverpy.progress import JobProgress
     from riverpy.worker import WorkUnit
 
 
@@ -202,6 +205,17 @@ class Attempt(Job[Any]):
         """Merge a key and its value, as JSON text, into the metadata. Unlike user code, this method
         may set the keys that River reserves."""
         self._merge(key, json_text)
+
+    def set_log(self, log: AttemptLog) -> None:
+        """Set the log that the code of the job uses."""
+        self._log = log
+
+    def _report_progress(self, progress: JobProgress) -> None:
+        if self.ended_at:  # code of the job has reported after the end of the attempt
+            return
+        text = msgspec.json.encode(progress).decode()
+        self._merge(PROGRESS_KEY, text)
+        self.store.progress_reports.report(self.claim_key, text)
 
     # -- steps and completion by the code of the job
 

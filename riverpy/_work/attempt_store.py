@@ -21,6 +21,7 @@ from riverpy._postgres.driver import (
     UniqueViolationError,
     is_permanent_statement_error,
 )
+from riverpy._work.progress_reports import ProgressReports
 from riverpy.errors import AttemptLostError, TransactionError, UniqueConflictError
 from riverpy.job import JobRow
 
@@ -48,6 +49,8 @@ class AttemptStore:
         """`transaction` opens a savepoint in a caller's transaction or, without one, a transaction
         on the client's pool."""
         self._transaction, self._schema = transaction, schema
+        self.progress_reports = ProgressReports()
+        """The progress that the jobs have reported, until it is written."""
 
     async def merge(
         self, claim_key: ClaimKey, updates: Mapping[str, str], *, tx: Transaction | None = None

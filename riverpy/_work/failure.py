@@ -31,6 +31,7 @@ FILES_THAT_CALL_JOB_CODE = {
         for name in ("executor.py", "middleware.py", "blocking.py", "child_main.py", "steps.py")
     ),
     str(Path(__file__).parent.with_name("_middleware_chain.py")),
+    str(Path(__file__).parent.with_name("joblog.py")),
     *(multiprocessing.spawn.__file__, "<frozen runpy>"),
 }
 """The files of riverpy and Python that call the code of a job. Stored tracebacks start after the

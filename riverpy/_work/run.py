@@ -57,6 +57,7 @@ from riverpy._work.executor import Executor
 from riverpy._work.leader_setup import LeaderSetup
 from riverpy._work.loop_watch import LoopWatch
 from riverpy._work.producer import Producer
+from riverpy._work.progress_writer import ProgressWriter
 from riverpy._work.reconciler import Reconciler
 from riverpy._work.run_context import RunConnections, RunContext
 from riverpy._work.run_queues import RunQueues
@@ -322,8 +323,7 @@ class Run:
         """Warn once about each periodic job of this client: the client never becomes leader, and
         only a leader inserts periodic jobs.
 
-        River refuses such a configuration. riverpy accepts it, because another client may insert
-        the same jobs.
+        River refuses this. riverpy accepts it, because another client may insert the same jobs.
         """
         ids = [job.id for job in self._client.periodic_jobs]
         new_ids = [job_id for job_id in ids if job_id not in self._warned_periodic_jobs]
@@ -463,6 +463,7 @@ class Run:
                 await services.start(self._status_reporter)
             await services.start(self._leader_watch)
         await services.start(self._reconciler)
+        await services.start(ProgressWriter(self._context, self.running))
         await services.start(self._summary)
         await services.start(LoopWatch(self.running, self._record_lag))
         if self._notifier is not None:

@@ -15,6 +15,7 @@ from riverpy.cli._changes import ACTION_UNCHANGED, ItemChangeResult, change_item
 from riverpy.cli._connected import open_connection
 from riverpy.cli._job_batches import change_matching_jobs
 from riverpy.cli._job_filters import ID_TYPE, ids_option, job_filter_options
+from riverpy.cli._job_log import print_log, read_log_entries
 from riverpy.cli._job_output import job_to_json_object, print_job, print_job_table
 from riverpy.cli._options import database_options, json_option, limit_option
 from riverpy.cli._output import print_json, print_note
@@ -121,10 +122,14 @@ def list_(
 
 @job.command
 @click.argument("job_id", metavar="ID", type=ID_TYPE)
+@click.option("--log", "shows_log", is_flag=True, help="Show only the stored log of its attempts.")
 @json_option
 @database_options
-def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
-    """Show one job, with the tracebacks of its failed attempts.
+def show(database: DatabaseSettings, *, job_id: int, shows_log: bool, as_json: bool) -> None:
+    """Show one job, with its progress and the tracebacks of its failed attempts.
+
+    With --log, show what each attempt has logged, if the worker or River in Go stores logs. With
+    --json, the output is then the list of the entries.
 
     The exit code is 1 if the job does not exist, or if it is damaged: the server cannot read it.
     """
@@ -134,7 +139,14 @@ def show(database: DatabaseSettings, *, job_id: int, as_json: bool) -> None:
         return found, await read_server_time(tx)
 
     found, now = run_async(_connect_and_read, database, read)
-    shown = job_to_json_object(found)
+    if shows_log:
+        entries = read_log_entries(found)
+        if as_json:
+            print_json(entries)
+        else:
+            print_log(found.id, entries)
+        return
+    shown = job_to_json_object(found) | {"progress": found.last_progress}
     if as_json:
         print_json(shown)
     else:

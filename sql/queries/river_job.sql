@@ -152,6 +152,27 @@ where (select count(*) from waiting) = 1 and job.id = @id::text::bigint and job.
 returning true;
 
 
+-- name: job_store_progress
+-- Store the progress of running attempts. @attempted_at is in microseconds since 2000. A row that another session has
+-- locked is left out. So is a row whose metadata are no object: a join would add an element at each report.
+with locked as (
+  select job.id, given.progress
+  from /* schema */ river_job as job
+  join unnest(@id::bigint[], @attempt::smallint[], @attempted_at::bigint[], @progress::text[])
+    as given (id, attempt, attempted_at, progress) on job.id = given.id
+  where job.id = any(@id::bigint[]) and job.state = 'running' and job.attempt = given.attempt
+    and job.attempted_at = timestamptz '2000-01-01 00:00:00+00' + given.attempted_at * interval '1 microsecond'
+  for no key update of job skip locked
+), stored as (
+  update /* schema */ river_job as job
+  set metadata = job.metadata || jsonb_build_object('riverpy:progress', locked.progress::jsonb)
+  from locked
+  where job.id = locked.id and jsonb_typeof(job.metadata) = 'object'
+)
+select id
+from locked;
+
+
 -- name: job_complete_running
 -- Complete a running attempt in the transaction of the caller. The values are texts, as in job_merge_running.
 update /* schema */ river_job as job

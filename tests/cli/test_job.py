@@ -295,3 +295,30 @@ def test_failure_is_one_line(args: list[str], code: int, said: str) -> None:
         assert result.stderr.startswith(said)
         assert result.stderr.count("\n") == 1
         assert "s3cret" not in result.stderr
+
+
+async def test_show_log_and_progress(schema: Schema) -> None:
+    """`show` prints the progress and how many log entries there are. `--log` prints each attempt
+    below a headline, without what commands a terminal, and with `--json` the list of entries."""
+    entries = [{"attempt": 1, "log": "one\ntwo\x1b[2J\n"}, {"text": 5}]
+    progress = {"done": 30, "total": 120, "text": "copying", "at": "2026-01-01T00:00:00Z"}
+    metadata = {"river:log": entries, "riverpy:progress": progress}
+    await schema.execute(
+        "INSERT INTO river_job (kind, args, max_attempts, metadata)"
+        " VALUES ('task', '{}', 25, $1::jsonb), ('task', '{}', 25, '[1]')",
+        json.dumps(metadata),
+    )
+    shown = (await command(schema, "show", "1")).stdout
+    assert re.search(r"^progress +30 of 120 \(25 %\): copying \(.* ago\)$", shown, re.MULTILINE)
+    assert '"river:log": "2 entries: show them with --log"' in shown
+    as_json = json.loads((await command(schema, "show", "1", "--json")).stdout)
+    assert (as_json["progress"], as_json["metadata"]) == (progress, metadata)
+    result = await command(schema, "show", "1", "--log")
+    assert result.stdout == (
+        'attempt 1:\n  one\n  two?[2J\n\nentry 2 is not in River\'s form:\n  {"text": 5}\n'
+    )
+    result = await command(schema, "show", "1", "--log", "--json")
+    assert json.loads(result.stdout) == entries
+    result = await command(schema, "show", "2", "--log")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "job 2 has no stored log\n"

@@ -219,6 +219,13 @@ async def test_job_any_available(large: asyncpg.Connection[Any]) -> None:
     assert scans_of(nodes) == {FETCH}
 
 
+async def test_job_store_progress(large: asyncpg.Connection[Any]) -> None:
+    """A write of progress reads only the rows of the jobs that reported."""
+    times = ONES.replace("smallint", "bigint")
+    nodes = await plan_of(large, "job_store_progress", IDS_LITERAL, ONES, times, TEXTS)
+    assert scans_of(nodes) <= NARROW
+
+
 @pytest.mark.parametrize("name", ["job_merge_running", "job_complete_running"])
 async def test_running_job(large: asyncpg.Connection[Any], name: str) -> None:
     """Writes of a running attempt read its row by the primary key."""

@@ -1,0 +1,54 @@
+"""ProgressReports: the progress of running jobs that is not yet stored."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from riverpy._postgres.jobs import ClaimKey
+
+
+class ProgressReports:
+    """The newest unstored progress of each attempt of one client. Any thread may report.
+
+    A new report replaces the older one of its attempt, so there are never more reports than
+    attempts.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._texts: dict[ClaimKey, str] = {}
+        self.wake_writer: Callable[[], None] | None = None
+        """The callback that wakes the writer; None: no run of the client is active."""
+
+    def report(self, claim_key: ClaimKey, text: str) -> None:
+        """Add the progress of an attempt, as JSON text."""
+        with self._lock:
+            is_first = not self._texts
+            self._texts[claim_key] = text
+        if is_first:
+            self._wake()
+
+    def take(self) -> dict[ClaimKey, str]:
+        """Remove and return all reports."""
+        with self._lock:
+            texts, self._texts = self._texts, {}
+        return texts
+
+    def put_back(self, texts: Mapping[ClaimKey, str], running: Collection[ClaimKey]) -> None:
+        """Add reports that could not be stored, if their attempts still run and have not reported
+        again."""
+        kept = {key: text for key, text in texts.items() if key in running}
+        with self._lock:
+            self._texts = kept | self._texts
+            is_any = bool(self._texts)
+        if is_any:
+            self._wake()
+
+    def _wake(self) -> None:
+        wake = self.wake_writer
+        if wake is not None:
+            wake()

@@ -1,0 +1,95 @@
+"""AttemptLog: the text that one attempt at a job logs, with a limit of its size."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import traceback
+from datetime import UTC, datetime
+
+ENTRY_SIZE_MAX = 2 * 1024 * 1024
+"""The maximum number of bytes of the log of one attempt. River has the same limit."""
+
+
+class AttemptLog:
+    """The log of one attempt, as `job.log`. It may be used in any thread.
+
+    It keeps the first `max_bytes` bytes and counts the rest. Lines below its level, and lines after
+    the end of the attempt, are ignored.
+    """
+
+    __slots__ = ("_is_open", "_lock", "_max_bytes", "_missing_bytes", "_parts", "_size", "level")
+
+    def __init__(self, *, max_bytes: int = ENTRY_SIZE_MAX, level: int = logging.INFO) -> None:
+        """`level` is a number of the module `logging`."""
+        self._lock = threading.Lock()
+        self._parts: list[bytes] = []
+        self._max_bytes, self.level = max_bytes, level
+        self._size = self._missing_bytes = 0
+        self._is_open = True
+
+    def debug(self, message: str, *args: object) -> None:
+        """Log a message at the level DEBUG. `args` are its values, as in the module `logging`."""
+        self._log(logging.DEBUG, message, args)
+
+    def info(self, message: str, *args: object) -> None:
+        """Log a message at the level INFO. `args` are its values, as in the module `logging`."""
+        self._log(logging.INFO, message, args)
+
+    def warning(self, message: str, *args: object) -> None:
+        """Log a message at the level WARNING. `args` are its values, as in the module `logging`."""
+        self._log(logging.WARNING, message, args)
+
+    def error(self, message: str, *args: object) -> None:
+        """Log a message at the level ERROR. `args` are its values, as in the module `logging`."""
+        self._log(logging.ERROR, message, args)
+
+    def exception(self, message: str, *args: object) -> None:
+        """Log a message at the level ERROR, and the traceback of the exception that is handled."""
+        trace = traceback.format_exc() if sys.exc_info()[0] is not None else ""
+        self._log(logging.ERROR, message, args, trace)
+
+    def _log(self, level: int, message: str, args: tuple[object, ...], trace: str = "") -> None:
+        if level < self.level:
+            return
+        text = message % args if args else message
+        line = f"{format_log_time()} {logging.getLevelName(level)} {text}"
+        self.append(f"{line}\n{trace}" if trace else line)
+
+    def append(self, text: str) -> None:
+        """Append a text of one or more lines. Characters that PostgreSQL cannot store are
+        replaced."""
+        if not self._is_open:
+            return
+        line_end = "" if text.endswith("\n") else "\n"
+        data = f"{text}{line_end}".replace("\0", "\ufffd").encode(errors="replace")
+        with self._lock:
+            room = 0 if self._missing_bytes else self._max_bytes - self._size
+            if len(data) > room:
+                kept = data[:room].decode(errors="ignore").encode()  # no part of a character
+                self._missing_bytes += len(data) - len(kept)
+                data = kept
+            if data:
+                self._parts.append(data)
+                self._size += len(data)
+
+    def close(self) -> str:
+        """Ignore further lines, and return the text. If bytes are missing, its last line says how
+        many. Empty: nothing was logged."""
+        self._is_open = False
+        with self._lock:
+            text = b"".join(self._parts).decode()
+            self._parts.clear()
+            if self._missing_bytes:
+                line_end = "" if text.endswith("\n") or not text else "\n"
+                text += (
+                    f"{line_end}… {self._missing_bytes:,} more bytes were logged: the limit is "
+                    f"{self._max_bytes:,} bytes for each attempt\n"
+                )
+            return text
+
+
+def format_log_time() -> str:
+    """Return the time now in UTC with milliseconds, such as `2026-01-31T09:30:00.000Z`."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

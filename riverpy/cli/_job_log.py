@@ -1,0 +1,56 @@
+"""The stored log of a job, as text or as JSON objects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from riverpy._tools.text import format_count
+from riverpy.cli._output import make_printable, print_note, print_text
+from riverpy.job import JobColumn
+from riverpy.joblog import LOG_KEY, read_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy.job import JobRow
+
+
+class _LogEntry(msgspec.Struct):
+    attempt: int
+    log: str
+
+
+def read_log_entries(job: JobRow) -> list[msgspec.Raw]:
+    """Return the entries of the log of a job, the oldest first."""
+    return [msgspec.Raw(entry) for entry in read_entries(job.columns()[JobColumn.METADATA])]
+
+
+def print_log(job_id: int, entries: Sequence[msgspec.Raw]) -> None:
+    """Print the log of each attempt below a headline. An entry in an unexpected form is printed as
+    it is stored."""
+    if not entries:
+        print_note(f"job {job_id} has no stored log")
+    for number, raw in enumerate(entries):
+        text = bytes(raw).decode()
+        try:
+            entry = msgspec.json.decode(raw, type=_LogEntry)
+        except (msgspec.DecodeError, RecursionError):
+            lines = [f"entry {number + 1} is not in River's form:", text]
+        else:
+            lines = [f"attempt {entry.attempt}:", *entry.log.splitlines()]
+        first, *others = map(make_printable, lines)
+        print_text("\n".join((*([""] if number else []), first, *(f"  {one}" for one in others))))
+
+
+def without_log(metadata: msgspec.Raw) -> msgspec.Raw:
+    """Return the metadata of a job, with a short text in place of a log."""
+    text = bytes(metadata).decode()
+    entries = read_entries(text)
+    if not entries:
+        return metadata
+    members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    note = f"{format_count(len(entries), 'entry', plural='entries')}: show them with --log"
+    members[LOG_KEY] = msgspec.Raw(msgspec.json.encode(note))
+    return msgspec.Raw(msgspec.json.encode(members))

@@ -1,0 +1,183 @@
+"""JobLog: stores what a job logs with the job, one entry for each attempt, in River's form.
+
+River UI shows these entries, and `riverpy job show ID --log` prints them.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from riverpy._work.attempt import Attempt
+from riverpy.attempt_log import ENTRY_SIZE_MAX, AttemptLog, format_log_time
+from riverpy.context import running_job
+from riverpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from riverpy.job import Job
+    from riverpy.middleware import WorkInner
+
+LOG_KEY = "river:log"
+"""The metadata key of the log. River uses the same key."""
+TOTAL_SIZE_MAX = 8 * 1024 * 1024
+"""The maximum number of bytes of all entries of a job. River has the same limit."""
+_LEVELS = logging.getLevelNamesMapping()
+_LEVEL_OF_METHOD = {"exception": logging.ERROR, "warn": logging.WARNING, "fatal": logging.CRITICAL}
+
+
+class JobLog:
+    """A worker middleware that stores the log of each attempt:
+    `Config(middleware=[riverpy.joblog.JobLog()])`.
+
+    An attempt logs with `job.log`, with the module `logging` (add a `JobLogHandler` to the root
+    logger), or with structlog (add `record_event` to its processors). Tasks and threads that the
+    job starts log into the same entry, if their context is that of the job (`asyncio.to_thread`
+    copies it, `threading.Thread` does not before Python 3.14).
+
+    At the end of the attempt, whatever its outcome is, the entry `{"attempt": n, "log": "…"}` is
+    appended to the metadata key `river:log`. An attempt that logs nothing stores nothing. All
+    entries of a job together have at most 8 MiB: the oldest entries are removed first.
+    """
+
+    def __init__(self, *, max_bytes: int = ENTRY_SIZE_MAX, level: int | str = logging.INFO) -> None:
+        """Create the middleware.
+
+        Args:
+            max_bytes: how many bytes of an attempt are stored, from 1 to 2 MiB. The first bytes
+                are kept, and a last line says how many are missing. Default 2 MiB.
+            level: the lowest level that is stored, a number or name of the module `logging`.
+                Default INFO. The level of the root logger counts too: it is WARNING by default.
+
+        Raises:
+            ConfigError: a value is not valid.
+        """
+        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"JobLog: max_bytes must be an int, got {type(max_bytes).__name__}")
+        if not 1 <= max_bytes <= ENTRY_SIZE_MAX:
+            raise ConfigError(
+                f"JobLog: max_bytes must be from 1 to {ENTRY_SIZE_MAX}, got {max_bytes}"
+            )
+        number = _LEVELS.get(level.upper()) if isinstance(level, str) else level
+        if not isinstance(number, int) or isinstance(number, bool):
+            names = ", ".join(_LEVELS)
+            raise ConfigError(f"JobLog: level must be a number or one of {names}, got {level!r}")
+        self._max_bytes, self._level = max_bytes, number
+
+    async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
+        """Run an attempt, and store what it logs."""
+        if job.has_log or not isinstance(job, Attempt):  # an outer JobLog stores the log
+            await do_inner()
+            return
+        log = AttemptLog(max_bytes=self._max_bytes, level=self._level)
+        job.set_log(log)
+        try:
+            await do_inner()
+        finally:
+            text = log.close()
+            if text:
+                entries = _append_entry(job.metadata_text, job.attempt, text)
+                job.merge_metadata(LOG_KEY, entries)
+
+
+class JobLogHandler(logging.Handler):
+    """A handler for the root logger of the module `logging`. It adds each record that a job logs
+    to the log of the job, and ignores the records of other code.
+
+    The format is `%(asctime)s %(levelname)s %(name)s: %(message)s`, unless a formatter is set.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Add a record to the log of the running job."""
+        log = _find_running_log()
+        if log is None or record.levelno < log.level:
+            return
+        try:
+            log.append(self.format(record))
+        except Exception:
+            self.handleError(record)
+
+
+def record_event(
+    logger: object, method_name: str, event_dict: MutableMapping[str, Any], /
+) -> MutableMapping[str, Any]:
+    """A processor of structlog: add each event that a job logs to the log of the job. Place it
+    before the renderer, which is the last processor. The event is not changed.
+
+    With `structlog.stdlib.LoggerFactory`, events reach the handlers of `logging`: use a
+    `JobLogHandler` instead.
+    """
+    log = _find_running_log()
+    level = _LEVEL_OF_METHOD.get(method_name) or _LEVELS.get(method_name.upper(), logging.INFO)
+    if log is not None and level >= log.level:
+        log.append(_format_event(logging.getLevelName(level), event_dict))
+    return event_dict
+
+
+def _find_running_log() -> AttemptLog | None:
+    job = running_job.get()
+    return job.log if job is not None and job.has_log else None
+
+
+def _format_event(level: str, event_dict: MutableMapping[str, Any]) -> str:
+    """Return an event as lines of text."""
+    values = dict(event_dict)
+    line = f"{format_log_time()} {level} {_to_text(values.pop('event', ''), is_quoted=False)}"
+    for key in ("timestamp", "level"):  # the line has them already
+        values.pop(key, None)
+    trace = values.pop("exception", None)
+    exc_info = values.pop("exc_info", None)
+    for key, value in values.items():
+        line += f" {key}={_to_text(value, is_quoted=True)}"
+    if trace is None and exc_info:
+        trace = _format_trace(exc_info)
+    return f"{line}\n{_to_text(trace, is_quoted=False)}" if trace else line
+
+
+def _to_text(value: object, *, is_quoted: bool) -> str:
+    try:
+        return repr(value) if is_quoted else str(value)
+    except Exception:  # a user's __repr__ may raise, and the call of the logger must not
+        return f"<unprintable {type(value).__name__} object>"
+
+
+def _format_trace(exc_info: Any) -> str:
+    if isinstance(exc_info, BaseException):
+        return "".join(traceback.format_exception(exc_info))
+    if isinstance(exc_info, tuple):
+        return "".join(traceback.format_exception(*exc_info))  # pyright: ignore[reportUnknownArgumentType]
+    return traceback.format_exc()
+
+
+def _append_entry(metadata_text: str, attempt: int, text: str) -> str:
+    """Return the log in the metadata with a new entry, as JSON text. A value that is not a list is
+    replaced. The oldest entries are removed until all entries fit into `TOTAL_SIZE_MAX`."""
+    entry = msgspec.json.encode({"attempt": attempt, "log": text})
+    entries = [*read_entries(metadata_text), entry]
+    size = 2 + sum(len(one) + 1 for one in entries)
+    first = 0
+    while size > TOTAL_SIZE_MAX and first < len(entries) - 1:
+        size -= len(entries[first]) + 1
+        first += 1
+    return f"[{b','.join(entries[first:]).decode()}]"
+
+
+def read_entries(metadata_text: str) -> list[bytes]:
+    """Return the entries of the log in the metadata of a job, each as JSON text; empty: there is no
+    log, or it is not a list."""
+    if LOG_KEY not in metadata_text:
+        return []
+    try:
+        members = msgspec.json.decode(metadata_text, type=dict[str, msgspec.Raw])
+        log = msgspec.json.decode(members.get(LOG_KEY, b"[]"), type=list[msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return []
+    return [bytes(entry) for entry in log]
