@@ -37,6 +37,8 @@ EXIT_USAGE_ERROR = 2
 EXIT_NOT_READY = 3
 EXIT_ABANDONED = 4
 EXIT_WARNING = 5
+EXIT_LIMIT_REACHED = 10
+"""Not 6 or 7, because `systemctl status` gives these codes names of other meanings."""
 
 _DEBUG_CONTEXT_KEY = "riverpy.debug"
 _TABLE_MISSING_SQLSTATE = "42P01"

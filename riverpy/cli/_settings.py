@@ -35,9 +35,11 @@ from riverpy._tools.health.http import Address
 from riverpy.cli._types import (
     DOMAIN,
     DURATION,
+    SIZE,
     URL,
     ParsedType,
     format_queues,
+    format_size,
     make_validated_type,
     parse_queues,
 )
@@ -199,6 +201,30 @@ MAX_PROCESSES = Setting(
     metavar="NUMBER",
     default="the client's, else the CPU cores",
 )
+MAX_JOBS = Setting(
+    "max-jobs",
+    click.IntRange(1, 1_000_000_000),
+    "Stop after about this many attempts, as at SIGTERM, and exit with 10. Default: no limit.",
+    metavar="NUMBER",
+    default="no limit",
+)
+MAX_AGE = Setting(
+    "max-age",
+    ParsedType("duration", _parse_positive_duration),
+    "Stop after about this time, as at SIGTERM, and exit with 10. Default: no limit.",
+    metavar="DURATION",
+    default="no limit",
+    format_value=format_duration,
+)
+MAX_RSS = Setting(
+    "max-rss",
+    SIZE,
+    "Stop when the process uses about this much memory (such as 512MiB or 2G), as at SIGTERM, and"
+    " exit with 10. Only on Linux. Default: no limit.",
+    metavar="SIZE",
+    default="no limit",
+    format_value=format_size,
+)
 NAME = Setting(
     "name",
     make_validated_type("name", validate_client_id),
@@ -239,6 +265,9 @@ SETTINGS: tuple[Setting[Any], ...] = (
     SOFT_STOP,
     DEAD_AFTER,
     MAX_PROCESSES,
+    MAX_JOBS,
+    MAX_AGE,
+    MAX_RSS,
     NAME,
     HEALTH,
     LOG,

@@ -58,6 +58,9 @@ _WAKE_THREAD_BYTE = 0
 """The byte that makes the thread check the deadline. No signal has this number."""
 _STOP_REQUEST_BYTE = 255
 """The byte that requests a stop. No signal has this number."""
+_UNCOUNTED_STOP_REQUEST_BYTE = 254
+"""The byte that requests a stop and does not count as a signal. No signal has this number."""
+_STOP_REQUEST_BYTES = (_STOP_REQUEST_BYTE, _UNCOUNTED_STOP_REQUEST_BYTE)
 _SIGHUP = getattr(signal, "SIGHUP", None)
 _SELECTOR_TIMEOUT_MAX = 3600.0
 
@@ -105,7 +108,7 @@ def _should_stop_worker(signal_number: int, *own_handlers: Callable[..., object]
 
 def _can_start_hard_stop(signal_number: int) -> bool:
     """Whether this signal starts the hard stop if the soft stop has started."""
-    return signal_number not in {_STOP_REQUEST_BYTE, _SIGHUP}
+    return signal_number not in {*_STOP_REQUEST_BYTES, _SIGHUP}
 
 
 class StopPlan(NamedTuple):
@@ -186,6 +189,11 @@ class StopSignalHandler:
         """Start a soft stop, unless a stop has started. Can be called in any thread."""
         self._send_byte(_STOP_REQUEST_BYTE)
 
+    def request_uncounted_stop(self) -> None:
+        """Start a soft stop, unless a stop has started. The request does not count as a signal, so
+        only the second signal after it starts the hard stop. Can be called in any thread."""
+        self._send_byte(_UNCOUNTED_STOP_REQUEST_BYTE)
+
     def exit_within(self, exit_code: int, timeout: float) -> None:
         """End the process with this exit code in `timeout` seconds, if it has not ended by then.
         Called in the main thread."""
@@ -231,7 +239,7 @@ class StopSignalHandler:
                 number = self._reader.recv(1)[0]
             except BlockingIOError:
                 return
-            if number == _STOP_REQUEST_BYTE or (
+            if number in _STOP_REQUEST_BYTES or (
                 number in STOP_SIGNALS and _should_stop_worker(number, self._handle_signal)
             ):
                 self._handle_stop_signal(number)
@@ -242,7 +250,8 @@ class StopSignalHandler:
     def _handle_stop_signal(self, signal_number: int) -> None:
         if next(self._stop_request_counter) > 1 and not _can_start_hard_stop(signal_number):
             return
-        number = next(self._stop_step_counter)
+        is_counted = signal_number != _UNCOUNTED_STOP_REQUEST_BYTE
+        number = next(self._stop_step_counter) if is_counted else 1
         if number > HANDLED_SIGNALS_MAX:
             os._exit(128 + signal_number)
         if self._exit_code is not None:  # the process already ends: keep its deadline

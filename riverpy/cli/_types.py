@@ -57,6 +57,34 @@ def format_queues(queues: Mapping[str, object]) -> str:
     return ",".join(f"{name}:{slots}" for name, slots in queues.items())
 
 
+_SIZE = re.compile(r"(?P<number>[0-9]{1,9}(\.[0-9]{1,3})?)(?P<unit>[KMGT])(i?B|i)?", re.IGNORECASE)
+_BYTES_BY_UNIT = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+
+
+def parse_size(text: str) -> int:
+    """Parse a size in memory from a text like `512MiB`, `2G` or `1.5GB`. Return bytes, rounded to
+    1,024. A unit is a power of 1,024, as for systemd and PostgreSQL, also without its `i`."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(
+            f"{text!r} is not a size: use a number with a unit (K, M, G or T, powers of 1024), as "
+            "in 512MiB or 2G"
+        )
+    unit = _BYTES_BY_UNIT[match["unit"].upper()]
+    size = round(float(match["number"]) * unit / 1024) * 1024
+    if not size:
+        raise ValueError(f"expected a size above zero, got {text!r}")
+    return size
+
+
+def format_size(size: int) -> str:
+    """Return the text that `parse_size` parses, for a size in bytes that 1,024 divides."""
+    for unit in ("T", "G", "M"):
+        if size and size % _BYTES_BY_UNIT[unit] == 0:
+            return f"{size // _BYTES_BY_UNIT[unit]}{unit}iB"
+    return f"{size // 1024}KiB"
+
+
 class NumberType(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -126,4 +154,5 @@ QUEUE = make_validated_type("queue", validate_queue)
 DOMAIN = make_validated_type("domain", validate_domain)
 URL = make_validated_type("url", validate_url)
 DURATION = ParsedType("duration", parse_duration)
+SIZE = ParsedType("size", parse_size)
 TIMESTAMP = ParsedType("time", parse_timestamp)

@@ -43,6 +43,7 @@ from riverpy.cli._output import print_table
 from riverpy.cli._run import (
     EXIT_ABANDONED,
     EXIT_FAILURE,
+    EXIT_LIMIT_REACHED,
     EXIT_NOT_READY,
     CommandError,
     close_runner,
@@ -63,6 +64,7 @@ from riverpy.cli._signals import (
 )
 from riverpy.cli._target import load_client_target, open_client
 from riverpy.cli._types import format_queues, parse_queues
+from riverpy.cli._worker_limits import WorkerLimits
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT, QueueConfig
 from riverpy.errors import SchemaMissingError
 
@@ -94,10 +96,16 @@ Exit codes:
   2  wrong usage or a wrong setting
   3  not ready: no database within 10 s, or no River tables in it
   4  stopped, but jobs, maintenance or singletons were abandoned, or results could not be stored
+  10 stopped as for 0, because --max-jobs, --max-age or --max-rss was reached
 
 At SIGTERM or SIGINT the worker claims no more jobs, and running jobs may finish. After --soft-stop,
 or at a second signal, they are cancelled. A third signal ends the process at once, with exit code
 128 + its number. Threads and tasks that your code leaves running delay the end by at most 3 s.
+
+--max-jobs, --max-age and --max-rss let the service manager replace the process: its restart policy
+must start a new one after exit code 10. Each process chooses its limits at random, at most 10 %
+below or above the given ones, so that workers do not restart together. During such a stop the first
+signal changes nothing, and the second one cancels running jobs.
 """
 
 
@@ -121,6 +129,9 @@ def _parse_queues(
 @_settings.SOFT_STOP.click_option()
 @_settings.DEAD_AFTER.click_option()
 @_settings.MAX_PROCESSES.click_option()
+@_settings.MAX_JOBS.click_option()
+@_settings.MAX_AGE.click_option()
+@_settings.MAX_RSS.click_option()
 @_settings.NAME.click_option()
 @_settings.HEALTH.click_option()
 @click.option("--drain", is_flag=True, help="Stop when the queues have no more jobs to work.")
@@ -187,6 +198,11 @@ class _WorkerProcess:
         self._start_cancel_scope: anyio.CancelScope | None = None
         self._has_client_started = False
         self._abandoned_claims: tuple[ClaimKey, ...] = ()
+        self._limits = WorkerLimits(
+            settings[_settings.MAX_JOBS],
+            settings[_settings.MAX_AGE],
+            settings[_settings.MAX_RSS],
+        )
         address = settings[_settings.HEALTH].or_none()
         self._health_server = None if address is None else HealthRequestHandler(address)
         self._systemd = SystemdNotifier(os.environ)
@@ -247,6 +263,7 @@ class _WorkerProcess:
     async def _work_jobs(self, target: ClientTarget) -> int:
         async with open_client(target) as client:
             self._configure_client(client)
+            self._limits.check_memory_before_start()
             self._client = client
             if self._health_server is not None:
                 self._health_server.client = client
@@ -260,12 +277,15 @@ class _WorkerProcess:
                     force_exit=lambda: self._exit_from_blocked_loop(client),
                 )
             )
-            report = await self._run_client(client)
+            async with self._limits.watch(client, self._signal_handler.request_uncounted_stop):
+                report = await self._run_client(client)
             self._abandoned_claims = report.abandoned
         if report.abandoned:
             await self._exit_after_abandoned_jobs(client, report)
         self._log.info(WORKER_STOPPED, unstored=report.unstored)
-        return 0 if report.is_clean else EXIT_ABANDONED
+        if not report.is_clean:
+            return EXIT_ABANDONED
+        return EXIT_LIMIT_REACHED if self._limits.is_reached else 0
 
     def _stop_client(self) -> None:
         self._systemd.notify(STOPPING=1, STATUS="waiting for running jobs")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riverpy._duration import format_duration, parse_duration
-from riverpy.cli._types import format_queues, parse_queues, parse_timestamp
+from riverpy.cli._types import format_queues, format_size, parse_queues, parse_size, parse_timestamp
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,34 @@ def test_format_duration(milliseconds: int) -> None:
     """What is shown can be typed again."""
     duration = timedelta(milliseconds=milliseconds)
     assert parse_duration(format_duration(duration)) == duration
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "shown"),
+    [
+        ("512MiB", 512 * 1024**2, "512MiB"),
+        ("2G", 2 * 1024**3, "2GiB"),
+        ("2gb", 2 * 1024**3, "2GiB"),
+        ("1.5Gi", 1536 * 1024**2, "1536MiB"),
+        (" 1T ", 1024**4, "1TiB"),
+        ("3k", 3072, "3KiB"),
+        ("0.999G", 1047527 * 1024, "1047527KiB"),
+    ],
+)
+def test_size(text: str, size: int, shown: str) -> None:
+    """A number with a unit, in powers of 1,024. What is shown can be typed again."""
+    assert parse_size(text) == size
+    assert format_size(size) == shown
+    assert parse_size(shown) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "512", "-1G", "1 G", "1.G", "G", "1B", "1P", "0M", "0.0001K", "٣M", "9999999999M"]
+)
+def test_no_size(text: str) -> None:
+    """Anything else is refused, above all a number without its unit."""
+    with pytest.raises(ValueError, match="size"):
+        parse_size(text)
 
 
 def test_timestamp() -> None:

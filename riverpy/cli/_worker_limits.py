@@ -1,0 +1,185 @@
+"""WorkerLimits: stops a worker after a number of attempts, after a time, or above a memory size.
+
+A worker that reaches a limit stops as at SIGTERM. The service manager then starts a new process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+import time
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from riverpy._duration import format_duration
+from riverpy._lifecycle import unwrap_single_error
+from riverpy._log import get_logger
+from riverpy._log_events import WORKER_LIMIT_REACHED
+from riverpy.cli._settings import SettingsError
+from riverpy.cli._types import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from riverpy.cli._settings import SettingValue
+    from riverpy.client import Client
+    from riverpy.stats import ClientStats
+
+JITTER_FRACTION = 0.1
+"""Each process chooses each of its limits at random, at most this fraction below or above the
+setting."""
+LIMIT_CHECK_INTERVAL = 0.5
+"""Seconds between two checks of the limits."""
+MEMORY_FILE = Path("/proc/self/statm")
+"""Linux writes the memory use of this process into this file, in pages. The second number is the
+resident memory."""
+_SIZE_STEP_BYTES = 1024**2
+"""Sizes in the log are rounded to this step."""
+
+
+class _Limit(NamedTuple):
+    """One limit of this process."""
+
+    name: str
+    """The name of the setting."""
+    maximum: float
+    """The chosen maximum, as a number of attempts, in seconds or in bytes."""
+    read_value: Callable[[ClientStats], float]
+    """Returns the current value, in the unit of `maximum`."""
+    format_value: Callable[[float], str]
+
+
+class WorkerLimits:
+    """The limits of this process. Its age counts from the creation of this object.
+
+    Args:
+        max_jobs: the number of ended attempts.
+        max_age: the age of the process.
+        max_rss: the resident memory in bytes.
+
+    Raises:
+        SettingsError: `max_rss` has a value, but the memory cannot be read on this system.
+    """
+
+    def __init__(
+        self,
+        max_jobs: SettingValue[int],
+        max_age: SettingValue[timedelta],
+        max_rss: SettingValue[int],
+    ) -> None:
+        self._started_at = time.monotonic()
+        self._max_rss = max_rss
+        self._limits: list[_Limit] = []
+        self.is_reached = False
+        """Whether a limit has stopped the worker."""
+        if (jobs := max_jobs.or_none()) is not None:
+            maximum = max(round(add_jitter(jobs)), 1)
+            self._limits.append(_Limit("max-jobs", maximum, _count_ended_attempts, _format_count))
+        if (age := max_age.or_none()) is not None:
+            maximum = add_jitter(age.total_seconds())
+            self._limits.append(_Limit("max-age", maximum, self._read_age, _format_seconds))
+        if (size := max_rss.or_none()) is not None:
+            if not MEMORY_FILE.exists():
+                raise SettingsError(
+                    f"{max_rss.source}: this limit needs the file {MEMORY_FILE} of Linux, which "
+                    "this system does not have; use max-jobs or max-age"
+                )
+            maximum = add_jitter(size)
+            self._limits.append(_Limit("max-rss", maximum, _read_memory_size, _format_bytes))
+
+    def check_memory_before_start(self) -> None:
+        """Raise SettingsError if the process already uses the memory at which it may stop.
+        Otherwise each new process would stop before it works on a job."""
+        limit = self._max_rss.or_none()
+        if limit is None:
+            return
+        used = _read_memory_bytes()
+        if used >= limit * (1 - JITTER_FRACTION):
+            raise SettingsError(
+                f"{self._max_rss.source}: the limit {format_size(limit)} is too low, because the "
+                f"worker uses {_format_bytes(used)} before it works on jobs"
+            )
+
+    @asynccontextmanager
+    async def watch(self, client: Client, stop: Callable[[], object]) -> AsyncGenerator[None]:
+        """Check the limits in a task during the `async with` block. Call `stop` once, when the
+        working client reaches its first limit."""
+        if not self._limits:
+            yield
+            return
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._wait_for_limit, client, stop, name="riverpy worker limits")
+                yield
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise unwrap_single_error(group) from None
+
+    async def _wait_for_limit(self, client: Client, stop: Callable[[], object]) -> None:
+        while True:
+            await anyio.sleep(LIMIT_CHECK_INTERVAL)
+            if self._has_reached_limit(client.stats()):
+                self.is_reached = True
+                stop()
+                return
+
+    def _has_reached_limit(self, stats: ClientStats) -> bool:
+        """Whether a limit is reached. If so, log the limit. A client that stops for another reason
+        reaches no limit."""
+        if stats.state != "working":
+            return False
+        for limit in self._limits:
+            value = limit.read_value(stats)
+            if value >= limit.maximum:
+                get_logger().info(
+                    WORKER_LIMIT_REACHED,
+                    limit=limit.name,
+                    value=limit.format_value(value),
+                    maximum=limit.format_value(limit.maximum),
+                    effect="running jobs may finish, then the worker exits",
+                )
+                return True
+        return False
+
+    def _read_age(self, _stats: ClientStats) -> float:
+        return time.monotonic() - self._started_at
+
+
+def add_jitter(maximum: float) -> float:
+    """Return a random number near `maximum`, so that workers that start together do not stop
+    together."""
+    # Not the shared generator: code that is loaded may give it the same seed in each process.
+    return maximum * random.SystemRandom().uniform(1 - JITTER_FRACTION, 1 + JITTER_FRACTION)
+
+
+def _count_ended_attempts(stats: ClientStats) -> float:
+    """Return the number of ended attempts whose results are stored."""
+    return sum(
+        kind.completed + kind.failed + kind.snoozed + kind.cancelled + kind.interrupted
+        for kind in stats.kinds.values()
+    )
+
+
+def _read_memory_size(_stats: ClientStats) -> float:
+    return _read_memory_bytes()
+
+
+def _read_memory_bytes() -> int:
+    """Return the resident memory of this process."""
+    return int(MEMORY_FILE.read_bytes().split()[1]) * mmap.PAGESIZE
+
+
+def _format_count(count: float) -> str:
+    return f"{count:.0f}"
+
+
+def _format_seconds(seconds: float) -> str:
+    return format_duration(timedelta(seconds=round(seconds, 1)))
+
+
+def _format_bytes(size: float) -> str:
+    return format_size(round(size / _SIZE_STEP_BYTES) * _SIZE_STEP_BYTES)
